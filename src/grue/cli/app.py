@@ -8,7 +8,7 @@ import typer
 from grue import __version__
 from grue.cli import take_interrupts
 from grue.cli.fleet_app import fleet_app
-from grue.cli.plain_errors import FAILED, Commands, plain_errors
+from grue.cli.plain_errors import FAILED, Commands
 from grue.cli.sandbox_app import sandbox_app
 from grue.cli.trace_app import TraceFile, chosen_trace, trace_app
 from grue.errors import MCPConfigError
@@ -102,38 +102,35 @@ def play(
     otel: _Otel = False,
     quiet: _Quiet = False,
     as_json: _Json = False,
-) -> None:
+) -> bool:
     """Play an episode of a text adventure with an agent that uses MCP tools."""
-    with plain_errors():
-        from grue.cli.play import play_episode
-        from grue.cli.play_options import PlayOptions
+    from grue.cli.play import play_episode
+    from grue.cli.play_options import PlayOptions
 
-        take_interrupts()
-        if resume is not None:
-            _refuse_beside_resume(context)
-        options = PlayOptions(
-            game=game,
-            interpreter=interpreter,
-            offline=offline,
-            model=model,
-            base_url=base_url,
-            mcp_config=mcp_config,
-            mcp=not no_mcp,
-            turns=turns or 0,
-            seed=seed,
-            run_dir=run_dir,
-            turn_timeout_s=turn_timeout,
-            resume=resume,
-            start=start,
-            stream=stream,
-            pace_s=pace,
-            langfuse=langfuse,
-            otel=otel,
-            output="quiet" if quiet else "json" if as_json else "live",
-        )
-        result = play_episode(options)
-        if not result.succeeded:
-            raise typer.Exit(FAILED)
+    take_interrupts()
+    if resume is not None:
+        _refuse_beside_resume(context)
+    options = PlayOptions(
+        game=game,
+        interpreter=interpreter,
+        offline=offline,
+        model=model,
+        base_url=base_url,
+        mcp_config=mcp_config,
+        mcp=not no_mcp,
+        turns=turns or 0,
+        seed=seed,
+        run_dir=run_dir,
+        turn_timeout_s=turn_timeout,
+        resume=resume,
+        start=start,
+        stream=stream,
+        pace_s=pace,
+        langfuse=langfuse,
+        otel=otel,
+        output="quiet" if quiet else "json" if as_json else "live",
+    )
+    return play_episode(options).succeeded
 
 
 _WITH_RESUME = (
@@ -175,11 +172,10 @@ def init(
     ] = None,
 ) -> None:
     """Write a small program, its test and mcp_config.json; existing files are kept."""
-    with plain_errors():
-        from grue.cli.init import start_project
+    from grue.cli.init import start_project
 
-        take_interrupts()
-        start_project(folder, sources or ())
+    take_interrupts()
+    start_project(folder, sources or ())
 
 
 @app.command()
@@ -219,29 +215,27 @@ def add(
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Do not ask; start it and approve its tools.")
     ] = False,
-) -> None:
+) -> bool:
     """Add an MCP server to mcp_config.json: shows what would run, asks, and approves its tools.
 
     Keys are written as ${VARIABLE}, never as values. A program that is not your own runs in a
     sandbox (see grue sandbox), if this machine can make one.
     """
-    with plain_errors():
-        from grue.cli.add import Adding, add_server
+    from grue.cli.add import Adding, add_server
 
-        take_interrupts()
-        adding = Adding(
-            source=source,
-            arguments=arguments,
-            name=name,
-            values=tuple(values or ()),
-            kind=kind,
-            sha256=sha256,
-            registry=registry,
-            mcp_config=mcp_config,
-            yes=yes,
-        )
-        if not add_server(adding):
-            raise typer.Exit(FAILED)
+    take_interrupts()
+    adding = Adding(
+        source=source,
+        arguments=arguments,
+        name=name,
+        values=tuple(values or ()),
+        kind=kind,
+        sha256=sha256,
+        registry=registry,
+        mcp_config=mcp_config,
+        yes=yes,
+    )
+    return add_server(adding)
 
 
 @app.command()
@@ -250,11 +244,10 @@ def remove(
     mcp_config: _McpConfig = None,
 ) -> None:
     """Remove an MCP server from mcp_config.json, with its approved tools and its unpacked bundle."""
-    with plain_errors():
-        from grue.cli.add import remove_server
+    from grue.cli.add import remove_server
 
-        take_interrupts()
-        remove_server(server, mcp_config)
+    take_interrupts()
+    remove_server(server, mcp_config)
 
 
 @app.command()
@@ -283,31 +276,29 @@ def chat(
         str | None,
         typer.Option(metavar="SERVER", help="Run this server without a box, and print the box it needs."),
     ] = None,
-) -> None:
+) -> bool:
     """Chat with an agent that has MCP tools. In a pipe: a line in, an answer out."""
-    with plain_errors():
-        from grue.cli.chat.options import INSTRUCTIONS, ChatOptions
-        from grue.cli.chat.program import chat as run_chat
+    from grue.cli.chat.options import INSTRUCTIONS, ChatOptions
+    from grue.cli.chat.program import chat as run_chat
 
-        take_interrupts()
-        if resume is not None:
-            _refuse_beside_resume(context)
-        options = ChatOptions(
-            offline=offline,
-            model=model,
-            base_url=base_url,
-            mcp_config=mcp_config,
-            mcp=not no_mcp,
-            instructions=INSTRUCTIONS if system is None else system,
-            ask=ask,
-            run_dir=run_dir,
-            turn_timeout_s=turn_timeout,
-            resume=resume,
-            quiet=quiet,
-            learn=learn,
-        )
-        if not run_chat(options):
-            raise typer.Exit(FAILED)
+    take_interrupts()
+    if resume is not None:
+        _refuse_beside_resume(context)
+    options = ChatOptions(
+        offline=offline,
+        model=model,
+        base_url=base_url,
+        mcp_config=mcp_config,
+        mcp=not no_mcp,
+        instructions=INSTRUCTIONS if system is None else system,
+        ask=ask,
+        run_dir=run_dir,
+        turn_timeout_s=turn_timeout,
+        resume=resume,
+        quiet=quiet,
+        learn=learn,
+    )
+    return run_chat(options)
 
 
 @app.command()
@@ -341,30 +332,29 @@ def run(
     AGENT.yaml names the model, the servers, the skills and the limits: --offline writes an example of it, and
     runs that.
     """
-    with plain_errors():
-        from grue.cli.run import STATUSES, RunOptions, run_task
+    from grue.cli.run import STATUSES, RunOptions, run_task
 
-        take_interrupts()
-        if resume is not None:
-            _refuse_beside_resume(context)
-        if agent is not None and task is None and not agent.endswith((".yaml", ".yml")):
-            agent, task = None, agent
-        options = RunOptions(
-            agent=None if agent is None else Path(agent),
-            task=task or "",
-            offline=offline,
-            model=model,
-            base_url=base_url,
-            run_dir=run_dir,
-            resume=resume,
-            stream=stream,
-            langfuse=langfuse,
-            otel=otel,
-            output="quiet" if quiet else "json" if as_json else "live",
-        )
-        status = STATUSES.get(run_task(options).reason, FAILED)
-        if status:
-            raise typer.Exit(status)
+    take_interrupts()
+    if resume is not None:
+        _refuse_beside_resume(context)
+    if agent is not None and task is None and not agent.endswith((".yaml", ".yml")):
+        agent, task = None, agent
+    options = RunOptions(
+        agent=None if agent is None else Path(agent),
+        task=task or "",
+        offline=offline,
+        model=model,
+        base_url=base_url,
+        run_dir=run_dir,
+        resume=resume,
+        stream=stream,
+        langfuse=langfuse,
+        otel=otel,
+        output="quiet" if quiet else "json" if as_json else "live",
+    )
+    status = STATUSES.get(run_task(options).reason, FAILED)
+    if status:
+        raise typer.Exit(status)
 
 
 @app.command()
@@ -411,27 +401,26 @@ def fork(
     What comes before that place is repeated from the trace, and calls are answered from it. Compare the fork
     with `grue trace diff`.
     """
-    with plain_errors():
-        from grue.cli.fork import ForkOptions, fork_turn
-        from grue.cli.hosts import load_hosts
+    from grue.cli.fork import ForkOptions, fork_turn
+    from grue.cli.hosts import load_hosts
 
-        take_interrupts()
-        load_hosts()
-        options = ForkOptions(
-            trace=chosen_trace(trace),
-            turn=turn,
-            at=at,
-            model=model,
-            base_url=base_url,
-            system=system,
-            settings=settings or (),
-            tool_results=tool_result or (),
-            tools=tools,
-            misses=misses,
-            mcp_config=mcp_config,
-            run_dir=run_dir,
-        )
-        fork_turn(options)
+    take_interrupts()
+    load_hosts()
+    options = ForkOptions(
+        trace=chosen_trace(trace),
+        turn=turn,
+        at=at,
+        model=model,
+        base_url=base_url,
+        system=system,
+        settings=settings or (),
+        tool_results=tool_result or (),
+        tools=tools,
+        misses=misses,
+        mcp_config=mcp_config,
+        run_dir=run_dir,
+    )
+    fork_turn(options)
 
 
 @app.command()
@@ -444,16 +433,15 @@ def runs(
     open_browser: Annotated[bool, typer.Option("--open", help="Write it and open it in a browser.")] = False,
 ) -> None:
     """List the recorded episodes in a folder, or in its subfolder "runs", newest first."""
-    with plain_errors():
-        from grue.cli.hosts import load_hosts
-        from grue.cli.runs import list_runs, write_runs
+    from grue.cli.hosts import load_hosts
+    from grue.cli.runs import list_runs, write_runs
 
-        take_interrupts()
-        if html or open_browser:
-            load_hosts()
-            write_runs(folder, open_browser)
-        else:
-            list_runs(folder)
+    take_interrupts()
+    if html or open_browser:
+        load_hosts()
+        write_runs(folder, open_browser)
+    else:
+        list_runs(folder)
 
 
 @app.command()
@@ -464,14 +452,12 @@ def tools(
     lock: Annotated[
         bool, typer.Option("--lock", help="Approve the listed tools: write mcp_tools.lock.")
     ] = False,
-) -> None:
+) -> bool:
     """List the tools of the configured MCP servers, or of the bundled one if none is configured."""
-    with plain_errors():
-        from grue.cli.tools import list_tools
+    from grue.cli.tools import list_tools
 
-        take_interrupts()
-        if not list_tools(server, mcp_config, as_json=as_json, lock=lock):
-            raise typer.Exit(FAILED)
+    take_interrupts()
+    return list_tools(server, mcp_config, as_json=as_json, lock=lock)
 
 
 @app.command()
@@ -482,14 +468,12 @@ def skills(
     approve: Annotated[
         bool, typer.Option("--approve", help="Approve what is listed: write mcp_skills.lock.")
     ] = False,
-) -> None:
+) -> bool:
     """List the skills that the servers of an agent deliver, and whether they are approved."""
-    with plain_errors():
-        from grue.cli.skills import list_served_skills
+    from grue.cli.skills import list_served_skills
 
-        take_interrupts()
-        if not list_served_skills(agent, approve=approve):
-            raise typer.Exit(FAILED)
+    take_interrupts()
+    return list_served_skills(agent, approve=approve)
 
 
 @app.command()
@@ -510,22 +494,20 @@ def call(
         typer.Option(min=0.1, help="Time limit of the call, in seconds.", show_default="as configured"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
-) -> None:
+) -> bool:
     """Call a tool of an MCP server and print its result. The exit status is 1 for an error."""
-    with plain_errors():
-        from grue.cli.call import CallOptions, call_tool
+    from grue.cli.call import CallOptions, call_tool
 
-        take_interrupts()
-        options = CallOptions(
-            name=name,
-            arguments=arguments,
-            pairs=arg or (),
-            mcp_config=mcp_config,
-            timeout_s=timeout,
-            as_json=as_json,
-        )
-        if not call_tool(options):
-            raise typer.Exit(FAILED)
+    take_interrupts()
+    options = CallOptions(
+        name=name,
+        arguments=arguments,
+        pairs=arg or (),
+        mcp_config=mcp_config,
+        timeout_s=timeout,
+        as_json=as_json,
+    )
+    return call_tool(options)
 
 
 @app.command()
@@ -538,11 +520,10 @@ def login(
     browser: Annotated[bool, typer.Option(help="Open a browser where there is one.")] = True,
 ) -> None:
     """Log in to an MCP server by URL: print the address to open, wait, and store the tokens."""
-    with plain_errors():
-        from grue.cli.login import login as log_in
+    from grue.cli.login import login as log_in
 
-        take_interrupts()
-        log_in(server, mcp_config, scope=scope, browser=browser)
+    take_interrupts()
+    log_in(server, mcp_config, scope=scope, browser=browser)
 
 
 @app.command()
@@ -550,11 +531,10 @@ def logout(
     server: Annotated[str, typer.Argument(help="A server that has a URL.")], mcp_config: _McpConfig = None
 ) -> None:
     """Forget the tokens of an MCP server, and have them revoked where that is possible."""
-    with plain_errors():
-        from grue.cli.login import logout as log_out
+    from grue.cli.login import logout as log_out
 
-        take_interrupts()
-        log_out(server, mcp_config)
+    take_interrupts()
+    log_out(server, mcp_config)
 
 
 @app.command()
@@ -567,14 +547,12 @@ def doctor(
         str | None, typer.Option(help="The endpoint to check.", show_default="the project's")
     ] = None,
     no_network: Annotated[bool, typer.Option("--no-network", help="Make no network requests.")] = False,
-) -> None:
+) -> bool:
     """Check everything that an episode needs, and print what is wrong and how to fix it."""
-    with plain_errors():
-        from grue.cli.doctor import examine
+    from grue.cli.doctor import examine
 
-        take_interrupts()
-        if not examine(mcp_config, network=not no_network, base_url=base_url, model=model):
-            raise typer.Exit(FAILED)
+    take_interrupts()
+    return examine(mcp_config, network=not no_network, base_url=base_url, model=model)
 
 
 @app.command(name="mock-server")
@@ -600,11 +578,10 @@ def mock_server(
     era: Annotated[str, typer.Option(help="Protocol era: both, initialize or stateless.")] = "both",
 ) -> None:
     """Run an MCP server that follows the specification, to test MCP clients with."""
-    with plain_errors():
-        from grue.cli.mock_server import serve
+    from grue.cli.mock_server import serve
 
-        take_interrupts()
-        if stdio == (http is not None):
-            raise MCPConfigError("Choose one: --stdio, or --http PORT (0 for a free port).")
-        options = {"without": without or (), "page_size": page_size, "era": era}
-        serve(target, options, port=http, transport="sse" if sse else "http")
+    take_interrupts()
+    if stdio == (http is not None):
+        raise MCPConfigError("Choose one: --stdio, or --http PORT (0 for a free port).")
+    options = {"without": without or (), "page_size": page_size, "era": era}
+    serve(target, options, port=http, transport="sse" if sse else "http")

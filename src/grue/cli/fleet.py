@@ -27,7 +27,6 @@ class FleetRunOptions(Struct, frozen=True, kw_only=True):
     workers: int | None = None
     engine: Literal["local", "ray"] = "local"
     ray: str | None = None
-    retry: bool = False
     batch: bool = False
 
     @property
@@ -36,8 +35,12 @@ class FleetRunOptions(Struct, frozen=True, kw_only=True):
         return self.directory or Path("runs") / self.sweep.stem
 
 
-def run_fleet(options: FleetRunOptions) -> bool:
+def run_fleet(options: FleetRunOptions, *, retry: bool = False) -> bool:
     """Run a sweep and print its progress; return whether all episodes are done.
+
+    Args:
+        options: The options of the command.
+        retry: Try the episodes again that were given up.
 
     Raises:
         FleetError, MCPConfigError: The sweep or the folder cannot be used.
@@ -67,7 +70,7 @@ def run_fleet(options: FleetRunOptions) -> bool:
         costs = known
         view.show(tally, running, known)
 
-    finished = fleet.sweep(sweep, retry=options.retry, watch=watch)
+    finished = fleet.sweep(sweep, retry=retry, watch=watch)
     view.end(finished.tally, costs)
     say(_summary(finished, options))
     return finished.reason == "finished" and not finished.tally.given_up and not finished.tally.unpaid

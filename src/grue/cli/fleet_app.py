@@ -1,12 +1,15 @@
 """The commands of `grue fleet`; `fleet.py` and `fleet_view.py` implement them."""
 
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from grue.cli import take_interrupts
-from grue.cli.plain_errors import FAILED, USAGE, Commands, plain_errors
+from grue.cli.plain_errors import FAILED, USAGE, Commands
+
+if TYPE_CHECKING:
+    from grue.cli.fleet import FleetRunOptions
 
 fleet_app = typer.Typer(
     cls=Commands, help="Run thousands of episodes and compare their results.", no_args_is_help=True
@@ -42,9 +45,16 @@ def run(
     engine: _Engine = "local",
     ray: _Ray = None,
     batch: _Batch = False,
-) -> None:
+) -> bool:
     """Run the missing episodes of a sweep. The same command again continues where it stopped."""
-    _run(_Chosen(sweep, directory, workers, engine, ray, batch), plan=plan)
+    from grue.cli.fleet import print_plan, run_fleet
+
+    options = _options(sweep, directory, workers, engine, ray, batch)
+    take_interrupts()
+    if not plan:
+        return run_fleet(options)
+    print_plan(options)
+    return True
 
 
 @fleet_app.command()
@@ -55,9 +65,13 @@ def retry(
     engine: _Engine = "local",
     ray: _Ray = None,
     batch: _Batch = False,
-) -> None:
+) -> bool:
     """Go on with a sweep, and try again the episodes that were given up after three attempts."""
-    _run(_Chosen(sweep, directory, workers, engine, ray, batch), retry=True)
+    from grue.cli.fleet import run_fleet
+
+    options = _options(sweep, directory, workers, engine, ray, batch)
+    take_interrupts()
+    return run_fleet(options, retry=True)
 
 
 @fleet_app.command()
@@ -91,43 +105,40 @@ def fork(
         Path | None, typer.Option("--dir", help="The fleet's folder.", show_default="runs/FOLDER-forks")
     ] = None,
     workers: _Workers = None,
-) -> None:
+) -> bool:
     """Make the same change in many recorded turns. The same command again continues where it stopped."""
-    with plain_errors():
-        from grue.cli.fleet_fork import FleetForkOptions, fork_fleet
-        from grue.cli.fork import ForkOptions
-        from grue.cli.hosts import load_hosts
+    from grue.cli.fleet_fork import FleetForkOptions, fork_fleet
+    from grue.cli.fork import ForkOptions
+    from grue.cli.hosts import load_hosts
 
-        take_interrupts()
-        load_hosts()
-        change = ForkOptions(
-            trace=folder,
-            model=model,
-            base_url=base_url,
-            system=system,
-            settings=settings or (),
-            misses=misses,  # type: ignore[arg-type]  # the work's settings check the word
-        )
-        options = FleetForkOptions(
-            fork=change,
-            where=where,
-            repetitions=repetitions,
-            directory=directory,
-            workers=workers or 0,
-            max_requests=max_requests,
-        )
-        if not fork_fleet(options):
-            raise typer.Exit(FAILED)
+    take_interrupts()
+    load_hosts()
+    change = ForkOptions(
+        trace=folder,
+        model=model,
+        base_url=base_url,
+        system=system,
+        settings=settings or (),
+        misses=misses,  # type: ignore[arg-type]  # the work's settings check the word
+    )
+    options = FleetForkOptions(
+        fork=change,
+        where=where,
+        repetitions=repetitions,
+        directory=directory,
+        workers=workers or 0,
+        max_requests=max_requests,
+    )
+    return fork_fleet(options)
 
 
 @fleet_app.command()
 def status(directory: _Directory, as_json: _Json = False) -> None:
     """Print how many episodes of a fleet are done."""
-    with plain_errors():
-        from grue.cli.fleet_view import print_status
+    from grue.cli.fleet_view import print_status
 
-        take_interrupts()
-        print_status(directory, as_json=as_json)
+    take_interrupts()
+    print_status(directory, as_json=as_json)
 
 
 @fleet_app.command()
@@ -147,12 +158,11 @@ def table(
     as_json: _Json = False,
 ) -> None:
     """Print the mean scores of each cell of the grid, with standard error, and the id of an episode."""
-    with plain_errors():
-        from grue.cli.fleet_view import print_table
+    from grue.cli.fleet_view import print_table
 
-        take_interrupts()
-        chosen = None if by is None else by.split(",")
-        print_table(directory, chosen, as_json=as_json, everything=every)
+    take_interrupts()
+    chosen = None if by is None else by.split(",")
+    print_table(directory, chosen, as_json=as_json, everything=every)
 
 
 _Cell = Annotated[
@@ -207,24 +217,23 @@ def compare(
     With fewer than 15 cases, or without the extra `evaluate`, the sign test decides, without an interval.
     Fewer than 15 are too few for --fail-if-worse, which then exits with 2.
     """
-    with plain_errors():
-        from grue.cli.fleet_compare import print_comparison
-        from grue.fleet.compare import Options
+    from grue.cli.fleet_compare import print_comparison
+    from grue.fleet.compare import Options
 
-        take_interrupts()
-        if fail_if_worse is not None and not fail_if_worse > 0:
-            raise typer.BadParameter("give a loss above 0", param_hint="--fail-if-worse")
-        options = Options(
-            score=score,
-            lower_is_better=lower_is_better,
-            failed_as=failed_as,
-            passing=passing,
-            cluster=tuple(cluster.split(",")) if cluster else (),
-            margin=fail_if_worse,
-        )
-        worse = print_comparison(a, b, options, as_json=as_json, show_all=every)
-        if worse is not False:
-            raise typer.Exit(FAILED if worse else USAGE)
+    take_interrupts()
+    if fail_if_worse is not None and not fail_if_worse > 0:
+        raise typer.BadParameter("give a loss above 0", param_hint="--fail-if-worse")
+    options = Options(
+        score=score,
+        lower_is_better=lower_is_better,
+        failed_as=failed_as,
+        passing=passing,
+        cluster=tuple(cluster.split(",")) if cluster else (),
+        margin=fail_if_worse,
+    )
+    worse = print_comparison(a, b, options, as_json=as_json, show_all=every)
+    if worse is not False:
+        raise typer.Exit(FAILED if worse else USAGE)
 
 
 @fleet_app.command()
@@ -237,14 +246,12 @@ def score(
     again: Annotated[
         bool, typer.Option("--again", help="Score again what has these scores already.")
     ] = False,
-) -> None:
+) -> bool:
     """Give finished episodes further scores, from their traces. Nothing is played again."""
-    with plain_errors():
-        from grue.cli.fleet_failures import score_episodes
+    from grue.cli.fleet_failures import score_episodes
 
-        take_interrupts()
-        if not score_episodes(directory, scorers, again=again):
-            raise typer.Exit(FAILED)
+    take_interrupts()
+    return score_episodes(directory, scorers, again=again)
 
 
 _Score = Annotated[str, typer.Option("--score", metavar="NAME", help="The score that decides what passes.")]
@@ -266,11 +273,10 @@ def failures(
 
     Episodes of earlier sweeps in the same folder are left out; their number is printed.
     """
-    with plain_errors():
-        from grue.cli.fleet_failures import print_failures
+    from grue.cli.fleet_failures import print_failures
 
-        take_interrupts()
-        print_failures(directory, score=score, passing=passing, as_json=as_json, show_all=every)
+    take_interrupts()
+    print_failures(directory, score=score, passing=passing, as_json=as_json, show_all=every)
 
 
 @fleet_app.command()
@@ -292,16 +298,15 @@ def report(
     open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
     """Write one HTML page of the latest sweep that works offline: cells, costs, cases, failures, episodes."""
-    with plain_errors():
-        from grue.cli.saying import say_page
-        from grue.fleet.report import REPORT, write_report
+    from grue.cli.saying import say_page
+    from grue.fleet.report import REPORT, write_report
 
-        take_interrupts()
-        page = out or directory / REPORT
-        count = write_report(
-            directory, page, score=score, passing=passing, by=None if by is None else by.split(",")
-        )
-        say_page(page, open_browser, f": {count:,} episodes")
+    take_interrupts()
+    page = out or directory / REPORT
+    count = write_report(
+        directory, page, score=score, passing=passing, by=None if by is None else by.split(",")
+    )
+    say_page(page, open_browser, f": {count:,} episodes")
 
 
 @fleet_app.command()
@@ -323,13 +328,12 @@ def export(
     ] = "score",
 ) -> None:
     """Write a fleet's episodes for other programs. Parquet needs the extra `export`."""
-    with plain_errors():
-        from grue.cli.fleet_export import FORMS, export_fleet
+    from grue.cli.fleet_export import FORMS, export_fleet
 
-        take_interrupts()
-        if form not in FORMS:
-            raise typer.BadParameter(f"write {', '.join(FORMS[:-1])} or {FORMS[-1]}", param_hint="--as")
-        export_fleet(directory, out, form, score)
+    take_interrupts()
+    if form not in FORMS:
+        raise typer.BadParameter(f"write {', '.join(FORMS[:-1])} or {FORMS[-1]}", param_hint="--as")
+    export_fleet(directory, out, form, score)
 
 
 @fleet_app.command()
@@ -338,51 +342,33 @@ def show(
     episode: Annotated[str, typer.Argument(metavar="ID", help="The beginning of an episode's id.")],
 ) -> None:
     """Show an episode: its case, its attempts, its result, and the command that shows its trace."""
-    with plain_errors():
-        from grue.cli.fleet_view import print_episode
+    from grue.cli.fleet_view import print_episode
 
-        take_interrupts()
-        print_episode(directory, episode)
+    take_interrupts()
+    print_episode(directory, episode)
 
 
 @fleet_app.command()
 def stop(directory: _Directory) -> None:
     """Let a fleet's running episodes end and start no others."""
-    with plain_errors():
-        from grue.cli.fleet import stop_fleet
+    from grue.cli.fleet import stop_fleet
 
-        take_interrupts()
-        stop_fleet(directory)
-
-
-class _Chosen(NamedTuple):
-    """The options of `run` and `retry`."""
-
-    sweep: Path
-    directory: Path | None
-    workers: int | None
-    engine: str
-    ray: str | None
-    batch: bool = False
+    take_interrupts()
+    stop_fleet(directory)
 
 
-def _run(chosen: _Chosen, *, plan: bool = False, retry: bool = False) -> None:
-    with plain_errors():
-        from grue.cli.fleet import FleetRunOptions, print_plan, run_fleet
+def _options(
+    sweep: Path, directory: Path | None, workers: int | None, engine: str, ray: str | None, batch: bool
+) -> "FleetRunOptions":
+    from grue.cli.fleet import FleetRunOptions
 
-        take_interrupts()
-        if chosen.engine not in ("local", "ray"):
-            raise typer.BadParameter("write local or ray", param_hint="--engine")
-        options = FleetRunOptions(
-            sweep=chosen.sweep,
-            directory=chosen.directory,
-            workers=chosen.workers,
-            engine="ray" if chosen.engine == "ray" else "local",
-            ray=chosen.ray,
-            retry=retry,
-            batch=chosen.batch,
-        )
-        if plan:
-            print_plan(options)
-        elif not run_fleet(options):
-            raise typer.Exit(FAILED)
+    if engine not in ("local", "ray"):
+        raise typer.BadParameter("write local or ray", param_hint="--engine")
+    return FleetRunOptions(
+        sweep=sweep,
+        directory=directory,
+        workers=workers,
+        engine="ray" if engine == "ray" else "local",
+        ray=ray,
+        batch=batch,
+    )

@@ -1,4 +1,4 @@
-"""Report errors as sentences instead of tracebacks: every command runs inside `plain_errors`."""
+"""Report errors as sentences instead of tracebacks, and exit with the status that fits."""
 
 import contextlib
 import os
@@ -36,7 +36,10 @@ _MEANT = {
 
 
 class Commands(TyperGroup):
-    """A command group whose usage errors are safe to print, whatever the user typed."""
+    """A command group whose errors are sentences that are safe to print, whatever the user typed.
+
+    A command that returns `False` has failed: the exit status is 1.
+    """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command. If people type this word for another command, raise an error that names that."""
@@ -65,8 +68,9 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command, which reads its own arguments."""
-        with _plain_usage_errors():
-            return super().invoke(ctx)
+        with _plain_errors(), _plain_usage_errors():
+            if super().invoke(ctx) is False:
+                raise typer.Exit(FAILED)
 
 
 def _show_flags(params: list[Any]) -> list[Any]:
@@ -88,7 +92,7 @@ def _plain_usage_errors() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def plain_errors() -> Iterator[None]:
+def _plain_errors() -> Iterator[None]:
     """Report an error as a sentence on stderr and exit with a status; `GRUE_DEBUG=1` adds the traceback."""
     try:
         yield

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from grue.cli import take_interrupts
-from grue.cli.plain_errors import FAILED, Commands, plain_errors
+from grue.cli.plain_errors import Commands
 
 sandbox_app = typer.Typer(
     cls=Commands, no_args_is_help=True, help="Show or try what a server may reach, or learn what it needs."
@@ -30,14 +30,13 @@ def sandbox_show(
     ] = False,
 ) -> None:
     """Print in words what a box opens, path by path, and what this machine cannot enforce."""
-    with plain_errors():
-        from grue.cli.sandbox import show, show_seatbelt
+    from grue.cli.sandbox import show, show_seatbelt
 
-        take_interrupts()
-        if seatbelt:
-            show_seatbelt(name, mcp_config)
-        else:
-            show(name, mcp_config)
+    take_interrupts()
+    if seatbelt:
+        show_seatbelt(name, mcp_config)
+    else:
+        show(name, mcp_config)
 
 
 @sandbox_app.command("try", context_settings={"ignore_unknown_options": True})
@@ -47,11 +46,10 @@ def sandbox_try(
     mcp_config: _McpConfig = None,
 ) -> None:
     """Run a command in a box, at this terminal. The exit status is the command's."""
-    with plain_errors():
-        from grue.cli.sandbox import try_command
+    from grue.cli.sandbox import try_command
 
-        take_interrupts()
-        raise typer.Exit(try_command(name, command, mcp_config))
+    take_interrupts()
+    raise typer.Exit(try_command(name, command, mcp_config))
 
 
 @sandbox_app.command("learn")
@@ -62,14 +60,12 @@ def sandbox_learn(
         list[Path] | None,
         typer.Option(help="Make the calls that this trace has for the server; repeatable."),
     ] = None,
-) -> None:
+) -> bool:
     """Run a server without limits, watch its calls, and print the narrowest box that would have sufficed.
 
     Without --trace, calls are read from standard input, one a line: TOOL {"argument": "value"}.
     """
-    with plain_errors():
-        from grue.cli.sandbox import learn
+    from grue.cli.sandbox import learn
 
-        take_interrupts()
-        if not learn(mcp_config, server, trace or []):
-            raise typer.Exit(FAILED)
+    take_interrupts()
+    return learn(mcp_config, server, trace or [])

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from grue.cli import take_interrupts
-from grue.cli.plain_errors import FAILED, Commands, plain_errors
+from grue.cli.plain_errors import Commands
 
 trace_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Read the trace of an episode.")
 
@@ -71,33 +71,29 @@ def trace_show(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
     width: _Width = None,
-) -> None:
+) -> bool:
     """Show every message of an episode, one line each; with --whole all that is in it.
 
     You can repeat each filter: a message must match one value of every filter that is given. The exit status
     is 1 if no message does.
     """
-    with plain_errors():
-        from grue.cli.trace import ShowOptions, show
+    from grue.cli.trace import ShowOptions, show
 
-        take_interrupts()
-        found = show(
-            ShowOptions(
-                file=chosen_trace(file),
-                turns=turn or (),
-                messages=message or (),
-                actors=actor or (),
-                kinds=kind or (),
-                texts=text or (),
-                failures=failures,
-                whole=whole,
-                follow=follow,
-                as_json=as_json,
-                width=width,
-            )
-        )
-        if not found:
-            raise typer.Exit(FAILED)
+    take_interrupts()
+    options = ShowOptions(
+        file=chosen_trace(file),
+        turns=turn or (),
+        messages=message or (),
+        actors=actor or (),
+        kinds=kind or (),
+        texts=text or (),
+        failures=failures,
+        whole=whole,
+        follow=follow,
+        as_json=as_json,
+        width=width,
+    )
+    return show(options)
 
 
 @trace_app.command("stats")
@@ -107,11 +103,10 @@ def trace_stats(
     width: _Width = None,
 ) -> None:
     """Count turns, requests, tool calls and tokens, and show where the time went."""
-    with plain_errors():
-        from grue.cli.trace import stats
+    from grue.cli.trace import stats
 
-        take_interrupts()
-        stats(chosen_trace(file), as_json=as_json, width=width)
+    take_interrupts()
+    stats(chosen_trace(file), as_json=as_json, width=width)
 
 
 @trace_app.command("cache")
@@ -125,11 +120,10 @@ def trace_cache(
     Compares each prompt with those before it, byte by byte, and names the first difference and the message
     that caused it. Whether the provider did read it from its cache is in the column `billed`.
     """
-    with plain_errors():
-        from grue.cli.trace_cache import cache
+    from grue.cli.trace_cache import cache
 
-        take_interrupts()
-        cache(chosen_trace(file), as_json=as_json, width=width)
+    take_interrupts()
+    cache(chosen_trace(file), as_json=as_json, width=width)
 
 
 _Turn = Annotated[int | None, typer.Option(min=1, help="Only this turn.", show_default="all")]
@@ -142,11 +136,10 @@ def trace_diagram(
     mermaid: Annotated[bool, typer.Option("--mermaid", help="Print Mermaid source, for a web page.")] = False,
 ) -> None:
     """Draw the messages of an episode as a sequence diagram."""
-    with plain_errors():
-        from grue.cli.trace_views import diagram
+    from grue.cli.trace_views import diagram
 
-        take_interrupts()
-        diagram(chosen_trace(file), turn=turn, as_mermaid=mermaid)
+    take_interrupts()
+    diagram(chosen_trace(file), turn=turn, as_mermaid=mermaid)
 
 
 @trace_app.command("diff")
@@ -154,14 +147,12 @@ def trace_diff(
     left: Annotated[Path, typer.Argument(help="A trace, or its run folder.")],
     right: Annotated[Path, typer.Argument(help="Another one.")],
     every: Annotated[bool, typer.Option("--all", help="Describe every difference in full.")] = False,
-) -> None:
+) -> bool:
     """Show the first difference of two episodes, ignoring ids and times. The status is 1 if they differ."""
-    with plain_errors():
-        from grue.cli.trace_views import diff
+    from grue.cli.trace_views import diff
 
-        take_interrupts()
-        if not diff(left, right, every=every):
-            raise typer.Exit(FAILED)
+    take_interrupts()
+    return diff(left, right, every=every)
 
 
 @trace_app.command("html")
@@ -176,14 +167,13 @@ def trace_html(
     open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
     """Write an episode as one HTML page that works offline, without a server; or two, side by side."""
-    with plain_errors():
-        from grue.cli.trace_views import comparison, html
+    from grue.cli.trace_views import comparison, html
 
-        take_interrupts()
-        if file is not None and other is not None:
-            comparison(file, other, out, open_browser)
-        else:
-            html(chosen_trace(file), out, open_browser)
+    take_interrupts()
+    if file is not None and other is not None:
+        comparison(file, other, out, open_browser)
+    else:
+        html(chosen_trace(file), out, open_browser)
 
 
 @trace_app.command("serve")
@@ -196,11 +186,10 @@ def trace_serve(
 
     The server listens on this machine only, and its address holds a random word.
     """
-    with plain_errors():
-        from grue.cli.trace_views import serve
+    from grue.cli.trace_views import serve
 
-        take_interrupts()
-        serve(chosen_trace(file), port, open_browser)
+    take_interrupts()
+    serve(chosen_trace(file), port, open_browser)
 
 
 @trace_app.command("query")
@@ -219,12 +208,11 @@ def trace_query(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
     """Query episodes in SQL: the tables episodes, turns, calls and requests. Needs the extra `export`."""
-    with plain_errors():
-        from grue.cli.fleet_export import print_query
-        from grue.cli.runs import RUNS
+    from grue.cli.fleet_export import print_query
+    from grue.cli.runs import RUNS
 
-        take_interrupts()
-        print_query(sql, places or [RUNS], as_json=as_json)
+    take_interrupts()
+    print_query(sql, places or [RUNS], as_json=as_json)
 
 
 @trace_app.command("replay")
@@ -242,21 +230,19 @@ def trace_replay(
         str | None, typer.Option(help="What follows a tool timeout: skip, continue or force.")
     ] = None,
     system: Annotated[Path | None, typer.Option(help="Read other instructions from a file.")] = None,
-) -> None:
+) -> bool:
     """Compute every decision again from the recorded events, without a model, a server or a tool.
 
     The exit status is 1 if a decision differs from the recorded one. With changed settings, the first
     difference of each turn shows where the episode would have gone differently.
     """
-    with plain_errors():
-        from grue.cli.trace_replay import changes_from, replay
+    from grue.cli.trace_replay import changes_from, replay
 
-        take_interrupts()
-        what_if = changes_from(
-            changes or (), max_iterations=max_iterations, after_timeout=after_timeout, system=system
-        )
-        if not replay(chosen_trace(file), what_if, turn):
-            raise typer.Exit(FAILED)
+    take_interrupts()
+    what_if = changes_from(
+        changes or (), max_iterations=max_iterations, after_timeout=after_timeout, system=system
+    )
+    return replay(chosen_trace(file), what_if, turn)
 
 
 @trace_app.command("to-test")
@@ -284,24 +270,21 @@ def trace_to_test(
     run: Annotated[
         bool, typer.Option("--run/--no-run", help="Run the test once, with the tools of --tools.")
     ] = True,
-) -> None:
+) -> bool:
     """Write a pytest file that runs a turn again with the recorded replies, and asserts what it decided.
 
     The exit status is 1 if the test does not pass.
     """
-    with plain_errors():
-        from grue.cli.trace_to_test import to_test
+    from grue.cli.trace_to_test import to_test
 
-        take_interrupts()
-        if not to_test(chosen_trace(file), turn, tools or (), out, answer=answer, run_once=run):
-            raise typer.Exit(FAILED)
+    take_interrupts()
+    return to_test(chosen_trace(file), turn, tools or (), out, answer=answer, run_once=run)
 
 
 @trace_app.command("schema")
 def trace_schema() -> None:
     """Print the JSON Schema of a trace file: its header, its lines and every message."""
-    with plain_errors():
-        from grue.cli.trace_views import schema
+    from grue.cli.trace_views import schema
 
-        take_interrupts()
-        schema()
+    take_interrupts()
+    schema()
