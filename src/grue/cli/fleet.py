@@ -8,8 +8,7 @@ from msgspec import Struct
 
 from grue.cli.fleet_progress import FleetProgress
 from grue.cli.saying import say, shown_path
-from grue.fleet.driver import Finished, Tally, stop
-from grue.fleet.engine import Costs
+from grue.fleet.driver import Finished, stop
 from grue.fleet.fleet import Fleet, FleetOptions
 from grue.fleet.folder import MANIFEST, FleetFolder, no_fleet
 from grue.fleet.local import default_workers
@@ -63,15 +62,8 @@ def run_fleet(options: FleetRunOptions, *, retry: bool = False) -> bool:
         ),
     )
     view = FleetProgress(sys.stdout, options.place, sweep.budget)
-    costs = Costs()
-
-    def watch(tally: Tally, running: dict[str, float], known: Costs) -> None:
-        nonlocal costs
-        costs = known
-        view.show(tally, running, known)
-
-    finished = fleet.sweep(sweep, retry=retry, watch=watch)
-    view.end(finished.tally, costs)
+    finished = fleet.sweep(sweep, retry=retry, watch=view.show)
+    view.end(finished.tally)
     say(_summary(finished, options))
     return finished.reason == "finished" and not finished.tally.given_up and not finished.tally.unpaid
 

@@ -11,8 +11,6 @@ from grue.cli.runs import RUNS
 from grue.cli.saying import GRUE, say, shown_path
 from grue.errors import FleetError
 from grue.fleet.broker import FleetBudget
-from grue.fleet.driver import Tally
-from grue.fleet.engine import Costs
 from grue.fleet.fleet import Fleet
 from grue.fleet.fork_work import cases_of, condition, fork_again, turns_in
 from grue.tracing.facts import counted
@@ -61,16 +59,10 @@ def fork_fleet(options: FleetForkOptions) -> bool:
     place = options.directory or RUNS / f"{_name(fork.trace.absolute())}-forks"
     budget = FleetBudget(requests=options.max_requests)
     say(f"{counted(len(chosen), 'turn')}, each forked {counted(options.repetitions, 'time')}")
-    view, costs = FleetProgress(sys.stdout, place, budget), Costs()
-
-    def watch(tally: Tally, running: dict[str, float], known: Costs) -> None:
-        nonlocal costs
-        costs = known
-        view.show(tally, running, known)
-
+    view = FleetProgress(sys.stdout, place, budget)
     fleet = Fleet(place, workers=options.workers, budget=budget)
-    finished = fleet.map(fork_again, cases, repetitions=options.repetitions, watch=watch)
-    view.end(finished.tally, costs)
+    finished = fleet.map(fork_again, cases, repetitions=options.repetitions, watch=view.show)
+    view.end(finished.tally)
     tally = finished.tally
     say(f"{finished.reason}: {tally.done:,} of {tally.total:,} episodes are done; {tally.failed:,} failed.")
     shown = shown_path(place)

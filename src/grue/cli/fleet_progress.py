@@ -2,13 +2,13 @@
 
 import time
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 import msgspec
 from msgspec import Struct
 
 from grue.cli.fleet_view import score_text
-from grue.cli.live_terminal import Output, Terminal
+from grue.cli.live_terminal import Terminal
 from grue.cli.saying import shown, shown_path
 from grue.fleet.broker import Amount, FleetBudget
 from grue.fleet.driver import Tally
@@ -59,18 +59,8 @@ class Seen(Struct, frozen=True, kw_only=True):
         return (id_, age_s) if age_s > _SLOW_AFTER_S else None
 
 
-class View(Protocol):
-    """A way to show the progress of a fleet: on a terminal, or line by line."""
-
-    def show(self, seen: Seen) -> None:
-        """Show the progress that was read."""
-
-    def end(self) -> None:
-        """Stop. What was shown last stays on the screen."""
-
-
 class FleetProgress:
-    """Shows the progress from time to time.
+    """Shows the progress of a fleet from time to time.
 
     Args:
         out: Standard output or a stand-in.
@@ -79,39 +69,34 @@ class FleetProgress:
     """
 
     def __init__(self, out: TextIO, place: Path, budget: FleetBudget) -> None:
-        terminal = Terminal(out)
-        self._every_s = _SHOWN_EVERY_S[terminal.redraws]
-        self._view: View = (
-            _Rows(terminal, place, budget) if terminal.redraws else _JsonLines(out, place, budget)
-        )
+        self._terminal = Terminal(out)
+        self._place = place
+        self._budget = budget
+        self._costs = Costs()
         self._began = time.monotonic()
         self._shown_at = 0.0
+        self._drawn = 0
 
     def show(self, tally: Tally, running: dict[str, float], costs: Costs) -> None:
         """Show the counts, unless they were shown a moment ago."""
+        self._costs = costs
         now = time.monotonic()
-        if now - self._shown_at < self._every_s:
-            return
-        self._shown_at = now
-        self._view.show(Seen(tally=tally, running=running, costs=costs, elapsed_s=now - self._began))
+        if now - self._shown_at >= _SHOWN_EVERY_S[self._terminal.redraws]:
+            self._shown_at = now
+            self._draw(Seen(tally=tally, running=running, costs=costs, elapsed_s=now - self._began))
 
-    def end(self, tally: Tally, costs: Costs) -> None:
-        """Show the final counts."""
+    def end(self, tally: Tally) -> None:
+        """Show the final counts. At a terminal they stay on the screen."""
         elapsed_s = time.monotonic() - self._began
-        self._view.show(Seen(tally=tally, running={}, costs=costs, elapsed_s=elapsed_s))
-        self._view.end()
+        self._draw(Seen(tally=tally, running={}, costs=self._costs, elapsed_s=elapsed_s))
+        if self._terminal.redraws:
+            self._terminal.write("\n")
 
-
-class _Rows:
-    """The counts in one row, and a slow episode with its trace command in a second one."""
-
-    def __init__(self, terminal: Output, place: Path, budget: FleetBudget) -> None:
-        self._terminal = terminal
-        self._place = place
-        self._budget = budget
-        self._drawn = 0
-
-    def show(self, seen: Seen) -> None:
+    def _draw(self, seen: Seen) -> None:
+        if not self._terminal.redraws:
+            line = json_line(seen, self._budget, self._place)
+            self._terminal.write(msgspec.json.encode(line).decode() + "\n")
+            return
         rows = [counts_row(seen, self._budget)]
         if seen.slowest is not None:
             id_, age_s = seen.slowest
@@ -121,47 +106,29 @@ class _Rows:
         self._terminal.write(f"{back}\r\x1b[J" + "\n".join(shown(row)[:width] for row in rows))
         self._drawn = len(rows)
 
-    def end(self) -> None:
-        self._terminal.write("\n" if self._drawn else "")
 
-
-class _JsonLines:
-    """Prints the progress as JSON, one object a line."""
-
-    def __init__(self, out: TextIO, place: Path, budget: FleetBudget) -> None:
-        self._out = out
-        self._place = place
-        self._budget = budget
-
-    def show(self, seen: Seen) -> None:
-        tally, spent, slowest = seen.tally, seen.spent, seen.slowest
-        line: dict[str, Any] = {
-            "total": tally.total,
-            "done": tally.done,
-            "failed": tally.failed,
-            "given_up": tally.given_up,
-            "unpaid": tally.unpaid,
-            "running": len(seen.running),
-            "scores": {name: total / count for name, (count, total) in tally.scores.items()},
-            "requests": spent.requests,
-            "tokens": spent.tokens,
-            "money_usd": round(spent.money_usd, 6),
-            "most_money_usd": self._budget.money_usd,
-            "overloads": seen.costs.overloads,
-            "left_s": None if seen.left_s is None else round(seen.left_s, 1),
-        }
-        if slowest is not None:
-            id_, age_s = slowest
-            line["slowest"] = {
-                "id": id_,
-                "age_s": round(age_s, 1),
-                "trace": trace_command(self._place, id_),
-            }
-        self._out.write(msgspec.json.encode(line).decode() + "\n")
-        self._out.flush()
-
-    def end(self) -> None:
-        pass
+def json_line(seen: Seen, budget: FleetBudget, place: Path) -> dict[str, Any]:
+    """Return the progress for programs."""
+    tally, spent = seen.tally, seen.spent
+    line: dict[str, Any] = {
+        "total": tally.total,
+        "done": tally.done,
+        "failed": tally.failed,
+        "given_up": tally.given_up,
+        "unpaid": tally.unpaid,
+        "running": len(seen.running),
+        "scores": {name: total / count for name, (count, total) in tally.scores.items()},
+        "requests": spent.requests,
+        "tokens": spent.tokens,
+        "money_usd": round(spent.money_usd, 6),
+        "most_money_usd": budget.money_usd,
+        "overloads": seen.costs.overloads,
+        "left_s": None if seen.left_s is None else round(seen.left_s, 1),
+    }
+    if seen.slowest is not None:
+        id_, age_s = seen.slowest
+        line["slowest"] = {"id": id_, "age_s": round(age_s, 1), "trace": trace_command(place, id_)}
+    return line
 
 
 def counts_row(seen: Seen, budget: FleetBudget) -> str:

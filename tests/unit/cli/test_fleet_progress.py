@@ -61,7 +61,7 @@ def test_a_terminal_shows_the_slowest_episode_with_its_trace_command(
     progress = FleetProgress(screen, tmp_path, FleetBudget())
     progress.show(TALLY, {ID: time.monotonic() - 83}, COSTS)
     progress.show(TALLY, {}, COSTS)
-    progress.end(TALLY, COSTS)
+    progress.end(TALLY)
     first, second, *_ = screen.getvalue().split("\n")
     assert first.endswith("left")
     assert f"slowest 1:23: grue trace show {attempt}" in second
@@ -74,7 +74,7 @@ def test_a_pipe_gets_json_lines(tmp_path: Path) -> None:
     progress = FleetProgress(pipe, tmp_path, FleetBudget(money_usd=5.0, requests=9))
     progress.show(TALLY, {ID: time.monotonic() - 100}, COSTS)
     progress.show(TALLY, {}, COSTS)  # too early
-    progress.end(TALLY, COSTS)
+    progress.end(TALLY)
     first, last = (json.loads(line) for line in pipe.getvalue().splitlines())
     assert first["slowest"]["trace"] == f"grue trace show {attempt}"
     assert first["slowest"]["age_s"] >= 100
