@@ -36,52 +36,15 @@ from grue.tracing.observers.run_folder import RunFolder, new_run_path
 from grue.transports.llm.endpoint import api_key, require_key
 
 
-class PacedGame:
-    """A game that waits before each move. Ctrl-C ends the wait; the move's decision is recorded by then.
+def pace(game: Game, pause_s: float) -> None:
+    """Let a game wait before each move. Ctrl-C ends the wait; the move's decision is recorded by then."""
+    step = game.step
 
-    Args:
-        game: The game.
+    def paced(command: str) -> Observation:
+        time.sleep(pause_s)
+        return step(command)
 
-    Attributes:
-        pace_s: Seconds to wait before a move. 0 at first, so that a resumed episode repeats its moves at
-            once.
-    """
-
-    def __init__(self, game: Game) -> None:
-        self._game = game
-        self.pace_s = 0.0
-
-    @property
-    def name(self) -> str:
-        """The game's title."""
-        return self._game.name
-
-    @property
-    def fingerprint(self) -> str:
-        """An identifier of exactly this game."""
-        return self._game.fingerprint
-
-    def reset(self, seed: int = 0) -> Observation:
-        """Start a new game."""
-        return self._game.reset(seed)
-
-    def step(self, command: str) -> Observation:
-        """Wait, then play one command."""
-        if self.pace_s:
-            time.sleep(self.pace_s)
-        return self._game.step(command)
-
-    def snapshot(self) -> bytes:
-        """Return the game's state."""
-        return self._game.snapshot()
-
-    def restore(self, snapshot: bytes) -> Observation:
-        """Go back to a state."""
-        return self._game.restore(snapshot)
-
-    def close(self) -> None:
-        """Close the game."""
-        self._game.close()
+    game.step = paced  # type: ignore[method-assign]  # only of this object
 
 
 def play_episode(options: PlayOptions) -> EpisodeResult:
@@ -103,10 +66,9 @@ def play_episode(options: PlayOptions) -> EpisodeResult:
 
 def _play(options: PlayOptions, past: GamePast | None) -> EpisodeResult:
     config, server = _configuration(options)
-    played = open_game(options.game, interpreter=options.interpreter)
-    if isinstance(played, ZMachineGame) and played.notice:
-        say(f"grue: {played.notice}", err=True)
-    game = PacedGame(played)
+    game = open_game(options.game, interpreter=options.interpreter)
+    if isinstance(game, ZMachineGame) and game.notice:
+        say(f"grue: {game.notice}", err=True)
     client = _client(options, config, game)
     recorder = Recorder()
     folder_path = options.resume or options.run_dir or new_run_path(RUNS)
@@ -132,7 +94,8 @@ def _play(options: PlayOptions, past: GamePast | None) -> EpisodeResult:
             if past is None:
                 folder.discard()  # the episode has not begun, so the folder has nothing worth keeping
             raise
-        game.pace_s = options.pace_s
+        if options.pace_s:
+            pace(game, options.pace_s)  # now, so that a resumed episode has repeated its moves at once
         return _played(orchestrator, folder, view, options)
 
 
