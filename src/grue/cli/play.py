@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import structs
 
-from grue.cli.backends import Backends
+from grue.cli.backends import chosen_backends
 from grue.cli.live import JsonLines, LiveView
 from grue.cli.live_terminal import Terminal
 from grue.cli.play_options import PlayOptions, as_started, recorded
@@ -73,14 +73,13 @@ def _play(options: PlayOptions, past: GamePast | None) -> EpisodeResult:
     recorder = Recorder()
     folder_path = options.resume or options.run_dir or new_run_path(RUNS)
     episode_id = past.started.episode_id if past else folder_path.name
-    backends = Backends.chosen(episode_id, langfuse=options.langfuse, otel=options.otel)
     with (
         closing(game),
-        backends,
+        chosen_backends(episode_id, langfuse=options.langfuse, otel=options.otel) as backends,
         RunFolder(folder_path, recorder, episode_id=episode_id, resume=past is not None) as folder,
         _show(recorder, options) as view,
     ):
-        for observer in backends.observers:
+        for observer in backends:
             recorder.add(observer)
         if past is not None:
             # Read the trace again: before `RunFolder` locked the folder, another process may have continued

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from grue import messages as m
-from grue.cli.backends import Backends
+from grue.cli.backends import chosen_backends
 from grue.cli.live import LiveView
 from grue.cli.live_story import BOLD, CYAN, Line, Story, complaint
 from grue.cli.live_terminal import Terminal
@@ -195,11 +195,11 @@ def _run(options: RunOptions) -> RunResult:
     with ExitStack() as stack:
         stack.callback(_remove_if_empty, folder)
         backends = stack.enter_context(
-            Backends.chosen(folder.name, langfuse=options.langfuse, otel=options.otel)
+            chosen_backends(folder.name, langfuse=options.langfuse, otel=options.otel)
         )
         lines = RunLines(sys.stdout)
         view = stack.enter_context(_shown(recorder, options, lines))
-        for observer in backends.observers:
+        for observer in backends:
             recorder.add(observer)
         at_terminal = sys.stdin.isatty() and sys.stderr.isatty()
         agent = Orchestrator(
