@@ -15,7 +15,7 @@ from msgspec import structs
 from grue.cli.backends import chosen_backends
 from grue.cli.live import JsonLines, LiveView
 from grue.cli.live_terminal import Terminal
-from grue.cli.play_options import PlayOptions, as_started, recorded
+from grue.cli.play_options import RECORDED, PlayOptions, as_started, recorded_options
 from grue.cli.project import declines_mcp
 from grue.cli.runs import RUNS
 from grue.cli.saying import GRUE, say, shown_path
@@ -125,7 +125,7 @@ def _setup(options: PlayOptions, past: GamePast | None, recorder: Recorder) -> E
         scripted=options.offline,
         start=options.start,
         stream=options.stream,
-        settings=recorded(options),
+        settings=recorded_options(options, RECORDED),
         past=past,
     )
 

@@ -23,10 +23,6 @@ class PlayOptions(Struct, frozen=True, kw_only=True):
         resume: The run folder of the episode to resume, with the options of its first run.
         started_in: The folder in which the episode is played; `None`: the working directory.
         start: When each turn's server starts; `None`: as the project says.
-        stream: Stream the model's replies.
-        pace_s: Seconds to wait before each move.
-        langfuse: Report to Langfuse.
-        otel: Report to OpenTelemetry.
         output: `live`: lines for people; `json`: objects for programs; `quiet`: only the result.
     """
 
@@ -51,7 +47,7 @@ class PlayOptions(Struct, frozen=True, kw_only=True):
     output: Literal["live", "json", "quiet"] = "live"
 
 
-_RECORDED = (
+RECORDED = (
     "game",
     "offline",
     "model",
@@ -64,11 +60,6 @@ _RECORDED = (
     "interpreter",
 )
 """Options that are recorded, and restored when the episode is resumed."""
-
-
-def recorded(options: PlayOptions) -> m.JsonObject:
-    """Return the options to record, as JSON, with the working directory, from which settings are read."""
-    return recorded_options(options, _RECORDED)
 
 
 def as_started(options: PlayOptions, past: GamePast) -> PlayOptions:
@@ -90,7 +81,7 @@ def as_started(options: PlayOptions, past: GamePast) -> PlayOptions:
     return structs.replace(
         started,
         resume=None if options.resume is None else run_folder(options.resume),
-        started_in=_existing(started.started_in),
+        started_in=existing(started.started_in),
         output=options.output,
         start=options.start,
         stream=options.stream,
@@ -102,7 +93,8 @@ def as_started(options: PlayOptions, past: GamePast) -> PlayOptions:
     )
 
 
-def _existing(folder: Path | None) -> Path | None:
+def existing(folder: Path | None) -> Path | None:
+    """Return a folder if it still exists, otherwise `None`."""
     return folder if folder is not None and folder.is_dir() else None
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 from msgspec import Struct, structs
 from msgspec.structs import replace
 
-from grue import messages as m
 from grue.cli.chat.facts import ChatPast
-from grue.cli.play_options import recorded_options, run_folder, started_options
+from grue.cli.play_options import existing, run_folder, started_options
 from grue.cli.project import BUNDLED, known_servers, watched_server
 from grue.config.mcp_servers import without_network
 from grue.config.settings import GameConfiguration
@@ -52,12 +51,8 @@ class ChatOptions(Struct, frozen=True, kw_only=True):
     learn: str | None = None
 
 
-_RECORDED = ("offline", "model", "base_url", "mcp_config", "mcp", "instructions", "ask", "turn_timeout_s")
-
-
-def recorded(options: ChatOptions) -> m.JsonObject:
-    """Return the options to record, as JSON, with the working directory, from which settings are read."""
-    return recorded_options(options, _RECORDED)
+RECORDED = ("offline", "model", "base_url", "mcp_config", "mcp", "instructions", "ask", "turn_timeout_s")
+"""Options that are recorded, and restored when the chat is resumed."""
 
 
 def as_started(options: ChatOptions, past: ChatPast) -> ChatOptions:
@@ -70,12 +65,11 @@ def as_started(options: ChatOptions, past: ChatPast) -> ChatOptions:
     """
     said = f"{options.resume} does not hold valid options of `grue chat`"
     started = started_options(past.started.settings, ChatOptions, said)
-    folder = started.started_in
     return structs.replace(
         started,
         model=past.model or started.model,
         resume=None if options.resume is None else run_folder(options.resume),
-        started_in=folder if folder is not None and folder.is_dir() else None,
+        started_in=existing(started.started_in),
         turn_timeout_s=options.turn_timeout_s or started.turn_timeout_s,
         quiet=options.quiet,
     )

@@ -28,8 +28,9 @@ from grue.cli.chat.facts import (
     called_in,
     read_chat,
 )
-from grue.cli.chat.options import ChatOptions, ChatWiring, recorded
+from grue.cli.chat.options import RECORDED, ChatOptions, ChatWiring
 from grue.cli.chat.screen import Noticed
+from grue.cli.play_options import recorded_options
 from grue.cli.runs import RUNS
 from grue.engine.conversations.conversation import Conversation
 from grue.errors import ConversationError
@@ -105,13 +106,6 @@ class ChatResult(Struct, frozen=True, kw_only=True):
     duration_s: float
 
 
-class Undone(Struct, frozen=True, kw_only=True):
-    """A turn that was taken back, and the tools that it had called."""
-
-    turn: int
-    calls: tuple[str, ...]
-
-
 class Talk:
     """A conversation. Use it as a context manager.
 
@@ -122,6 +116,7 @@ class Talk:
 
     Attributes:
         path: The run folder.
+        turn: Number of the last turn in the trace; 0 before the first turn.
         changed: The settings of a resumed chat that have changed since its earlier run.
 
     Raises:
@@ -151,7 +146,7 @@ class Talk:
             self._asker.report = self._loop.report
             self._calls: dict[int, list[str]] = {}
             self._said: list[UserSaid] = []
-            self._turn = 0
+            self.turn = 0
             self._begin(self._past)
             self._open = open_things.pop_all()
 
@@ -175,11 +170,6 @@ class Talk:
     def turns(self) -> int:
         """Number of turns in the conversation."""
         return len(self._said)
-
-    @property
-    def turn(self) -> int:
-        """Number of the last turn in the trace; 0 before the first turn."""
-        return self._turn
 
     @property
     def spent(self) -> Spent:
@@ -212,14 +202,14 @@ class Talk:
             KeyboardInterrupt: Ctrl-C was pressed. The conversation keeps what was said.
         """
         file = self._file()
-        self._turn += 1
-        said = UserSaid(turn=self._turn, file=file.name, size=file.stat().st_size)
+        self.turn += 1
+        said = UserSaid(turn=self.turn, file=file.name, size=file.stat().st_size)
         self._record(said)
         self._said.append(said)
-        return self._loop.run(text, turn=self._turn)
+        return self._loop.run(text, turn=self.turn)
 
-    def undo(self) -> Undone | None:
-        """Take back the last turn. Return it, or `None` if there is none.
+    def undo(self) -> TakenBack | None:
+        """Take back the last turn. Return what was recorded about it, or `None` if there is no turn.
 
         Raises:
             ConversationError: The conversation's file cannot be copied.
@@ -238,8 +228,9 @@ class Talk:
         self._load(new)
         self._said.pop()
         calls = tuple(self._calls.get(last.turn, ()))
-        self._record(TakenBack(turn=last.turn, file=new.name, calls=calls))
-        return Undone(turn=last.turn, calls=calls)
+        taken_back = TakenBack(turn=last.turn, file=new.name, calls=calls)
+        self._record(taken_back)
+        return taken_back
 
     def change_model(self, model: str) -> None:
         """Ask another model of the same endpoint from now on. The servers' sessions stay open.
@@ -276,12 +267,12 @@ class Talk:
         """Record the end and write the result."""
         spent = self.spent
         detail = {"ended": "The user left.", "failed": "A turn had no answer."}.get(reason, "Interrupted.")
-        self._record(EpisodeEnded(reason=reason, detail=detail, turns=self._turn), turn=0)
+        self._record(EpisodeEnded(reason=reason, detail=detail, turns=self.turn), turn=0)
         result = ChatResult(
             episode_id=self._id,
             reason=reason,
             model=self.model,
-            turns=self._turn,
+            turns=self.turn,
             requests=spent.requests,
             tokens=spent.tokens,
             cost_usd=spent.usage.cost_usd,
@@ -327,14 +318,14 @@ class Talk:
                 servers=tuple(self._wiring.servers),
                 scripted=self._options.offline,
                 version=grue.__version__,
-                settings=recorded(self._options),
+                settings=recorded_options(self._options, RECORDED),
                 conditions=conditions,
                 instructions=self._options.instructions,
             )
             self._record(started, turn=0)
             return
         self._load(self.path / (past.file or FIRST_FILE))
-        self._turn, self._said, self._calls = past.turn, past.said, past.calls
+        self.turn, self._said, self._calls = past.turn, past.said, past.calls
         self._loop.runner.spent = past.spent
         # The user has chosen this model by `/model` in the chat, so resuming with it is not a change.
         known = {**past.conditions, **({"model": past.model} if past.model else {})}
@@ -362,7 +353,7 @@ class Talk:
         return next(path for path in names if not path.exists())
 
     def _record(self, fact: grue.tracing.facts.Fact, turn: int | None = None) -> None:
-        self._recorder.record(fact, sender="host", turn=self._turn if turn is None else turn)
+        self._recorder.record(fact, sender="host", turn=self.turn if turn is None else turn)
 
     def _note(self, envelope: Envelope[Any], line: bytes) -> None:
         """Remember which tools a turn has called, and report a problem once; an observer."""
