@@ -223,9 +223,7 @@ def _approved(name: str, path: Path) -> bool:
     """Start the server, list its tools, and write them into the tool lock."""
     config = GameConfiguration.of_project()
     known = known_servers(config, path)
-    if name in known.unusable:
-        raise MCPConfigError(known.unusable[name])
-    with ToolClient({name: known.servers[name]}, limits=turn_limits(config)) as client:
+    with ToolClient({name: known.usable(name)}, limits=turn_limits(config)) as client:
         outcome = client.connect(name)[name]
     outcome = client.recorder.redacted_body(outcome)
     if not isinstance(outcome, m.SessionOpened):

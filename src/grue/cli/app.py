@@ -496,18 +496,10 @@ def call(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> bool:
     """Call a tool of an MCP server and print its result. The exit status is 1 for an error."""
-    from grue.cli.call import CallOptions, call_tool
+    from grue.cli.call import call_tool
 
     take_interrupts()
-    options = CallOptions(
-        name=name,
-        arguments=arguments,
-        pairs=arg or (),
-        mcp_config=mcp_config,
-        timeout_s=timeout,
-        as_json=as_json,
-    )
-    return call_tool(options)
+    return call_tool(name, arguments, arg or (), mcp_config, timeout_s=timeout, as_json=as_json)
 
 
 @app.command()

@@ -6,12 +6,11 @@ The tool's arguments are read from the command line, with the types that the too
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
-from msgspec import Struct
-
 from grue import messages as m
-from grue.cli.project import known_servers, no_such_server
+from grue.cli.project import known_servers
 from grue.cli.saying import GRUE, say
 from grue.cli.tools import arguments_of, example_of, required_of
 from grue.config.documents import nearest
@@ -91,68 +90,62 @@ def _kinds(schema: object) -> frozenset[str]:
     return frozenset[str]().union(*each) if all(each) else frozenset()
 
 
+_KINDS = {
+    NoneType: ["null"],
+    bool: ["boolean"],
+    int: ["integer", "number"],
+    str: ["string"],
+    list: ["array"],
+    dict: ["object"],
+}
+
+
 def _kinds_of(value: object) -> frozenset[str]:
-    """Return JSON Schema's names for a value's type."""
-    match value:
-        case None:
-            return frozenset(["null"])
-        case bool():
-            return frozenset(["boolean"])
-        case int():
-            return frozenset(["integer", "number"])
-        case float():
-            return frozenset(["number", "integer"] if value.is_integer() else ["number"])
-        case str():
-            return frozenset(["string"])
-        case list():
-            return frozenset(["array"])
-        case _:
-            return frozenset(["object"])
+    """Return JSON Schema's names for a JSON value's type."""
+    if isinstance(value, float):
+        return frozenset(["number", "integer"] if value.is_integer() else ["number"])
+    return frozenset(_KINDS[type(value)])
 
 
 _NOTE_CHARS = 300
 _WIDTH, _MOST_CHARS = 80, 4_000
 
 
-class CallOptions(Struct, frozen=True, kw_only=True):
-    """The options of `grue call`; see its help."""
-
-    name: str
-    arguments: str | None = None
-    pairs: Sequence[str] = ()
-    mcp_config: Path | None = None
-    timeout_s: float | None = None
-    as_json: bool = False
-
-
-def call_tool(options: CallOptions) -> bool:
-    """Call the tool, print its result, and return whether the call succeeded.
+def call_tool(
+    name: str,
+    arguments: str | None,
+    pairs: Sequence[str],
+    mcp_config: Path | None,
+    *,
+    timeout_s: float | None,
+    as_json: bool,
+) -> bool:
+    """Call a tool, print its result, and return whether the call succeeded; see the help of `grue call`.
 
     Raises:
         MCPConfigError: The configuration, the tool's name or an argument cannot be used.
         MCPServerStartupError: The server could not be started.
     """
     config = GameConfiguration.of_project()
-    known = known_servers(config, options.mcp_config, unasked=True)
-    server = _server_of(options.name)
-    if server in known.unusable:
-        raise MCPConfigError(known.unusable[server])
-    if server not in known.servers:
-        raise MCPConfigError(no_such_server(server, known))
+    known = known_servers(config, mcp_config, unasked=True)
+    server = _server_of(name)
+    servers = {server: known.usable(server)}
     recorder = Recorder()
     recorder.add(_show_notes)
-    servers = {server: known.servers[server]}
     with ToolClient(servers, limits=turn_limits(config), recorder=recorder) as client:
-        tool = client.tool(options.name)
+        tool = client.tool(name)
         if tool is None:
             listed = ", ".join(each.name for each in client.tools()) or "none"
-            raise MCPConfigError(printable(f"There is no tool {options.name!r}. Listed: {listed}."))
-        arguments = read_arguments(tool, options.arguments, options.pairs)
-        _require_all(client.recorder.redacted_body(tool), arguments)
-        result = client.call(options.name, arguments, options.timeout_s)
+            raise MCPConfigError(printable(f"There is no tool {name!r}. Listed: {listed}."))
+        given = read_arguments(tool, arguments, pairs)
+        _require_all(client.recorder.redacted_body(tool), given)
+        result = client.call(name, given, timeout_s)
         # Replace secrets of the host's environment and of the server's configuration.
         shown = client.recorder.redacted_body(result)
-    _print(options, shown)
+    if as_json:
+        say(json.dumps(shown.to_dict()))
+    else:
+        _print(name, shown)
     return not result.is_error
 
 
@@ -184,13 +177,10 @@ def _show_notes(envelope: Envelope[Any], line: bytes) -> None:
         say(f"Its last line on stderr: {printable(envelope.body.failure.last_words, _NOTE_CHARS)}", err=True)
 
 
-def _print(options: CallOptions, result: m.ToolCallResult) -> None:
-    if options.as_json:
-        say(json.dumps(result.to_dict()))
-        return
+def _print(name: str, result: m.ToolCallResult) -> None:
     content = result.content
     if content is not None and content != result.error_message:
         text = content if isinstance(content, str) else json.dumps(content, indent=2, ensure_ascii=False)
         say(plain_text(text))
     if result.is_error:
-        say(f"grue: {options.name}: {plain_text(result.error_message or '')}", err=True)
+        say(f"grue: {name}: {plain_text(result.error_message or '')}", err=True)

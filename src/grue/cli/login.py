@@ -6,7 +6,7 @@ import time
 import webbrowser
 from pathlib import Path
 
-from grue.cli.project import known_servers, no_such_server
+from grue.cli.project import known_servers
 from grue.cli.saying import say
 from grue.config.settings import GameConfiguration
 from grue.errors import MCPConfigError
@@ -81,11 +81,7 @@ def stored(record: TokenRecord) -> str:
 
 def _by_url(name: str, mcp_config: Path | None) -> HttpServer:
     known = known_servers(GameConfiguration.of_project(), mcp_config, unasked=True)
-    server = known.servers.get(name)
-    if name in known.unusable:
-        raise MCPConfigError(known.unusable[name])
-    if server is None:
-        raise MCPConfigError(no_such_server(name, known))
+    server = known.usable(name)
     if not isinstance(server, HttpServer):
         raise MCPConfigError(f"'{name}' is a program, and only servers by URL have a login.")
     if server.auth is None:

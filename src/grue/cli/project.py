@@ -42,6 +42,18 @@ class KnownServers(Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
     passed_over: str | None = None
 
+    def usable(self, name: str) -> McpServer:
+        """Return the server of this name.
+
+        Raises:
+            MCPConfigError: No server has that name, or its configuration cannot be used.
+        """
+        if name in self.unusable:
+            raise MCPConfigError(self.unusable[name])
+        if name not in self.servers:
+            raise MCPConfigError(no_such_server(name, self))
+        return self.servers[name]
+
 
 def declines_mcp() -> bool:
     """Return whether the project's file turns MCP off explicitly."""
