@@ -48,9 +48,10 @@ def list_runs(folder: Path) -> None:
     width = max(len(shown_path(path)) for path in found)
     readable = _MOST_READ_BYTES
     for path in found:
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(_written(path)))
+        written, size = _time_and_size(path)
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(written))
         outcome = _outcome(path)
-        if not outcome and (size := _size(path)) <= readable:
+        if not outcome and size <= readable:
             readable -= size
             outcome = _outcome_of_trace(path)
         say(f"{shown_path(path):{width}}  {when}  {outcome}".rstrip())
@@ -114,13 +115,19 @@ def latest_trace() -> Path:
 def _is_failed_fork(path: Path) -> bool:
     if not path.name.endswith(FORK):
         return False
+    overview = _overview(path)
+    return overview is None or overview.last in ("", "failed")
+
+
+def _overview(path: Path) -> Overview | None:
+    """Return an overview of an episode; `None` if its trace cannot be read."""
     overview = Overview()
     try:
         for envelope in open_episode(path):
             overview.see(envelope)
     except TraceError:
-        return True
-    return overview.last in ("", "failed")
+        return None
+    return overview
 
 
 def traces_in(folder: Path) -> Iterator[Path]:
@@ -144,26 +151,22 @@ def _is_trace(path: Path) -> bool:
 
 
 def _written(path: Path) -> float:
+    return _time_and_size(path)[0]
+
+
+def _time_and_size(path: Path) -> tuple[float, int]:
+    """Return when a trace was last written, in seconds, and its size in bytes."""
     try:
-        return (path / TRACE_FILE if path.is_dir() else path).stat().st_mtime
+        found = (path / TRACE_FILE if path.is_dir() else path).stat()
     except OSError:  # the trace was removed meanwhile
-        return 0.0
-
-
-def _size(path: Path) -> int:
-    try:
-        return (path / TRACE_FILE if path.is_dir() else path).stat().st_size
-    except OSError:
-        return 0
+        return 0.0, 0
+    return found.st_mtime, found.st_size
 
 
 def _outcome_of_trace(path: Path) -> str:
     """Return the ending of an episode without a result file, from its trace."""
-    overview = Overview()
-    try:
-        for envelope in open_episode(path):
-            overview.see(envelope)
-    except TraceError:
+    overview = _overview(path)
+    if overview is None:
         return "cannot be read"
     if overview.forks:
         *others, last = overview.forks

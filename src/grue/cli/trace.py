@@ -4,7 +4,7 @@ import os
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -17,7 +17,7 @@ from grue.tracing import stats_table
 from grue.tracing.counts import EpisodeTally, count_episode
 from grue.tracing.filters import EVERYTHING, Filter, turn_of_line
 from grue.tracing.message_words import kind_of_line
-from grue.tracing.reading import EpisodeReader, open_episode
+from grue.tracing.reading import EpisodeEnvelope, EpisodeReader, open_episode
 
 _UNKNOWN_WIDTH = 100
 _MOST_NAMES, _NAME_CHARS = 30, 60
@@ -66,8 +66,7 @@ def show(options: ShowOptions) -> bool:
         fits = "reports a failure or a problem" if wanted == Filter(failures=True) else "fits"
         say(f"grue: No message of {shown_path(episode.path)} {fits}. {_what_there_is(episode)}", err=True)
         return False
-    lines = _live_lines(episode, wanted, options) if options.follow else _lines(episode, wanted, options)
-    _print(lines, at_once=options.follow)
+    print_lines(_lines(episode, wanted, options), at_once=options.follow)
     if not options.follow:
         for turns in wanted.turns:
             _say_if_repeated(episode, turns)
@@ -139,21 +138,29 @@ def stats(file: Path, *, as_json: bool, width: int | None = None) -> None:
     """
     counted = count_episode(open_episode(file))
     if as_json:
-        _print([table.printable_json(msgspec.json.encode(counted))])
+        print_lines([table.printable_json(msgspec.json.encode(counted))])
     else:
-        _print(stats_table.render(counted, width=_width(width), colour=_colour()))
+        print_lines(stats_table.render(counted, width=_width(width), colour=_colour()))
 
 
 def _lines(episode: EpisodeReader, wanted: Filter, options: ShowOptions) -> Iterable[str]:
+    envelopes: Iterable[EpisodeEnvelope]
+    if options.follow:
+        # `follow` is never told to stop, so only the end of the episode, or a Ctrl-C, ends this loop.
+        envelopes = filter(wanted.wants, episode.follow(lambda: False))
+    else:
+        envelopes = (line.envelope() for line in filter(wanted.wants_line, episode.lines()))
     if options.as_json:
-        wanted_lines = filter(wanted.wants_line, episode.lines())
-        yield from (table.json_line(line.envelope()) for line in wanted_lines)
-        return
+        return map(table.json_line, envelopes)
     if options.whole:
-        wanted_lines = filter(wanted.wants_line, episode.lines())
-        yield from table.render_whole((line.envelope() for line in wanted_lines), colour=_colour())
-        return
+        return table.render_whole(envelopes, colour=_colour())
     width = _width(options.width)
+    if options.follow:
+        return table.render_live(episode.header, envelopes, width=width, colour=_colour())
+    return _table(episode, wanted, width)
+
+
+def _table(episode: EpisodeReader, wanted: Filter, width: int | None) -> Iterator[str]:
     tally = EpisodeTally() if wanted == EVERYTHING else None
     watch = None if tally is None else tally.take
     yield from table.render(episode, wanted, width=width, colour=_colour(), watch=watch)
@@ -162,17 +169,8 @@ def _lines(episode: EpisodeReader, wanted: Filter, options: ShowOptions) -> Iter
         yield from stats_table.summary(tally.stats(episode), width)
 
 
-def _live_lines(episode: EpisodeReader, wanted: Filter, options: ShowOptions) -> Iterable[str]:
-    # `follow` is never told to stop, so only the end of the episode, or a Ctrl-C, ends this loop.
-    envelopes = filter(wanted.wants, episode.follow(lambda: False))
-    if options.as_json:
-        return map(table.json_line, envelopes)
-    if options.whole:
-        return table.render_whole(envelopes, colour=_colour())
-    return table.render_live(episode.header, envelopes, width=_width(options.width), colour=_colour())
-
-
-def _print(lines: Iterable[str], *, at_once: bool = False) -> None:
+def print_lines(lines: Iterable[str], *, at_once: bool = False) -> None:
+    """Print lines that are safe to print; `at_once`: each as soon as it is known."""
     for line in lines:
         sys.stdout.write(f"{line}\n")
         if at_once:

@@ -1,11 +1,11 @@
 """`grue trace cache`: print how much of each prompt repeats an earlier one, and where the repetition ends."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
+from grue.cli.trace import print_lines
 from grue.runtime.safe_text import printable
 from grue.tracing.columns import cut
 from grue.tracing.prompt_cache import CachedPrompt, CacheReport, cache_report, told
@@ -23,10 +23,7 @@ def cache(file: Path, *, as_json: bool, width: int | None = None) -> None:
     """
     reader = open_episode(file)
     report = cache_report(reader.header.episode, reader)
-    lines = [printable_json(msgspec.json.encode(report))] if as_json else render(report, width)
-    for line in lines:
-        sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
+    print_lines([printable_json(msgspec.json.encode(report))] if as_json else render(report, width))
 
 
 def render(report: CacheReport, width: int | None = None) -> Iterator[str]:
