@@ -18,7 +18,6 @@ from pprint import pformat
 from types import FunctionType
 from typing import Any
 
-import msgspec
 from msgspec import NODEFAULT, Struct, structs
 
 import grue
@@ -520,10 +519,6 @@ def _listed(run: RecordedRun) -> list[m.ToolDefinition]:
     return [tool for server in run.begun.servers if server in opened for tool in opened[server].tools]
 
 
-def _server(run: RecordedRun, call: m.ToolCallRecord) -> str:
-    return next((each.server for each in _listed(run) if each.name == call.name), "")
-
-
 def _history(run: RecordedRun) -> list[Any]:
     """Return the history before the turn, as plain data."""
     if not run.earlier:
@@ -545,7 +540,7 @@ def _literal(value: Any) -> str:
         shown = [
             f"{field.name}={_literal(getattr(value, field.name))}"
             for field in structs.fields(value)
-            if field.default is NODEFAULT or getattr(value, field.name) != _default(field)
+            if field.default is NODEFAULT or getattr(value, field.name) != field.default
         ]
         return f"{type(value).__name__}({', '.join(shown)})"
     if isinstance(value, list | tuple) and any(isinstance(each, Struct) for each in value):
@@ -554,7 +549,3 @@ def _literal(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key!r}: {_literal(each)}" for key, each in value.items()) + "}"
     return repr(value)
-
-
-def _default(field: msgspec.structs.FieldInfo) -> Any:
-    return field.default
