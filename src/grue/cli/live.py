@@ -35,7 +35,7 @@ from msgspec import structs
 from grue import messages as m
 from grue.cli.live_progress import Doing, Progress
 from grue.cli.live_story import CYAN, Story, painted
-from grue.cli.live_terminal import Output
+from grue.cli.live_terminal import Terminal
 from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted, Observed
 from grue.runtime.loops.closing import Closing
 from grue.runtime.safe_text import ELLIPSIS
@@ -244,7 +244,7 @@ class LiveView(Closing):
 
     def __init__(
         self,
-        output: Output,
+        output: Terminal,
         *,
         max_turns: int = 0,
         story: Story | None = None,

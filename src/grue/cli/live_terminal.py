@@ -5,30 +5,10 @@ import select
 import shutil
 import sys
 from collections.abc import Mapping
-from typing import Protocol, TextIO
+from typing import TextIO
 
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 ASCII_SPINNER = "|/-\\"
-
-
-class Output(Protocol):
-    """An output that a live view can print to.
-
-    Attributes:
-        colour: Whether it shows ANSI colours.
-        redraws: Whether the cursor can be moved, so that the status rows can be overwritten.
-        spinner: The spinner's frames, in characters of the output's encoding.
-    """
-
-    colour: bool
-    redraws: bool
-    spinner: str
-
-    def size(self) -> os.terminal_size:
-        """Return the current number of columns and rows."""
-
-    def write(self, text: str) -> None:
-        """Print at once. Blocks if the reader is slow; raises OSError if the reader is gone."""
 
 
 class Terminal:
@@ -40,6 +20,11 @@ class Terminal:
         stream: Where to print; its descriptor is written to directly if it has one, so that a thread that
             waits for a stopped terminal holds no lock that the interpreter needs when it exits.
         environ: The environment, `os.environ` by default.
+
+    Attributes:
+        colour: Whether the output shows ANSI colours.
+        redraws: Whether the cursor can be moved, so that the status rows can be overwritten.
+        spinner: The spinner's frames, in characters of the output's encoding.
     """
 
     def __init__(self, stream: TextIO, environ: Mapping[str, str] = os.environ) -> None:
@@ -62,7 +47,13 @@ class Terminal:
         return shutil.get_terminal_size((80, 24))
 
     def write(self, text: str) -> None:
-        """Print `text`, with a question mark for each character that the encoding lacks."""
+        """Print `text` at once, with a question mark for each character that the encoding lacks.
+
+        Blocks if the reader is slow.
+
+        Raises:
+            OSError: The reader is gone.
+        """
         if self._fd is None:
             self._stream.write(text)
             self._stream.flush()

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from grue.cli.chat import lines
 from grue.cli.live_story import Line
-from grue.cli.live_terminal import Output
+from grue.cli.live_terminal import Terminal
 from grue.cli.saying import say
 from grue.hosts.agent_loop import LoopEvent, ToolEnded, ToolStarted, Words
 from grue.runtime.loops.closing import Closing
@@ -65,7 +65,7 @@ class TerminalScreen(Closing):
         redaction: The secrets that are not to be shown.
     """
 
-    def __init__(self, output: Output, redaction: Redaction) -> None:
+    def __init__(self, output: Terminal, redaction: Redaction) -> None:
         self._output = output
         self._redaction = redaction
         self._row = _WaitingRow(output)
@@ -205,7 +205,7 @@ class PipeScreen:
 class _WaitingRow:
     """A row at the cursor that says what the turn waits for, and for how long. Its thread redraws it."""
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: Terminal) -> None:
         self._output = output
         self._lock = threading.Lock()
         self._what = ""

@@ -7,6 +7,7 @@ import pytest
 
 from grue.cli.chat.screen import PipeScreen, TerminalScreen
 from grue.cli.live_story import Line
+from grue.cli.live_terminal import Terminal
 from grue.hosts.agent_loop import ToolEnded, ToolStarted, Words
 from grue.messages import ToolCallResult
 from grue.runtime.secrets.redaction import Redaction
@@ -16,14 +17,11 @@ ENDED = ToolEnded(call_id="1", name="cave.look", result=ToolCallResult("dark"), 
 SECRET = "sk-1234567890abcdef"
 
 
-class FakeOutput:
+class FakeOutput(Terminal):
     """A terminal that keeps what it gets; without `redraws` it has no row."""
 
-    spinner = "-"
-    colour = False
-
     def __init__(self, *, redraws: bool = False) -> None:
-        self.redraws = redraws
+        self.spinner, self.colour, self.redraws = "-", False, redraws
         self.text = ""
         self.row_shown = threading.Event()
 
