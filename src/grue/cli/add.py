@@ -159,11 +159,8 @@ def _downloaded(offered: descriptions.OfferedBundle, adding: Adding) -> Iterator
     """
     where = printable(urlsplit(offered.url).hostname or "")
     say(f"download {printable(offered.url, 500)}")
-    if not adding.yes:
-        if not _at_a_terminal():
-            raise MCPConfigError("Nothing was downloaded. If that is what you want, add --yes.")
-        if not typer.confirm(f"Download it from {where}? Nothing of it is started yet.", default=False):
-            raise MCPConfigError("Nothing was downloaded.")
+    question = f"Download it from {where}? Nothing of it is started yet."
+    _require_consent(adding, question, "Nothing was downloaded.")
     with tempfile.TemporaryDirectory(prefix="grue-") as folder:
         file = Path(folder) / f"bundle.{descriptions.BUNDLE}"
         try:
@@ -191,13 +188,8 @@ def _add(
     MCPConfig.from_mapping({name: entry}, source=path)
     _refuse_taken(name, path)
     _show(server, entry)
-    if not adding.yes:
-        if not _at_a_terminal():
-            raise MCPConfigError("Nothing was written. If that is what you want, add --yes.")
-        if not typer.confirm(
-            f"Write it to {shown(str(path))}, start it and approve its tools?", default=False
-        ):
-            raise MCPConfigError("Nothing was written.")
+    question = f"Write it to {shown(str(path))}, start it and approve its tools?"
+    _require_consent(adding, question, "Nothing was written.")
 
     def put(servers: dict[str, Any]) -> None:
         if name in servers:
@@ -516,6 +508,16 @@ def _refuse_taken(name: str, path: Path) -> None:
 
 def _taken(name: str, path: Path) -> str:
     return f"{path} has a server '{name}' already. Use --name, or: {GRUE} remove {shlex.quote(name)}"
+
+
+def _require_consent(adding: Adding, question: str, otherwise: str) -> None:
+    """Ask the user, unless the command has `--yes`; without a yes, raise an error that says `otherwise`."""
+    if adding.yes:
+        return
+    if not _at_a_terminal():
+        raise MCPConfigError(f"{otherwise} If that is what you want, add --yes.")
+    if not typer.confirm(question, default=False):
+        raise MCPConfigError(otherwise)
 
 
 def _at_a_terminal() -> bool:
