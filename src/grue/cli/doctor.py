@@ -22,8 +22,7 @@ from msgspec import Struct
 
 from grue import __version__
 from grue import messages as m
-from grue.cli.doctor_llm import look_at_llm, names_an_endpoint
-from grue.cli.finding import Finding, Verdict
+from grue.cli.doctor_llm import Finding, Verdict, look_at_llm, names_an_endpoint
 from grue.cli.login import stored_login
 from grue.cli.project import BUNDLED, PROJECT_FILE, KnownServers, declines_mcp, known_servers, project_tables
 from grue.cli.saying import say, shown_path

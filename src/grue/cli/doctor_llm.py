@@ -8,13 +8,12 @@ to the model. All of these cost a few dozen tokens.
 
 import difflib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import anyio
-from msgspec import structs
+from msgspec import Struct, structs
 
 from grue import messages as m
-from grue.cli.finding import Finding
 from grue.cli.project import project_tables
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import llm_settings
@@ -33,6 +32,24 @@ from grue.tool_sessions.function_tools import FunctionTools
 from grue.tracing.facts import counted
 from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings, key_names, needs_key
 from grue.transports.llm.exchange import Answered
+
+Verdict = Literal["ok", "note", "open", "WRONG"]
+
+
+class Finding(Struct, frozen=True):
+    """The result of one check.
+
+    Attributes:
+        verdict: The result; `open` if the check could not decide.
+        text: What was found; its further lines say what to do.
+        lacking: The part that is not in order, such as "tools of files". The last line of the output names it
+            after "Everything is in order, except for". Empty if there is no such part.
+    """
+
+    verdict: Verdict
+    text: str
+    lacking: str = ""
+
 
 _SHORT, _ROOM = 16, 400
 """Token limits: `_SHORT` for a short reply is the smallest that every endpoint accepts; `_ROOM` is for a call
