@@ -7,7 +7,7 @@ import typer
 
 from grue import __version__
 from grue.cli import take_interrupts
-from grue.cli.fleet_app import fleet_app
+from grue.cli.fleet_app import OtherModel, OtherSystem, OtherUrl, fleet_app
 from grue.cli.plain_errors import FAILED, Commands
 from grue.cli.sandbox_app import sandbox_app
 from grue.cli.trace_app import TraceFile, chosen_trace, trace_app
@@ -367,11 +367,9 @@ def fork(
             metavar="MESSAGE", help="Fork before this message of the turn.", show_default="its beginning"
         ),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Another model.", show_default="the recorded one")] = None,
-    base_url: Annotated[
-        str | None, typer.Option(help="Another endpoint.", show_default="the recorded one")
-    ] = None,
-    system: Annotated[Path | None, typer.Option(metavar="FILE", help="Another system text.")] = None,
+    model: OtherModel = None,
+    base_url: OtherUrl = None,
+    system: OtherSystem = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(

@@ -7,10 +7,11 @@ from typing import Literal
 from msgspec import Struct
 
 from grue.cli.fleet_progress import FleetProgress
+from grue.cli.fleet_view import require_fleet
 from grue.cli.saying import say, shown_path
 from grue.fleet.driver import Finished, stop
 from grue.fleet.fleet import Fleet, FleetOptions
-from grue.fleet.folder import MANIFEST, FleetFolder, no_fleet
+from grue.fleet.folder import FleetFolder
 from grue.fleet.local import default_workers
 from grue.fleet.plan import SAMPLE, PlannedWork, read_plan
 from grue.fleet.sweep import Sweep, read_sweep
@@ -107,8 +108,7 @@ def stop_fleet(directory: Path) -> None:
     Raises:
         FleetError: There is no fleet.
     """
-    if not (directory / MANIFEST).is_file():
-        raise no_fleet(directory)
+    require_fleet(directory)
     stop(directory)
     say("The fleet stops after its running episodes. To go on, run its sweep again.")
 

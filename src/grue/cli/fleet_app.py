@@ -28,6 +28,10 @@ _Ray = Annotated[
 ]
 
 
+OtherModel = Annotated[str | None, typer.Option(help="Another model.", show_default="the recorded one")]
+OtherUrl = Annotated[str | None, typer.Option(help="Another endpoint.", show_default="the recorded one")]
+OtherSystem = Annotated[Path | None, typer.Option(metavar="FILE", help="Another system text.")]
+
 _Batch = Annotated[
     bool,
     typer.Option("--batch", help="Ask by the providers' batches: half the price, an answer within a day."),
@@ -85,11 +89,9 @@ def fork(
             show_default="all of them",
         ),
     ] = "",
-    model: Annotated[str | None, typer.Option(help="Another model.", show_default="the recorded one")] = None,
-    base_url: Annotated[
-        str | None, typer.Option(help="Another endpoint.", show_default="the recorded one")
-    ] = None,
-    system: Annotated[Path | None, typer.Option(metavar="FILE", help="Another system text.")] = None,
+    model: OtherModel = None,
+    base_url: OtherUrl = None,
+    system: OtherSystem = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="PATH=VALUE", help="A limit, a policy or llm.SETTING."),
@@ -217,7 +219,7 @@ def compare(
     With fewer than 15 cases, or without the extra `evaluate`, the sign test decides, without an interval.
     Fewer than 15 are too few for --fail-if-worse, which then exits with 2.
     """
-    from grue.cli.fleet_compare import print_comparison
+    from grue.cli.fleet_view import print_comparison
     from grue.fleet.compare import Options
 
     take_interrupts()

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import msgspec
 
+from grue.cli.fleet_view import require_fleet, say_columns
 from grue.cli.runs import traces_in
 from grue.cli.saying import say, shown_path
 from grue.errors import FleetError
 from grue.fleet.export import (
-    Answer,
     EpisodeRow,
     Exported,
     export_samples,
@@ -20,9 +20,9 @@ from grue.fleet.export import (
     query,
     run_episode,
 )
-from grue.fleet.folder import MANIFEST, no_fleet
+from grue.fleet.folder import MANIFEST
 from grue.runtime.safe_text import printable
-from grue.tracing.columns import cells, cut, pad
+from grue.tracing.columns import cut
 from grue.tracing.reading import TRACE_FILE
 
 FORMS = ("parquet", "samples", "atif")
@@ -37,8 +37,7 @@ def export_fleet(directory: Path, target: Path | None, form: str, score: str) ->
         FleetError: There is no fleet, or a file cannot be written.
         MissingDependencyError: DuckDB is not installed.
     """
-    if not (directory / MANIFEST).is_file():
-        raise no_fleet(directory)
+    require_fleet(directory)
     place = target or directory / "export"
     episodes = fleet_episodes(directory)
     if form == "parquet":
@@ -71,7 +70,7 @@ def print_query(sql: str, places: Sequence[Path], *, as_json: bool) -> None:
         for row in answer.rows:
             say(msgspec.json.encode(dict(zip(answer.columns, row, strict=True)), enc_hook=str).decode())
     else:
-        _print_table(answer)
+        say_columns([answer.columns, *([_word(value) for value in row] for row in answer.rows)])
     _say_rest(answer.read)
 
 
@@ -88,13 +87,6 @@ def _episodes(place: Path) -> Iterator[EpisodeRow]:
         for fleet in sorted(fleets):
             yield from fleet_episodes(fleet)
         yield from map(run_episode, found)
-
-
-def _print_table(answer: Answer) -> None:
-    words = [answer.columns, *([_word(value) for value in row] for row in answer.rows)]
-    widths = [max(cells(row[at]) for row in words) for at in range(len(answer.columns))]
-    for row in words:
-        say("  ".join(pad(word, width) for word, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _word(value: object) -> str:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import msgspec
 
+from grue.cli.fleet_view import require_fleet
 from grue.cli.saying import say
 from grue.errors import TraceError
 from grue.fleet.compare import short_words
 from grue.fleet.course import read_said
 from grue.fleet.failures import WORDS, group_failures, passing_score, trace_command
-from grue.fleet.folder import MANIFEST, no_fleet
 from grue.fleet.results import Result, latest_results
 from grue.fleet.scoring import ScoreTally, read_scoring, score_fleet
 from grue.runtime.safe_text import shortened
@@ -121,13 +121,3 @@ def score_episodes(directory: Path, scorers: str, *, again: bool) -> bool:
     for trouble in tally.troubles:
         say(f"    {trouble}")
     return not tally.failed and not tally.unpaid
-
-
-def require_fleet(directory: Path) -> None:
-    """Check that a folder is a fleet's.
-
-    Raises:
-        FleetError: The folder holds no fleet.
-    """
-    if not (directory / MANIFEST).is_file():
-        raise no_fleet(directory)

@@ -1,4 +1,4 @@
-"""`grue fleet status`, `table` and `show`: print what is in a fleet's folder."""
+"""`grue fleet status`, `table`, `compare` and `show`: print what is in the folder of a fleet."""
 
 import json
 import math
@@ -12,10 +12,11 @@ import msgspec
 
 from grue.cli.saying import say, shown_path
 from grue.fleet.accounts import read_ledger
-from grue.fleet.compare import cell_axes, in_order, setting_word
-from grue.fleet.folder import TRACE, FleetFolder, Manifest, no_fleet
+from grue.fleet.compare import Cell, Options, cell_axes, compare, in_order, setting_word
+from grue.fleet.folder import MANIFEST, TRACE, FleetFolder, Manifest, no_fleet
 from grue.fleet.results import latest_results, results
 from grue.runtime.safe_text import printable
+from grue.tracing.columns import cells, pad
 
 _OUTCOMES = {"infrastructure": "not played", "unpaid": "not played"}
 _WIDEST = 28
@@ -141,6 +142,43 @@ def print_table(
         say(f"{len(damaged):,} episodes cannot be read and are not in the table: {damaged[0]}")
 
 
+def print_comparison(
+    first: str, second: str, options: Options, *, as_json: bool, show_all: bool
+) -> bool | None:
+    """Compare two cells and print what was found.
+
+    Returns:
+        Whether B is worse by the margin of `options`; `None`: there are too few episodes to tell. Without a
+        margin: `False`.
+
+    Raises:
+        FleetError: A cell cannot be read, or has no case in common with the other one.
+        MissingDependencyError: There is a margin, there are cases enough for an interval, and numpy or scipy
+            is not installed.
+    """
+    a = Cell.of(first)
+    b = Cell.of(second, a)
+    found = compare(a, b, options)
+    worse = (
+        None
+        if options.margin is None
+        else found.is_worse(options.margin, lower_is_better=options.lower_is_better)
+    )
+    if as_json:
+        say(msgspec.json.encode({**msgspec.to_builtins(found), "worse": worse}).decode())
+    else:
+        say(found.text(commands=True, everything=show_all))
+        if options.margin is not None:
+            say(_checked(worse, options.margin))
+    return worse if options.margin is not None else False
+
+
+def _checked(worse: bool | None, margin: float) -> str:
+    if worse is None:
+        return f"Too few: a loss of {margin:g} or more cannot be ruled out, and is not shown either."
+    return f"Worse: B has lost {margin:g} or more." if worse else f"Fine: a loss of {margin:g} is ruled out."
+
+
 def print_episode(directory: Path, beginning: str) -> None:
     """Print an episode.
 
@@ -163,6 +201,23 @@ def print_episode(directory: Path, beginning: str) -> None:
             say(f"  attempt {number}: {what}, {end.duration_s:.1f} s")
         if (attempt / TRACE).is_file():
             say(f"    grue trace show {shown_path(attempt)}")
+
+
+def require_fleet(directory: Path) -> None:
+    """Check that a folder is a fleet's.
+
+    Raises:
+        FleetError: The folder holds no fleet.
+    """
+    if not (directory / MANIFEST).is_file():
+        raise no_fleet(directory)
+
+
+def say_columns(rows: Sequence[Sequence[str]]) -> None:
+    """Print rows of printable words as a table, each column as wide as its longest word."""
+    widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        say("  ".join(pad(word, width) for word, width in zip(row, widths, strict=True)).rstrip())
 
 
 def score_text(name: str, value: float) -> str:
@@ -201,9 +256,7 @@ def _print_rows(axes: list[str], rows: list[dict[str, Any]], ids: list[str]) -> 
         ]
         for row, id_ in zip(rows, ids, strict=True)
     ]
-    widths = [max(len(line[at]) for line in [header, *lines]) for at in range(len(header))]
-    for line in [header, *lines]:
-        say("  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip())
+    say_columns([header, *lines])
 
 
 def _cell(found: Mapping[str, float] | None) -> str:

@@ -78,7 +78,7 @@ def fork_turn(options: ForkOptions) -> None:
     recorded = read_run(options.trace, options.turn)
     _refuse_script(recorded, options)
     llm = model_for(recorded.asks, change.llm, options.model, options.base_url)
-    servers = {} if options.misses == "fail" else servers_for_misses(options.mcp_config)
+    servers = {} if options.misses == "fail" else _servers(options.mcp_config)
     lacking = [name for name in recorded.begun.servers if name not in servers]
     if lacking and options.misses != "fail":
         raise MCPConfigError(
@@ -166,8 +166,7 @@ def change_of(options: ForkOptions) -> Change:
     )
 
 
-def servers_for_misses(mcp_config: Path | None) -> dict[str, ToolServer]:
-    """Return the project's servers, for calls that the record does not answer."""
+def _servers(mcp_config: Path | None) -> dict[str, ToolServer]:
     return {**known_servers(GameConfiguration.of_project(), mcp_config, unasked=True).servers}
 
 
