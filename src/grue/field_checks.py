@@ -31,7 +31,7 @@ class OwnKeywords(StructMeta):
         if not any(isinstance(base, OwnKeywords) for base in bases):
             _OWNERS[name] = self.__struct_fields__
 
-    if not TYPE_CHECKING:  # the keywords of a Struct are its fields
+    if not TYPE_CHECKING:  # type checkers take a Struct's keywords from its fields, not from here
 
         def __call__(self, *args: Any, **keywords: Any) -> Any:
             """Make the Struct. `TypeError` if it has no such keyword."""

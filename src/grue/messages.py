@@ -589,7 +589,7 @@ used."""
 
 
 class OfferTools(Struct, frozen=True, tag="offer", gc=False):
-    """The request offers tools. No format of an answer is sent beside them.
+    """The request offers tools. It does not ask the endpoint to hold the reply to a schema.
 
     Attributes:
         tools: The tools; `None`: the same as in the previous request of the conversation.
@@ -1661,8 +1661,8 @@ class TurnFailed(Message, frozen=True, kw_only=True):
 
     Attributes:
         untold: As in `TurnCompleted`.
-        unread: The turn ended while it waited for the model. If the reply came later, the turn's conversation
-            does not keep it.
+        unread: The turn ended while it waited for the model. A reply that came after that is not kept in the
+            turn's conversation.
     """
 
     turn: int

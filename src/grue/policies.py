@@ -485,7 +485,7 @@ class Batching(Struct, frozen=True, kw_only=True):
 
 TURN_TIMEOUT_S = 1800.0
 """The limit of a turn whose host sets none. It is above the 750 s after which the retries of one request to a
-silent endpoint are used up, so that `LLMError` says what was wrong."""
+silent endpoint are used up. So such a turn fails with an `LLMError`, which says more than `TurnTimedOut`."""
 
 
 _ABOVE_0 = ("tool_call_timeout_s", "server_startup_timeout_s", "turn_timeout_s", "startup_timeouts_s")

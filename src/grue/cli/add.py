@@ -181,7 +181,7 @@ def _add(
 ) -> bool:
     answers.refuse_unused()
     name, entry = server.name, _in_a_box(server)
-    if not re.fullmatch(r"[A-Za-z0-9_-]+", name):  # a folder may get this name, too
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", name):  # the folder of a bundle or its packages gets this name
         raise MCPConfigError(
             f"A server's name has letters, digits, '-' and '_'; '{printable(name)}' has others."
         )
@@ -226,7 +226,7 @@ def _approved(name: str, path: Path) -> bool:
         say(line)
     others = [each for each in (*known.servers, *known.unusable) if each != name]
     if others and tool_lock_file.read_tool_lock(tool_lock_file.lock_path(path)) is None:
-        # Do not write a lock with this server alone: it would mean that no tool of the others is approved.
+        # Do not write a lock with this server alone: it would say that no tool of the others is approved.
         say(f"The file's servers have no tool lock. To approve the tools of all: {GRUE} tools --lock")
     else:
         say("\n".join(approve(known, {name: outcome.tools})))
@@ -441,7 +441,11 @@ def _absolute(path: str) -> str:
 
 
 def _in_a_box(server: descriptions.Described) -> dict[str, Any]:
-    """Return the entry with a box, and with only the environment variables that any program needs."""
+    """Return the server's entry for the file of servers.
+
+    A program that is not the user's own gets a box, and only the environment variables that every program
+    needs.
+    """
     entry = dict(server.entry)
     if server.kind in ("remote", _OWN):
         return entry

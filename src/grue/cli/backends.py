@@ -10,7 +10,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def chosen_backends(episode_id: str, *, langfuse: bool, otel: bool) -> "Iterator[list[Outbox]]":
-    """Yield the observers that the options ask for. At the end they send what is left, within seconds.
+    """Yield the observers that the options ask for.
+
+    At the end of the block each observer sends the data that it has not sent yet, and takes seconds at most.
 
     Raises:
         MissingDependencyError: A package that one of them needs is not installed.

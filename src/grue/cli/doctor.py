@@ -103,7 +103,8 @@ def before_start(server: McpServer) -> Launch | None:
     """Look at a server before it is started; `None` if its command is neither npx nor uvx."""
     if not isinstance(server, StdioServer) or (launcher := launcher_of(server)) is None:
         return None
-    # For uvx, `installed` stays false: only a second start shows whether uv has the package in its cache.
+    # For uvx, `installed` stays false, so `boot_lines` starts the server again: the difference of the times
+    # shows whether uv had the package in its cache.
     return Launch(server, launcher, installed=launcher == "npx" and direct_command(server) is not None)
 
 
@@ -270,7 +271,7 @@ def _packages() -> Finding:
             continue
     try:
         require_mcp()
-        # imported now, so that it is not part of a server's start time
+        # Import the SDK now, so that the time of its import does not count as a server's start time.
         importlib.import_module("mcp.client.session")
     except (MissingDependencyError, ImportError) as error:
         return Finding("WRONG", f"{', '.join(installed)}\n{error}")
@@ -373,7 +374,7 @@ def _servers(known: KnownServers, config: GameConfiguration, *, network: bool) -
             outcomes = client.connect()
         client.recorder.settle()
     except MissingDependencyError:
-        return  # `_packages` has reported it already
+        return  # `_packages` has reported that `mcp` is missing
     for name, outcome in outcomes.items():
         if isinstance(outcome, m.ServerFailure):
             yield Finding("WRONG", failure_text(outcome))
@@ -467,7 +468,7 @@ def _keys(known: KnownServers) -> Iterator[Finding]:
 
 
 def _logins(known: KnownServers) -> Iterator[Finding]:
-    """Say which logins are stored, and until when."""
+    """Report which servers by URL have a stored login, and until when it holds."""
     for name, server in known.servers.items():
         try:
             told = stored_login(server) if isinstance(server, HttpServer) else None

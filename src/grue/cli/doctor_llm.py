@@ -173,7 +173,7 @@ def _model_list(endpoint: LlmEndpoint, answer: Answered | Fault) -> Finding:
 
 
 def _brief(endpoint: LlmEndpoint) -> LlmEndpoint:
-    """Return the endpoint with a small limit for replies."""
+    """Return the same endpoint, which lets the model write a short reply only."""
     return LlmEndpoint(structs.replace(endpoint.settings, max_tokens=_SHORT))
 
 
@@ -262,7 +262,7 @@ def _in_a_word(failure: MCPError) -> str:
 
 
 class _Tried:
-    """A small turn that has been run: its replies, and why it failed; `failure` is `None` if it did not."""
+    """A small turn that has been run: its replies, and in `failure` why it failed, if it did."""
 
     def __init__(self, endpoint: LlmEndpoint, user: str, *, tool: bool = False, answer: Any = None) -> None:
         self.replies: list[m.CompletionReceived] = []
@@ -277,7 +277,7 @@ class _Tried:
             try:
                 runner.run_turn(TurnRequest(system=_SYSTEM, user=user, answer=answer))
             except (AnswerError, LLMError) as error:
-                # The model has replied, even if its answer is not usable.
+                # An answer that cannot be used counts as a reply: the check asks whether the model replies.
                 self.failure = None if isinstance(error, AnswerError) else error
             except MCPError as error:
                 self.failure = error

@@ -72,8 +72,8 @@ def print_status(directory: Path, *, as_json: bool) -> None:
 
 def _say_outcomes(directory: Path, manifest: Manifest, outcomes: Counter[str]) -> None:
     done = outcomes["scored"] + outcomes["failed"]
-    # With more episodes than the manifest counts, a program has added cases to this folder. Nothing then
-    # tells which episodes belong to the latest sweep.
+    # If the folder has more episodes than the manifest counts, a program has added cases to it. Nothing tells
+    # then which episodes belong to the latest run, so say "of N" about that run only.
     if outcomes.total() > manifest.total:
         said = f"{done:,} episodes of {manifest.work} are done; the latest run was about {manifest.total:,}."
     else:
@@ -262,6 +262,6 @@ def _print_rows(axes: list[str], rows: list[dict[str, Any]], ids: list[str]) -> 
 def _cell(found: Mapping[str, float] | None) -> str:
     if found is None:
         return "-"
-    # A single episode has no spread.
+    # Of a single episode there is no standard error to print.
     spread = f" ± {found['standard_error']:.2g}" if found["n"] > 1 else ""
     return f"{found['mean']:.4g}{spread}"

@@ -45,8 +45,8 @@ from grue.tracing.facts import EpisodeResumed
 from grue.tracing.message_words import DIM, YELLOW
 
 _LEFT_OUT = ("settings", "conditions")
-"""Fields of `episode` and `resumed` that are left out, because the user has chosen these options. Of a
-resumed episode, the options that have changed are printed."""
+"""Fields of the facts that the objects `episode` and `resumed` leave out: the user has chosen these options.
+The object `resumed` still names the options that have changed since the episode began."""
 
 
 class JsonLines:
@@ -237,8 +237,8 @@ class LiveView(Closing):
 
     Args:
         output: Where to print. A status line is shown if the output `redraws`.
-        max_turns: Turns of the episode, if it is resumed; 0: as in `EpisodeStarted`.
-        story: Turns messages into lines; default: that of a game.
+        max_turns: Most turns of the episode, used until `EpisodeStarted` gives the number; 0: unknown.
+        story: Turns messages into lines; by default into those of a game.
         clock: Monotonic seconds.
     """
 
@@ -263,7 +263,7 @@ class LiveView(Closing):
         self._thread = threading.Thread(target=self._run, name="live-view", daemon=True)
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Queue a message for the next drawing. Never waits, never fails."""
+        """Queue a message, which the view's thread draws. Never waits, never fails."""
         del line
         if not self._gone:
             self._arrived.append((self._clock(), envelope))
@@ -287,7 +287,7 @@ class LiveView(Closing):
                 self._draw()
             self._draw(last=True)
         except OSError:
-            pass  # The reader is gone; the episode continues.
+            pass  # Nobody reads the output any more. The episode continues without the view.
         finally:
             self._gone = True
             self._arrived.clear()

@@ -1,7 +1,7 @@
 """The current state of an episode: which steps are under way, the turn, the score and the cost.
 
 Pure: times are arguments, in seconds of any one clock. Texts from servers, tools and the model are untrusted;
-they are made printable here. `live_status` shows the state.
+they are made printable here. `status_rows` in `live.py` makes rows of the state.
 """
 
 from collections.abc import Callable, Hashable

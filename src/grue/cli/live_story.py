@@ -23,7 +23,8 @@ BOLD, CYAN = "1", "36"
 _TEXT_CHARS = 300
 _NAME_CHARS = 60
 _SECOND_COLUMN = "\0"
-"""A character that is not printable, so that no text contains it."""
+"""Stands for the second column of a wide character while a text is wrapped. It is not printable, so no
+printable text contains it."""
 
 
 class Line(Struct, frozen=True):
@@ -57,8 +58,8 @@ class Line(Struct, frozen=True):
 def _wrapped(text: str, width: int, hanging: str) -> list[str]:
     if cells(text) <= len(text):
         return textwrap.wrap(text, width, subsequent_indent=hanging) or [""]
-    # `textwrap` counts characters, not columns. So a placeholder follows each wide character. If a row is
-    # broken between the two, it is one column too long; hence `width - 1`.
+    # `textwrap` counts characters, not columns. So a placeholder follows each wide character. A row that is
+    # broken between the character and its placeholder is one column too long; hence `width - 1`.
     spaced = "".join(char + _SECOND_COLUMN * (cells(char) - 1) for char in text)
     rows = textwrap.wrap(spaced, width - 1, subsequent_indent=hanging)
     return [row.replace(_SECOND_COLUMN, "") for row in rows]
@@ -182,7 +183,7 @@ class Story:
         yield from self._once(body)
 
     def _once(self, body: Struct) -> Iterator[Line]:
-        # Print a problem only once, because each turn's session records it again.
+        # Each turn's session records the same problem of its server again. Print it only once.
         if body not in self._told:
             self._told.add(body)
             yield from _problem(body)

@@ -51,7 +51,7 @@ class Commands(TyperGroup):
             raise
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Find a command; its flags are shown without a type."""
+        """Find a command, and let its help show flags without a type."""
         command = super().get_command(ctx, cmd_name)
         if command is not None:
             _show_flags(command.get_params(ctx))
@@ -74,7 +74,7 @@ class Commands(TyperGroup):
 
 
 def _show_flags(params: list[Any]) -> list[Any]:
-    """Make `--help` show a flag as one: typer shows `--all <bool>`, as if it took a value."""
+    """Make `--help` show `--all` for a flag. Typer would show `--all <bool>`, as if the flag took a value."""
     for each in params:
         if getattr(each, "is_flag", False) and each.metavar is None:
             each.metavar = ""

@@ -82,8 +82,8 @@ def _play(options: PlayOptions, past: GamePast | None) -> EpisodeResult:
         for observer in backends:
             recorder.add(observer)
         if past is not None:
-            # Read the trace again: before `RunFolder` locked the folder, another process may have continued
-            # the episode.
+            # Read the trace again: another process may have continued the episode before `RunFolder` locked
+            # the folder.
             past = read_past(folder_path)
         parts = _setup(options, past, recorder)
         setup = structs.replace(parts, game=game, client=client, mcp_manager=server)
@@ -167,7 +167,7 @@ def _configuration(options: PlayOptions) -> tuple[GameConfiguration, Any]:
     config.mcp_enabled = True
     if options.output not in ("json", "quiet"):
         why = "no MCP servers are configured"
-        if (file := config.mcp_config_path).is_file():  # other commands use this file without an option
+        if (file := config.mcp_config_path).is_file():  # Other commands do use this file.
             why = f"{shown_path(file)} is not used without --mcp-config, or enabled = true"
         say(
             f"grue: {why}, so the bundled server, {BUNDLED_NAME!r}, is used. For none:"

@@ -147,7 +147,9 @@ def named_server(servers: dict[str, StdioServer], name: str) -> StdioServer:
 
 
 def watched_server(servers: Mapping[str, McpServer], name: str) -> tuple[StdioServer, Callable[[], str]]:
-    """Return a server that runs watched and without a box, and a function that returns the box as JSON.
+    """Return a server that is watched and runs without a box, and a function.
+
+    Called when the server has ended, the function returns as JSON the box that the server would have needed.
 
     Raises:
         MCPConfigError: There is no such server, or grue does not start it.

@@ -54,7 +54,7 @@ class RunStory(Story):
     """Turn the messages of a run into lines.
 
     Args:
-        beside_status: Whether a status line shows what is under way; see `Story`.
+        beside_status: Whether a status line shows the running calls; see `Story`.
     """
 
     def __init__(self, *, beside_status: bool = False) -> None:
@@ -235,7 +235,7 @@ def _shown(recorder: Recorder, options: RunOptions, lines: RunLines) -> ExitStac
 
 def _remove_if_empty(folder: Path) -> None:
     """Remove the folder of a run that could not begin."""
-    with suppress(OSError):  # the folder has files, or was never created
+    with suppress(OSError):  # the folder has files, so the run began; or there is no folder
         folder.rmdir()
 
 

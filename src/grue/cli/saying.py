@@ -19,7 +19,7 @@ from grue.runtime.secrets.secret_forms import secrets_in
 
 
 def grue_from(folder: Path) -> str:
-    """Return the command for hints to somebody in `folder`: its path, if it is not on the PATH."""
+    """Return how somebody in `folder` calls this program: `grue`, or its path if PATH does not lead to it."""
     called = Path(sys.argv[0])
     if called.name != "grue" or shutil.which("grue") is not None:
         return "grue"
@@ -32,7 +32,7 @@ def grue_from(folder: Path) -> str:
 
 
 GRUE = grue_from(Path.cwd())
-"""The command that a user types for `grue`, for hints."""
+"""What the user has to type for `grue`; for commands that grue proposes."""
 
 
 def say(text: str = "", *, err: bool = False) -> None:

@@ -448,7 +448,7 @@ def _test(
         yield "    )"
         fallback = ", fallback=True" if end.kind == "fallback" else ""
         yield f"    assert_answer(outcome, {_literal(end.answer)}{fallback})"
-        if end.kind in {"answered", "forced"}:  # not `degraded`: no server is missing in the test
+        if end.kind in {"answered", "forced"}:  # not if `degraded`: in the test no server is missing
             yield f"    assert outcome.kind == {end.kind!r}, outcome.reason"
         yield from _cuts(run, end)
         return

@@ -216,5 +216,5 @@ def _history(redaction: Redaction) -> History:
 def _shorten(path: Path) -> None:
     """Keep only the later half of a long history."""
     kept = path.read_bytes()[-_MAX_HISTORY_BYTES // 2 :]
-    # An entry begins with an empty line and a comment.
+    # Cut at the beginning of an entry, which is an empty line and a comment.
     write_whole(path, kept[max(0, kept.find(b"\n\n#")) :])

@@ -203,7 +203,7 @@ class PipeScreen:
 
 
 class _WaitingRow:
-    """A row at the cursor that says what the turn waits for, and for how long. Its thread redraws it."""
+    """A row at the cursor that says what the turn waits for, and for how long. A thread redraws the row."""
 
     def __init__(self, output: Terminal) -> None:
         self._output = output
@@ -216,7 +216,7 @@ class _WaitingRow:
         self._thread: threading.Thread | None = None
 
     def show(self, what: str) -> None:
-        """Show the row from the next tick on."""
+        """Show the row with this text, from the thread's next tick on."""
         if not self._output.redraws or self._closing.is_set():
             return
         with self._lock:
