@@ -1,4 +1,4 @@
-"""The accounts of a fleet: the broker with its waiting requests and its ledger.
+"""The accounts of a fleet: the broker with its ledger, and what each worker has asked for and was given.
 
 The ledger is append-only. A reservation is written before its request may start, and a settlement when the
 request has ended. So the next driver knows what may have been spent, even if a process was killed.
@@ -16,10 +16,13 @@ import msgspec
 from msgspec import Struct
 
 from grue.errors import FleetError
-from grue.fleet.broker import Amount, Broker, Granted, Limits, NotYet, Refused, spent_so_far
+from grue.fleet.broker import Amount, Broker, Granted, Limits, NotYet, Refused
+from grue.fleet.engine import Costs
 from grue.fleet.folder import LEDGER, FleetFolder
 from grue.fleet.server_places import ServerPlaces
 from grue.transports.llm.exchange import RequestOutcome, WantedRequest
+
+GONE = "the fleet's broker is gone, so nothing may start"
 
 _TOO_MANY_S = 30.0
 """How long an episode that already holds `servers_an_episode` places may wait for one more."""
@@ -33,6 +36,14 @@ class _Line(Struct, frozen=True, omit_defaults=True):
     requests: int = 0
     tokens: int = 0
     money_usd: float = 0.0
+
+
+class Reservation(Struct, frozen=True):
+    """A request that may start: its number in the ledger, the most that it can cost, and its model."""
+
+    number: str
+    most: Amount
+    model: str
 
 
 class Accounts:
@@ -70,8 +81,12 @@ class Accounts:
         """Close the ledger."""
         self._ledger.close()
 
-    async def admitted(self, wanted: WantedRequest) -> tuple[str, Amount] | Refused:
-        """Wait until a request may start. Return its number and reservation, or why it is refused.
+    def costs(self) -> Costs:
+        """Return the cost of all requests so far."""
+        return Costs(self.broker.spent, self.broker.overloads, self.broker.refused)
+
+    async def admitted(self, wanted: WantedRequest) -> Reservation | str:
+        """Wait until a request may start. Return its reservation, or why the request is refused.
 
         Requests start in the order in which this method was called, and only the first waiting request asks
         the broker. So the others take no time while they wait, and small requests cannot overtake a large one
@@ -80,26 +95,26 @@ class Accounts:
         async with self._first:
             return await self._admitted(wanted)
 
-    async def _admitted(self, wanted: WantedRequest) -> tuple[str, Amount] | Refused:
+    async def _admitted(self, wanted: WantedRequest) -> Reservation | str:
         while True:
             if self._failed:
-                return Refused(self._failed)
+                return self._failed
             changed = self._changed = self._changed or anyio.Event()
             match self.broker.ask(wanted, time.monotonic()):
                 case Granted(reserved):
-                    number = f"{self._run}-{next(self._numbers)}"
-                    self._write("reserved", number, reserved)
-                    return number, reserved
-                case Refused() as refused:
-                    return refused
+                    reservation = Reservation(f"{self._run}-{next(self._numbers)}", reserved, wanted.model)
+                    self._write("reserved", reservation, reserved)
+                    return reservation
+                case Refused(why):
+                    return why
                 case NotYet(after_s):
                     with anyio.move_on_after(after_s):
                         await changed.wait()
 
-    def settled(self, number: str, reserved: Amount, outcome: RequestOutcome, model: str) -> None:
+    def settled(self, reservation: Reservation, outcome: RequestOutcome) -> None:
         """Charge a request that has ended, in place of its reservation."""
-        cost = self.broker.settle(reserved, outcome, model, time.monotonic())
-        self._write("settled", number, cost)
+        cost = self.broker.settle(reservation.most, outcome, reservation.model, time.monotonic())
+        self._write("settled", reservation, cost)
         if self._changed is not None:
             self._changed.set()
         self._changed = None
@@ -121,21 +136,16 @@ class Accounts:
                 await left.wait()
         return ""
 
-    def left(self, machine: str, worker: str, *, all_: bool = False) -> None:
-        """Give back one place of a worker, or with `all_` all its places."""
-        places = self.places.get(machine)
-        if places is None:
-            return
-        if all_:
-            places.lost(worker)
-        else:
-            places.leave(worker)
+    def left(self, machine: str, worker: str) -> None:
+        """Give back one place of a worker."""
+        self.places[machine].leave(worker)
         if self._left is not None:
             self._left.set()
         self._left = None
 
-    def _write(self, kind: str, number: str, amount: Amount) -> None:
-        line = _Line(kind, number, amount.requests, amount.tokens, round(amount.money_usd, 9))
+    def _write(self, kind: str, reservation: Reservation, amount: Amount) -> None:
+        money_usd = round(amount.money_usd, 9)
+        line = _Line(kind, reservation.number, amount.requests, amount.tokens, money_usd)
         try:
             self._ledger.write(msgspec.json.encode(line) + b"\n")
         except OSError as error:
@@ -143,16 +153,91 @@ class Accounts:
             self._failed = f"the fleet's ledger cannot be written ({error.strerror})"
 
 
+class Claims:
+    """What one worker has asked for and was given: requests to models, and places for server processes.
+
+    The worker numbers its questions, and uses the same number when it gives back what it was given.
+
+    Args:
+        accounts: Decides about the questions.
+        worker: Name of the worker.
+        machine: Name of the machine on which the worker starts servers.
+    """
+
+    def __init__(self, accounts: Accounts, worker: str, machine: str = "") -> None:
+        self._accounts = accounts
+        self._worker = worker
+        self._machine = machine
+        self._waiting: dict[int, anyio.CancelScope] = {}
+        self._given: dict[int, Reservation | None] = {}  # `None` stands for a server's place
+
+    def begin(self, id_: int) -> anyio.CancelScope:
+        """Note a question before the task that answers it starts; return the scope that cancels the task.
+
+        The worker's next message may already withdraw the question, and has to find it here.
+        """
+        scope = self._waiting[id_] = anyio.CancelScope()
+        return scope
+
+    async def answer(self, id_: int, wanted: WantedRequest | None, scope: anyio.CancelScope) -> str:
+        """Wait until a request, or without `wanted` a server, may start.
+
+        Return why it may not, or an empty text. If the question is withdrawn meanwhile, nothing stays given.
+        """
+        given: Reservation | str | None = GONE
+        with scope:
+            if wanted is None:
+                given = await self._accounts.placed(self._machine, self._worker) or None
+            else:
+                given = await self._accounts.admitted(wanted)
+        withdrawn = self._waiting.pop(id_, None) is None
+        if isinstance(given, str):
+            return given
+        self._given[id_] = given
+        if withdrawn:  # too late to cancel the task: it did not have to wait
+            self.give_back(id_, RequestOutcome(sent=False))
+        return ""
+
+    def give_back(self, id_: int, outcome: RequestOutcome) -> None:
+        """Charge a request or free a server's place that has ended, or withdraw a question."""
+        waiting = self._waiting.pop(id_, None)
+        if waiting is not None:
+            waiting.cancel()
+        elif id_ in self._given:
+            reservation = self._given.pop(id_)
+            if reservation is None:
+                self._accounts.left(self._machine, self._worker)
+            else:
+                self._accounts.settled(reservation, outcome)
+
+    def lost(self) -> None:
+        """After the worker has ended, charge its requests under way in full, and free its places.
+
+        The guard process ends the worker's servers.
+        """
+        for id_ in (*self._waiting, *self._given):
+            self.give_back(id_, RequestOutcome())
+
+
 def read_ledger(folder: FleetFolder) -> Amount:
-    """Return the usage and cost of a fleet so far.
+    """Return the usage and cost of a fleet so far. A reservation without a settlement counts in full.
 
     Raises:
         FleetError: The ledger cannot be read.
     """
-    return spent_so_far(_lines(folder.path / LEDGER))
+    open_: dict[str, Amount] = {}
+    spent = Amount()
+    for line in _lines(folder.path / LEDGER):
+        amount = Amount(line.requests, line.tokens, line.money_usd)
+        if line.kind == "reserved":
+            open_[line.id] = amount
+        elif line.kind == "settled":
+            open_.pop(line.id, None)
+            spent += amount
+    return sum(open_.values(), spent)
 
 
-def _lines(path: Path) -> Iterator[dict[str, object]]:
+def _lines(path: Path) -> Iterator[_Line]:
     """Yield the lines of a ledger, without a last line that was cut short by a kill.
 
     The request of such a line was never sent, because a request starts only after its line is written.
@@ -166,7 +251,7 @@ def _lines(path: Path) -> Iterator[dict[str, object]]:
     with file:
         for number, line in enumerate(file, 1):
             try:
-                yield msgspec.json.decode(line, type=dict[str, object])
+                yield msgspec.json.decode(line, type=_Line)
             except msgspec.MsgspecError as error:
                 if line.endswith(b"\n"):
                     raise FleetError(f"{path}, line {number} is damaged: {error}.") from error

@@ -19,7 +19,6 @@ The rules:
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from msgspec import Struct, field
@@ -324,23 +323,3 @@ class Broker(Struct):
             money = (outcome.input_tokens * price.input + outcome.output_tokens * price.output) / 1e6
         tokens = outcome.input_tokens + outcome.output_tokens
         return Amount(1, tokens, reserved.money_usd if money is None else money)
-
-
-def spent_so_far(lines: Iterable[Mapping[str, object]]) -> Amount:
-    """Sum up a ledger's reservations and settlements. A reservation without a settlement counts in full."""
-    open_: dict[object, Amount] = {}
-    spent = Amount()
-    for line in lines:
-        amount = Amount(
-            int(str(line.get("requests", 0))),
-            int(str(line.get("tokens", 0))),
-            float(str(line.get("money_usd", 0.0))),
-        )
-        if line.get("kind") == "reserved":
-            open_[line.get("id")] = amount
-        elif line.get("kind") == "settled":
-            open_.pop(line.get("id"), None)
-            spent += amount
-    for amount in open_.values():
-        spent += amount
-    return spent

@@ -1,9 +1,9 @@
 """The broker as a server in the driver's process: answers the workers.
 
-Each worker process has a connection to a Unix socket. A message is a line of JSON. For a request to a model
-the worker sends `ask` and `settle`, for a server process `ask_place` and `leave`. The server answers each
-question with `reply`. When the connection ends, the worker's requests under way are charged in full, because
-they may have been sent, and its places are free.
+Each worker process has a connection to a Unix socket. A message is a line of JSON. The worker sends `ask`
+before a request to a model or the start of a server process, and `give_back` when that has ended. The server
+answers each `ask` with `reply`. When the connection ends, the worker's requests under way are charged in
+full, because they may have been sent, and its places for servers are free.
 
 The server runs in a thread with an event loop of its own, so that the driver stays synchronous. This module
 reads and writes the lines; `accounts.py` decides what is answered.
@@ -24,40 +24,29 @@ import msgspec
 from anyio.streams.buffered import BufferedByteReceiveStream
 from msgspec import Struct
 
-from grue.fleet.accounts import Accounts
-from grue.fleet.broker import Amount, Limits, Refused
+from grue.fleet.accounts import Accounts, Claims
+from grue.fleet.broker import Limits
 from grue.fleet.folder import FleetFolder
 from grue.transports.llm.exchange import RequestOutcome, WantedRequest
 
 MOST_LINE_BYTES = 65_536
-_HERE = ""
-"""All workers of a local fleet are on one machine."""
 
 
 class Ask(Struct, frozen=True, tag="ask"):
-    """A worker asks whether a request may start. `id` numbers the questions of the connection."""
+    """A worker asks whether a request or, without `wanted`, a server process may start.
+
+    `id` numbers the questions of the connection.
+    """
 
     id: int
-    wanted: WantedRequest
+    wanted: WantedRequest | None = None
 
 
-class Settle(Struct, frozen=True, tag="settle"):
-    """A worker reports how a request ended, or that the worker no longer waits for permission to send it."""
+class GiveBack(Struct, frozen=True, tag="give_back"):
+    """A worker's request or server process has ended, or the worker no longer waits for an answer."""
 
     id: int
     outcome: RequestOutcome
-
-
-class AskPlace(Struct, frozen=True, tag="ask_place"):
-    """A worker asks whether it may start a server process. `id` is from the same numbers as in `Ask`."""
-
-    id: int
-
-
-class Leave(Struct, frozen=True, tag="leave"):
-    """A server process has ended, or the worker no longer waits for its place."""
-
-    id: int
 
 
 class Reply(Struct, frozen=True, tag="reply"):
@@ -67,7 +56,7 @@ class Reply(Struct, frozen=True, tag="reply"):
     refused: str = ""
 
 
-_REQUESTS = msgspec.json.Decoder(Ask | Settle | AskPlace | Leave)
+_REQUESTS = msgspec.json.Decoder(Ask | GiveBack)
 
 
 class BrokerServer:
@@ -116,91 +105,26 @@ class BrokerServer:
                 await listener.serve(self._worker)
 
     async def _worker(self, stream: anyio.abc.ByteStream) -> None:
-        worker = _WorkerStream(self.accounts, stream, str(next(self._workers)))
+        claims = Claims(self.accounts, str(next(self._workers)))
+
+        async def answer(ask: Ask, scope: anyio.CancelScope) -> None:
+            reply = Reply(ask.id, await claims.answer(ask.id, ask.wanted, scope))
+            with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                await stream.send(msgspec.json.encode(reply) + b"\n")
+
         async with stream, anyio.create_task_group() as tasks:
             try:
                 async for line in _received(BufferedByteReceiveStream(stream)):
                     match _REQUESTS.decode(line):
                         case Ask() as ask:
-                            tasks.start_soon(worker.answer, ask, worker.begin(ask.id))
-                        case Settle() as settle:
-                            worker.settle(settle)
-                        case AskPlace() as ask_place:
-                            tasks.start_soon(worker.place, ask_place, worker.begin(ask_place.id))
-                        case Leave(id_):
-                            worker.leave(id_)
+                            tasks.start_soon(answer, ask, claims.begin(ask.id))
+                        case GiveBack(id_, outcome):
+                            claims.give_back(id_, outcome)
             except msgspec.MsgspecError:
                 pass  # the worker was killed in the middle of a line, or another program has connected
             finally:
                 tasks.cancel_scope.cancel()
-                worker.lost()
-
-
-class _WorkerStream:
-    """The connection of one worker, with the worker's requests under way and its places for servers."""
-
-    def __init__(self, accounts: Accounts, stream: anyio.abc.ByteStream, name: str) -> None:
-        self._accounts = accounts
-        self._stream = stream
-        self._name = name
-        self._placed: set[int] = set()
-        self._under_way: dict[int, tuple[str, Amount, str]] = {}
-        self._waiting: dict[int, anyio.CancelScope] = {}
-
-    def begin(self, id_: int) -> anyio.CancelScope:
-        """Note a question before the task that answers it starts; return the scope that cancels the task.
-
-        The worker's next message may already withdraw the question, and has to find it here.
-        """
-        scope = self._waiting[id_] = anyio.CancelScope()
-        return scope
-
-    async def answer(self, ask: Ask, scope: anyio.CancelScope) -> None:
-        with scope:
-            admitted = await self._accounts.admitted(ask.wanted)
-        if self._waiting.pop(ask.id, None) is None or scope.cancelled_caught:
-            return
-        if isinstance(admitted, Refused):
-            reply = Reply(ask.id, admitted.why)
-        else:
-            self._under_way[ask.id] = (*admitted, ask.wanted.model)
-            reply = Reply(ask.id)
-        await self._send(reply)
-
-    async def place(self, ask: AskPlace, scope: anyio.CancelScope) -> None:
-        with scope:
-            refused = await self._accounts.placed(_HERE, self._name)
-        if self._waiting.pop(ask.id, None) is None or scope.cancelled_caught:
-            return
-        if not refused:
-            self._placed.add(ask.id)
-        await self._send(Reply(ask.id, refused))
-
-    def leave(self, id_: int) -> None:
-        waiting = self._waiting.pop(id_, None)
-        if waiting is not None:
-            waiting.cancel()
-        elif id_ in self._placed:
-            self._placed.remove(id_)
-            self._accounts.left(_HERE, self._name)
-
-    def settle(self, settle: Settle) -> None:
-        waiting = self._waiting.pop(settle.id, None)
-        if waiting is not None:
-            waiting.cancel()
-        elif settle.id in self._under_way:
-            number, reserved, model = self._under_way.pop(settle.id)
-            self._accounts.settled(number, reserved, settle.outcome, model)
-
-    def lost(self) -> None:
-        for number, reserved, model in self._under_way.values():
-            self._accounts.settled(number, reserved, RequestOutcome(), model)
-        self._under_way.clear()
-        self._accounts.left(_HERE, self._name, all_=True)
-
-    async def _send(self, reply: Reply) -> None:
-        with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            await self._stream.send(msgspec.json.encode(reply) + b"\n")
+                claims.lost()
 
 
 async def _received(stream: BufferedByteReceiveStream) -> AsyncIterator[bytes]:

@@ -94,8 +94,7 @@ class LocalEngine:
 
     def costs(self) -> Costs:
         """Return the cost of all requests so far."""
-        broker = self._broker.accounts.broker
-        return Costs(broker.spent, broker.overloads, broker.refused)
+        return self._broker.accounts.costs()
 
     def submit(self, job: Task) -> None:
         """Make an attempt as soon as a process is free."""

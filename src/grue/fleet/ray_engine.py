@@ -13,28 +13,23 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-import anyio
 import anyio.to_thread
 
 from grue.errors import FleetError, MissingDependencyError
-from grue.fleet.accounts import Accounts
+from grue.fleet.accounts import GONE, Accounts, Claims
 from grue.fleet.attempt import Attempted, Task, text_of
-from grue.fleet.broker import Amount, Limits, Refused
-from grue.fleet.broker_link import GONE
+from grue.fleet.broker import Limits
+from grue.fleet.broker_link import Claim
 from grue.fleet.engine import Costs, Ended, Lost
 from grue.fleet.folder import FleetFolder
-from grue.runtime.processes.server_gate import ServerPlace, set_server_gate
-from grue.transports.llm.exchange import Permit, RequestOutcome, WantedRequest, set_request_gate
+from grue.runtime.processes.server_gate import set_server_gate
+from grue.transports.llm.exchange import RequestOutcome, WantedRequest, set_request_gate
 
 _LOOK_S = 0.1
 _COSTS_EVERY_S = 1.0
-
-_Key: TypeAlias = tuple[str, int]
-"""The name of an attempt, and the number of one of the attempt's questions to the broker."""
 
 
 class RayBroker:
@@ -47,66 +42,29 @@ class RayBroker:
 
     def __init__(self, folder: Path, limits: Limits) -> None:
         self._accounts = Accounts(FleetFolder(folder), limits)
-        self._under_way: dict[_Key, tuple[str, Amount, str]] = {}
-        self._placed: dict[_Key, str] = {}
-        self._waiting: dict[_Key, anyio.CancelScope] = {}
+        self._claims: dict[str, Claims] = {}
 
-    async def ask(self, attempt: str, id_: int, wanted: WantedRequest) -> str:
-        """Wait until a request may start; return why it is refused, or an empty text."""
-        with anyio.CancelScope() as scope:
-            self._waiting[attempt, id_] = scope
-            admitted = await self._accounts.admitted(wanted)
-        self._waiting.pop((attempt, id_), None)
-        if scope.cancelled_caught:
-            return GONE
-        if isinstance(admitted, Refused):
-            return admitted.why
-        self._under_way[attempt, id_] = (*admitted, wanted.model)
-        return ""
+    async def ask(self, machine: str, attempt: str, id_: int, wanted: WantedRequest | None) -> str:
+        """Wait until a request, or without `wanted` a server on this machine, may start.
 
-    async def settle(self, attempt: str, id_: int, outcome: RequestOutcome) -> None:
-        """Charge a request that has ended, or drop a request that still waits for permission."""
-        self._give_up(attempt, id_)
-        found = self._under_way.pop((attempt, id_), None)
-        if found is not None:
-            number, reserved, model = found
-            self._accounts.settled(number, reserved, outcome, model)
+        Return why it may not, or an empty text.
+        """
+        claims = self._claims.setdefault(attempt, Claims(self._accounts, attempt, machine))
+        return await claims.answer(id_, wanted, claims.begin(id_))
 
-    async def place(self, machine: str, attempt: str, id_: int) -> str:
-        """Wait until a server may start on a machine; return why it may not, or an empty text."""
-        with anyio.CancelScope() as scope:
-            self._waiting[attempt, id_] = scope
-            refused = await self._accounts.placed(machine, attempt)
-        self._waiting.pop((attempt, id_), None)
-        if scope.cancelled_caught:
-            return GONE
-        if not refused:
-            self._placed[attempt, id_] = machine
-        return refused
-
-    async def leave(self, attempt: str, id_: int) -> None:
-        """Free a server's place, or stop a wait for a place."""
-        self._give_up(attempt, id_)
-        machine = self._placed.pop((attempt, id_), None)
-        if machine is not None:
-            self._accounts.left(machine, attempt)
+    async def give_back(self, attempt: str, id_: int, outcome: RequestOutcome) -> None:
+        """Charge a request or free a server's place that has ended, or withdraw a question."""
+        if attempt in self._claims:
+            self._claims[attempt].give_back(id_, outcome)
 
     async def lost(self, attempt: str) -> None:
         """After an attempt has ended, charge its requests under way in full, and free its places."""
-        for held in (self._waiting, self._under_way, self._placed):
-            for _, id_ in [key for key in held if key[0] == attempt]:
-                await self.settle(attempt, id_, RequestOutcome())
-                await self.leave(attempt, id_)
-
-    def _give_up(self, attempt: str, id_: int) -> None:
-        waiting = self._waiting.pop((attempt, id_), None)
-        if waiting is not None:
-            waiting.cancel()
+        if attempt in self._claims:
+            self._claims.pop(attempt).lost()
 
     async def costs(self) -> Costs:
         """Return the cost of all requests so far."""
-        broker = self._accounts.broker
-        return Costs(broker.spent, broker.overloads, broker.refused)
+        return self._accounts.costs()
 
 
 class RayEngine:
@@ -240,9 +198,9 @@ class RayEngine:
 def _attempt(broker: Any, limits: Limits, path: list[str], job: Task) -> Attempted:
     """Make an attempt within a Ray task."""
     sys.path[:] = [*sys.path, *(each for each in path if each not in sys.path)]
-    asked = _AskedOfBroker(broker, job.folder.name)
-    set_request_gate(_RayRequests(asked) if limits.on_requests else None)
-    set_server_gate(_RayServers(asked) if limits.servers.at_once is not None else None)
+    gate = _RayGate(broker, job.folder.name)
+    set_request_gate(gate if limits.on_requests else None)
+    set_server_gate(gate if limits.servers.at_once is not None else None)
     try:
         job.prepare()
         return job.make()
@@ -251,79 +209,28 @@ def _attempt(broker: Any, limits: Limits, path: list[str], job: Task) -> Attempt
         set_server_gate(None)
 
 
-class _AskedOfBroker:
-    """Sends the questions of one attempt to the broker's actor, and numbers them."""
+class _RayGate:
+    """Asks the broker's actor before each request and each server start of an attempt."""
 
     def __init__(self, broker: Any, attempt: str) -> None:
-        self.broker = broker
-        self.attempt = attempt
+        self._broker = broker
+        self._attempt = attempt
+        self._machine = _ray().get_runtime_context().get_node_id()
         self._ids = itertools.count(os.getpid() * 2**20)
 
-    def next_id(self) -> int:
-        return next(self._ids)
-
-    async def answer(self, asked: Any, give_up: Callable[[], object]) -> str:
-        """Wait for the broker's answer `asked`: the reason for a refusal, or an empty text.
-
-        If the wait is cancelled, call `give_up`, so that the broker withdraws the question.
-        """
-        ray = _ray()
+    async def admit(self, wanted: WantedRequest | None = None) -> Claim | str:
+        """Wait until a request, or without `wanted` a server process, may start, as `BrokerLink.admit`."""
+        ray, id_ = _ray(), next(self._ids)
+        claim = Claim(functools.partial(self._broker.give_back.remote, self._attempt, id_))
+        asked = self._broker.ask.remote(self._machine, self._attempt, id_, wanted)
         try:
             refused: str = await anyio.to_thread.run_sync(ray.get, asked, abandon_on_cancel=True)
         except ray.exceptions.RayError:
             return GONE
         except BaseException:
-            give_up()
+            claim.leave()
             raise
-        return refused
-
-
-class _RayRequests:
-    """Asks the broker before each request of an attempt to a model."""
-
-    def __init__(self, asked: _AskedOfBroker) -> None:
-        self._asked = asked
-
-    async def admit(self, wanted: WantedRequest) -> Permit | str:
-        """Wait until the broker lets the request start; return a permit, or the reason for a refusal."""
-        asked, id_ = self._asked, self._asked.next_id()
-        permit = _RayPermit(asked, id_)
-        answer = asked.broker.ask.remote(asked.attempt, id_, wanted)
-        return await asked.answer(answer, permit.give_up) or permit
-
-
-class _RayPermit:
-    def __init__(self, asked: _AskedOfBroker, id_: int) -> None:
-        self._settle = functools.partial(asked.broker.settle.remote, asked.attempt, id_)
-
-    def settle(self, outcome: RequestOutcome) -> None:
-        self._settle(outcome)
-
-    def give_up(self) -> None:
-        self._settle(RequestOutcome(sent=False))
-
-
-class _RayServers:
-    """Asks the broker before each start of a server process. Each machine has places of its own."""
-
-    def __init__(self, asked: _AskedOfBroker) -> None:
-        self._asked = asked
-
-    async def admit(self) -> ServerPlace | str:
-        """Wait for a place on this machine; return the place, or the reason for a refusal."""
-        asked, id_ = self._asked, self._asked.next_id()
-        machine = _ray().get_runtime_context().get_node_id()
-        place = _RayPlace(asked, id_)
-        answer = asked.broker.place.remote(machine, asked.attempt, id_)
-        return await asked.answer(answer, place.leave) or place
-
-
-class _RayPlace:
-    def __init__(self, asked: _AskedOfBroker, id_: int) -> None:
-        self._leave = functools.partial(asked.broker.leave.remote, asked.attempt, id_)
-
-    def leave(self) -> None:
-        self._leave()
+        return refused or claim
 
 
 def _ray() -> Any:
@@ -338,18 +245,11 @@ def _ray() -> Any:
 
 
 def _connect(ray: Any, address: str | None) -> None:
-    with _quiet():
-        try:
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise FleetError(f"Cannot reach the Ray cluster {address or 'here'}: {error}.") from error
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep Ray from reporting its usage over the network."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    yield
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # or Ray would report its usage over the network
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise FleetError(f"Cannot reach the Ray cluster {address or 'here'}: {error}.") from error
 
 
 def _require_shared_folder(ray: Any, folder: Path) -> None:

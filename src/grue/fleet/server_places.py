@@ -75,10 +75,6 @@ class ServerPlaces:
         if self._held[worker] <= 0:
             del self._held[worker]
 
-    def lost(self, worker: str) -> None:
-        """Give back all places of a worker that is gone. The guard process ends the worker's servers."""
-        self._held.pop(worker, None)
-
     def _claim(self, count: int) -> int:
         """Return how many places a worker with `count` servers keeps from other workers."""
         return max(count, self._cap.an_episode) if count else 0

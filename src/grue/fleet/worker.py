@@ -151,7 +151,7 @@ def _begin(place: Place) -> None:
     except (ConnectionRefusedError, FileNotFoundError):
         _leave()  # the driver was killed while this process was starting
     set_request_gate(link if place.limits.on_requests else None)
-    set_server_gate(link.servers if place.limits.servers.at_once is not None else None)
+    set_server_gate(link if place.limits.servers.at_once is not None else None)
     _links.append(link)
 
 

@@ -18,7 +18,6 @@ from grue.fleet.broker import (
     NotYet,
     Rate,
     Refused,
-    spent_so_far,
 )
 from grue.protocol.turn.prices import Price
 from grue.transports.llm.exchange import RequestOutcome, WantedRequest
@@ -190,15 +189,6 @@ def test_one_overload_of_many_requests_halves_once() -> None:
     for each in under_way:
         broker.settle(each, RequestOutcome(status=429), "m", 5.0)
     assert broker.window == 4
-
-
-def test_the_ledger_of_a_lost_driver_counts_open_requests_in_full() -> None:
-    lines: list[dict[str, object]] = [
-        {"kind": "reserved", "id": "1", "requests": 1, "tokens": 100, "money_usd": 0.5},
-        {"kind": "settled", "id": "1", "requests": 1, "tokens": 10, "money_usd": 0.1},
-        {"kind": "reserved", "id": "2", "requests": 1, "tokens": 100},
-    ]
-    assert spent_so_far(lines) == Amount(2, 110, 0.1)
 
 
 @given(

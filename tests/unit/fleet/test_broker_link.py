@@ -4,14 +4,15 @@ import threading
 from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 
 from grue.fleet import accounts
-from grue.fleet.accounts import read_ledger
-from grue.fleet.broker import FleetBudget, Limits, Rate
-from grue.fleet.broker_link import GONE, BrokerLink
-from grue.fleet.broker_server import BrokerServer
-from grue.fleet.folder import FleetFolder
+from grue.fleet.accounts import GONE, read_ledger
+from grue.fleet.broker import Amount, FleetBudget, Limits, Rate
+from grue.fleet.broker_link import BrokerLink
+from grue.fleet.broker_server import Ask, BrokerServer, GiveBack
+from grue.fleet.folder import LEDGER, FleetFolder
 from grue.fleet.server_places import ServerCap
 from grue.transports.llm.exchange import RequestOutcome, WantedRequest
 
@@ -74,17 +75,29 @@ async def test_a_server_waits_for_a_place_which_a_lost_worker_leaves(tmp_path: P
     limits = Limits(servers=ServerCap(at_once=1))
     with BrokerServer(FleetFolder(tmp_path), limits) as server:
         first, second = (BrokerLink(server.address, never) for _ in range(2))
-        place = await first.servers.admit()
+        place = await first.admit()
         assert not isinstance(place, str)
         with anyio.move_on_after(0.05) as waited:
-            await second.servers.admit()
+            await second.admit()
         assert waited.cancelled_caught
         place.leave()
         with anyio.fail_after(HANG_S):
-            assert not isinstance(await second.servers.admit(), str)
+            assert not isinstance(await second.admit(), str)
             second.close()  # its process is gone: nobody else gives the place back
-            assert not isinstance(await first.servers.admit(), str)
+            assert not isinstance(await first.admit(), str)
         first.close()
+
+
+async def test_a_place_that_is_asked_for_and_given_up_at_once_is_free(tmp_path: Path) -> None:
+    with BrokerServer(FleetFolder(tmp_path), Limits(servers=ServerCap(at_once=1))) as server:
+        async with await anyio.connect_unix(server.address) as worker:
+            messages = Ask(1), GiveBack(1, RequestOutcome(sent=False))  # both come before the task has begun
+            await worker.send(b"".join(msgspec.json.encode(each) + b"\n" for each in messages))
+            await worker.receive()
+            link = BrokerLink(server.address, never)
+            with anyio.fail_after(HANG_S):
+                assert not isinstance(await link.admit(), str)
+            link.close()
 
 
 async def test_an_episode_with_more_servers_than_said_is_refused_in_a_sentence(
@@ -93,10 +106,20 @@ async def test_an_episode_with_more_servers_than_said_is_refused_in_a_sentence(
     monkeypatch.setattr(accounts, "_TOO_MANY_S", 0.05)
     with BrokerServer(FleetFolder(tmp_path), Limits(servers=ServerCap(at_once=1))) as server:
         link = BrokerLink(server.address, never)
-        assert not isinstance(await link.servers.admit(), str)
-        refused = await link.servers.admit()
+        assert not isinstance(await link.admit(), str)
+        refused = await link.admit()
         assert refused == (
             "the episode has more than servers_an_episode = 1 server processes at one time, and all 1 places"
             " are taken; say in servers_an_episode how many it needs"
         )
         link.close()
+
+
+def test_the_ledger_of_a_lost_driver_counts_open_requests_in_full(tmp_path: Path) -> None:
+    lines: list[dict[str, object]] = [
+        {"kind": "reserved", "id": "1", "requests": 1, "tokens": 100, "money_usd": 0.5},
+        {"kind": "settled", "id": "1", "requests": 1, "tokens": 10, "money_usd": 0.1},
+        {"kind": "reserved", "id": "2", "requests": 1, "tokens": 100},
+    ]
+    (tmp_path / LEDGER).write_bytes(b"\n".join(map(msgspec.json.encode, lines)))
+    assert read_ledger(FleetFolder(tmp_path)) == Amount(2, 110, 0.1)
