@@ -97,12 +97,10 @@ class AnswerSpec(Generic[T]):
                 f"from_model wants a pydantic model, not {model!r:.60}; of() takes any type."
             )
 
-        def parse(text: str) -> Model:
-            answer = _read(model, text)
-            return answer if check is None else check(answer)
-
-        schema = model.model_json_schema()
-        return AnswerSpec(parse, schema=schema, name=model.__name__, fallback=fallback, told=told)
+        reader = _Reader(model.__name__, model.model_json_schema(), model.model_validate)
+        return AnswerSpec(
+            reader.checked(check), schema=reader.schema, name=reader.name, fallback=fallback, told=told
+        )
 
     @overload
     @classmethod
@@ -148,12 +146,9 @@ class AnswerSpec(Generic[T]):
             MCPConfigError: `type_` is not a type, or JSON cannot express its values.
         """
         reader = _reader(type_)
-
-        def parse(text: str) -> Any:
-            answer = reader.read(text)
-            return answer if check is None else check(answer)
-
-        return AnswerSpec(parse, schema=reader.schema, name=reader.name, fallback=fallback, told=told)
+        return AnswerSpec(
+            reader.checked(check), schema=reader.schema, name=reader.name, fallback=fallback, told=told
+        )
 
 
 def spec_of(answer: "AnswerSpec[T] | type[T] | None") -> "AnswerSpec[T]":
@@ -229,6 +224,10 @@ class _Reader:
             except ValueError as error:
                 first_error = first_error or error
         raise first_error or ValueError("it contains no JSON object")
+
+    def checked(self, check: Callable[[Any], Any] | None) -> Callable[[str], Any]:
+        """Return `read`, with a further check of what it has read."""
+        return self.read if check is None else lambda text: check(self.read(text))
 
     def _candidates(self, text: str) -> Iterator[object]:
         for found in json_objects(text):
@@ -331,20 +330,6 @@ def as_json(answer: object) -> object:
 def _dumped(value: Any) -> object:
     dump = getattr(value, "model_dump", None)
     return dump(mode="json") if callable(dump) else str(value)
-
-
-def _read(model: type[Model], text: str) -> Model:
-    """Return the first object in `text` that the model accepts."""
-    first_error: ValueError | None = None
-    for candidate in json_objects(text):
-        # A strict schema makes every property required, so `null` is how a model leaves one out.
-        given = {key: value for key, value in candidate.items() if value is not None}
-        for reading in (candidate, given):
-            try:
-                return model.model_validate(reading)
-            except ValueError as error:
-                first_error = first_error or error
-    raise first_error or ValueError("it contains no JSON object")
 
 
 def _reason(error: Exception) -> str:

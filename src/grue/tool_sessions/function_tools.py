@@ -28,7 +28,7 @@ import threading
 import time
 import typing
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from types import ModuleType, NoneType, TracebackType
+from types import NoneType, TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, TypeVar, overload
 
 import anyio
@@ -125,8 +125,9 @@ class Parameters:
         self._require_name(parameter)
         kind = Any if parameter.annotation is parameter.empty else parameter.annotation
         required = parameter.default is parameter.empty
-        fault = None if _is_field_info(parameter.default) or mentions_pydantic(kind) else _fault(kind)
-        if fault is None and not _is_field_info(parameter.default) and not mentions_pydantic(kind):
+        of_pydantic = _is_field_info(parameter.default) or mentions_pydantic(kind)
+        fault = None if of_pydantic else _fault(kind)
+        if not of_pydantic and fault is None:
             return parameter.name, kind, msgspec.NODEFAULT if required else _default(parameter.default)
         reader = self._pydantic(parameter, kind, fault)
         self._by_pydantic[parameter.name] = reader
@@ -136,17 +137,16 @@ class Parameters:
     def _pydantic(
         self, parameter: inspect.Parameter, kind: Any, fault: TypeError | None
     ) -> "PydanticParameter":
-        pydantic_parameters = _pydantic_parameters()
+        # imported here, because importing pydantic takes a tenth of a second
+        from grue.tool_sessions.pydantic_parameters import PydanticParameter
+
         try:
-            found: PydanticParameter = pydantic_parameters.PydanticParameter(
-                parameter.name, kind, parameter.default
-            )
+            return PydanticParameter(parameter.name, kind, parameter.default)
         except TypeError as error:
             raise MCPConfigError(
                 f"The tool '{self._tool}' has a parameter that cannot be offered to a model:"
                 f" {fault or error}. Annotate it with a type that JSON can express."
             ) from error
-        return found
 
     def _schema(self, texts: Mapping[str, str]) -> m.JsonObject:
         (schema,), components = msgspec.json.schema_components([self._struct], ref_template=_REF)
@@ -196,12 +196,6 @@ def _hints(kind: Any) -> list[Any]:
         return list(typing.get_type_hints(kind, include_extras=True).values())
     except (NameError, TypeError, SyntaxError):
         return []
-
-
-def _pydantic_parameters() -> ModuleType:
-    from grue.tool_sessions import pydantic_parameters
-
-    return pydantic_parameters
 
 
 def _signature(tool: str, function: Callable[..., Any]) -> inspect.Signature:
@@ -356,38 +350,11 @@ class ToolContext:
             self._cancelled.set()
 
 
-_PARAMETERS = frozenset(
-    (
-        "args",
-        "arguments",
-        "params",
-        "parameters",
-        "keyword args",
-        "keyword arguments",
-        "keyword parameters",
-        "other parameters",
-    )
-)
-_OTHERS = frozenset(
-    (
-        "attributes",
-        "example",
-        "examples",
-        "note",
-        "notes",
-        "raises",
-        "references",
-        "return",
-        "returns",
-        "see also",
-        "source",
-        "todo",
-        "warning",
-        "warnings",
-        "warns",
-        "yield",
-        "yields",
-    )
+_PARAMETERS = re.compile(r"(keyword )?(args|arguments|parameters)|other parameters|params")
+"""The titles of the sections of a docstring that describe parameters."""
+
+_OTHERS = re.compile(
+    r"attributes|examples?|notes?|raises|references|returns?|see also|source|todo|warnings?|warns|yields?"
 )
 _UNDERLINE = re.compile(r"-{3,}\s*")
 _FIELD = re.compile(r":(?P<field>[a-z]+)(?:\s+(?P<about>[^:\n]+))?:(?:\s+(?P<text>.*)|\s*)")
@@ -437,16 +404,19 @@ def _begins_section(lines: list[str], at: int) -> bool:
     return field is not None and field["field"] in _FIELDS
 
 
+def _is_title(text: str) -> bool:
+    return bool(_PARAMETERS.fullmatch(text) or _OTHERS.fullmatch(text))
+
+
 def _heading(line: str) -> str:
-    """Return the name of the Google section that a line begins; empty if it begins none."""
-    name = line.rstrip().removesuffix(":").lower()
-    known = name in _PARAMETERS or name in _OTHERS
-    return name if known and line.rstrip().endswith(":") else ""
+    """Return the title of the Google section that a line begins; empty if it begins none."""
+    title, colon, rest = line.rstrip().lower().rpartition(":")
+    return title if colon and not rest and _is_title(title) else ""
 
 
 def _is_underlined(lines: list[str], at: int) -> bool:
     below = lines[at + 1] if at + 1 < len(lines) else ""
-    return lines[at].strip().lower() in _PARAMETERS | _OTHERS and _UNDERLINE.fullmatch(below) is not None
+    return _is_title(lines[at].strip().lower()) and _UNDERLINE.fullmatch(below) is not None
 
 
 def _items(section: list[str]) -> Iterator[tuple[str, str]]:
@@ -458,9 +428,9 @@ def _items(section: list[str]) -> Iterator[tuple[str, str]]:
             # `:param int steps: text` has the type before the name.
             name = field["about"].split()[-1].lstrip("*")
             yield name, _one_line(" ".join((field["text"] or "", *section[1:])))
-    elif _heading(head) in _PARAMETERS:
+    elif _PARAMETERS.fullmatch(_heading(head)):
         yield from _google_items(section[1:])
-    elif _is_underlined(section, 0) and head.strip().lower() in _PARAMETERS:
+    elif _is_underlined(section, 0) and _PARAMETERS.fullmatch(head.strip().lower()):
         yield from _numpy_items(section[2:])
 
 

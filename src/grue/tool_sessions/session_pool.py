@@ -381,18 +381,56 @@ class LeaseRequest(Struct, frozen=True):
         return max(0.0, min(timeout_s, self.deadline - anyio.current_time()))
 
 
-class LeasedConnection:
-    """A `ToolConnection` that one turn has leased from the pool. Leaving it gives it back to the pool."""
+class _SessionUser:
+    """The part of a `ToolConnection` that all users of the pool's sessions share.
 
-    def __init__(self, pool: SessionPool, prewarmed: PooledConnection | None, request: LeaseRequest) -> None:
+    Args:
+        pool: Owns the session.
+        owned: The session, if it is known before the connection is opened.
+    """
+
+    def __init__(self, pool: SessionPool, owned: PooledConnection | None = None) -> None:
         self._pool = pool
-        self._owned = prewarmed
+        self._owned = owned
         self._seen: tuple[m.ToolDefinition, ...] = ()
-        self._request = request
-        self._broken = False
 
     async def __aenter__(self) -> Self:
         return self
+
+    async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
+        """Return why a call would not be sent."""
+        return await refusal(self._open.connection, tool, arguments)
+
+    def exclusive(self) -> contextlib.AbstractAsyncContextManager[object]:
+        """Wait for the batch or call of the session's other user, and keep that user's next one waiting."""
+        return self._open.alone
+
+    async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
+        """Return the tools if they have changed since this user has seen them."""
+        tools = await self._open.current_tools(timeout_s)
+        changed, self._seen = tools is not self._seen, tools
+        return tools if changed else None
+
+    @property
+    def status(self) -> ConnectionStatus:
+        """The state of the session. `ending` is `handed_over`, because the pool ends or keeps the session."""
+        if self._owned is None:
+            return ConnectionStatus(alive=False, ending="handed_over")
+        return replace(self._owned.connection.status, ending="handed_over")
+
+    @property
+    def _open(self) -> PooledConnection:
+        assert self._owned is not None, "a connection is used between open and exit"
+        return self._owned
+
+
+class LeasedConnection(_SessionUser):
+    """A `ToolConnection` that one turn has leased from the pool. Leaving it gives it back to the pool."""
+
+    def __init__(self, pool: SessionPool, prewarmed: PooledConnection | None, request: LeaseRequest) -> None:
+        super().__init__(pool, prewarmed)
+        self._request = request
+        self._broken = False
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
@@ -434,10 +472,6 @@ class LeasedConnection:
         limit_s = self._request.within(timeout_s)
         return await self._answer(self._open.connection.call(tool, arguments, limit_s))
 
-    async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
-        """Return why a call would not be sent."""
-        return await refusal(self._open.connection, tool, arguments)
-
     async def finish_task(self, tool: str, task: m.ToolTask, timeout_s: float) -> m.ToolCallResult:
         """Wait until no process of an earlier turn is alive, then ask for the task's result."""
         await self._pool.wait_closed()
@@ -451,10 +485,6 @@ class LeasedConnection:
             self._broken = True
             raise
 
-    def exclusive(self) -> contextlib.AbstractAsyncContextManager[object]:
-        """Wait for a call outside turns to the same session, and keep further such calls waiting."""
-        return self._open.alone
-
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
         """Wait until no process of an earlier turn is alive, then return the tools if they have changed.
 
@@ -462,21 +492,7 @@ class LeasedConnection:
         the trace has the end of the older process before the first call of the newer one.
         """
         await self._pool.wait_closed()
-        tools = await self._open.current_tools(self._request.within(timeout_s))
-        changed, self._seen = tools is not self._seen, tools
-        return tools if changed else None
-
-    @property
-    def status(self) -> ConnectionStatus:
-        """The state of the leased connection. `ending` is `handed_over`: the pool ends or keeps it."""
-        if self._owned is None:
-            return ConnectionStatus(alive=False, ending="handed_over")
-        return replace(self._owned.connection.status, ending="handed_over")
-
-    @property
-    def _open(self) -> PooledConnection:
-        assert self._owned is not None, "a connection is used between open and exit"
-        return self._owned
+        return await super().refresh_tools(self._request.within(timeout_s))
 
     async def _prepared(self, owned: PooledConnection, timeout_s: float) -> Listing | None:
         """Return the listing of the prewarmed or kept connection; `None` if it cannot be used."""
@@ -516,18 +532,13 @@ def _why_lost(owned: PooledConnection) -> str:
 _METHOD_NOT_FOUND = -32601
 
 
-class SharedSession:
+class SharedSession(_SessionUser):
     """A `ToolConnection` to a kept session, for calls outside turns. Leaving it leaves the session open."""
 
     def __init__(self, pool: SessionPool, server: m.ServerName, connect: Connect) -> None:
-        self._pool = pool
+        super().__init__(pool)
         self._server = server
         self._connect = connect
-        self._owned: PooledConnection | None = None
-        self._seen: tuple[m.ToolDefinition, ...] = ()
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
@@ -545,10 +556,6 @@ class SharedSession:
         """Call a tool of the kept session."""
         return await self._open.connection.call(tool, arguments, timeout_s)
 
-    async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
-        """Return why a call would not be sent."""
-        return await refusal(self._open.connection, tool, arguments)
-
     async def call_with_blocks(
         self, tool: str, arguments: m.JsonObject, timeout_s: float
     ) -> tuple[m.ToolCallResult, tuple[m.JsonObject, ...]]:
@@ -564,25 +571,3 @@ class SharedSession:
         if not isinstance(connection, TakesRequests):
             raise ToolRefusedError(f"{self._server} takes tool calls only", code=_METHOD_NOT_FOUND)
         return await connection.request(method, params, timeout_s)
-
-    def exclusive(self) -> contextlib.AbstractAsyncContextManager[object]:
-        """Wait for the batch of the running turn, and keep its next one waiting."""
-        return self._open.alone
-
-    async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
-        """Return the tools if they have changed since this user has seen them."""
-        tools = await self._open.current_tools(timeout_s)
-        changed, self._seen = tools is not self._seen, tools
-        return tools if changed else None
-
-    @property
-    def status(self) -> ConnectionStatus:
-        """The state of the kept session. `ending` is `handed_over`, because the pool keeps the session."""
-        if self._owned is None:
-            return ConnectionStatus(ending="handed_over")
-        return replace(self._owned.connection.status, ending="handed_over")
-
-    @property
-    def _open(self) -> PooledConnection:
-        assert self._owned is not None, "a connection is used after it was opened"
-        return self._owned

@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import Iterator
 
 import anyio
-from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages as m
@@ -76,21 +75,14 @@ class CancellableConnection(WrappedConnection):
             return await self._connection.request(method, params, timeout_s)
 
 
-class SessionWiring(Struct, frozen=True):
-    """The parts of a session.
-
-    Attributes:
-        connect: Makes a connection, which the session's actor enters.
-        connection: The episode's state of the server before the session.
-    """
-
-    connect: Connect
-    recorder: Recorder
-    connection: ConnectionState
-
-
 class OwnedSession:
     """One session, from `OpenSession` to `SessionClosed`. Create it in the event loop that is to own it.
+
+    Args:
+        command: Opens the session.
+        connect: Makes a connection, which the session's actor enters.
+        recorder: Records the session's messages.
+        connection: The episode's state of the server before the session.
 
     Attributes:
         connection: The episode's state of the server, after the connect.
@@ -102,8 +94,14 @@ class OwnedSession:
         died: Why the server died during the session; `None` if it has not died.
     """
 
-    def __init__(self, command: m.OpenSession, wiring: SessionWiring) -> None:
-        self.connection = wiring.connection
+    def __init__(
+        self,
+        command: m.OpenSession,
+        connect: Connect,
+        recorder: Recorder,
+        connection: ConnectionState,
+    ) -> None:
+        self.connection = connection
         self.fault: BaseException | None = None
         self.tools: tuple[m.ToolDefinition, ...] = ()
         self.serves_unlisted = False
@@ -111,7 +109,8 @@ class OwnedSession:
         self.pid: int | None = None
         self.died: m.ServerFailure | None = None
         self._command = command
-        self._wiring = wiring
+        self._connect_to_server = connect
+        self._recorder = recorder
         self._client: CancellableConnection | None = None
         self._actor: SessionActor | None = None
         self._group: Supervisor | None = None
@@ -308,8 +307,8 @@ class OwnedSession:
                 waited_for.set_result(None)
 
     async def _run(self) -> None:
-        server, wiring = self._command.server, self._wiring
-        async with Supervisor(wiring.recorder, turn=self._command.turn) as supervisor:
+        server, recorder = self._command.server, self._recorder
+        async with Supervisor(recorder, turn=self._command.turn) as supervisor:
             self._group = supervisor
             inbox = supervisor.mailbox(_ME)
             self._actor = SessionActor(
@@ -318,7 +317,7 @@ class OwnedSession:
                 connect=self._connect,
                 note=supervisor.note,
                 connection=self.connection,
-                around_call=wiring.recorder.around_call,
+                around_call=recorder.around_call,
             )
             supervisor.start(self._actor)
             await self._actor.mailbox.send(self._command, sender=_ME)
@@ -326,11 +325,11 @@ class OwnedSession:
             while going_on:
                 event = (await inbox.receive()).body
                 # The host gets a result only after the trace has it.
-                await wiring.recorder.shown()
+                await recorder.shown()
                 going_on = self._take(event)
 
     def _connect(self, note: Note) -> CancellableConnection:
-        self._client = CancellableConnection(self._wiring.connect(note))
+        self._client = CancellableConnection(self._connect_to_server(note))
         return self._client
 
     def _take(self, event: m.TurnEvent) -> bool:

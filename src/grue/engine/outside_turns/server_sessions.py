@@ -17,7 +17,7 @@ import anyio
 from msgspec import Struct
 
 from grue import messages as m
-from grue.engine.outside_turns.owned_session import NotAsDecided, OwnedSession, SessionWiring
+from grue.engine.outside_turns.owned_session import NotAsDecided, OwnedSession
 from grue.engine.tool_servers import startup_limits
 from grue.engine.turn import TurnSettings, error_for, refuse_inside_turn
 from grue.engine.turn_actors import TurnResources
@@ -368,7 +368,7 @@ class ServerSessions:
     ) -> tuple[m.SessionOpened | m.ServerFailure, OwnedSession | None]:
         sources = self._sources
         command = m.OpenSession(server=name, turn=0, timeout_s=sources.limits.startup_timeout_s(name))
-        session = OwnedSession(command, SessionWiring(sources.connect[name], sources.recorder, Untried()))
+        session = OwnedSession(command, sources.connect[name], sources.recorder, Untried())
         outcome = await session.opened()
         match outcome:
             case m.SessionOpened():

@@ -19,7 +19,7 @@ from grue import MCPError, Recorder, StdioServer
 from grue import messages as m
 from grue.config.mcp_servers import MCPConfig, to_tool_server
 from grue.config.wiring import on_tool_drift, tool_lock, turn_limits
-from grue.engine.outside_turns.owned_session import OwnedSession, SessionWiring
+from grue.engine.outside_turns.owned_session import OwnedSession
 from grue.engine.tool_servers import connect_to, hide_secrets, pinning, startup_limits
 from grue.errors import MCPServerStartupError
 from grue.hosting import (
@@ -210,7 +210,7 @@ class MCPManager:
         connect = connect_to(self.server_name, self.tool_server, self._registry, options)
         # A turn does its own retries and keeps its own connection state, so here it gets one attempt.
         known = self.connection if turn is None else Untried()
-        session = OwnedSession(command, SessionWiring(connect, self.recorder, known))
+        session = OwnedSession(command, connect, self.recorder, known)
         self._session = session
         outcome = await session.opened()
         if turn is None and isinstance(session.connection, Settled):
