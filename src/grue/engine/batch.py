@@ -221,14 +221,14 @@ class Batch(Struct, frozen=True, kw_only=True):
     Attributes:
         begin: Starts the episode loop that the turns run in.
         settings: The runner's settings for each turn.
-        resume_from: The turns that an earlier run has completed; `None`: run all turns.
         concurrency: Number of turns that run in parallel.
+        resume_from: The turns that an earlier run has completed; `None`: run all turns.
     """
 
     begin: Callable[[], Episode]
     settings: TurnSettings
-    resume_from: CompletedTurns | None
     concurrency: int
+    resume_from: CompletedTurns | None = None
 
 
 _Started: TypeAlias = Call[TurnOutcome[T]] | BatchItem[TurnOutcome[T]]
@@ -263,7 +263,7 @@ def run_batch(requests: Iterable[TurnRequest[T] | str], batch: Batch) -> Iterato
             waiting.popleft()
             yield item
     finally:
-        _end(episode, [each for _, each in waiting if isinstance(each, Call)])
+        end_turns(episode, [each for _, each in waiting if isinstance(each, Call)])
 
 
 def _start(index: int, request: TurnRequest[T] | str, batch: Batch, episode: Episode) -> _Started[T]:
@@ -296,7 +296,7 @@ def _completed(turn: HostTurn[T], number: int, earlier: CompletedTurns | None) -
 def _item(index: int, started: _Started[T]) -> BatchItem[TurnOutcome[T]]:
     if isinstance(started, BatchItem):
         return started
-    started.join()  # a Ctrl-C here ends all turns, and `_end` waits for their clean-up
+    started.join()  # a Ctrl-C here ends all turns, and `end_turns` waits for their clean-up
     try:
         return BatchItem(index=index, outcome=started.result())
     except Exception as error:  # noqa: BLE001 - a failed turn must not end the others
@@ -312,7 +312,8 @@ def as_ours(error: Exception) -> MCPError:
     return ours
 
 
-def _end(episode: Episode, calls: Sequence[Call[Any]]) -> None:
+def end_turns(episode: Episode, calls: Sequence[Call[Any]]) -> None:
+    """Cancel the running turns of a batch, and end their loop. A second Ctrl-C kills their processes."""
     with defer_interrupts():
         try:
             cancel_and_wait(calls)

@@ -560,27 +560,20 @@ class Runner(AsyncToolAccess, Closing):
             self._batches.add(episode)
             return episode
 
+        plan = Batch(begin=begin, settings=self._settings(), concurrency=concurrency)
+        items: Iterator[BatchItem[TurnOutcome[Any]]]
         if batch is not None:
             # imported here, because few programs need it
-            from grue.engine.waiting_turns import WaitingBatch, run_waiting
+            from grue.engine.waiting_turns import run_waiting
 
             if resume_from is not None:
                 raise ValueError("batch= goes on by its folder: leave resume_from= out")
             batching = batch if isinstance(batch, Batching) else Batching(folder=str(batch))
-            items: Iterator[BatchItem[TurnOutcome[Any]]] = run_waiting(
-                requests,
-                WaitingBatch(
-                    begin=begin, settings=self._settings(), batching=batching, concurrency=concurrency
-                ),
-            )
-            return with_bar(items, requests, total) if progress else items
-        plan = Batch(
-            begin=begin,
-            settings=self._settings(),
-            resume_from=None if resume_from is None else CompletedTurns(resume_from),
-            concurrency=concurrency,
-        )
-        items = run_batch(requests, plan)
+            items = run_waiting(requests, plan, batching)
+        elif resume_from is not None:
+            items = run_batch(requests, replace(plan, resume_from=CompletedTurns(resume_from)))
+        else:
+            items = run_batch(requests, plan)
         return with_bar(items, requests, total) if progress else items
 
     def warm_up(self) -> None:

@@ -20,12 +20,11 @@ from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages as m
 from grue.engine.approval import Parking
-from grue.engine.batch import BatchItem, CompletedTurns, as_ours
+from grue.engine.batch import Batch, BatchItem, CompletedTurns, as_ours, end_turns
 from grue.engine.conversations.recorded_conversation import RecordedTurn, Waited, read_turns
 from grue.engine.conversations.resume import ResumeRequest, resumed_turn
 from grue.engine.current_episode import Episode
@@ -49,8 +48,7 @@ from grue.protocol.chat_wire.formats import FORMATS, batch_form_of
 from grue.protocol.chat_wire.profile import shown_endpoint
 from grue.protocol.context.history import History, take_step
 from grue.protocol.turn.prices import most_usage
-from grue.runtime.loops.interrupts import defer_interrupts
-from grue.runtime.loops.loop_thread import Call, cancel_and_wait
+from grue.runtime.loops.loop_thread import Call
 from grue.runtime.trace.file import TraceOptions, TraceWriter
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.runtime.version import __version__
@@ -63,22 +61,6 @@ T = TypeVar("T")
 
 _NO_BUDGET = "budget"
 """Stands for the id of a request that the budget has no room for. Such a request is not stored."""
-
-
-class WaitingBatch(Struct, frozen=True, kw_only=True):
-    """How to run a batch whose requests wait.
-
-    Attributes:
-        begin: Starts the episode loop that the turns run in.
-        settings: The runner's settings for each turn.
-        batching: Where the requests wait, and how often the provider is asked about them.
-        concurrency: Number of turns that run in parallel.
-    """
-
-    begin: Callable[[], Episode]
-    settings: TurnSettings
-    batching: Batching
-    concurrency: int
 
 
 class _Account:
@@ -158,13 +140,13 @@ _Known: TypeAlias = "TurnOutcome[Any] | MCPError | None"
 class _Turns(Generic[T]):
     """The turns of a batch, and where each of them is."""
 
-    def __init__(self, batch: WaitingBatch, endpoint: LlmEndpoint, files: BatchFolder) -> None:
-        self._batch = batch
+    def __init__(
+        self, settings: TurnSettings, batching: Batching, endpoint: LlmEndpoint, files: BatchFolder
+    ) -> None:
+        self._batching = batching
         self._files = files
-        self._endpoint = endpoint
-        limits = replace(batch.settings.limits, max_samplings=0)
-        self._settings = replace(batch.settings, limits=limits)
-        self.account = _Account(batch.settings, endpoint)
+        self._settings = replace(settings, limits=replace(settings.limits, max_samplings=0))
+        self.account = _Account(settings, endpoint)
         self._path = FORMATS[files.manifest.wire].path
 
     def known(self, index: int, request: TurnRequest[T]) -> _Known:
@@ -187,7 +169,7 @@ class _Turns(Generic[T]):
             return None
         end = part.end
         if isinstance(end, m.TurnFailed) and not isinstance(end.failure, m.Interrupted):
-            if self._batch.batching.retry_failed:
+            if self._batching.retry_failed:
                 self._files.set_aside(number)
                 return None
             return error_for(end)
@@ -296,39 +278,42 @@ def _flush(recorder: Recorder, writer: TraceWriter) -> None:
 
 
 def run_waiting(
-    requests: Iterable[TurnRequest[T] | str], batch: WaitingBatch
+    requests: Iterable[TurnRequest[T] | str], batch: Batch, batching: Batching
 ) -> Generator[BatchItem[TurnOutcome[T]], None, None]:
     """Yield the result of each request, in order, as their turns end. Closing the iterator stops the work.
 
     The provider goes on with batches that were sent to it. The next call with the same folder fetches the
     replies.
 
+    Args:
+        requests: The requests.
+        batch: How to run their turns.
+        batching: Where the requests wait, and how often the provider is asked about them.
+
     Raises:
         LLMError: The provider accepts no batch, or cannot be reached.
         MCPConfigError: The runner's model cannot be asked in batches.
         KeyboardInterrupt: Ctrl-C was pressed.
     """
-    endpoint = _endpoint_of(batch)
+    endpoint = _endpoint_of(batch.settings)
     manifest = BatchManifest(
         address=shown_endpoint(endpoint.settings.base_url),
         model=endpoint.settings.model,
         wire=endpoint.profile.wire,
     )
     form = batch_form_of(endpoint.profile.wire)
-    with BatchFolder(
-        Path(batch.batching.folder), manifest, form, most_items=batch.batching.most_items
-    ) as files:
-        turns: _Turns[T] = _Turns(batch, endpoint, files)
-        episode = batch.begin()
-        rounds = _Rounds(turns, files, endpoint, batch, episode)
+    with BatchFolder(Path(batching.folder), manifest, form, most_items=batching.most_items) as files:
+        turns: _Turns[T] = _Turns(batch.settings, batching, endpoint, files)
+        desk = BatchDesk(endpoint, files, batching)
+        rounds = _Rounds(turns, files, desk, endpoint, batch.begin(), batch.concurrency)
         try:
             yield from rounds.results(enumerate(requests))
         finally:
             rounds.end()
 
 
-def _endpoint_of(batch: WaitingBatch) -> LlmEndpoint:
-    endpoint = batch.settings.wiring.endpoint
+def _endpoint_of(settings: TurnSettings) -> LlmEndpoint:
+    endpoint = settings.wiring.endpoint
     if endpoint is None or len(endpoint.chain) > 1:
         what = "a factory of the host's" if endpoint is None else "a chain of models"
         raise MCPConfigError(
@@ -345,16 +330,18 @@ class _Rounds(Generic[T]):
         self,
         turns: _Turns[T],
         files: BatchFolder,
+        desk: BatchDesk,
         endpoint: LlmEndpoint,
-        batch: WaitingBatch,
         episode: Episode,
+        concurrency: int,
     ) -> None:
         self._turns = turns
         self._files = files
+        self._desk = desk
         self._endpoint = endpoint
-        self._batching = batch.batching
-        self._concurrency = batch.concurrency
         self._episode = episode
+        self._concurrency = concurrency
+        self._following = 0
         self._asked: dict[int, TurnRequest[T]] = {}
         self._waiting: set[int] = set()
         self._running: deque[tuple[int, Call[TurnOutcome[T]]]] = deque()
@@ -365,40 +352,31 @@ class _Rounds(Generic[T]):
         self, numbered: Iterable[tuple[int, TurnRequest[T] | str]]
     ) -> Generator[BatchItem[TurnOutcome[T]], None, None]:
         """Yield the results in order."""
-        following = 0
         for index, request in numbered:
             self._begin(index, request)
             while len(self._running) >= self._concurrency:
                 self._take_one()
-            while following in self._done:
-                yield self._done.pop(following)
-                following += 1
+            yield from self._in_order()
         while self._running or self._asked:
             while self._running:
                 self._take_one()
-            while following in self._done:
-                yield self._done.pop(following)
-                following += 1
+            yield from self._in_order()
             if self._asked:
                 self._next_round()
-        while following in self._done:
-            yield self._done.pop(following)
-            following += 1
+        yield from self._in_order()
+
+    def _in_order(self) -> Generator[BatchItem[TurnOutcome[T]], None, None]:
+        """Yield the results that follow those yielded so far, up to the first one that is missing."""
+        while self._following in self._done:
+            yield self._done.pop(self._following)
+            self._following += 1
 
     def end(self) -> None:
         """Cancel the running turns and the polling of the provider, and end the loop."""
         calls: list[Call[Any]] = [call for _, call in self._running]
         if self._poll is not None:
             calls.append(self._poll)
-        with defer_interrupts():
-            try:
-                cancel_and_wait(calls)
-            except KeyboardInterrupt:
-                self._episode.resources.registry.kill_now()
-                cancel_and_wait(calls)
-                raise
-            finally:
-                self._episode.close()
+        end_turns(self._episode, calls)
 
     def _begin(self, index: int, given: TurnRequest[T] | str) -> None:
         try:
@@ -443,13 +421,12 @@ class _Rounds(Generic[T]):
 
     def _next_round(self) -> None:
         """Send the waiting requests, wait until a batch has ended, and start the turns that have replies."""
-        desk = BatchDesk(self._endpoint, self._files, self._batching)
 
         async def replies(resources: TurnResources) -> list[str]:
             del resources
             async with self._endpoint:
-                await desk.send()
-                return await desk.replies()
+                await self._desk.send()
+                return await self._desk.replies()
 
         self._poll = self._episode.submit(replies)
         self._poll.join()
