@@ -315,17 +315,6 @@ def _reconnected(calls: Sequence[m.ToolCallRecord]) -> str:
     return f"the server died during {died}, and was started again" if died else ""
 
 
-async def images_for(request: TurnRequest[Any], limits: TurnLimits) -> tuple[m.Attachment, ...]:
-    """Read the images of a request in a thread.
-
-    Raises:
-        MCPError: As `read_images`.
-    """
-    if not request.images:
-        return ()
-    return await anyio.to_thread.run_sync(read_images, request.images, limits)
-
-
 def read_images(images: Any, limits: TurnLimits) -> tuple[m.Attachment, ...]:
     """Return images as they are sent to the model.
 
@@ -588,12 +577,8 @@ class HostTurn(Generic[T]):
             MCPError: One of the errors of `Runner.run_turn`.
         """
         wiring, number = self._settings.wiring, self._memory.start(self._request.turn)
-        with _inside_turn(wiring):
-            wiring.under_way.begin(number)
-            try:
-                return await self._run(number, resources)
-            finally:
-                wiring.under_way.end(number)
+        with _inside_turn(wiring), wiring.under_way.running(number):
+            return await self._run(number, resources)
 
     async def _run(self, number: int, resources: TurnResources) -> TurnOutcome[T]:
         settings, memory = self._settings, self._memory
@@ -601,7 +586,9 @@ class HostTurn(Generic[T]):
         self._report_uncounted(number, budget, known=None)
         started = anyio.current_time()
         check = AnswerCheck(self.answer)
-        images = await images_for(self._request, settings.limits)
+        images: tuple[m.Attachment, ...] = ()
+        if self._request.images:
+            images = await anyio.to_thread.run_sync(read_images, self._request.images, settings.limits)
         with _past_of(self._request, number, settings.wiring, resumed=self.is_resumed) as past:
             command = past.sized(self.started_by or self.command(number, budget, past.history, images))
             if settings.wiring.endpoint is not None:

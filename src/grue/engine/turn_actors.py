@@ -330,46 +330,38 @@ class TurnActors:
                 self._learn_listings()
 
     async def _ended(self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]) -> m.TurnEnd | m.TurnWaits:
-        """Run the agent and return how the turn ended."""
+        """Run the agent, from its beginning or from a place in a record, and return how the turn ended."""
         assert self._agent is not None, "it has just been made"
         past, goes_on = self._past, self._goes_on
-        if goes_on is not None:
-            return await self._gone_on(goes_on, supervisor, agent)
-        if past is not None:
-            numbers = repeat(past.copied, self._wiring.recorder)
-        if past is None or past.event is None:
-            for rewrite in () if past is None else past.rewrites:
+        numbers = {} if past is None else repeat(past.copied, self._wiring.recorder)
+        rewrites = () if past is None else past.rewrites
+        if goes_on is None and (past is None or past.event is None):
+            for rewrite in rewrites:
                 supervisor.note(rewrite, sender="llm")
             self._agent.forked = None if past is None else past.forked
             supervisor.start(self._agent, whole=True)
             end: m.TurnEnd = await agent.ask(self._command, sender="host")
             return end
-        begun = next(each for each in reversed(past.copied) if isinstance(each.body, m.RunTurn))
         expected = agent.expect_reply("host")
-        asked = replace(begun, seq=numbers[begun.seq], reply_to=expected)
-        supervisor.note(past.forked, sender="agent")
-        self._agent.recall(asked, (*past.events, past.forked))
-        for rewrite in past.rewrites:
+        if goes_on is not None:
+            noted: m.TurnEvent = m.WaitEnded(turn=self._command.turn, request=goes_on.asked.body.request)
+            begun, events = goes_on.begun, goes_on.events
+        else:
+            assert past is not None, "the turn is forked if it does not go on"
+            noted, events = past.forked, past.events
+            begun = next(each for each in reversed(past.copied) if isinstance(each.body, m.RunTurn))
+            begun = replace(begun, seq=numbers[begun.seq])
+        # Before the first await, so that the note is in the trace before the LLM actor's reply.
+        supervisor.note(noted, sender="agent")
+        self._agent.recall(replace(begun, reply_to=expected), (*events, noted))
+        for rewrite in rewrites:
             supervisor.note(rewrite, sender="llm")
-        last = past.event
-        await agent.send(last.body, sender=last.sender, cause=numbers.get(last.cause or 0))
+        if past is not None and past.event is not None:
+            last = past.event
+            await agent.send(last.body, sender=last.sender, cause=numbers.get(last.cause or 0))
         supervisor.start(self._agent, whole=True)
-        forked_end: Any = await expected.wait()
-        return forked_end  # type: ignore[no-any-return]  # the agent replies with a turn's end
-
-    async def _gone_on(
-        self, goes_on: GoesOn, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]
-    ) -> "m.TurnEnd | m.TurnWaits":
-        """Run the agent on from the request whose reply has arrived, and repeat nothing in the trace."""
-        assert self._agent is not None, "it has just been made"
-        expected = agent.expect_reply("host")
-        ended = m.WaitEnded(turn=self._command.turn, request=goes_on.asked.body.request)
-        # Note `WaitEnded` before the first await, so that it is in the trace before the LLM actor's reply.
-        supervisor.note(ended, sender="agent")
-        self._agent.recall(replace(goes_on.begun, reply_to=expected), (*goes_on.events, ended))
-        supervisor.start(self._agent, whole=True)
-        end: Any = await expected.wait()
-        return end  # type: ignore[no-any-return]  # the agent replies with a turn's end
+        recalled_end: Any = await expected.wait()
+        return recalled_end  # type: ignore[no-any-return]  # the agent replies with a turn's end
 
     def _start_sessions(
         self,

@@ -73,23 +73,15 @@ class TurnsUnderWay:
     @contextlib.contextmanager
     def running(self, turn: int) -> Iterator[None]:
         """Count a turn as running within the block."""
-        self.begin(turn)
+        with self._lock:
+            self._running[turn] += 1
         try:
             yield
         finally:
-            self.end(turn)
-
-    def begin(self, turn: int) -> None:
-        """Count a turn as running, until `end`."""
-        with self._lock:
-            self._running[turn] += 1
-
-    def end(self, turn: int) -> None:
-        """Count a turn as ended."""
-        with self._lock:
-            self._running[turn] -= 1
-            if not self._running[turn]:
-                del self._running[turn]  # A count of 0 would stay in memory as long as the runner exists.
+            with self._lock:
+                self._running[turn] -= 1
+                if not self._running[turn]:
+                    del self._running[turn]  # A count of 0 would stay in memory as long as the runner exists.
 
     def require_ended(self, turn: int) -> None:
         """Check that no turn with this number is running.

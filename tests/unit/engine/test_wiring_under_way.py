@@ -9,8 +9,8 @@ from grue.errors import NothingToResume
 def test_a_turn_is_running_until_each_that_began_it_has_ended() -> None:
     turns = TurnsUnderWay()
     with turns.running(1):
-        turns.begin(1)
-        turns.end(1)
+        with turns.running(1):
+            pass
         with pytest.raises(NothingToResume, match="Turn 1 is running"):
             turns.require_ended(1)
     turns.require_ended(1)
