@@ -161,24 +161,23 @@ class Approval(Struct, frozen=True):
         return lambda note: DurableConnection(connect(note), command.tool_policy, parking.written)
 
 
-class _Answerer:
+class _Answerer(Struct, frozen=True):
     """Answers the questions of one turn."""
 
-    def __init__(self, approval: Approval, command: m.RunTurn, recorder: Recorder) -> None:
-        self._approval = approval
-        self._command = command
-        self._recorder = recorder
+    approval: Approval
+    command: m.RunTurn
+    recorder: Recorder
 
     async def __call__(self, questions: tuple[ApprovalQuestion, ...]) -> m.CallsDecided | m.ApprovalPostponed:
-        approve, parking = self._approval.approve, self._approval.parking
+        approve, parking = self.approval.approve, self.approval.parking
         answer = None if approve is None else await self._ask(approve, questions)
         if approve is not None and answer is not None:
             return m.CallsDecided(decisions=await self._usable(approve, questions, answer))
-        if parking is None or not self._command.tool_policy.parking:
+        if parking is None or not self.command.tool_policy.parking:
             return _denied(questions, NOBODY_TO_ASK)
-        if await parking.is_redacted(self._command.turn):
+        if await parking.is_redacted(self.command.turn):
             return _denied(questions, REDACTED)
-        park_for_s = self._command.tool_policy.park_for_s
+        park_for_s = self.command.tool_policy.park_for_s
         return m.ApprovalPostponed(expires_at=None if park_for_s is None else time.time() + park_for_s)
 
     async def _usable(
@@ -230,7 +229,7 @@ class _Answerer:
     def _note_late(self, questions: tuple[ApprovalQuestion, ...]) -> None:
         for question in questions:
             ignored = m.DecisionIgnored(call_id=m.CallId(question.call_id), reason="the turn was over")
-            self._recorder.record(ignored, sender="approval", turn=self._command.turn)
+            self.recorder.record(ignored, sender="approval", turn=self.command.turn)
 
 
 def _decisions(

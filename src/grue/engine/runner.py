@@ -23,7 +23,7 @@ from grue.engine.batch import Batch, BatchItem, CompletedTurns, run_batch, with_
 from grue.engine.conversations.conversation import Conversation
 from grue.engine.conversations.kept_conversation import KeptConversation
 from grue.engine.current_episode import CurrentEpisode, Episode, starts_of, with_default
-from grue.engine.outside_turns.server_sessions import AsyncToolAccess, OutsideTurns, SessionWork
+from grue.engine.outside_turns.server_sessions import AsyncToolAccess, SessionWork, outside_turns
 from grue.engine.tool_servers import (
     PresumedListings,
     check_first_connects,
@@ -590,10 +590,10 @@ class Runner(AsyncToolAccess, Closing):
         self._episode.run_beside(self._prepare_endpoint)
 
     def _outside_turns(self, work: SessionWork[V]) -> V:
-        return self._episode.run_outside_turns(OutsideTurns(self._settings(), work).run)
+        return self._episode.run_outside_turns(outside_turns(self._settings(), work))
 
     async def _outside_turns_async(self, work: SessionWork[V]) -> V:
-        return await self._episode.run_outside_turns_async(OutsideTurns(self._settings(), work).run)
+        return await self._episode.run_outside_turns_async(outside_turns(self._settings(), work))
 
     async def _prepare_endpoint(self, _: TurnResources) -> None:
         if self._wiring.endpoint is not None:

@@ -412,13 +412,10 @@ class PresumedListings:
 
     def _found(self, name: m.ServerName) -> tuple[m.ListingSource, tuple[m.ToolDefinition, ...]] | None:
         """Return the listing of a server from the most reliable source that has one, and name the source."""
-        sources: tuple[tuple[m.ListingSource, Mapping[m.ServerName, tuple[m.ToolDefinition, ...]]], ...] = (
-            ("runner", self._last),
-            ("trace", self._recalled),
-        )
-        for source, listings in sources:
-            if name in listings:
-                return source, listings[name]
+        if name in self._last:
+            return "runner", self._last[name]
+        if name in self._recalled:
+            return "trace", self._recalled[name]
         cached = self._from_cache(name)
         if cached is not None:
             return "cache", cached.tools

@@ -32,6 +32,7 @@ from grue.engine.conversations.kept_conversation import (
     KeptConversation,
     TurnPast,
     given_conversation,
+    with_sizes,
 )
 from grue.engine.tool_servers import first_connects, servers_for, startup_limits
 from grue.engine.turn_actors import GoesOn, TurnActors, TurnResources, TurnsPast
@@ -590,7 +591,8 @@ class HostTurn(Generic[T]):
         if self._request.images:
             images = await anyio.to_thread.run_sync(read_images, self._request.images, settings.limits)
         with _past_of(self._request, number, settings.wiring, resumed=self.is_resumed) as past:
-            command = past.sized(self.started_by or self.command(number, budget, past.history, images))
+            command = self.started_by or self.command(number, budget, past.history, images)
+            command = with_sizes(command, past.entries, past.bytes_per_token)
             if settings.wiring.endpoint is not None:
                 command = replace(command, asks=settings.wiring.endpoint.first(anyio.current_time()).asked())
             approval = settings.wiring.approval

@@ -20,6 +20,7 @@ from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages as m
@@ -103,31 +104,34 @@ def _above(budget: Budget) -> Budget:
     return Budget(tokens=tokens, cost_usd=cost)
 
 
-class _Room:
-    """Stores the requests of one turn until their replies arrive."""
+class _Room(Struct, frozen=True, kw_only=True):
+    """Stores the requests of one turn until their replies arrive.
 
-    def __init__(
-        self, files: BatchFolder, path: str, turn: int, admits: Callable[[int, bytes], bool]
-    ) -> None:
-        self._files = files
-        self._path = path
-        self._turn = turn
-        self._admits = admits
-        self.on_file: Callable[[], None] = lambda: None
+    Attributes:
+        path: The path at the endpoint that the requests are for.
+        admits: Reserves the cost of a request of a turn; returns whether the budget has room for it.
+        flush: Writes the turn's trace to its file.
+    """
+
+    files: BatchFolder
+    path: str
+    turn: int
+    admits: Callable[[int, bytes], bool]
+    flush: Callable[[], None]
 
     async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> Answered | Fault:
         """Return the reply to a request, or store the request for a batch."""
         del endpoint
-        item = self._files.item_of(self._turn, request, body)
-        result = self._files.result(item)
+        item = self.files.item_of(self.turn, request, body)
+        result = self.files.result(item)
         if result is not None:
             return result.fault if result.status is None else Answered(result.status, bytes(result.body))
-        if not self._files.is_wanted(item):
-            if not self._admits(self._turn, body):
+        if not self.files.is_wanted(item):
+            if not self.admits(self.turn, body):
                 raise RequestPostponed(_NO_BUDGET)
             # Flush what led to the request before storing it, or a later process may ask something else.
-            self.on_file()
-            self._files.want(item, self._path, body)
+            self.flush()
+            self.files.want(item, self.path, body)
         raise RequestPostponed(item)
 
     def read(self, model: str, outcome: RequestOutcome) -> None:
@@ -209,8 +213,13 @@ class _Turns(Generic[T]):
             if begun:
                 recorder.resume(after_seq=writer.last_seq, after_t=writer.last_t)
             recorder.add(writer)
-            room = _Room(self._files, self._path, number, self.account.admits)
-            room.on_file = lambda: _flush(recorder, writer)
+            room = _Room(
+                files=self._files,
+                path=self._path,
+                turn=number,
+                admits=self.account.admits,
+                flush=lambda: _flush(recorder, writer),
+            )
             token = reply_room.set(room)
             try:
                 return await self._run(

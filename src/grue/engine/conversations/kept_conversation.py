@@ -29,6 +29,7 @@ from typing import Protocol
 
 import anyio.to_thread
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages as m
@@ -172,38 +173,24 @@ class TurnReport(Protocol):
         ...
 
 
-class TurnPast:
+class TurnPast(Struct, kw_only=True):
     """What a conversation passes to a turn that continues it, and what the turn reports back.
 
-    Args:
+    Attributes:
         history: A reference to the entries before the turn; `None`: the turn is the first one.
         entries: The entries before the turn.
         bytes_per_token: Bytes per token by the endpoint's own count, if that is known.
         llm: Makes the turn's LLM actor; `None`: the runner's factory makes it.
         results: The whole results of earlier turns' tool calls; `None`: no earlier turn has any.
-
-    Attributes:
         actors: The turn's actors, as soon as they are made.
     """
 
-    def __init__(
-        self,
-        history: m.HistoryReference | None = None,
-        entries: Sequence[m.Said | m.AssistantReply] = (),
-        bytes_per_token: float | None = None,
-        llm: LlmFactory | None = None,
-        results: EarlierResults | None = None,
-    ) -> None:
-        self.history = history
-        self.llm = llm
-        self.results = results
-        self._entries = entries
-        self._bytes_per_token = bytes_per_token
-        self.actors: TurnReport | None = None
-
-    def sized(self, command: m.RunTurn) -> m.RunTurn:
-        """Return the command with the sizes of the earlier entries, if the turn has a `ContextPolicy`."""
-        return with_sizes(command, self._entries, self._bytes_per_token)
+    history: m.HistoryReference | None = None
+    entries: Sequence[m.Said | m.AssistantReply] = ()
+    bytes_per_token: float | None = None
+    llm: LlmFactory | None = None
+    results: EarlierResults | None = None
+    actors: TurnReport | None = None
 
 
 class KeptConversation:
@@ -369,8 +356,13 @@ class KeptConversation:
             self._note_trace(number, recorded)
             self._begin(number, trace, parked)
             self.history.plain = plain
-            per_token = lent.encoded.bytes_per_token
-            past = TurnPast(self._reference(), self.history.entries, per_token, llm, self.results)
+            past = TurnPast(
+                history=self._reference(),
+                entries=self.history.entries,
+                bytes_per_token=lent.encoded.bytes_per_token,
+                llm=llm,
+                results=self.results,
+            )
             try:
                 yield past
             except BaseException as error:
@@ -463,33 +455,33 @@ class KeptConversation:
             self._mark(replace(mark, state="parked", questions=parked.questions, untold=parked.untold))
             self._write_now()
 
-    @contextlib.contextmanager
-    def asked(self) -> Iterator[None]:
+    def asked(self) -> contextlib.AbstractContextManager[None]:
         """Keep other callers from asking within the block, also while the turn waits for its runner.
 
         Raises:
             ConversationBusy: Another caller has asked and has no answer yet.
         """
-        if not self._in_ask.acquire(blocking=False):
-            raise self._busy()
-        try:
-            yield
-        finally:
-            self._in_ask.release()
+        return self._holding(self._in_ask)
 
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> contextlib.AbstractContextManager[None]:
         """Keep turns from continuing the conversation within the block.
 
         Raises:
             ConversationBusy: A turn continues the conversation.
         """
-        if not self._in_turn.acquire(blocking=False):
-            raise self._busy()
+        return self._holding(self._in_turn)
+
+    @contextlib.contextmanager
+    def _holding(self, lock: threading.Lock) -> Iterator[None]:
+        if not lock.acquire(blocking=False):
+            raise ConversationBusy(
+                f"The conversation {self.id} is in the middle of a turn. Wait for its end, or continue a"
+                " branch."
+            )
         try:
             yield
         finally:
-            self._in_turn.release()
+            lock.release()
 
     def save(self, path: Path) -> None:
         """Write the conversation to a new file, and append to that file from now on.
@@ -565,11 +557,6 @@ class KeptConversation:
         if self._file is not None:
             self._file.close()
             self._file = None
-
-    def _busy(self) -> ConversationBusy:
-        return ConversationBusy(
-            f"The conversation {self.id} is in the middle of a turn. Wait for its end, or continue a branch."
-        )
 
     def _require_saved(self) -> None:
         """Raise the error of a failed write to the file, until the conversation is saved to another one."""

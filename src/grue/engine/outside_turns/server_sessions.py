@@ -11,7 +11,7 @@ import asyncio
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Generic, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import anyio
 from msgspec import Struct
@@ -438,55 +438,45 @@ def _request_error(failed: MCPError, server: m.ServerName, method: str) -> MCPRe
             return MCPRequestError(str(failed), server=server, method=method)
 
 
-class OutsideTurns(Generic[T]):
-    """Calls of a runner outside its turns. `run` chooses the sessions and makes the calls, once.
+def outside_turns(settings: TurnSettings, work: SessionWork[T]) -> Callable[[TurnResources], Awaitable[T]]:
+    """Return a function that makes a runner's calls outside its turns, with the resources that they may use.
 
     If the episode keeps its sessions, the calls use them. If a turn runs meanwhile, a call waits until the
     turn's current batch of tool calls is done. Otherwise new sessions are opened and closed again. A
     prewarmed session is never used: it belongs to the next turn, which expects a server that was not called
     before.
 
-    Args:
-        settings: The runner's settings.
-        work: The calls.
-
     Raises:
         MCPError: The caller is inside a turn of the same runner.
     """
+    refuse_inside_turn(settings.wiring)
 
-    def __init__(self, settings: TurnSettings, work: SessionWork[T]) -> None:
-        refuse_inside_turn(settings.wiring)
-        self._settings = settings
-        self._work = work
-
-    async def run(self, resources: TurnResources) -> T:
-        """Make the calls and return their result. Cancellation cancels them.
-
-        Args:
-            resources: The processes and sessions that the calls may use.
-        """
-        settings, pool = self._settings, resources.pool
+    async def run(resources: TurnResources) -> T:
+        pool, servers = resources.pool, settings.wiring.servers
         keeping = pool if pool is not None and pool.sessions == "kept" else None
-        servers = settings.wiring.servers
         sources = SessionSources(
-            connect={name: self._connect(name, resources, keeping) for name in servers},
+            connect={name: _connect(settings, name, resources, keeping) for name in servers},
             recorder=settings.wiring.recorder,
             limits=startup_limits(settings.limits, servers),
             tool_policy=settings.tool_policy,
             lasting=keeping is not None,
         )
-        return await with_sessions(sources, self._work)
+        return await with_sessions(sources, work)
 
-    def _connect(self, name: m.ServerName, resources: TurnResources, keeping: SessionPool | None) -> Connect:
-        settings, sample = self._settings, None
-        drift = settings.policy.on_tool_drift
-        if keeping is None or not isinstance(settings.wiring.servers[name], McpServer):
-            return connect_fresh(settings.wiring, name, resources.registry, drift)
-        if settings.limits.max_samplings > 0:
-            # A kept session that is opened here serves later turns too, so it must offer sampling as well.
-            sample = resources.sampling.on_behalf_of(name)
-        connect = connect_fresh(settings.wiring, name, resources.registry, drift, sample)
-        return lambda _: SharedSession(keeping, name, connect)
+    return run
+
+
+def _connect(
+    settings: TurnSettings, name: m.ServerName, resources: TurnResources, keeping: SessionPool | None
+) -> Connect:
+    sample, drift = None, settings.policy.on_tool_drift
+    if keeping is None or not isinstance(settings.wiring.servers[name], McpServer):
+        return connect_fresh(settings.wiring, name, resources.registry, drift)
+    if settings.limits.max_samplings > 0:
+        # A kept session that is opened here serves later turns too, so it must offer sampling as well.
+        sample = resources.sampling.on_behalf_of(name)
+    connect = connect_fresh(settings.wiring, name, resources.registry, drift, sample)
+    return lambda _: SharedSession(keeping, name, connect)
 
 
 class ToolAccess(ABC):
