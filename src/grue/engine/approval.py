@@ -56,11 +56,7 @@ Questions: TypeAlias = tuple[ApprovalQuestion, ...]
 
 
 class Parking:
-    """Checks whether turns can be parked: there must be a trace file, and no secret may be redacted in it.
-
-    Args:
-        recorder: Records the turns.
-    """
+    """Checks whether turns can be parked: there must be a trace file, and no secret may be redacted in it."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -273,10 +269,8 @@ class DurableConnection(WrappedConnection):
     The session records `ToolCalled` before it calls, so the flush writes that message to the file. If the
     flush fails, the call is not sent, and its result tells the model why.
 
-    Args:
-        connection: Makes the calls.
-        policy: Says which servers are trusted to mark their tools as read-only.
-        written: Flushes the trace, and returns whether that has succeeded.
+    `policy` says which servers are trusted to mark their tools as read-only. `written` flushes the trace, and
+    returns whether that has succeeded.
     """
 
     def __init__(
@@ -303,9 +297,7 @@ class DurableConnection(WrappedConnection):
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
         """Call a tool, after the call has been written to the trace file.
 
-        Raises:
-            ToolRefusedError: The trace could not be written, so the call was not sent. Or the server has
-                refused the call.
+        Raises `ToolRefusedError` without sending the call if the trace could not be written.
         """
         if tool not in self._read_only and not await self._written():
             raise ToolRefusedError(NOT_WRITTEN, code=_INTERNAL_ERROR)
@@ -316,10 +308,9 @@ class DurableConnection(WrappedConnection):
 
 
 def check_changes(questions: Iterable[ApprovalQuestion], decisions: Iterable[ApprovalDecision]) -> None:
-    """Check changed arguments against the input schemas of the questions. May take half a second each.
+    """Raise `ChangeRefused` for changed arguments that do not fit the input schema of their question.
 
-    Raises:
-        ChangeRefused: The changed arguments of a call do not fit the schema of its tool.
+    This may take half a second for each question.
     """
     for question, fault in refused_changes(questions, decisions):
         raise ChangeRefused(

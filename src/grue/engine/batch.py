@@ -104,14 +104,11 @@ class CompletedTurns:
     does not contain the original text.
 
     A turn of a conversation is recalled in two cases. If the conversation is in the state before that turn,
-    the turn's entries are added to the conversation from the trace. If the conversation is in the state
-    after the turn, its file has kept the entries.
+    the turn's entries are added to the conversation from the trace. If the conversation is in the state after
+    the turn, its file has kept the entries.
 
-    Args:
-        path: The trace of the earlier run, or of several runs, one after the other.
-
-    Raises:
-        TraceError: The trace cannot be read.
+    `path` is the trace of the earlier run, or of several runs, one after the other; raises `TraceError` if it
+    cannot be read.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
@@ -168,9 +165,8 @@ class CompletedTurns:
     def recall(self, command: m.RunTurn, answer: AnswerSpec[Any]) -> RecalledTurn | None:
         """Return the completed turn of a request; `None`: it was not completed, or its request has changed.
 
-        Args:
-            command: The message that would start the turn now.
-            answer: The current check of answers. An outcome that this check refuses is not returned.
+        `command` is the message that would start the turn now. An outcome that `answer` refuses is not
+        returned.
         """
         known = self._known.get(_asked(command, command.history))
         if known is None:
@@ -238,10 +234,8 @@ _Started: TypeAlias = Call[TurnOutcome[T]] | BatchItem[TurnOutcome[T]]
 def run_batch(requests: Iterable[TurnRequest[T] | str], batch: Batch) -> Iterator[BatchItem[TurnOutcome[T]]]:
     """Yield the result of each request, in order. Closing the iterator cancels the running turns.
 
-    Nothing starts before the first item is asked for. If a turn fails, the others go on.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C was pressed. All turns have had time to clean up.
+    Nothing starts before the first item is asked for. If a turn fails, the others go on. After a Ctrl-C all
+    turns have time to clean up before `KeyboardInterrupt` is raised.
     """
     last = length_hint(requests, 0) - 1
     numbered = enumerate(requests)
@@ -330,10 +324,7 @@ def with_bar(
 ) -> Iterator[BatchItem[T]]:
     """Yield the items unchanged and show a progress bar on standard error, at a terminal or in a notebook.
 
-    Args:
-        items: The items of `run_batch`.
-        requests: The requests of the batch. If they have a length, the bar shows the total.
-        total: The number of requests; `None`: their length, if they have one.
+    The bar shows `total`, or else the number of requests, if they have a length.
     """
     if total is None and isinstance(requests, Sized):
         total = len(requests)

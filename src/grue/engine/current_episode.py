@@ -83,9 +83,8 @@ class Episode:
     def call(self, work: Work[T]) -> T:
         """Run a turn and return its result, blocking. Ctrl-C cancels it within seconds.
 
-        Raises:
-            KeyboardInterrupt: Ctrl-C was pressed. A second press kills all processes of the episode.
-            MCPError: The caller is a turn of the same episode, which would wait for itself.
+        A second Ctrl-C kills all processes of the episode. Raises `MCPError` if the caller is a turn of the
+        same episode, which would wait for itself.
         """
         self._loop.loop_thread.refuse_waiting()
         warn_if_blocking("Runner.run_turn_async")
@@ -126,11 +125,7 @@ class Episode:
         return self._loop.submit(lambda: self._in_turn(work))
 
     def beside(self, work: Work[T]) -> T:
-        """Run something that is not a turn and does not wait for turns, blocking. Ctrl-C cancels it.
-
-        Raises:
-            MCPError: The caller is a turn of the same episode.
-        """
+        """Run something that is not a turn and does not wait for turns, blocking. Ctrl-C cancels it."""
         self._loop.loop_thread.refuse_waiting()
         with defer_interrupts():
             return self._loop.submit(lambda: work(self.resources)).wait(force_kill=self._registry.kill_now)
@@ -192,8 +187,7 @@ class Episode:
 def starts_of(keep: Keep, start: Start) -> tuple[Sessions, StartWhen]:
     """Return where a turn's sessions come from, and when a server without an open session is started.
 
-    Raises:
-        MCPConfigError: The arguments are invalid, or contradict each other; the message says what to write.
+    Raises `MCPConfigError`, which says what to write, if the arguments are invalid or contradict each other.
     """
     if keep not in get_args(Keep):
         known = ", ".join(f'"{each}"' for each in get_args(Keep))
@@ -308,11 +302,7 @@ class CurrentEpisode:
         return await self._running().beside_async(work)
 
     def submit(self, work: Work[T]) -> Call[T]:
-        """Start a turn in the loop and return at once.
-
-        Raises:
-            MCPError: The loop is being closed, or belongs to the parent process.
-        """
+        """Start a turn in the loop and return at once."""
         episode = self._enter()
         try:
             # While the turn runs, this reference keeps the loop alive, even if the runner is garbage

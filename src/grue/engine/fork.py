@@ -124,9 +124,7 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
     def place(self, at: int | None) -> _Place:
         """Return the last place before message `at` at which the turn can be forked; `None`: its beginning.
 
-        Raises:
-            TraceError: The turn cannot be replayed to this place.
-            MCPError: The turn has no such message.
+        Raises `MCPError` if the turn has no such message, or cannot be replayed to this place.
         """
         begun, last = self.envelopes[0], self.envelopes[-1]
         place = _Place(begun, ())
@@ -165,9 +163,7 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
 def read_run(path: str | PathLike[str], turn: int | None) -> RecordedRun:
     """Read a turn; if it was run several times, the last run.
 
-    Raises:
-        TraceError: The trace cannot be read.
-        MCPError: The trace has no such turn. Or it has several turns, and `turn` is `None`.
+    Raises `MCPError` if the trace has no such turn, or if it has several turns and `turn` is `None`.
     """
     reader = open_episode(path)
     begun: dict[int, int] = {}
@@ -201,16 +197,12 @@ def _some(numbers: Mapping[int, int]) -> str:
 
 
 class ForkedRun(HostTurn[T]):
-    """One fork of a turn.
-
-    Args:
-        asked: What the host asked for.
-        settings: The runner's settings.
+    """One fork of a turn. The constructor starts nothing.
 
     Raises:
         TraceError: The trace cannot be read, or a secret was removed from the turn.
         ConversationError: The trace does not hold the entries before the turn.
-        MCPError: The turn cannot be forked as `asked` says. Nothing was started.
+        MCPError: The turn cannot be forked as `asked` says.
     """
 
     def __init__(self, asked: ForkRequest, settings: TurnSettings) -> None:
@@ -253,12 +245,7 @@ class ForkedRun(HostTurn[T]):
         self.started_by = changed
 
     async def run(self, resources: TurnResources) -> TurnOutcome[T]:
-        """Run the turn as `HostTurn.run` does.
-
-        Raises:
-            ForkMissed: The fork made a call that the record has no result of.
-            MCPError: As `HostTurn.run`.
-        """
+        """Run the turn as `HostTurn.run` does; raises `ForkMissed` if the record lacks a result."""
         try:
             return await super().run(resources)
         except LLMError as error:

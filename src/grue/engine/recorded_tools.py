@@ -367,12 +367,8 @@ class RecordedConnection:
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
         """Return the recorded result of this call, or deal with a call that has none.
 
-        Raises:
-            ForkMissed: The record has no result, and the tool is not to be called.
-            ToolRefusedError: A person has denied the call, or the server refused it, now or when it was
-                recorded.
-            ToolTimedOutError: The call timed out, now or when it was recorded.
-            ServerFailed: The server died, now or when the call was recorded. Or it could not be started.
+        Raises `ForkMissed` if the record has no result and the tool is not to be called. The errors of a
+        `ToolConnection` are raised as they are now or were when the call was recorded.
         """
         found = self._fork.record.take(self._server, tool, arguments)
         if found is not None:

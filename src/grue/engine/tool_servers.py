@@ -56,12 +56,8 @@ def connect_to(
 ) -> Connect:
     """Return a factory of connections to a tool server of any kind.
 
-    Args:
-        name: The server's name in the configuration.
-        server: The server.
-        registry: Lists the server's process, if it has one, so that it can be killed from outside.
-        options: For MCP servers only. Without options, an MCP server's notices and changed tool definitions
-            are recorded too.
+    `registry` lists the server's process, if it has one, so that it can be killed from outside. `options` are
+    for MCP servers only. Without them an MCP server's notices and changed tool definitions are recorded too.
     """
     match server:
         case StdioServer() | HttpServer():
@@ -196,11 +192,7 @@ def first_connects(servers: Mapping[m.ServerName, ToolServer]) -> dict[str, OnFi
 
 
 def check_first_connects(policy: FailurePolicy, servers: Collection[m.ServerName]) -> None:
-    """Refuse a policy for the first connect of an unknown server, if the runner has servers.
-
-    Raises:
-        MCPConfigError: The runner has no server of that name. The message names the runner's servers.
-    """
+    """Refuse a policy for the first connect of an unknown server, if the runner has servers."""
     for name in policy.first_connects:
         if servers and name not in servers:
             known = ", ".join(map(repr, servers))
@@ -285,12 +277,10 @@ def usable_policy(policy: ToolPolicy | None, servers: Mapping[m.ServerName, Tool
 def servers_for(
     tools: bool | Sequence[str], servers: Mapping[m.ServerName, ToolServer]
 ) -> tuple[m.ServerName, ...]:
-    """Return the servers that a turn has to open.
+    """Return the servers that a turn has to open; `tools`: all tools, none, or patterns of their names.
 
-    Args:
-        tools: All tools, none, or patterns of their names.
-        servers: The runner's servers. A server is left out if none of its tools can match a pattern. That is
-            known only of MCP servers, whose tools' names begin with the server's name.
+    A server is left out if none of its tools can match a pattern. That is known only of MCP servers, whose
+    tools' names begin with the server's name.
     """
     if isinstance(tools, bool):
         return tuple(servers) if tools else ()
@@ -304,12 +294,7 @@ def servers_for(
 
 
 class PresumedListings:
-    """The listings that the turns of a runner may presume. Thread-safe: turns may run in parallel.
-
-    Args:
-        servers: The runner's servers.
-        lock: The tool lock, with the listings of its file; `None`: the runner has no tool lock.
-    """
+    """The listings that the turns of a runner may presume. Thread-safe: turns may run in parallel."""
 
     def __init__(self, servers: Mapping[m.ServerName, ToolServer], lock: ToolLock | None) -> None:
         self._servers = servers
@@ -330,10 +315,8 @@ class PresumedListings:
     ) -> m.ToolsPresumed | None:
         """Return the listings that a turn may presume; `None`: none, because a server's tools are not known.
 
-        Args:
-            command: The turn.
-            connections: The state of each server. A disabled server offers no tools.
-            registry: Lists the processes of the shell tool, which is made to get its listing.
+        A disabled server offers no tools. `registry` lists the processes of the shell tool, which is made to
+        get its listing.
         """
         waiting = {listing.server for listing in command.when_called}
         servers = [name for name in command.servers if name not in waiting]
@@ -353,11 +336,7 @@ class PresumedListings:
 
         A server whose tools are not known is left out: it starts as others do, and its tools are known from
         then on. A server whose listing has expired is left out too, and so is a server that is disabled.
-
-        Args:
-            command: The turn.
-            connections: The state of each server.
-            at_s: The time, on the event loop's clock.
+        `at_s` is the time on the event loop's clock.
         """
         found = (
             self._listing(name, command.policy)
@@ -509,11 +488,7 @@ _FORMS: dict[str, tuple[Any, str]] = {
 def refuse_other_kinds(**given: object) -> None:
     """Refuse an argument whose value has another type than the argument takes.
 
-    Args:
-        given: The arguments by name; the names are those of `_FORMS`.
-
-    Raises:
-        MCPConfigError: A value has another type. The message names the argument and says what to write.
+    The names of the arguments are those of `_FORMS`. The `MCPConfigError` says what to write.
     """
     for argument, value in given.items():
         kind, form = _FORMS[argument]
@@ -524,13 +499,8 @@ def refuse_other_kinds(**given: object) -> None:
 def settings_or_default(argument: str, given: S | None, default: S) -> S:
     """Return `given` after checking its class and the types of its fields; if it is `None`, the default.
 
-    Args:
-        argument: The argument's name, for the error.
-        given: The value that the program passed.
-        default: The default value; `given` must be of the same class.
-
-    Raises:
-        MCPConfigError: `given` is of another class, or a field has a value of another type.
+    Raises `MCPConfigError`, which names the `argument`, if `given` is of another class than the default, or
+    if a field has a value of another type.
     """
     if given is None:
         return default
@@ -544,11 +514,7 @@ def settings_or_default(argument: str, given: S | None, default: S) -> S:
 
 
 def check_fields(argument: str, given: Struct) -> None:
-    """Check the types of the fields of plain data.
-
-    Raises:
-        MCPConfigError: A field has a value of another type.
-    """
+    """Raise `MCPConfigError` if a field of plain data has a value of another type."""
     kind = type(given)
     try:
         msgspec.convert(msgspec.to_builtins(given), kind)

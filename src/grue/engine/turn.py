@@ -226,8 +226,7 @@ class TurnOutcome(Struct, Generic[T], frozen=True, kw_only=True):
 def as_request(request: TurnRequest[T] | str) -> TurnRequest[T]:
     """Return `request`; a text becomes the `user` text of a new request.
 
-    Raises:
-        MCPConfigError: `request` is something else. The message says what to write.
+    For anything else an `MCPConfigError` says what to write.
     """
     if isinstance(request, str):
         request = TurnRequest(user=request)
@@ -319,12 +318,8 @@ def _reconnected(calls: Sequence[m.ToolCallRecord]) -> str:
 def read_images(images: Any, limits: TurnLimits) -> tuple[m.Attachment, ...]:
     """Return images as they are sent to the model.
 
-    Args:
-        images: Paths of files, or the bytes of images.
-        limits: How large one image, and all images together, may be.
-
-    Raises:
-        MCPError: A file cannot be read, is not an image that models take, or is too large. Names the image.
+    Raises `MCPError`, which names the image, for a file that cannot be read, is not an image that models
+    take, or is too large. The limits are for one image, and for all images together.
     """
     room = MediaRoom(limits)
     for number, image in enumerate(images):
@@ -459,7 +454,11 @@ class EpisodeMemory:
 
 
 class Spending:
-    """The sum of the costs of a runner's finished turns, batches included. Thread-safe."""
+    """The sum of the costs of a runner's finished turns, batches included. Thread-safe.
+
+    Attributes:
+        said_uncounted: It was recorded already that the costs are not known (`CostUncounted`).
+    """
 
     def __init__(self) -> None:
         self.spent = Spent()
@@ -473,11 +472,7 @@ class Spending:
 
 
 class TurnPostponed(Exception):  # noqa: N818 - what has happened to the turn
-    """The turn waits for a batch. Caught in `engine/waiting_turns.py`, so users never see this exception.
-
-    Args:
-        waits: The request whose reply the turn waits for.
-    """
+    """The turn waits for a batch. Caught in `engine/waiting_turns.py`, so users never see this exception."""
 
     def __init__(self, waits: m.TurnWaits) -> None:
         super().__init__(f"turn {waits.turn} waits for a batch")
@@ -498,10 +493,9 @@ def _inside_turn(wiring: Wiring) -> Iterator[None]:
 
 
 def refuse_inside_turn(wiring: Wiring) -> None:
-    """Raise if the caller is part of a turn of the runner with this wiring.
+    """Raise `MCPError` if the caller is part of a turn of the runner with this wiring.
 
-    Raises:
-        MCPError: The caller is a function tool, an answer check or another callback of such a turn.
+    Function tools, answer checks and other callbacks of such a turn are.
     """
     if any(each is wiring for each in _inside.get()):
         raise MCPError(
@@ -535,12 +529,7 @@ class TurnSettings(Struct, frozen=True, kw_only=True):
 
 
 class HostTurn(Generic[T]):
-    """One turn. `run` runs it, once.
-
-    Args:
-        request: What the host asks for.
-        settings: The runner's settings.
-        memory: The episode that the turn belongs to.
+    """One turn of the episode that `memory` is about. `run` runs it, once.
 
     Attributes:
         answer: How to validate and parse the answer.
@@ -571,11 +560,7 @@ class HostTurn(Generic[T]):
     async def run(self, resources: TurnResources) -> TurnOutcome[T]:
         """Run the turn in the current event loop and return its outcome. Cancellation ends the turn.
 
-        Args:
-            resources: The processes and sessions that the turn may use.
-
-        Raises:
-            MCPError: One of the errors of `Runner.run_turn`.
+        Raises one of the errors of `Runner.run_turn`.
         """
         wiring, number = self._settings.wiring, self._memory.start(self._request.turn)
         with _inside_turn(wiring), wiring.under_way.running(number):
@@ -631,10 +616,7 @@ class HostTurn(Generic[T]):
     def _report_uncounted(self, number: int, budget: Budget, *, known: bool | None) -> None:
         """Report, once a runner, that a limit on the cost has no effect because costs are not known.
 
-        Args:
-            number: The turn's number.
-            budget: What the turn may spend.
-            known: Whether the turn's replies said what they cost; `None` before the turn.
+        `known`: whether the turn's replies said what they cost; `None` before the turn.
         """
         wiring, spending = self._settings.wiring, self._settings.spending
         if budget.cost_usd is None or wiring.endpoint is None or spending.said_uncounted:
@@ -657,11 +639,8 @@ class HostTurn(Generic[T]):
     ) -> m.RunTurn:
         """Return the message that starts the turn.
 
-        Args:
-            number: The turn's number in its episode.
-            budget: What the turn may spend on the model.
-            history: A reference to the entries before the turn; `None`: the turn has no history.
-            images: The images of the request, checked.
+        `budget` is what the turn may spend on the model. `history` refers to the entries before the turn;
+        `None`: the turn has none.
         """
         request, settings = self._request, self._settings
         limits = startup_limits(replace(settings.limits, budget=budget), settings.wiring.servers)
@@ -712,11 +691,7 @@ class HostTurn(Generic[T]):
         return self._request.conversation
 
     def recalled_command(self, number: int) -> m.RunTurn:
-        """Return the message that an earlier run of this turn was started with, except for its budget.
-
-        Raises:
-            MCPError: An image or the history cannot be used.
-        """
+        """Return the message that an earlier run of this turn was started with, except for its budget."""
         images = read_images(self._request.images, self._settings.limits)
         kept = _continued(self._request, number)
         history = None if kept is None else kept.ledger.reference(kept.id)
@@ -746,11 +721,9 @@ def _past_of(
 ) -> Iterator[TurnPast]:
     """Yield what a turn needs of the conversation that it continues, and keep the entries that the turn adds.
 
-    `resumed`: the turn was parked before.
-
-    Raises:
-        ConversationError: There is both a conversation and a history, or one of them cannot be used; or the
-            actors of the host's factory cannot continue a conversation.
+    `resumed`: the turn was parked before. Raises `ConversationError` if there are both a conversation and a
+    history, if one of them cannot be used, or if the actors of the host's factory cannot continue a
+    conversation.
     """
     if request.conversation is not None and request.history:
         raise ConversationError("A turn continues either a conversation or a history, not both.")

@@ -67,9 +67,6 @@ class EarlyRequest:
 
     A turn that presumes nothing has no such object.
 
-    Args:
-        on_delta: The host's callback for pieces of text; `None`: the host has no callback.
-
     Attributes:
         agent: The turn's agent. Set it before the actors run.
     """
@@ -244,11 +241,7 @@ class TurnActors:
         return () if self._agent is None else self._agent.said
 
     async def run(self, connections: Mapping[m.ServerName, Settled]) -> m.TurnEnd | m.TurnWaits:
-        """Run the turn and return its end. The turn's time limit holds, whatever the actors do.
-
-        Args:
-            connections: The episode's state of each server.
-        """
+        """Run the turn and return its end. The turn's time limit holds, whatever the actors do."""
         end = await self._within_limit(connections)
         await self._save_listings()
         # The host gets the result only after all messages of the turn are in the trace.

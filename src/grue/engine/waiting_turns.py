@@ -156,8 +156,7 @@ class _Turns(Generic[T]):
     def known(self, index: int, request: TurnRequest[T]) -> _Known:
         """Return how a turn ended in an earlier run; `None`: the turn has not ended, and is to be run.
 
-        Raises:
-            MCPError: The turn's trace in the folder belongs to another request.
+        Raises `TraceError` if the turn's trace in the folder belongs to another request.
         """
         if request.conversation is not None or request.history:
             raise MCPConfigError(
@@ -198,9 +197,7 @@ class _Turns(Generic[T]):
     async def run(self, index: int, request: TurnRequest[T], resources: TurnResources) -> TurnOutcome[T]:
         """Run a turn, from its trace if it has one, until the turn ends or waits.
 
-        Raises:
-            TurnPostponed: The turn waits for the reply to a request.
-            MCPError: The turn has failed.
+        Raises `TurnPostponed` if the turn waits for the reply to a request.
         """
         number = index + 1
         path = self._files.turn(number)
@@ -292,12 +289,7 @@ def run_waiting(
     """Yield the result of each request, in order, as their turns end. Closing the iterator stops the work.
 
     The provider goes on with batches that were sent to it. The next call with the same folder fetches the
-    replies.
-
-    Args:
-        requests: The requests.
-        batch: How to run their turns.
-        batching: Where the requests wait, and how often the provider is asked about them.
+    replies. `batching` says where the requests wait, and how often the provider is asked about them.
 
     Raises:
         LLMError: The provider accepts no batch, or cannot be reached.

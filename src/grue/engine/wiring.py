@@ -84,11 +84,7 @@ class TurnsUnderWay:
                     del self._running[turn]  # A count of 0 would stay in memory as long as the runner exists.
 
     def require_ended(self, turn: int) -> None:
-        """Check that no turn with this number is running.
-
-        Raises:
-            NothingToResume: A turn is still running.
-        """
+        """Raise `NothingToResume` if a turn with this number is running."""
         if self._running[turn] > 0:
             raise NothingToResume(f"Turn {turn} is running in this process. Wait for its end.")
 
@@ -123,8 +119,7 @@ class Wiring(Struct, frozen=True, kw_only=True):
     def asking_first(self, lent: LentConversation, first: Envelope[m.LlmCommand]) -> LlmFactory:
         """Return the factory of an LLM actor whose first request is already recorded in the trace.
 
-        Raises:
-            ConversationError: The runner's model is a factory of the host's.
+        Raises `ConversationError` if the runner's model is a factory of the host's.
         """
         lender = self.lender
         if not isinstance(lender, EndpointActors):
@@ -134,30 +129,21 @@ class Wiring(Struct, frozen=True, kw_only=True):
     def lent(
         self, name: m.ConversationId, history: History, tools: tuple[m.ToolDefinition, ...]
     ) -> LentConversation:
-        """Return a conversation with this history for one turn; `tools`: those that were offered last.
-
-        Raises:
-            ConversationError: The actors of the runner's factory cannot continue a conversation.
-        """
+        """Return a conversation with this history for one turn; `tools`: those that were offered last."""
         lender = self.lender
         encoded = EncodedConversation(lender.profile, model=lender.model, history=history)
         encoded.offer(tools)
         return LentConversation(name, encoded)
 
     def lending(self, lent: LentConversation) -> "Wiring":
-        """Return the parts of a turn whose LLM actor continues `lent`.
-
-        Raises:
-            ConversationError: The actors of the host's factory cannot continue a conversation.
-        """
+        """Return the parts of a turn whose LLM actor continues `lent`."""
         return replace(self, llm=self.lender.lending(lent))
 
     @property
     def lender(self) -> LendingFactory:
         """The factory whose actors can continue a conversation.
 
-        Raises:
-            ConversationError: The actors of the runner's factory cannot continue a conversation.
+        Raises `ConversationError` if the actors of the runner's factory cannot.
         """
         llm: object = self.llm
         if not isinstance(llm, LendingFactory):
@@ -210,18 +196,8 @@ def wire(
 ) -> Wiring:
     """Return the shared parts, and register all configured secrets with the recorder.
 
-    Args:
-        llm: The model: an endpoint, its settings, or a factory for an actor of the host's. Several settings:
-            if a model cannot be asked, the next one is.
-        servers: Tool servers by name.
-        recorder: Records all messages.
-        process_limits: How server processes are ended; `None`: the default limits.
-        elicit: Asks the user a server's question; `None`: always declined.
-        tool_lock: The tool definitions that the user has approved; `None`: all are accepted.
-
-    Raises:
-        MCPConfigError: A server name is invalid.
-        MissingDependencyError: There is an MCP server to talk to, and `mcp` is absent or too old.
+    The arguments are those of `Runner`. Raises `MCPConfigError` if a server's name or the model's settings
+    cannot be used, and `MissingDependencyError` if `mcp` is needed, and absent or too old.
     """
     if callable(llm) and not isinstance(llm, type):
         endpoint, factory = None, llm
@@ -347,8 +323,7 @@ class OwnTrace:
     def close(self) -> None:
         """Write what is queued, and close the files. A second call does nothing.
 
-        Raises:
-            TraceError: The trace could not be written completely.
+        Raises `TraceError` if the trace could not be written completely.
         """
         self._recorder.settle()
         self._close()

@@ -214,11 +214,7 @@ class Checkable(Protocol):
 
 
 class WrappedConnection:
-    """A `ToolConnection` that passes everything on to another one. Subclasses override some methods.
-
-    Args:
-        connection: The connection that is wrapped.
-    """
+    """A `ToolConnection` that passes everything on to another one. Subclasses override some methods."""
 
     def __init__(self, connection: ToolConnection) -> None:
         self._connection = connection

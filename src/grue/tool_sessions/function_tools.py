@@ -93,11 +93,7 @@ class Parameters:
         self.schema = self._schema(texts)
 
     def convert(self, arguments: m.JsonObject) -> dict[str, Any]:
-        """Return the arguments as the function's annotations want them.
-
-        Raises:
-            InvalidArgumentsError: The arguments do not match the annotations.
-        """
+        """Return the arguments as the function's annotations want them; raises `InvalidArgumentsError`."""
         try:
             given = msgspec.structs.asdict(msgspec.convert(arguments, self._struct))
         except msgspec.ValidationError as error:

@@ -56,11 +56,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
 
 
 def wanted(arguments: m.JsonObject) -> Wanted:
-    """Return the arguments of a call.
-
-    Raises:
-        CannotReadError: The arguments do not fit the definition, or contradict each other.
-    """
+    """Return the arguments of a call; raises `CannotReadError` if they cannot be used together."""
     try:
         asked = msgspec.convert(arguments, Wanted)
     except msgspec.ValidationError as error:
@@ -74,11 +70,7 @@ def wanted(arguments: m.JsonObject) -> Wanted:
 
 
 class WholeResult:
-    """A tool's whole result, laid out to be read.
-
-    Args:
-        result: The result.
-    """
+    """A tool's whole result, laid out to be read."""
 
     def __init__(self, result: m.ToolCallResult) -> None:
         self._result = result
@@ -96,8 +88,7 @@ class WholeResult:
     def read(self, asked: Wanted, max_chars: int, *, clock: Callable[[], float] = time.monotonic) -> str:
         """Return the part that is asked for, in about `max_chars` characters at most.
 
-        Raises:
-            CannotReadError: The result has no such part, or the pattern or path cannot be used.
+        Raises `CannotReadError` if the result has no such part, or the pattern or path cannot be used.
         """
         room = max(1, max_chars - _HEADER)
         if asked.pattern is not None:
@@ -234,11 +225,7 @@ def _pieces(text: str, quick: _Test) -> Iterator[tuple[int, int, str]]:
 
 
 def _test_of(pattern: str) -> tuple[_Test, _Test]:
-    """Return a test for a piece of a line, and a quick test for a block of lines that may let too many pass.
-
-    Raises:
-        CannotReadError: The pattern cannot be used.
-    """
+    """Return a test for a piece of a line, and a quick test for a block that may let too many pass."""
     if len(pattern) > _LONGEST_PATTERN:
         raise CannotReadError(f"a pattern has at most {_LONGEST_PATTERN} characters")
     test = _compiled(pattern)
@@ -303,11 +290,7 @@ _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 
 def _steps_of(path: str) -> list[_Step]:
-    """Return the steps of a path.
-
-    Raises:
-        CannotReadError: The path is not a JSON path of the supported form.
-    """
+    """Return the steps of a JSON path; raises `CannotReadError` if it has another form than is supported."""
     rest = path.strip().removeprefix("$")
     if rest and rest[0] not in ".[":
         rest = f".{rest}"

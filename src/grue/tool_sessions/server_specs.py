@@ -63,15 +63,10 @@ _SHELL_FUNCTION = "()"
 
 
 def inherited(environ: Mapping[str, str], how: InheritEnv) -> dict[str, str]:
-    """Return the part of the host's environment that a server gets.
+    """Return the part of the host's environment (`environ`) that a server gets.
 
-    Args:
-        environ: The host's environment.
-        how: Which part. With `no_keys`, a variable that holds the same value as one of grue's keys is left
-            out too, whatever its name is.
-
-    Raises:
-        MCPConfigError: `how` is not one of `InheritEnv`.
+    With `no_keys`, a variable that holds the same value as one of grue's keys is left out too, whatever its
+    name is. Raises `MCPConfigError` if `how` is not one of `InheritEnv`.
     """
     match how:
         case "all":
@@ -92,13 +87,10 @@ def inherited(environ: Mapping[str, str], how: InheritEnv) -> dict[str, str]:
 
 
 def visible_keys(environment: Mapping[str, str], host: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of the variables that hold a key, sorted.
+    """Return the names of the variables of a process's `environment` that hold a key, sorted.
 
-    A variable holds a key if its name looks like a key's, or if its value equals one of grue's own keys.
-
-    Args:
-        environment: The variables that a process would get.
-        host: The host's environment.
+    A variable holds a key if its name looks like a key's, or if its value equals one of grue's own keys,
+    which are looked up in the `host`'s environment.
     """
     keys, values = OWN_KEYS, _own_values(host)
     return tuple(

@@ -238,13 +238,7 @@ class SessionPool:
         return server not in self._waiting and self._expects_turn(self)
 
     def prepare(self, server: m.ServerName, connect: Connect, timeout_s: float) -> None:
-        """Start to open a connection for the next turn, unless the pool has one; return at once.
-
-        Args:
-            server: The server's name.
-            connect: Makes the connection.
-            timeout_s: Time limit for opening the connection.
-        """
+        """Start to open a connection for the next turn, unless the pool has one; return at once."""
         if server not in self._waiting:
             self._waiting[server] = self.begin(server, connect, timeout_s)
 
@@ -264,13 +258,8 @@ class SessionPool:
     ) -> "LeasedConnection":
         """Return a connection for one turn: the prewarmed or kept one, or else a new one.
 
-        A connection that was prewarmed beside this turn is left to the next turn.
-
-        Args:
-            server: The server's name.
-            connect: Makes a new connection.
-            turn: Number of the turn.
-            deadline: When everything except closing must end, on the event loop's clock.
+        A connection that was prewarmed beside this turn is left to the next turn. Everything except closing
+        must end before the `deadline`, on the event loop's clock.
         """
         waiting = self._waiting.get(server)
         if waiting is not None and waiting.generation > self._generation:
@@ -295,9 +284,7 @@ class SessionPool:
         """Return a server's kept session for a call outside turns, open. If the pool has none, one is opened.
 
         A turn that runs meanwhile uses the same session; hold `alone` while using it. Later turns lease it.
-
-        Raises:
-            ServerFailed: The session could not be opened.
+        Raises `ServerFailed` if it cannot be opened.
         """
         while True:
             owned = self._current(server)
@@ -382,12 +369,7 @@ class LeaseRequest(Struct, frozen=True):
 
 
 class _SessionUser:
-    """The part of a `ToolConnection` that all users of the pool's sessions share.
-
-    Args:
-        pool: Owns the session.
-        owned: The session, if it is known before the connection is opened.
-    """
+    """The part of a `ToolConnection` that all users of the sessions of the pool share."""
 
     def __init__(self, pool: SessionPool, owned: PooledConnection | None = None) -> None:
         self._pool = pool

@@ -57,11 +57,7 @@ _VERBS = (
 
 
 class ToolIndex:
-    """An index of tools.
-
-    Args:
-        tools: The tools, in any order.
-    """
+    """An index of tools."""
 
     def __init__(self, tools: Iterable[m.ToolDefinition]) -> None:
         self._tools = sorted((tool for tool in tools if not is_built_in(tool)), key=lambda tool: tool.name)
@@ -71,12 +67,7 @@ class ToolIndex:
         self._among: Counter[str] = Counter(word for counts in self._counts for word in counts)
 
     def find(self, query: str, most: int) -> list[m.ToolDefinition]:
-        """Return the tools that fit best, the best one first; none if no word fits any.
-
-        Args:
-            query: What the tool should do, in words.
-            most: How many tools to return at most.
-        """
+        """Return the tools that fit a query best, the best one first; none if no word fits any tool."""
         wanted = self._wanted(query)
         scored = [
             (self._score(counts, length, wanted), tool)
@@ -120,9 +111,7 @@ class ToolIndex:
 class ToolSearcher:
     """Answers `find_tools` and `call_tool` in one turn.
 
-    Args:
-        tools: Returns the tools that may be called now.
-        most: How many tools `find_tools` returns at most.
+    `tools` returns the tools that may be called now; `find_tools` returns at most `most` of them.
     """
 
     def __init__(self, tools: Callable[[], Sequence[m.ToolDefinition]], most: int) -> None:

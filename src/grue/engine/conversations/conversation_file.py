@@ -147,13 +147,10 @@ class SavedConversation(Struct):
 
 
 class ConversationFile:
-    """The file that a conversation is appended to. It is locked while it is open.
+    """The file that a conversation is appended to. It is created if absent, and locked while it is open.
 
-    Args:
-        path: The file; it is created if it is absent.
-
-    Raises:
-        ConversationError: The file cannot be opened, or another conversation is using it.
+    Each method raises `ConversationError` if the file cannot be opened or written, and the constructor also
+    if another conversation is using it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -175,11 +172,7 @@ class ConversationFile:
         return self._file.size
 
     def begin(self, header: FileHeader, lines: Iterable[bytes] = ()) -> None:
-        """Write the first lines of a new file.
-
-        Raises:
-            ConversationError: The file is not empty, or the disk is full.
-        """
+        """Write the first lines of a new file; raises `ConversationError` if it is not empty."""
         if self.size:
             raise ConversationError(
                 f"{self.path} is not empty. Continue what it holds with Conversation.load, or choose another"
@@ -189,22 +182,14 @@ class ConversationFile:
         self.append([msgspec.json.encode(header), *lines])
 
     def cut_half_line(self) -> None:
-        """Take away a last line that is incomplete.
-
-        Raises:
-            ConversationError: The file cannot be written.
-        """
+        """Take away a last line that is incomplete."""
         try:
             self._file.cut_half_line()
         except TraceError as error:
             raise ConversationError(str(error), path=str(self.path)) from error
 
     def append(self, lines: list[bytes]) -> None:
-        """Append lines. An empty line stands for `Dropped`, which takes back the reply before it.
-
-        Raises:
-            ConversationError: The disk is full, or the file was deleted or closed.
-        """
+        """Append lines. An empty line stands for `Dropped`, which takes back the reply before it."""
         try:
             self._file.require_not_deleted()
             self._file.write(*(line or _DROPPED for line in lines))
@@ -220,15 +205,10 @@ class ConversationFile:
 
 
 def read_conversation(path: Path, text: bytes | None = None) -> SavedConversation:
-    """Read a conversation's file, or the text of one.
+    """Read the conversation in a file, or in `text`; then `path` names the text in errors.
 
-    Args:
-        path: The file; if a text is given, the name of that text in errors.
-        text: The text to read; `None`: the content of the file.
-
-    Raises:
-        ConversationError: The file is missing, is not a conversation, or is damaged. Names the file and the
-            line.
+    Raises `ConversationError`, with the path and the line, if the file is missing, damaged, or no
+    conversation.
     """
     lines = _lines(path, text)
     first = next(lines, None)
@@ -263,12 +243,7 @@ def read_conversation(path: Path, text: bytes | None = None) -> SavedConversatio
 
 
 def begin_of_turn(saved: SavedConversation, began: m.HistoryReference) -> tuple[History, int] | None:
-    """Return the history before a turn and its number of lines; `None`: the file lacks the turn's start.
-
-    Args:
-        saved: The conversation's file.
-        began: A reference to the entries before the turn.
-    """
+    """Return the history before a turn and its number of lines; `None`: the file lacks the turn's start."""
     before = SavedConversation(saved.header, _first_history(saved.header))
     reader = _LineReader(before)
     for number, line in enumerate(saved.lines, start=1):
@@ -299,11 +274,7 @@ class _LineReader:
         self._counted = saved.header.entries
 
     def take(self, line: Line) -> None:
-        """Add a line.
-
-        Raises:
-            ValueError: The line does not fit the lines before it.
-        """
+        """Add a line; raises `ValueError` if it does not fit the lines before it."""
         history = self._saved.history
         if isinstance(line, Learned):
             self._saved.learned = line
@@ -367,12 +338,10 @@ def lines_of(history: History) -> tuple[bytes, ...]:
 
 
 def lines_to_write(saved: SavedConversation, kept: int, produced: list[bytes]) -> list[bytes]:
-    """Return the lines to append so that a turn's lines in the file are `produced`.
+    """Return the lines to append so that the lines of a turn in the file are `produced`.
 
-    Args:
-        saved: The conversation's file.
-        kept: How many of its lines were there before the turn.
-        produced: The lines of the turn; an empty line stands for `Dropped`.
+    `kept` is the number of lines that the file had before the turn. An empty line in `produced` stands for
+    `Dropped`.
     """
     wanted = [line or _DROPPED for line in produced]
     same, end = 0, kept

@@ -71,8 +71,7 @@ _TAG = "ToolReturned"
 class EarlierResults:
     """Finds results of earlier turns by the ids of their calls. Thread-safe.
 
-    Args:
-        turns: The trace that each turn was recorded in, oldest turn first.
+    `turns` has the number and the trace of each turn that was recorded in one, oldest turn first.
     """
 
     def __init__(self, turns: Iterable[tuple[int, Path]] = ()) -> None:
@@ -111,11 +110,7 @@ class EarlierResults:
                 self._bytes -= self._kept.pop(oldest)[0]
 
     def find(self, call_id: m.CallId) -> m.ToolCallResult | None:
-        """Return the result of a call; `None`: the result is not kept, or its trace is gone.
-
-        Raises:
-            TraceError: A trace is damaged.
-        """
+        """Return the result of a call; `None`: the result is not kept, or its trace is gone."""
         with self._lock:
             kept = self._kept.get(call_id)
         if kept is not None:
@@ -196,6 +191,9 @@ class TurnPast(Struct, kw_only=True):
 class KeptConversation:
     """A conversation between its turns. One turn at a time continues it.
 
+    While a turn continues the conversation, methods that would change it raise `ConversationBusy`. They raise
+    `ConversationError` if the conversation's file cannot be read or written.
+
     Args:
         system: The instructions.
         name: The conversation's id in traces; default: a random id.
@@ -240,11 +238,7 @@ class KeptConversation:
 
     @classmethod
     def load(cls, path: Path) -> "KeptConversation":
-        """Continue a saved conversation, and append to its file.
-
-        Raises:
-            ConversationError: The file is missing, damaged or in use.
-        """
+        """Continue a saved conversation, and append to its file."""
         # Read the file before opening it for writing, so that a file that is no conversation is not changed.
         saved = read_conversation(path)
         file = ConversationFile(path)
@@ -259,11 +253,7 @@ class KeptConversation:
 
     @classmethod
     def loads(cls, text: str) -> "KeptConversation":
-        """Continue a conversation that `dumps` has returned as text. It is in memory only.
-
-        Raises:
-            ConversationError: The text is not a conversation, or is damaged.
-        """
+        """Continue a conversation that `dumps` has returned as text. It is in memory only."""
         # A text that was stored elsewhere may have lost its last newline. Add the newline, because a last
         # line without one is ignored.
         return cls._of(read_conversation(Path("the text"), text.rstrip("\n").encode() + b"\n"))
@@ -297,7 +287,7 @@ class KeptConversation:
 
     @property
     def refers(self) -> bool:
-        """Whether the model has been told the handle of a result, so that it can ask for more of it."""
+        """Whether the model was told the handle of a result, and so can ask for the whole result."""
         return self._told_handles or offers(self.tools, READ_RESULT)
 
     @property
@@ -342,9 +332,7 @@ class KeptConversation:
             plain: The turn tells the results of tools plainly (`RunTurn.plain_results`).
 
         Raises:
-            ConversationBusy: Another turn continues the conversation.
             ConversationParked: Another turn of the conversation is parked.
-            ConversationError: The file cannot be written.
         """
         with self.held():
             self._require_saved()
@@ -375,12 +363,7 @@ class KeptConversation:
             self._require_saved()
 
     def abandon(self) -> None:
-        """Give up the open turn, if there is one. Its calls are answered "not called" or "interrupted".
-
-        Raises:
-            ConversationBusy: A turn continues the conversation.
-            ConversationError: The file cannot be written.
-        """
+        """Give up the open turn, if there is one. Its calls are answered "not called" or "interrupted"."""
         with self.held():
             self._require_saved()
             if self.open_turn is not None:
@@ -404,11 +387,7 @@ class KeptConversation:
             self._in_turn.release()
 
     def add(self, said: Sequence[SaidStep]) -> None:
-        """Add the entries of a turn of an earlier process; call it in `between_turns`.
-
-        Raises:
-            ConversationError: The file cannot be written.
-        """
+        """Add the entries of a turn of an earlier process. Call this within `between_turns`."""
         for step in said:
             take_step(self.history, step)
             if isinstance(step, m.RequestCompletion) and isinstance(step.mode, m.OfferTools):
@@ -418,11 +397,7 @@ class KeptConversation:
             self._write_now()
 
     def require_open(self, turn: int, began: m.HistoryReference) -> TurnMark:
-        """Return the mark of the open turn.
-
-        Raises:
-            ConversationError: This turn is not open.
-        """
+        """Return the mark of the open turn; raises `ConversationError` if it is not this turn."""
         mark = self.open_turn
         if mark is None or (mark.turn, mark.began) != (turn, began.digest):
             raise ConversationError(
@@ -439,9 +414,6 @@ class KeptConversation:
             began: A reference to the entries before the turn.
             replay: Adds the turn's entries to a history.
             parked: How far the turn has come.
-
-        Raises:
-            ConversationError: The file lacks the entries before the turn, or cannot be written.
         """
         mark = self.require_open(parked.turn, began)
         with self.held():
@@ -456,19 +428,11 @@ class KeptConversation:
             self._write_now()
 
     def asked(self) -> contextlib.AbstractContextManager[None]:
-        """Keep other callers from asking within the block, also while the turn waits for its runner.
-
-        Raises:
-            ConversationBusy: Another caller has asked and has no answer yet.
-        """
+        """Keep other callers from asking within the block, also while the turn waits for its runner."""
         return self._holding(self._in_ask)
 
     def held(self) -> contextlib.AbstractContextManager[None]:
-        """Keep turns from continuing the conversation within the block.
-
-        Raises:
-            ConversationBusy: A turn continues the conversation.
-        """
+        """Keep turns from continuing the conversation within the block."""
         return self._holding(self._in_turn)
 
     @contextlib.contextmanager
@@ -484,12 +448,7 @@ class KeptConversation:
             lock.release()
 
     def save(self, path: Path) -> None:
-        """Write the conversation to a new file, and append to that file from now on.
-
-        Raises:
-            ConversationBusy: A turn continues the conversation.
-            ConversationError: The file is not empty or cannot be written.
-        """
+        """Write the conversation to a new file, and append to that file from now on."""
         with self.held():
             file = ConversationFile(path)
             try:
@@ -501,11 +460,7 @@ class KeptConversation:
             self._append_to(file)
 
     def dumps(self) -> str:
-        """Return the conversation as text, in the format of its file.
-
-        Raises:
-            ConversationBusy: A turn continues the conversation.
-        """
+        """Return the conversation as text, in the format of its file."""
         with self.held():
             header, lines = self._whole()
             return b"\n".join([msgspec.json.encode(header), *lines, b""]).decode()
@@ -537,11 +492,7 @@ class KeptConversation:
         return header, (*lines_of(history), *rest)
 
     def branch(self) -> "KeptConversation":
-        """Return a copy of the conversation with an id of its own. The copy is in memory only.
-
-        Raises:
-            ConversationBusy: A turn continues the conversation.
-        """
+        """Return a copy of the conversation with an id of its own. The copy is in memory only."""
         with self.held():
             history = self.history.branch()
             if self.open_turn is not None:
@@ -704,8 +655,7 @@ def given_conversation(
 ) -> KeptConversation:
     """Return a conversation for one turn, whose history is given as plain data.
 
-    Raises:
-        ConversationError: A tool message does not belong to a call of the reply before it.
+    Raises `ConversationError` for a tool message that does not belong to a call of the reply before it.
     """
     try:
         history = history_of(system, items, Ledger())
@@ -715,15 +665,7 @@ def given_conversation(
 
 
 def require_not_parked(mark: TurnMark | None, name: str) -> None:
-    """Check that another turn may begin.
-
-    Args:
-        mark: The mark of the open turn; `None`: no turn is open.
-        name: The conversation's id.
-
-    Raises:
-        ConversationParked: The open turn is parked.
-    """
+    """Raise `ConversationParked` if the open turn, whose mark this is, is parked."""
     if mark is not None and mark.state == "parked":
         asked = ", ".join(dict.fromkeys(question.name for question in mark.questions))
         what = f"waits for an approval of {asked}" if asked else "is parked"
@@ -752,13 +694,8 @@ def taken_up(
 ) -> tuple[History, list[bytes]]:
     """Return the history up to the end of a turn, and those of its lines that the file does not have yet.
 
-    Args:
-        file: The conversation's file.
-        began: A reference to the entries before the turn.
-        replay: Adds the turn's entries to a history.
-
-    Raises:
-        ConversationError: The file cannot be read, or does not hold the entries before the turn.
+    `began` refers to the entries before the turn, and `replay` adds the turn's entries to a history. Raises
+    `ConversationError` if the file does not hold the entries before the turn.
     """
     saved = read_conversation(file.path)
     found = begin_of_turn(saved, began)
@@ -780,10 +717,7 @@ def with_sizes(
 ) -> m.RunTurn:
     """Return a turn's command with the sizes of the entries before it, if it has a `ContextPolicy`.
 
-    Args:
-        command: The command that starts the turn.
-        entries: The entries before the turn.
-        bytes_per_token: Bytes per token by the endpoint's own count; `None`: the count is not known.
+    `bytes_per_token` is the endpoint's own count; `None`: the count is not known.
     """
     if command.context is None or not entries:
         return command

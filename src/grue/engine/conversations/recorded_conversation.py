@@ -82,14 +82,9 @@ class ResumedConversation(NamedTuple):
 def resume_conversation(path: str | PathLike[str], name: str | None = None) -> ResumedConversation:
     """Return a conversation that a trace holds, with the listings that its next turn may presume.
 
-    Args:
-        path: The trace, or its run folder.
-        name: The conversation's id; `None`: the conversation that was continued last. A turn without a
-            conversation has the id `turn-N`.
-
-    Raises:
-        TraceError: The trace cannot be read.
-        ConversationError: The trace lacks a part of the conversation, or a secret in it was redacted.
+    `name` is the conversation's id; `None`: the conversation that was continued last. A turn without a
+    conversation has the id `turn-N`. Raises `ConversationError` if the trace lacks a part of the
+    conversation, or if a secret in it was redacted.
     """
     reader = talk_reader(path)
     for envelope in open_episode(path):
@@ -125,13 +120,8 @@ def said_before(
 ) -> tuple[History, tuple[m.ToolDefinition, ...]]:
     """Return the history of a conversation after some of its messages, and the tools offered last.
 
-    Args:
-        path: The trace that the messages are from.
-        envelopes: The messages of the conversation's turns, in order; the last turn may be cut short.
-        name: The conversation's id.
-
-    Raises:
-        ConversationError: The trace lacks a part of the conversation, or a secret in it was redacted.
+    `envelopes` are the messages of the conversation's turns, in order; the last turn may be cut short. Raises
+    `ConversationError` if a part of the conversation is missing, or if a secret in it was redacted.
     """
     envelopes = tuple(envelopes)
     reader = TalkReader(_branch_points(envelopes))
@@ -171,11 +161,7 @@ def _branch_points(envelopes: Iterable[EpisodeEnvelope]) -> set[_Place]:
 
 
 def talk_reader(path: str | PathLike[str]) -> "TalkReader":
-    """Return a reader of a trace's messages. Pass all of them to its `see`, in order.
-
-    Raises:
-        TraceError: The trace cannot be read.
-    """
+    """Return a reader of a trace's messages. Pass all of them to its `see`, in order."""
     return TalkReader(_branch_points(open_episode(path)))
 
 
@@ -408,7 +394,7 @@ class RecordedTurn:
 
         Raises:
             NothingToResume: The turn is a fork, or had ended when its process was killed.
-            TraceError: The trace lacks a message that is needed.
+            TraceError: A secret was removed from the turn, or its recorded messages contradict each other.
         """
         if self.forked:
             raise NothingToResume(
@@ -446,11 +432,7 @@ class RecordedTurn:
         return where
 
     def waiting(self, path: str | PathLike[str]) -> "Waited | None":
-        """Return what a turn that waits for a reply needs to go on; `None`: the turn waits for no reply.
-
-        Raises:
-            TraceError: The trace lacks a message that is needed.
-        """
+        """Return what a turn that waits for a reply needs to go on; `None`: the turn waits for no reply."""
         if self.end is not None or self.redacted:
             return None
         state, commands = self._state(path)
@@ -484,8 +466,7 @@ class RecordedTurn:
     def replay(self, history: History) -> None:
         """Add the turn's entries to a history that ends before the turn.
 
-        Raises:
-            ValueError: The entries do not fit the history before the turn.
+        Raises `ValueError` if they do not fit.
         """
         for each in (self.run, *self.said):
             take_step(history, each)
@@ -586,11 +567,9 @@ def _forgotten(part: RecordedTurn, last: EpisodeEnvelope) -> RecordedTurn:
 
 
 def chosen(parts: dict[int, RecordedTurn], turn: int | None, path: str | PathLike[str]) -> RecordedTurn:
-    """Return the turn that the caller wants to resume.
+    """Return the turn that the caller wants to resume; `turn=None`: the only one that can be resumed.
 
-    Raises:
-        NothingToResume: The turn cannot be resumed, or the trace has no such turn. Or `turn` is `None`, and
-            several turns can be resumed.
+    Raises `NothingToResume` if this turn cannot be resumed, or if there is not exactly one.
     """
     usable = {number: part for number, part in parts.items() if part.is_open}
     if turn is None and len(usable) == 1:

@@ -71,8 +71,7 @@ def parked_turns(path: str | PathLike[str]) -> list[m.TurnParked]:
 def writer_for(path: str | PathLike[str], recorder: Recorder) -> TraceWriter:
     """Return the trace's writer, whose lock keeps other processes from resuming from it.
 
-    Raises:
-        TraceError: Another process writes this trace, or the recorder writes another trace.
+    Raises `TraceError` if another process writes this trace, or the recorder writes another trace.
     """
     place, writers = _file_of(path), writers_of(recorder)
     writer = _writer_of(place, writers)
@@ -215,11 +214,10 @@ def _going_on(
 
 
 def check_fit(command: m.RunTurn, answer: AnswerSpec[Any], settings: TurnSettings) -> None:
-    """Check that a runner can go on with a turn.
+    """Raise `MCPError` if a runner cannot go on with a turn.
 
-    Raises:
-        MCPError: The runner lacks a server of the turn, its model's actors cannot continue a conversation, or
-            `answer` has another schema than the turn.
+    It cannot if it lacks a server of the turn, if its model's actors cannot continue a conversation, or if
+    `answer` has another schema than the turn.
     """
     missing = [name for name in command.servers if name not in settings.wiring.servers]
     if missing:
@@ -235,16 +233,9 @@ def check_fit(command: m.RunTurn, answer: AnswerSpec[Any], settings: TurnSetting
 def resumed_run(
     asked: ResumeRequest, settings: TurnSettings, memory: EpisodeMemory, writers: list[TraceWriter]
 ) -> Iterator[HostTurn[Any]]:
-    """Yield the turn that goes on.
+    """Yield the turn that goes on. If its trace is opened for it, the writer is appended to `writers`.
 
-    Args:
-        asked: What the host asks for.
-        settings: The runner's settings.
-        memory: The episode that the turn belongs to.
-        writers: The trace's writer is appended to this list, if the trace has to be opened for the turn.
-
-    Raises:
-        MCPError: As `resumed_turn`.
+    Raises as `resumed_turn` does.
     """
     recorder = settings.wiring.recorder
     ours = is_recorded_by(recorder, asked.trace)
@@ -290,6 +281,8 @@ def conversation_of(
     """Yield the conversation of a turn, in which the turn is parked; `None`: the turn belongs to none.
 
     If the conversation's file is opened for this, it is closed after the block, so that the host can load it.
+    Raises `ConversationError` if the conversation is missing, in use or damaged, has gone on, or does not
+    hold what was said before the turn.
 
     Args:
         part: The turn.
@@ -297,10 +290,6 @@ def conversation_of(
         given: The conversation, if the host has it.
         trace: Where the turn was read.
         wiring: The wiring of the runner that goes on.
-
-    Raises:
-        ConversationError: The conversation is missing, in use or damaged, has gone on, or does not hold what
-            was said before the turn.
     """
     began, number = part.run.history, part.run.turn
     if began is None:

@@ -64,11 +64,7 @@ class CancellableConnection(WrappedConnection):
         raise ToolRefusedError("cancelled by its caller", code=_CANCELLED)
 
     async def request(self, method: str, params: m.JsonObject, timeout_s: float) -> m.JsonObject:
-        """Send a request other than a tool call.
-
-        Raises:
-            MCPError: The server is not an MCP server.
-        """
+        """Send a request other than a tool call; raises `MCPError` if the server is not an MCP server."""
         if not isinstance(self._connection, TakesRequests):
             raise MCPError(f"{method}: this tool server is not an MCP server. It takes tool calls only.")
         async with self.exclusive():
@@ -91,7 +87,7 @@ class OwnedSession:
         serves_unlisted: Whether the server also takes calls of tools that are not in `tools`.
         closed: How the session was closed; `None`: it was not closed yet.
         pid: Id of the server's process, if it has one.
-        died: Why the server died during the session; `None` if it has not died.
+        died: Why the server died during the session; `None`: it has not died.
     """
 
     def __init__(
@@ -163,15 +159,11 @@ class OwnedSession:
         The result has the server's content blocks in `blocks`. The trace has blocks only where the result of
         a call in a turn would have them too, so that a text is not recorded twice.
 
-        Args:
-            tool: The tool's bare name.
-            arguments: A JSON object.
-            timeout_s: Starts when the call is sent.
-            turn: The turn that the call is recorded in; 0: none.
-            definition: The definition that the call was decided for; `None`: the one in `tools`.
+        `turn` is the turn that the call is recorded in; 0: none. `definition` is the one that the call was
+        decided for; `None`: the one in `tools`.
 
         Raises:
-            TimeoutError: No answer within `timeout_s`.
+            TimeoutError: No answer within `timeout_s`, which starts when the call is sent.
             NotAsDecided: The server no longer lists the tool, or lists it with another definition. `tools`
                 has the server's present list.
             MCPError: The session has ended, or its server has died.
@@ -220,10 +212,8 @@ class OwnedSession:
     async def close(self, *, hurried: bool = False) -> None:
         """Close the session in any state, and wait until its process has ended.
 
-        If this call is cancelled, it stops waiting, and the owner still closes the session.
-
-        Args:
-            hurried: Give the server only as much time as a cancellation does.
+        If this call is cancelled, it stops waiting, and the owner still closes the session. If `hurried`, the
+        server gets only as much time as after a cancellation.
         """
         if not self.alive:
             return

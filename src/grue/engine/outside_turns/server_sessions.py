@@ -98,10 +98,9 @@ class SessionSources(Struct, frozen=True, kw_only=True):
 class ServerSessions:
     """At most one session per server, opened when it is first needed. Use it in one asyncio event loop.
 
-    Calls to one server run one at a time, and calls to different servers run in parallel.
-
-    Args:
-        sources: How sessions are opened.
+    Calls to one server run one at a time, and calls to different servers run in parallel. Where a session is
+    needed, `MCPServerStartupError` is raised if the server cannot be started, and `MCPError` if it is not
+    configured or its session has crashed.
     """
 
     def __init__(self, sources: SessionSources) -> None:
@@ -117,11 +116,7 @@ class ServerSessions:
     async def connect(
         self, names: Sequence[m.ServerName]
     ) -> dict[m.ServerName, m.SessionOpened | m.ServerFailure]:
-        """Connect to servers in parallel and return the result for each. A session that has died is replaced.
-
-        Raises:
-            MCPError: A session crashed.
-        """
+        """Connect to servers in parallel and return the result for each. A dead session is replaced."""
         outcomes: dict[m.ServerName, m.SessionOpened | m.ServerFailure] = {}
         crashes: list[BaseException] = []
 
@@ -141,11 +136,7 @@ class ServerSessions:
         return {name: outcomes[name] for name in names}
 
     async def tools(self) -> tuple[m.ToolDefinition, ...]:
-        """Return the tools of all servers. Connects to servers for which no connect was tried yet.
-
-        Raises:
-            MCPServerStartupError: A server that this call connects to could not be started.
-        """
+        """Return the tools of all servers. Connects to servers for which no connect was tried yet."""
         untried = [name for name, state in self._states.items() if not state.attempts]
         for outcome in (await self.connect(untried)).values():
             if isinstance(outcome, m.ServerFailure):
@@ -154,12 +145,7 @@ class ServerSessions:
         return tuple(tool for session in sessions for tool in session.tools)
 
     async def tool(self, name: str) -> m.ToolDefinition | None:
-        """Return the definition of a tool, or `None` if the server does not list it.
-
-        Raises:
-            MCPError: The server is not configured.
-            MCPServerStartupError: The server could not be started.
-        """
+        """Return the definition of a tool, or `None` if the server does not list it."""
         server, _ = self._split(name)
         session = await self._session(server)
         return next((tool for tool in session.tools if tool.name == name), None)
@@ -173,22 +159,20 @@ class ServerSessions:
         turn: int = 0,
         definition: m.ToolDefinition | None = None,
     ) -> m.ToolCallResult:
-        """Call a tool and return its result.
+        """Call the tool `SERVER.TOOL` and return its result. The time limit starts when the call is sent.
 
         If the server has changed the tool, the policy judges the call again, by the tool's new definition.
 
         Args:
-            name: `SERVER.TOOL`.
+            name: The tool's full name.
             arguments: A JSON object.
-            timeout_s: Starts when the call is sent.
+            timeout_s: Time limit in seconds.
             turn: The turn that the call is recorded in; 0: none.
             definition: The definition that the call was decided for. If the tool has another one, the call is
                 not made. `None`: the caller has named a tool only.
 
         Raises:
             MCPToolCallError: The call failed; the subclass says why. The error has the result for the caller.
-            MCPError: The server is not configured, or its session crashed.
-            MCPServerStartupError: The server could not be started.
         """
         server, tool = self._split(name)
         for _ in range(_MAX_JUDGEMENTS):
@@ -215,9 +199,8 @@ class ServerSessions:
     def _judged(self, session: OwnedSession, server: m.ServerName, tool: str, name: str) -> m.ToolDefinition:
         """Return the definition of a tool, if the policy allows to call it.
 
-        Raises:
-            ToolNotFound: The server does not list the tool.
-            ToolCallDenied: The policy denies the call.
+        Raises `ToolNotFound` if the server does not list the tool, and `ToolCallDenied` if the policy denies
+        the call.
         """
         unlisted = (server,) if session.serves_unlisted else ()
         definition = tool_of(name, {each.name: each for each in session.tools}, unlisted)
@@ -234,10 +217,7 @@ class ServerSessions:
     async def request(self, server: str, method: str, params: m.JsonObject, timeout_s: float) -> m.JsonObject:
         """Send a request other than a tool call and return the server's raw result.
 
-        Raises:
-            MCPRequestError: The server refused the request, did not answer in time, or has died.
-            MCPError: The server is not configured, or this request cannot be sent.
-            MCPServerStartupError: The server could not be started.
+        Raises `MCPRequestError` if the server refused the request, did not answer in time, or has died.
         """
         name = self._known(server)
         self._refuse(method)
@@ -261,11 +241,8 @@ class ServerSessions:
     ) -> tuple[m.JsonObject, ...]:
         """Send a listing request for each of its pages and return the items of all pages.
 
-        A repeated cursor ends the listing, and so does the 100th page.
-
-        Raises:
-            ValueError: The method is not a listing.
-            MCPError: As `request` does.
+        A repeated cursor ends the listing, and so does the 100th page. Raises `ValueError` if the method has
+        no pages.
         """
         member = _PAGED.get(method)
         if member is None:
@@ -286,8 +263,7 @@ class ServerSessions:
     async def close(self, *, hurried: bool = False) -> None:
         """Close all sessions in parallel, and wait until their processes have ended.
 
-        Args:
-            hurried: Give the servers only as much time as a cancellation does.
+        If `hurried`, the servers get only as much time as after a cancellation.
         """
         sessions = [state.session for state in self._states.values() if state.session is not None]
         async with anyio.create_task_group() as group:
@@ -322,9 +298,7 @@ class ServerSessions:
     async def _session(self, server: m.ServerName, *, again: bool = False) -> OwnedSession:
         """Return a server's session, opened if necessary.
 
-        Args:
-            server: The server's name.
-            again: Replace a session whose server has died, up to `max_reconnects` times.
+        If `again`, a session whose server has died is replaced, up to `max_reconnects` times.
         """
         state, most = self._states[server], self._sources.max_reconnects
         outcome = state.outcome if state.reconnects else None
@@ -344,9 +318,7 @@ class ServerSessions:
     ) -> m.SessionOpened | m.ServerFailure:
         """Connect, or return the result of a connect that is running or has ended.
 
-        Args:
-            name: The server's name.
-            anew: If the server of an earlier session has died, replace the session.
+        If `anew`, a session whose server has died is replaced.
         """
         state = self._states[name]
         seen = state.attempts
@@ -446,8 +418,7 @@ def outside_turns(settings: TurnSettings, work: SessionWork[T]) -> Callable[[Tur
     prewarmed session is never used: it belongs to the next turn, which expects a server that was not called
     before.
 
-    Raises:
-        MCPError: The caller is inside a turn of the same runner.
+    Raises `MCPError` if the caller is inside a turn of the same runner.
     """
     refuse_inside_turn(settings.wiring)
 
