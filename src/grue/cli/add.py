@@ -27,7 +27,7 @@ from grue import messages as m
 from grue.cli.project import known_servers, own_python
 from grue.cli.saying import GRUE, say, shown, shown_path
 from grue.cli.tools import approve, described
-from grue.config import bundles, tool_listing_file, tool_lock_file
+from grue.config import bundles, tool_lock_file
 from grue.config import server_descriptions as descriptions
 from grue.config.documents import parse_json, read_config_text
 from grue.config.mcp_servers import MCPConfig, edit_servers
@@ -258,7 +258,7 @@ def remove_server(name: str, mcp_config: Path | None) -> None:
     lock = tool_lock_file.lock_path(path)
     if lock.exists():
         tool_lock_file.write(lock, {}, keep=left)
-        tool_listing_file.write(tool_listing_file.listing_path(lock), {}, keep=left)
+        tool_lock_file.write_listings(tool_lock_file.listing_path(lock), {}, keep=left)
         say(f"removed  its approved tools from {shown_path(lock)}")
     for kind in (descriptions.BUNDLES, descriptions.PACKAGES):
         folder = path.parent / kind / name

@@ -16,7 +16,7 @@ from grue.cli.project import known_servers
 from grue.cli.runs import FORK, RUNS
 from grue.cli.saying import GRUE, say, shown_path
 from grue.cli.trace_replay import text_of, value_of
-from grue.config import tool_listing_file, tool_lock_file
+from grue.config import tool_lock_file
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import model_for
 from grue.engine.approval import ask_at_terminal
@@ -197,8 +197,8 @@ def _tools(file: Path) -> dict[str, tuple[m.ToolDefinition, ...]]:
     """Return the tools of a listing file, or of the listing beside a lock; `lock` is the project's lock."""
     if str(file) == LOCK and not file.exists():
         file = tool_lock_file.lock_path(GameConfiguration.of_project().mcp_config_path)
-    listing = tool_listing_file.listing_path(file) if file.name == tool_lock_file.FILE_NAME else file
-    tools = tool_listing_file.read(listing)
+    listing = tool_lock_file.listing_path(file) if file.name == tool_lock_file.FILE_NAME else file
+    tools = tool_lock_file.read_listings(listing)
     if not tools:
         raise MCPConfigError(f"There is no listing of tools {listing}. Write one with: {GRUE} tools --lock")
     return tools

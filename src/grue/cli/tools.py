@@ -18,9 +18,9 @@ import msgspec
 from grue import messages as m
 from grue.cli.project import BUNDLED, KnownServers, known_servers, no_such_server
 from grue.cli.saying import GRUE, say, shown_path
-from grue.config import tool_listing_file, tool_lock_file
+from grue.config import tool_lock_file
 from grue.config.settings import GameConfiguration
-from grue.config.tool_listing_file import listing_path
+from grue.config.tool_lock_file import listing_path, write_listings
 from grue.config.wiring import on_tool_drift, turn_limits
 from grue.engine.outside_turns.tool_client import ToolClient
 from grue.errors import MCPConfigError
@@ -91,7 +91,7 @@ def approve(known: KnownServers, listings: Listings, secret: Collection[str] = (
     every = (*known.servers, *known.unusable)
     changes = tool_lock_file.write(path, listings, keep=every)
     shown = {name: tools for name, tools in listings.items() if name not in secret}
-    tool_listing_file.write(listing_path(path), shown, keep=[name for name in every if name not in secret])
+    write_listings(listing_path(path), shown, keep=[name for name in every if name not in secret])
     approved = {name: lock_of(tools) for name, tools in listings.items()}
     for change in changes:
         yield _line(change, approved.get(change.server, {}).get(change.tool))

@@ -1,23 +1,26 @@
-"""Read and write `mcp_tools.lock`, the file of approved tool definitions.
+"""Read and write `mcp_tools.lock`, the file of approved tool definitions, and the listing file beside it.
 
-The lock is sorted JSON with one digest a line, so that it can be committed and reviewed in a diff. It stands
-in the same folder as the file of MCP servers.
+Both files stand in the folder of the file of MCP servers and are meant to be committed. The lock is sorted
+JSON with one digest a line, so that it can be reviewed in a diff. The listing file, `mcp_tools.listing.json`,
+has the tools themselves as the servers listed them when they were approved, in the form of their `tools/list`
+answers. A listing that does not fit the lock is not used.
 """
 
 import json
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from grue import messages as m
-from grue.config import tool_listing_file
-from grue.config.documents import converted, parse_json, read_config_text, replace_file
-from grue.config.tool_listing_file import listing_path
+from grue.config.documents import Document, converted, parse_json, read_config_text, replace_file
 from grue.errors import MCPConfigError
 from grue.protocol.tools.lock import ToolLock, ToolPin, lock_of, screen
+from grue.transports.mcp.listing import as_listed, read_tools
+
+T = TypeVar("T")
 
 FILE_NAME = "mcp_tools.lock"
 _VERSION = 1
@@ -29,9 +32,19 @@ class _LockFile(Struct, frozen=True, forbid_unknown_fields=True):
     servers: dict[str, dict[str, ToolPin]]
 
 
+class _ListingFile(Struct, frozen=True, forbid_unknown_fields=True):
+    version: Literal[1]
+    servers: dict[str, list[dict[str, Any]]]
+
+
 def lock_path(mcp_config: Path) -> Path:
     """Return the path of the tool lock that belongs to a file of MCP servers."""
     return mcp_config.parent / FILE_NAME
+
+
+def listing_path(lock: Path) -> Path:
+    """Return the path of the listing file that belongs to a tool lock."""
+    return lock.parent / "mcp_tools.listing.json"
 
 
 def read_tool_lock(path: Path) -> ToolLock | None:
@@ -47,7 +60,7 @@ def read_tool_lock(path: Path) -> ToolLock | None:
             raise MCPConfigError(f"Cannot read {str(path)!r}: it is not a regular file.", path=str(path))
     except OSError as error:
         raise MCPConfigError(f"Cannot read {str(path)!r}: {error.strerror}.", path=str(path)) from error
-    document = parse_json(read_config_text(path, if_missing=f"{path} has just been removed."), path)
+    document = _parsed(path)
     version = document.value.get("version") if isinstance(document.value, dict) else None
     if isinstance(version, int) and version > _VERSION:
         raise MCPConfigError(
@@ -55,7 +68,7 @@ def read_tool_lock(path: Path) -> ToolLock | None:
             path=str(path),
         )
     pins = converted(document, _LockFile, "a tool lock", f"approve the tools again with: {_COMMAND}").servers
-    return ToolLock(pins, listings=tool_listing_file.read(listing_path(path)))
+    return ToolLock(pins, listings=read_listings(listing_path(path)))
 
 
 def write(
@@ -63,19 +76,16 @@ def write(
 ) -> tuple[m.ToolDrifted, ...]:
     """Approve the tools that servers list now, and return the changes to the file, server by server.
 
-    Args:
-        path: The file; it is created, or replaced as a whole.
-        tools_by_server: The tools of each server.
-        keep: Servers whose digests are kept if they are not in `tools_by_server`, such as a server that could
-            not be started. All other servers are removed from the file.
+    The file is replaced as a whole. Servers that are in neither `tools_by_server` nor `keep` are removed from
+    it; those to `keep` may be servers that could not be started.
 
     Raises:
         MCPConfigError: The file exists and is not a tool lock, or it cannot be written.
     """
     before = read_tool_lock(path) or ToolLock()
     listed = {name: tuple(tools) for name, tools in tools_by_server.items()}
-    servers = {name: dict(pins) for name, pins in before.servers.items() if name in keep}
-    servers |= {name: lock_of(tools) for name, tools in listed.items()}
+    locked = {name: lock_of(tools) for name, tools in listed.items()}
+    servers = _kept(before.servers, keep) | locked
     changes: list[m.ToolDrifted] = []
     for name in sorted({*before.servers, *servers} - (set(keep) - set(listed))):
         _, notes = screen(before.pins(name), m.ServerName(name), listed.get(name, ()), "report")
@@ -83,3 +93,43 @@ def write(
     document = {"version": _VERSION, "servers": msgspec.to_builtins(servers)}
     replace_file(path, json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
     return tuple(changes)
+
+
+def read_listings(path: Path) -> dict[str, tuple[m.ToolDefinition, ...]]:
+    """Return the tools of each server in a listing file; empty if there is no file.
+
+    Raises:
+        MCPConfigError: The file cannot be read, or is not a listing file of a version that grue knows.
+    """
+    return {
+        name: tuple(read_tools({"tools": tools}, m.ServerName(name), lambda _kind, _text: None))
+        for name, tools in _listings(path).items()
+    }
+
+
+def write_listings(
+    path: Path, tools_by_server: Mapping[str, Iterable[m.ToolDefinition]], *, keep: Collection[str] = ()
+) -> None:
+    """Write what servers list now into a listing file. Other servers are kept or removed as by `write`.
+
+    Raises:
+        MCPConfigError: The file exists and is not a listing file, or it cannot be written.
+    """
+    listed = {name: [as_listed(tool) for tool in tools] for name, tools in tools_by_server.items()}
+    document = {"version": 1, "servers": dict(sorted((_kept(_listings(path), keep) | listed).items()))}
+    replace_file(path, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+
+
+def _listings(path: Path) -> dict[str, list[dict[str, Any]]]:
+    if not path.is_file():
+        return {}
+    what = "a listing of tools that this grue can read"
+    return converted(_parsed(path), _ListingFile, what, f"write it again with: {_COMMAND}").servers
+
+
+def _parsed(path: Path) -> Document:
+    return parse_json(read_config_text(path, if_missing=f"{path} has just been removed."), path)
+
+
+def _kept(servers: Mapping[str, T], keep: Collection[str]) -> dict[str, T]:
+    return {name: each for name, each in servers.items() if name in keep}

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from grue.config import tool_listing_file, tool_lock_file
+from grue.config import tool_lock_file
 from grue.config.settings import GameConfiguration
-from grue.config.tool_listing_file import listing_path, read, write
+from grue.config.tool_lock_file import listing_path
+from grue.config.tool_lock_file import read_listings as read
+from grue.config.tool_lock_file import write_listings as write
 from grue.config.wiring import tool_lock
 from grue.errors import MCPConfigError
 from grue.messages import ServerName, ToolDefinition
@@ -69,7 +71,7 @@ def test_the_lock_brings_its_listing_and_verifies_it(tmp_path: Path) -> None:
     config = GameConfiguration(project_dir=tmp_path)
     lock = tmp_path / tool_lock_file.FILE_NAME
     tool_lock_file.write(lock, {"a": [tool("x")], "b": [tool("y", "Other words.")]})
-    tool_listing_file.write(listing_path(lock), {"a": [tool("x")], "b": [tool("y")], "c": [tool("z")]})
+    write(listing_path(lock), {"a": [tool("x")], "b": [tool("y")], "c": [tool("z")]})
     read_back = tool_lock(config)
     assert read_back is not None
     assert read_back.listing("a") == (tool("x"),)
