@@ -288,12 +288,10 @@ class MCPServerConfig(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _look_at_unknown_keys(cls, values: Any, check: Callable[[Any], Self]) -> Self:
-        ignored: tuple[str, ...] = ()
-        if isinstance(values, Mapping):
-            values, ignored = _with_auth(_with_tools(values))
-        unknown = (
-            [key for key in values if key not in cls.model_fields] if isinstance(values, Mapping) else []
-        )
+        if not isinstance(values, Mapping):
+            return check(values)
+        values, ignored = _with_auth(_with_tools(values))
+        unknown = [key for key in values if key not in cls.model_fields]
         for key in unknown:
             likely = nearest(key, cls.model_fields, similarity=_MISSPELT_FROM)
             if likely is not None and key not in _HARMLESS_KEYS | _UNUSED_KEYS:
@@ -407,7 +405,7 @@ class MCPConfig(BaseModel):
         *,
         source: Path | None = None,
         place: Callable[[KeyPath], str] = lambda _: "",
-        renamed: Mapping[str, str] | None = None,
+        startup_key: str = _STARTUP,
     ) -> Self:
         """Take servers that another file configures, in the same form.
 
@@ -417,8 +415,7 @@ class MCPConfig(BaseModel):
                 the working directory.
             place: Returns what an error about an entry begins with, such as `agent.yaml, line 7: `. Its
                 argument is the keys that lead to the entry, beginning with the server's name.
-            renamed: Keys of the entries and the keys of `MCPServerConfig` that they stand for, such as
-                `timeout_seconds` for `startup_timeout_seconds`.
+            startup_key: The entries' key for what `MCPServerConfig` calls `startup_timeout_seconds`.
 
         Raises:
             MCPConfigError: An entry is invalid. The error names the server and the key.
@@ -429,10 +426,9 @@ class MCPConfig(BaseModel):
             workspace_folder=folder.absolute(),
             source=None if source is None else str(source),
         )
-        entries = {name: _renamed(name, entry, renamed or {}, place) for name, entry in servers.items()}
+        entries = {name: _in_our_words(name, entry, startup_key, place) for name, entry in servers.items()}
         config = cls._checked(entries, scope, place)
-        names = {ours: written for written, ours in (renamed or {}).items()}
-        config._startup_key = names.get(_STARTUP, _STARTUP)  # noqa: SLF001 an object of this very class
+        config._startup_key = startup_key  # noqa: SLF001 an object of this very class
         return config
 
     @classmethod
@@ -543,14 +539,14 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _renamed(name: str, entry: Any, renamed: Mapping[str, str], place: Callable[..., str]) -> Any:
-    if not isinstance(entry, Mapping):
+def _in_our_words(name: str, entry: Any, startup_key: str, place: Callable[..., str]) -> Any:
+    """Return an entry with `startup_timeout_seconds` in place of `startup_key`."""
+    if startup_key == _STARTUP or not isinstance(entry, Mapping) or startup_key not in entry:
         return entry
-    for key, ours in renamed.items():
-        if key in entry and ours in entry:
-            both = f"MCP server {name!r} has both {key!r} and {ours!r}, which mean the same."
-            raise MCPConfigError(f"{place((name, ours))}{both}")
-    return {renamed.get(key, key): value for key, value in entry.items()}
+    if _STARTUP in entry:
+        both = f"MCP server {name!r} has both {startup_key!r} and {_STARTUP!r}, which mean the same."
+        raise MCPConfigError(f"{place((name, _STARTUP))}{both}")
+    return {(_STARTUP if key == startup_key else key): value for key, value in entry.items()}
 
 
 def tool_servers(config: MCPConfig, place: Callable[[KeyPath], str] = lambda _: "") -> dict[str, McpServer]:

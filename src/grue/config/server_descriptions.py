@@ -197,8 +197,7 @@ def read_server(
     Raises:
         MCPConfigError: The description is not usable, or a value is missing.
     """
-    server, offers = _usable(description, kind)
-    found, offer = offers[0]
+    server, found, offer, others = _chosen(description, kind)
     entry = _Entry(name or default_name(server.name), ask, env)
     if isinstance(offer, _Transport):
         entry.by_url(offer)
@@ -207,13 +206,13 @@ def read_server(
     else:
         entry.by_launcher(offer)
     title = _title(server.name.removeprefix(_PACKAGE), server.version, server.description)
-    return entry.described(title, found, _others(_usable(description)[1], found))
+    return entry.described(title, found, others)
 
 
-def _usable(
-    description: object, kind: str | None = None
-) -> tuple[_Server, list[tuple[str, _Package | _Transport]]]:
-    """Return the description, and its packages and addresses that grue can use, each with its kind."""
+def _chosen(
+    description: object, kind: str | None
+) -> tuple[_Server, str, _Package | _Transport, tuple[str, ...]]:
+    """Return a description, its first package or address of the kind, with its kind, and the other kinds."""
     if isinstance(description, Mapping) and isinstance(description.get("server"), Mapping):
         description = description["server"]
     server = _converted(description, _Server, "a server.json of the MCP registry")
@@ -223,17 +222,15 @@ def _usable(
         )
     offers: list[tuple[str, _Package | _Transport]] = [(each.registry_type, each) for each in server.packages]
     offers += [("remote", each) for each in server.remotes]
-    chosen = [(each, offer) for each, offer in offers if each in KINDS and kind in (None, each)]
-    if not chosen:
+    usable = [(each, offer) for each, offer in offers if each in KINDS]
+    chosen = next(((each, offer) for each, offer in usable if kind in (None, each)), None)
+    if chosen is None:
         has = ", ".join(_quoted(each) for each in dict.fromkeys(each for each, _ in offers)) or "nothing"
         raise MCPConfigError(
             f"{server.name} has no {kind or 'package or address that grue can use'}. It has {has}."
         )
-    return server, chosen
-
-
-def _others(offers: Iterable[tuple[str, object]], found: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(each for each, _ in offers if each != found))
+    others = dict.fromkeys(each for each, _ in usable if each != chosen[0])
+    return server, *chosen, tuple(others)
 
 
 def offered_bundle(description: object, *, kind: str | None = None) -> OfferedBundle | None:
@@ -242,8 +239,7 @@ def offered_bundle(description: object, *, kind: str | None = None) -> OfferedBu
     Raises:
         MCPConfigError: The description is not usable, or names no address or no digest of the bundle.
     """
-    server, offers = _usable(description, kind)
-    found, offer = offers[0]
+    server, found, offer, others = _chosen(description, kind)
     if found != BUNDLE or not isinstance(offer, _Package):
         return None
     address = urlsplit(offer.identifier)
@@ -259,7 +255,7 @@ def offered_bundle(description: object, *, kind: str | None = None) -> OfferedBu
         name=default_name(server.name),
         url=offer.identifier,
         sha256=offer.file_sha256.lower(),
-        others=_others(_usable(description)[1], found),
+        others=others,
     )
 
 

@@ -134,8 +134,7 @@ def _read_entries(
     place: Callable[[KeyPath], str] = lambda _: "",
 ) -> dict[str, McpServer]:
     """Return servers with every `${VAR}` replaced; `place` returns how an error about a server begins."""
-    renamed = {"timeout_seconds": "startup_timeout_seconds"}
-    config = MCPConfig.from_mapping(entries, source=source, place=place, renamed=renamed)
+    config = MCPConfig.from_mapping(entries, source=source, place=place, startup_key="timeout_seconds")
     return tool_servers(config, place)
 
 
