@@ -1,5 +1,6 @@
 """Fleets whose requests wait for the provider's batches."""
 
+import os
 import random
 from collections import Counter
 from pathlib import Path
@@ -11,6 +12,7 @@ from waiting_batch import batching, counting, noting, settings
 
 from grue import Runner, TurnRequest
 from grue.fleet import Fleet
+from grue.fleet.batches import REPLIES
 from grue.fleet.broker import FleetBudget
 from grue.fleet.driver import Finished
 from grue.fleet.fleet import FleetOptions
@@ -22,6 +24,9 @@ TURNS = 2
 
 def ask(case: dict[str, Any], episode: Episode) -> float:
     """Take two turns with a tool call each."""
+    if (damaged := episode.folder.parent / REPLIES) and case.get("damage") == case["n"]:
+        damaged.unlink(missing_ok=True)
+        os.mkfifo(damaged) if case.get("pipe") else damaged.write_text('{"key": 1}\n')
     tools = noting(Path(case["effects"]))
     with Runner(llm=settings(case["url"], api_key=None), servers={"f": tools}, trace=episode.trace) as runner:
         right = 0
@@ -91,6 +96,15 @@ def test_a_work_that_asks_otherwise_each_time_fails_and_is_not_paid_for_ever(tmp
     assert finished.tally.failed == 1
     assert "NotRepeatable" in finished.tally.kinds
     assert len(llm.requests) == 1
+
+
+@pytest.mark.parametrize("pipe", [False, True])
+def test_a_work_that_damages_its_replies_costs_its_own_episode_only(tmp_path: Path, *, pipe: bool) -> None:
+    with ScriptedLlmServer(counting) as llm:
+        finished = run(llm, tmp_path, 2, case={"damage": 1, "pipe": pipe})
+    assert (finished.reason, finished.tally.done, finished.tally.given_up) == ("finished", 1, 1)
+    assert finished.tally.scores["score"] == (1, 1.0)
+    assert "replies.jsonl" in finished.tally.troubles[0]
 
 
 def test_a_fleet_that_was_stopped_goes_on_with_what_waits(tmp_path: Path) -> None:

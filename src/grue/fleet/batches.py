@@ -27,13 +27,14 @@ import anyio
 import msgspec
 from msgspec import Struct
 
-from grue.errors import FleetError
+from grue.errors import FleetError, TraceError
 from grue.fleet.request_count import RequestCount
 from grue.policies import Batching
 from grue.protocol.chat_wire.batch_forms import Result
 from grue.protocol.chat_wire.failures import Fault
-from grue.protocol.chat_wire.formats import FORMATS, batch_form_of
+from grue.protocol.chat_wire.formats import FORMATS, WireName, batch_form_of
 from grue.protocol.chat_wire.profile import shown_endpoint
+from grue.runtime.files import LineFile, read_regular
 from grue.transports.llm.batch_desk import BatchDesk, BatchRefused
 from grue.transports.llm.batch_folder import BatchFolder, BatchManifest
 from grue.transports.llm.endpoint import (
@@ -54,7 +55,7 @@ class _AskedOnFile(Struct, frozen=True, kw_only=True):
 
     key: str
     base_url: str
-    wire: str
+    wire: WireName
     model: str
     body: msgspec.Raw
     tries: int = 1
@@ -129,7 +130,7 @@ class EpisodeRoom:
             asked = _AskedOnFile(
                 key=key,
                 base_url=settings.base_url,
-                wire=endpoint.profile.wire,
+                wire=endpoint.profile.wire,  # type: ignore[arg-type]  # a wire of an endpoint
                 model=settings.model,
                 body=msgspec.Raw(body),
                 tries=tries,
@@ -199,7 +200,8 @@ class FleetBatches:
         """Read the requests of an episode that have no reply yet.
 
         Raises:
-            FleetError: A folder of requests cannot be used.
+            FleetError: The episode's requests or replies cannot be read.
+            BatchFolderError: The fleet's folder of requests to that model cannot be used.
         """
         answered = Counter(
             each.key for each in _lines(episode / REPLIES, _Replied) if each.result is not None
@@ -271,7 +273,9 @@ class FleetBatches:
             result = next((found for files, _ in self._files.values() if (found := files.result(item))), None)
             if result is None:
                 continue
-            _append(episode / REPLIES, [_Replied(key=key, result=result)])
+            # If the work has removed the folder, the episode is played again, and asks for this reply again.
+            with contextlib.suppress(TraceError):
+                _append(episode / REPLIES, [_Replied(key=key, result=result)])
             del self._owners[item]
             if episode.name in self._waiting:
                 self._waiting[episode.name][1].discard(item)
@@ -279,7 +283,7 @@ class FleetBatches:
     def _of(self, asked: _AskedOnFile) -> tuple[BatchFolder, LlmEndpoint]:
         name = hashlib.sha256(f"{asked.base_url}\n{asked.model}\n{asked.wire}".encode()).hexdigest()[:12]
         if name not in self._files:
-            settings = LlmSettings(base_url=asked.base_url, model=asked.model, wire=asked.wire)  # type: ignore[arg-type]  # a wire of an endpoint
+            settings = LlmSettings(base_url=asked.base_url, model=asked.model, wire=asked.wire)
             manifest = BatchManifest(
                 address=shown_endpoint(asked.base_url), model=asked.model, wire=asked.wire
             )
@@ -291,22 +295,24 @@ class FleetBatches:
 
 
 def _lines(path: Path, kind: type[T]) -> list[T]:
-    """Return the lines of a file, without a last line that a kill has cut short."""
+    """Return the lines of a file, without a last line that a kill has cut short.
+
+    Raises:
+        FleetError: The file cannot be read. The work of an episode can write anything into its folder.
+    """
     try:
-        written = path.read_bytes()
+        written = read_regular(path)
+        whole = written[: written.rfind(b"\n") + 1]
+        return [msgspec.json.decode(line, type=kind) for line in whole.splitlines()]
     except FileNotFoundError:
         return []
-    whole = written[: written.rfind(b"\n") + 1]
-    return [msgspec.json.decode(line, type=kind) for line in whole.splitlines()]
+    except OSError as error:
+        raise FleetError(f"Cannot read {path}: {error.strerror}.") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise FleetError(f"{path} is damaged: {error}.") from error
 
 
 def _append(path: Path, lines: Iterable[Struct]) -> None:
-    with path.open("ab+") as file:
-        end = file.seek(0, 2)
-        if end:
-            file.seek(end - 1)
-            if file.read(1) != b"\n":  # a kill has cut this line short
-                file.seek(0)
-                file.truncate(file.read().rfind(b"\n") + 1)
-        file.write(b"".join(msgspec.json.encode(each) + b"\n" for each in lines))
-        file.flush()
+    with contextlib.closing(LineFile(path, "list of waiting requests")) as file:
+        file.cut_half_line()
+        file.write(*map(msgspec.json.encode, lines))

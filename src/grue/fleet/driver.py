@@ -31,7 +31,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 import grue
-from grue.errors import FleetError
+from grue.errors import FleetError, TraceError
 from grue.fleet.attempt import Attempted, Job, Task
 from grue.fleet.batches import FleetBatches, ask_failed_again
 from grue.fleet.broker import Amount
@@ -333,24 +333,27 @@ class Driver:
         try:
             commit = folder.commit
         except FleetError as error:
-            self._tries.pop(id_, None)
-            self.tally.give_up(id_, str(error))
+            self._give_up(id_, str(error))
             return
         if commit is not None:
             note_result(self._folder.path, job.folder)
         end = self._end_without_commit(folder, ended) if commit is None else commit.end
         if end is None:
             return
-        if end.outcome == "waiting" and self._batches is not None:
-            self._batches.add(job.folder)
-            self._waiting[id_] = job
+        try:
+            if self._batches is not None and end.outcome == "waiting":
+                self._batches.add(job.folder)
+                self._waiting[id_] = job
+                return
+            if self._batches is not None and end.outcome == "infrastructure":
+                ask_failed_again(job.folder)
+        except (FleetError, TraceError) as error:  # the work has damaged its requests or replies
+            self._give_up(id_, str(error))
             return
         self._last.append((end.kind, end.endpoint))
         if end.kind:
             self.tally.kinds[end.kind] = self.tally.kinds.get(end.kind, 0) + 1
         if end.outcome == "infrastructure":
-            if self._batches is not None:
-                ask_failed_again(job.folder)
             self._require_folder()
             self._require_space()
             self._try_again(job, end)
@@ -399,11 +402,14 @@ class Driver:
         id_ = job.folder.name
         tries = self._tries.get(id_, 0) + 1
         if tries >= ATTEMPTS:
-            self._tries.pop(id_, None)
-            self.tally.give_up(id_, end.error)
+            self._give_up(id_, end.error)
         else:
             self._tries[id_] = tries
             self._again.append(job)
+
+    def _give_up(self, id_: str, why: str) -> None:
+        self._tries.pop(id_, None)
+        self.tally.give_up(id_, why)
 
     def _pause_if_all_fail(self, end: AttemptEnd) -> None:
         if self._stop is not None or not end.kind:
