@@ -149,7 +149,7 @@ def _about_path(path: str, rules: tuple[Rule, ...], broken: Sequence[str], *, wr
     if folder in broken and not access:
         return (
             f"Its box does not open {path}: it hides something in {folder}, so it opens only what was there"
-            " at the start, and nothing can be made there. Move what is hidden out of {folder}, or work in a"
+            f" at the start, and nothing can be made there. Move what is hidden out of {folder}, or work in a"
             " subfolder that holds nothing hidden."
         )
     readable = any(each & READ_FILE for each in access)

@@ -68,6 +68,7 @@ def test_a_folder_with_something_hidden_in_it_is_the_reason_for_what_is_closed_b
     for path in ("/home/u/work/new", "/home/u/work"):
         (found,) = about(f"PermissionError: [Errno 13] Permission denied: '{path}'")
         assert f"does not open {path}: it hides something in /home/u/work, so it opens only what was" in found
+        assert "Move what is hidden out of /home/u/work, or work in a subfolder" in found
     (found,) = about("PermissionError: [Errno 13] Permission denied: '/home/u/work/sub/new'")
     assert '"read"' in found
 
