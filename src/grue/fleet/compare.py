@@ -22,7 +22,7 @@ import os
 import re
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -277,13 +277,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
         rows = [heads, *(_row(each, self.score) for each in self.measures)]
         if self.why:
             rows = [row[:-1] for row in rows]
-            heads = rows[0]
-        widths = [max(len(row[at]) for row in rows) for at in range(len(heads))]
-        table = (
-            "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        )
-        said = [*self._sides(), "", *table, "", *verdict_of(self)]
+        said = [*self._sides(), "", *in_columns(rows), "", *verdict_of(self)]
         return written_out("\n".join([*said, *_case_lines(self, commands=commands, everything=everything)]))
 
     def _sides(self) -> Iterable[str]:
@@ -375,10 +369,7 @@ def _case_lines(found: Comparison, *, commands: bool, everything: bool) -> Itera
 
 def _telling(cases: Sequence[CaseChange]) -> list[str]:
     """Return the settings that differ between cases, first those with the most values, such as a question."""
-    values: dict[str, set[str]] = {}
-    for case in cases:
-        for name, value in case.case.items():
-            values.setdefault(name, set()).add(setting_word(value))
+    values = _values_of(case.case for case in cases)
     differing = [name for name in values if len(values[name]) > 1] or list(values)
     return sorted(differing, key=lambda name: -len(values[name]))
 
@@ -411,6 +402,13 @@ def _row(measure: Measure, score: str) -> list[str]:
 
 def _signed(value: float) -> str:
     return "0" if value == 0 else f"{value:+.3g}"
+
+
+def in_columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table, with the words of each column below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip()
 
 
 def short_words(value: object) -> str:
@@ -612,8 +610,8 @@ _BESIDE: tuple[tuple[str, Callable[[Result], float | None]], ...] = (
     ("tokens", lambda each: each.end.spent.tokens if each.end else None),
     ("requests", lambda each: each.end.spent.requests if each.end else None),
     ("seconds", lambda each: each.end.duration_s if each.end else None),
-    ("turns", lambda each: each.end.course.turns if each.end and each.end.course else None),
-    ("tool_calls", lambda each: each.end.course.tool_calls if each.end and each.end.course else None),
+    ("turns", lambda each: each.course.turns if each.course else None),
+    ("tool_calls", lambda each: each.course.tool_calls if each.course else None),
 )
 
 
@@ -748,10 +746,7 @@ def cell_axes(settings: Sequence[m.JsonObject], most: int, axes: Sequence[str] =
         most: How many cells there may be.
         axes: The axes of the sweep.
     """
-    values: dict[str, set[str]] = {}
-    for each in settings:
-        for name, value in each.items():
-            values.setdefault(name, set()).add(setting_word(value))
+    values = _values_of(settings)
     differing = [name for name in values if len(values[name]) > 1 and name not in _NO_CELL]
     if math.prod(len(values[name]) for name in differing) <= most:
         return differing
@@ -764,6 +759,15 @@ def cell_axes(settings: Sequence[m.JsonObject], most: int, axes: Sequence[str] =
             break
         taken.append(name)
     return [name for name in differing if name in taken]
+
+
+def _values_of(settings: Iterable[m.JsonObject]) -> dict[str, set[str]]:
+    """Return the values that each setting has in these cases."""
+    values: dict[str, set[str]] = {}
+    for each in settings:
+        for name, value in each.items():
+            values.setdefault(name, set()).add(setting_word(value))
+    return values
 
 
 def in_order(values: Iterable[Any]) -> list[tuple[int, float, str]]:

@@ -33,7 +33,6 @@ from grue import messages as m
 from grue.engine.conversations.recorded_conversation import TalkReader, talk_reader
 from grue.errors import FleetError, MissingDependencyError, TraceError
 from grue.fleet.course import Course, read_course
-from grue.fleet.folder import MANIFEST, no_fleet
 from grue.fleet.results import Result, has_trace, results
 from grue.protocol.context.history import items_of
 from grue.protocol.json_text import strict_object
@@ -468,8 +467,6 @@ def fleet_episodes(fleet: Path) -> Iterator[EpisodeRow]:
     Raises:
         FleetError: The folder is not a fleet's.
     """
-    if not (fleet / MANIFEST).is_file():
-        raise no_fleet(fleet)
     for result in results(fleet):
         yield _episode(result, fleet)
 

@@ -26,6 +26,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
+from grue.fleet.course import Course
 from grue.fleet.results import Result, has_trace
 from grue.runtime.safe_text import shortened
 from grue.runtime.secrets.redaction import Redaction
@@ -138,12 +139,12 @@ def failure_of(result: Result, score: str = "score", passing: float | None = 1.0
     value = result.scores.get(score)
     if value is None or passing is None or value >= passing:
         return None
-    course = None if end is None else end.course
-    if course is not None and course.outcome == "failed":
+    course = result.course or Course()
+    if course.outcome == "failed":
         return Failure("turn", course.error)
-    if course is not None and course.error_kind in _REFUSED:
+    if course.error_kind in _REFUSED:
         return Failure("refused_call", course.error)
-    if course is not None and course.error_kind in _CALLED:
+    if course.error_kind in _CALLED:
         return Failure("failed_call", course.error)
     reason = next((mark.reason for mark in result.marks if score in (mark.scorer, mark.name)), "")
     return Failure("scorer", reason) if reason else Failure("low_score")
@@ -163,8 +164,8 @@ def group_failures(found: Iterable[Result], score: str, passing: float | None) -
         failure = failure_of(result, score, passing)
         if failure is None:
             continue
-        course, text = None if result.end is None else result.end.course, redact(failure.text)
-        episode = FailedEpisode(id=result.id, text=text, message=0 if course is None else course.message)
+        text = redact(failure.text)
+        episode = FailedEpisode(id=result.id, text=text, message=(result.course or Course()).message)
         groups.setdefault((failure.kind, _fixed(text)), []).append(episode)
     made = (
         FailureGroup(kind=kind, text=_shared([each.text for each in episodes], fixed), episodes=episodes)
@@ -210,8 +211,8 @@ def trace_command(result: Result, fleet: Path) -> list[str]:
     """
     if not has_trace(result, fleet):
         return ["grue", "fleet", "show", str(fleet), result.id[:10]]
-    course = None if result.end is None else result.end.course
-    near = [] if course is None or not course.message else ["--message", around(course.message)]
+    message = (result.course or Course()).message
+    near = ["--message", around(message)] if message else []
     return ["grue", "trace", "show", str(result.run(fleet)), *near]
 
 

@@ -15,6 +15,7 @@ from grue.engine.answers import AnswerSpec
 from grue.engine.batch import BatchItem
 from grue.engine.runner import Runner, TurnOutcome, TurnRequest
 from grue.errors import MCPConfigError
+from grue.fleet.compare import in_columns
 from grue.fleet.statistics import SELDOM, sign_test
 from grue.fleet.work import contains
 from grue.runtime.safe_text import printable
@@ -102,10 +103,10 @@ class PromptTable(Struct, frozen=True, kw_only=True):
             ),
         ]
         first, *others = self.prompts
-        said = [_table(rows), "", *(self._against(first, name) for name in others)]
+        said = [*in_columns(rows), "", *(self._against(first, name) for name in others)]
         differing = [case for case in self.cases if len({each.score for each in case.answers.values()}) > 1]
         if differing:
-            said += ["", _table([self._heads(), *(self._row(case) for case in differing[:_MOST_CASES])])]
+            said += ["", *in_columns([self._heads(), *map(self._row, differing[:_MOST_CASES])])]
         if len(differing) > _MOST_CASES:
             said.append(
                 f"... and {len(differing) - _MOST_CASES} more cases in which the prompts differ (`.cases`)"
@@ -258,10 +259,3 @@ def _cases(count: int) -> str:
 def _short(text: str) -> str:
     """Return untrusted text as a cell of a table: one short line without control characters."""
     return printable(" ".join(text[: 10 * _WIDEST].split()), _WIDEST)
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct
+from msgspec.structs import replace
 
 from grue.errors import FleetError
 from grue.fleet.compare import Options, cell_axes, compare_results, in_order, setting_word
@@ -41,7 +42,7 @@ class _CellRow(Struct, frozen=True, kw_only=True):
     high: float | None = None
 
 
-class _Report(Struct, kw_only=True):
+class _Report(Struct, frozen=True, kw_only=True):
     """The data of the page. The lists under `episodes` have one entry for each episode."""
 
     title: str
@@ -52,8 +53,8 @@ class _Report(Struct, kw_only=True):
     verdicts: list[str]
     cases: list[str]
     groups: list[dict[str, Any]]
-    episodes: dict[str, list[Any]] = field(default_factory=dict)
-    earlier: int = 0
+    episodes: dict[str, list[Any]]
+    earlier: int
 
 
 def write_report(
@@ -90,8 +91,10 @@ def write_report(
     if not found:
         raise FleetError(f"No episode of {fleet} has begun.")
     manifest = FleetFolder(fleet).read_manifest(Manifest)
-    report = _report(found, fleet, score, passing, by, [] if manifest is None else manifest.axes)
-    report.earlier = earlier
+    axes = [] if manifest is None else manifest.axes
+    if by is None:
+        by = cell_axes([each.planned for each in found], _MOST_CELLS, axes)
+    report = _report(found, earlier, fleet, score, passing, by)
     before, after = page_parts("report", report.title, style=("viewer", "report"), scripts=("dom", "report"))
     try:
         with replacing(target) as page:
@@ -104,51 +107,45 @@ def write_report(
 
 
 def _report(
-    found: list[Result],
-    fleet: Path,
-    score: str,
-    passing: float | None,
-    by: Sequence[str] | None,
-    grid: list[str],
+    found: list[Result], earlier: int, fleet: Path, score: str, passing: float | None, axes: Sequence[str]
 ) -> _Report:
-    axes = list(by) if by is not None else cell_axes([each.planned for each in found], _MOST_CELLS, grid)
     least = passing_score(found, score) if passing is None else passing
     cells: dict[str, list[Result]] = {}
     for each in found:
         cells.setdefault(_label(each, axes), []).append(each)
     names = sorted(cells, key=lambda name: in_order(cells[name][0].planned.get(axis) for axis in axes))
     groups = group_failures(found, score, least)
-    report = _Report(
+    group_of = {
+        episode.id: min(number, _MOST_GROUPS - 1)
+        for number, group in enumerate(groups)
+        for episode in group.episodes
+    }
+    episodes, cases = _columns(found, axes, names, score, group_of)
+    return _Report(
         title=f"Fleet {printable(fleet.name or str(fleet), _MOST_NAME)}",
         fleet=printable(str(fleet), _MOST_NAME),
         score=printable(score, _MOST_NAME),
         passing=least,
         cells=[_cell(name, cells[name], score, axes) for name in names],
         verdicts=_verdicts(names, cells, score, passing),
-        cases=[],
+        cases=cases,
         groups=[
-            {"what": WORDS[group.kind], "text": printable(group.text, 2 * _MOST_LABEL) if group.text else ""}
+            {"what": WORDS[group.kind], "text": printable(group.text, 2 * _MOST_LABEL)}
             for group in groups[:_MOST_GROUPS]
         ],
+        episodes=episodes,
+        earlier=earlier,
     )
-    group_of = {
-        episode.id: min(number, _MOST_GROUPS - 1)
-        for number, group in enumerate(groups)
-        for episode in group.episodes
-    }
-    report.episodes, report.cases = _columns(found, axes, names, score, group_of)
-    return report
 
 
 def _columns(
-    found: list[Result], axes: list[str], names: list[str], score: str, group_of: dict[str, int]
+    found: list[Result], axes: Sequence[str], names: list[str], score: str, group_of: dict[str, int]
 ) -> tuple[dict[str, list[Any]], list[str]]:
     cell_of = {name: number for number, name in enumerate(names)}
     cases: dict[str, int] = {}
     rows = []
     for each in found:
-        end = each.end
-        course = None if end is None else end.course
+        end, course = each.end, each.course
         case = printable(_case(each, axes), _MOST_LABEL)
         value = 0.0 if each.outcome == "failed" else each.scores.get(score)
         message = 0 if course is None else course.message
@@ -173,23 +170,21 @@ def _columns(
         "id", "attempt", "cell", "case", "outcome", "score", "usd", "tokens", "seconds", "turns", "calls",
         "group", "message",
     )  # fmt: skip
-    return {name: list(column) for name, column in zip(columns, zip(*rows, strict=True), strict=True)}, list(
-        cases
-    )
+    by_name = dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True))
+    return by_name, list(cases)
 
 
-def _cell(name: str, found: list[Result], score: str, axes: list[str]) -> _CellRow:
+def _cell(name: str, found: list[Result], score: str, axes: Sequence[str]) -> _CellRow:
     by_case: dict[str, list[float]] = {}
     for each in found:
         value = 0.0 if each.outcome == "failed" else each.scores.get(score)
         if each.played and value is not None:
             by_case.setdefault(_case(each, axes), []).append(value)
     means = [sum(values) / len(values) for values in by_case.values()]
-    failed = sum(each.outcome == "failed" for each in found)
     row = _CellRow(
         name=printable(name, _MOST_LABEL) if name else "all episodes",
         episodes=sum(each.played for each in found),
-        failed=failed,
+        failed=sum(each.outcome == "failed" for each in found),
         missing=sum(not each.played for each in found),
         cases=len(means),
         mean=sum(means) / len(means) if means else None,
@@ -197,16 +192,7 @@ def _cell(name: str, found: list[Result], score: str, axes: list[str]) -> _CellR
     if len(means) < LEAST_CASES:
         return row
     interval = mean_interval(means)
-    return _CellRow(
-        name=row.name,
-        episodes=row.episodes,
-        failed=failed,
-        missing=row.missing,
-        cases=row.cases,
-        mean=interval.mean,
-        low=interval.low,
-        high=interval.high,
-    )
+    return replace(row, mean=interval.mean, low=interval.low, high=interval.high)
 
 
 def _verdicts(

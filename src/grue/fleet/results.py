@@ -21,7 +21,8 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.errors import FleetError
-from grue.fleet.folder import COMMIT, TRACE, AttemptEnd, EpisodeFolder, FleetFolder
+from grue.fleet.course import Course
+from grue.fleet.folder import COMMIT, MANIFEST, TRACE, AttemptEnd, EpisodeFolder, FleetFolder, no_fleet
 from grue.runtime.files import next_line, open_regular
 from grue.tracing.marks import SCORES, Mark, read_marks
 
@@ -73,6 +74,11 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.outcome in ("scored", "failed")
 
     @property
+    def course(self) -> Course | None:
+        """The course of the attempt that counts; `None`: it has no trace, or has not ended."""
+        return None if self.end is None else self.end.course
+
+    @property
     def error(self) -> str:
         """The failure of the episode, as a sentence; empty if nothing failed."""
         return self.trouble or ("" if self.end is None else self.end.error)
@@ -109,7 +115,13 @@ _LINES = msgspec.json.Decoder(_IndexLine)
 
 
 def results(fleet: Path) -> Iterator[Result]:
-    """Yield the episodes of a fleet that were begun, by id. Add those with a result to the index."""
+    """Yield the episodes of a fleet that were begun, by id. Add those with a result to the index.
+
+    Raises:
+        FleetError: The folder is not a fleet's. Raised during the iteration.
+    """
+    if not (fleet / MANIFEST).is_file():
+        raise no_fleet(fleet)
     known, read = _read_index(fleet / INDEX), []
     for episode in FleetFolder(fleet).episodes():
         stamp = _stamp(episode.path)
