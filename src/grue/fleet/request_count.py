@@ -28,38 +28,29 @@ class RequestCount:
     Args:
         inner: The gate that decides whether a request may start; `None`: each request may start.
         prices: Prices by model's name or pattern, for endpoints that do not say what a request costs.
+
+    Attributes:
+        spent: The cost of the requests that have ended, as far as it is known.
+        refused: Why the inner gate has refused a request; empty: it has refused none.
     """
 
     def __init__(self, inner: RequestGate | None, prices: Mapping[str, Price]) -> None:
         self._inner = inner
         self._prices = prices
         self._lock = threading.Lock()
-        self._spent = Amount()
-        self._refused = ""
-
-    @property
-    def spent(self) -> Amount:
-        """The cost of the requests that have ended, as far as it is known."""
-        return self._spent
-
-    @property
-    def refused(self) -> str:
-        """Why the inner gate has refused a request; empty: it has refused none."""
-        return self._refused
+        self.spent = Amount()
+        self.refused = ""
 
     async def admit(self, wanted: WantedRequest) -> Permit | str:
         """Ask the inner gate; return a permit that counts the request's cost, or the reason for a refusal."""
-        permit = None if self._inner is None else await self._inner.admit(wanted)
-        if isinstance(permit, str):
-            self._refused = permit
-            return permit
-        return _Counted(self, permit, wanted.model)
+        permit = await self.admit_only(wanted)
+        return permit if isinstance(permit, str) else _Counted(self, permit, wanted.model)
 
     async def admit_only(self, wanted: WantedRequest) -> Permit | str | None:
         """Ask the inner gate about a request whose cost `add` counts later; return `None` without a gate."""
         permit = None if self._inner is None else await self._inner.admit(wanted)
         if isinstance(permit, str):
-            self._refused = permit
+            self.refused = permit
         return permit
 
     def add(self, model: str, outcome: RequestOutcome) -> None:
@@ -69,7 +60,7 @@ class RequestCount:
         if money is None and price is not None:
             money = (prompt * price.input + reply * price.output) / 1e6
         with self._lock:
-            self._spent += Amount(int(outcome.sent), prompt + reply, money or 0.0)
+            self.spent += Amount(int(outcome.sent), prompt + reply, money or 0.0)
 
 
 class _Counted:
