@@ -19,16 +19,15 @@ from grue.fleet.broker import FleetBudget, Limits, Rate
 from grue.fleet.compare import Cell, Comparison, Options, compare, setting_word
 from grue.fleet.driver import Driver, Finished, Plan, Tally
 from grue.fleet.engine import Costs, Engine
-from grue.fleet.folder import MANIFEST, DriverLock, FleetFolder, Manifest, no_fleet
+from grue.fleet.folder import FleetFolder, Manifest, driver_lock
 from grue.fleet.identity import Case, fault_of
 from grue.fleet.local import LocalEngine, default_workers
 from grue.fleet.main_program import refuse_to_start_again
 from grue.fleet.results import Result, results
 from grue.fleet.server_places import ServerCap
 from grue.fleet.sweep import Keep, Sweep
-from grue.fleet.work import Work, find_work, name_of
+from grue.fleet.work import KnownWork, Work, find_work, name_of
 from grue.policies import Batching
-from grue.protocol.turn.prices import Price
 
 Watch: TypeAlias = Callable[[Tally, dict[str, float], Costs], None]
 """A function that is called with the counts, the start time of each running episode by id, and the cost of
@@ -178,14 +177,7 @@ class Fleet:
 
         known = find_work(work if isinstance(work, str) else name_of(work))
         axes = list(dict.fromkeys(name for each in settings for name in each))
-        plan = Plan(
-            work=known,
-            version=version or known.version,
-            cases=all_cases,
-            keep=self._options.keep,
-            prices=self._prices,
-            batching=self._options.batching,
-        )
+        plan = self._plan(known, version, all_cases)
         with shown_progress(watch, shown=progress) as seen:
             return self._run(plan, axes, retry=retry, watch=seen)
 
@@ -194,16 +186,7 @@ class Fleet:
     ) -> Finished:
         """Run the missing episodes of a sweep. Blocks. The arguments and errors are those of `map`."""
         refuse_to_start_again(imports_main=self._engine == "local")
-        known = find_work(sweep.work)
-        plan = Plan(
-            work=known,
-            version=sweep.version or known.version,
-            cases=sweep.all_cases,
-            keep=self._options.keep,
-            prices=self._prices,
-            batching=self._options.batching,
-            whole=True,
-        )
+        plan = self._plan(find_work(sweep.work), sweep.version, sweep.all_cases, whole=True)
         with shown_progress(watch, shown=progress) as seen:
             return self._run(plan, list(sweep.grid), retry=retry, watch=seen)
 
@@ -217,8 +200,6 @@ class Fleet:
         Raises:
             FleetError: The folder holds no fleet.
         """
-        if not (self.folder.path / MANIFEST).is_file():
-            raise no_fleet(self.folder.path)
         return list(results(self.folder.path))
 
     def compare(
@@ -249,20 +230,32 @@ class Fleet:
                 )
             words = {setting: setting_word(value) for setting, value in wanted.items()}
             cells.append(Cell(self.folder.path, words))
-        if not (self.folder.path / MANIFEST).is_file():
-            raise no_fleet(self.folder.path)
         one, other = cells
         return compare(one, other, Options(**how))
 
-    @property
-    def _prices(self) -> dict[str, Price]:
-        prices = self._limits.budget.prices
-        if self._options.batching is None:
-            return prices
-        return {name: price.in_batches for name, price in prices.items()}
+    def _plan(
+        self,
+        work: KnownWork,
+        version: str | None,
+        cases: Callable[[], Iterable[Case]],
+        *,
+        whole: bool = False,
+    ) -> Plan:
+        prices, batching = self._limits.budget.prices, self._options.batching
+        if batching is not None:
+            prices = {name: price.in_batches for name, price in prices.items()}
+        return Plan(
+            work=work,
+            version=version or work.version,
+            cases=cases,
+            keep=self._options.keep,
+            prices=prices,
+            batching=batching,
+            whole=whole,
+        )
 
     def _run(self, plan: Plan, axes: list[str], *, retry: bool, watch: Watch | None) -> Finished:
-        with DriverLock(self.folder):
+        with driver_lock(self.folder):
             before = self._work_before()
             if before not in ("", plan.work.name):
                 raise FleetError(

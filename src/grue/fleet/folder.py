@@ -32,8 +32,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -335,61 +334,43 @@ class FleetFolder:
         return shutil.disk_usage(place).free
 
 
-class DriverLock:
-    """A context manager that locks a fleet's folder for one driver.
+@contextlib.contextmanager
+def driver_lock(folder: FleetFolder) -> Iterator[None]:
+    """Lock a fleet's folder for one driver.
 
     Raises:
-        FleetError: Another driver holds the folder.
+        FleetError: Another driver holds the folder, or it cannot be locked.
     """
-
-    def __init__(self, folder: FleetFolder) -> None:
-        self._path = folder.path / LOCK
-        self._descriptor = -1
-
-    def __enter__(self) -> Self:
-        with _writing(self._path):
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            with _writing(self._path, "lock"):
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except FleetError as error:
-            if not isinstance(error.__cause__, BlockingIOError):
-                os.close(self._descriptor)
-                raise
-            holder = os.pread(self._descriptor, 100, 0).decode("ascii", "replace").strip()
-            os.close(self._descriptor)
-            raise FleetError(
-                f"Another driver works on {self._path.parent} (process {holder or 'unknown'}). A folder has"
-                " one driver: wait for it, or end it with `grue fleet stop`."
-            ) from None
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        os.close(self._descriptor)
+    path = folder.path / LOCK
+    with _writing(path):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        with _writing(path, "lock"):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(descriptor, 100, 0).decode("ascii", "replace").strip()
+                raise FleetError(
+                    f"Another driver works on {path.parent} (process {holder or 'unknown'}). A folder has one"
+                    " driver: wait for it, or end it with `grue fleet stop`."
+                ) from None
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
 
 
-class _writing:  # noqa: N801 - used as a `with` statement's word
+@contextlib.contextmanager
+def _writing(place: Path, doing: str = "write") -> Iterator[None]:
     """Turn an `OSError` into a `FleetError` that names the place and the cause."""
-
-    def __init__(self, place: Path, doing: str = "write") -> None:
-        self._place = place
-        self._doing = doing
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        if isinstance(exc, OSError):
-            raise FleetError(
-                f"Cannot {self._doing} {self._place}: {exc.strerror}. Nothing that was finished is lost."
-            ) from exc
+    try:
+        yield
+    except OSError as error:
+        raise FleetError(
+            f"Cannot {doing} {place}: {error.strerror}. Nothing that was finished is lost."
+        ) from error
 
 
 def _sorted(folder: Path) -> list[Path]:
@@ -465,10 +446,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _synced_digest(path: Path) -> tuple[int, str]:
-    digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
         os.fsync(file.fileno())
-        while block := file.read(2**20):
-            digest.update(block)
-            size += len(block)
-    return size, digest.hexdigest()
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return file.tell(), digest

@@ -65,7 +65,8 @@ def continue_interrupted(episode: Episode) -> bool:
     """Copy an interrupted attempt into the current one; return `False` if no attempt was interrupted."""
     if episode.interrupted is None:
         return False
-    shutil.copytree(episode.interrupted, episode.folder, symlinks=True, dirs_exist_ok=True, ignore=_left_out)
+    ignored = shutil.ignore_patterns(*LEFT_OUT)
+    shutil.copytree(episode.interrupted, episode.folder, symlinks=True, dirs_exist_ok=True, ignore=ignored)
     return True
 
 
@@ -148,8 +149,3 @@ def _project_digest() -> str:
         return ""
     written = msgspec.json.encode(tables, order="deterministic")
     return hashlib.sha256(written).hexdigest()[:16]
-
-
-def _left_out(folder: str, names: list[str]) -> list[str]:
-    del folder
-    return [name for name in names if name in LEFT_OUT]

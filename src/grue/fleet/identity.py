@@ -21,8 +21,6 @@ from grue.runtime.secrets.secret_forms import looks_secret
 ID_LENGTH = 24
 """Hexadecimal digits of an id: 96 bits, so that two of a million cases never share one."""
 
-_BLOCK = 2**20
-
 
 class Case(Struct, frozen=True, kw_only=True):
     """One case of a sweep, which gives one episode.
@@ -113,12 +111,9 @@ class FileDigests:
 
     def _digest(self, path: Path) -> str:
         if path not in self._known:
-            digest = hashlib.sha256()
             try:
                 with path.open("rb") as file:
-                    while block := file.read(_BLOCK):
-                        digest.update(block)
+                    self._known[path] = hashlib.file_digest(file, "sha256").hexdigest()
             except OSError as error:
                 raise FleetError(f"Cannot read {path}: {error.strerror}.") from error
-            self._known[path] = digest.hexdigest()
         return self._known[path]

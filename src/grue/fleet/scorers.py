@@ -15,9 +15,8 @@ import hashlib
 import math
 import re
 import secrets
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
@@ -26,7 +25,6 @@ from grue import messages as m
 from grue.config.wiring import llm_settings
 from grue.errors import FleetError, MissingDependencyError
 from grue.fleet.broker import Amount
-from grue.fleet.course import read_said
 from grue.fleet.host_settings import chosen_endpoint
 from grue.fleet.request_count import RequestCount
 from grue.fleet.work import find_function
@@ -106,20 +104,6 @@ class FinishedEpisode(Struct, frozen=True, kw_only=True):
     answer: str
     trace: Path
 
-    @classmethod
-    def read(
-        cls, trace: Path, *, id_: str, settings: m.JsonObject, scores: dict[str, float]
-    ) -> "FinishedEpisode":
-        """Read the trace of an episode.
-
-        Raises:
-            TraceError: The trace cannot be read.
-        """
-        said = read_said(trace)
-        return cls(
-            id=id_, settings=settings, scores=scores, question=said.question, answer=said.answer, trace=trace
-        )
-
 
 class Given(Struct, frozen=True, kw_only=True):
     """The result of a scorer: the score, the reason, and the cost."""
@@ -127,9 +111,6 @@ class Given(Struct, frozen=True, kw_only=True):
     score: float
     reason: str = ""
     spent: Amount = Amount()
-
-
-_Function: TypeAlias = Callable[[FinishedEpisode], Any]
 
 
 def score(name: str, scorer: Scorer, finished: FinishedEpisode, cache: Path, count: RequestCount) -> Given:
@@ -146,8 +127,7 @@ def score(name: str, scorer: Scorer, finished: FinishedEpisode, cache: Path, cou
         Exception: The scorer's function raised it; or the judge could not be asked.
     """
     if scorer.function is not None:
-        function: _Function = find_function(scorer.function)
-        return _given(function(finished))
+        return _given(find_function(scorer.function)(finished))
     if scorer.regex is not None:
         return _searched(scorer.regex, finished)
     if scorer.schema is not None:
@@ -271,14 +251,3 @@ def _cached(file: Path) -> _Verdict | None:
 def _keep(file: Path, verdict: _Verdict) -> None:
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_whole(file, msgspec.json.encode(verdict))
-
-
-def scorers_of(tables: Mapping[str, Scorer]) -> dict[str, Scorer]:
-    """Check the scorers of a file, and return them by name.
-
-    Raises:
-        FleetError: One of the scorers cannot be used.
-    """
-    for name, scorer in tables.items():
-        scorer.check(name)
-    return dict(tables)

@@ -22,12 +22,13 @@ from grue.config.documents import read_config_text
 from grue.errors import FleetError, LLMError
 from grue.fleet.attempt import Attempted, Task, text_of
 from grue.fleet.broker import Amount, FleetBudget, Limits, Rate
+from grue.fleet.course import read_said
 from grue.fleet.engine import Engine, Lost
-from grue.fleet.folder import TRACE, AttemptEnd, DriverLock, FleetFolder
+from grue.fleet.folder import TRACE, AttemptEnd, FleetFolder, driver_lock
 from grue.fleet.local import LocalEngine, default_workers
 from grue.fleet.request_count import requests_counted
-from grue.fleet.results import Result, has_trace, results
-from grue.fleet.scorers import FinishedEpisode, Scorer, score, scorers_of
+from grue.fleet.results import has_trace, results
+from grue.fleet.scorers import FinishedEpisode, Scorer, score
 from grue.fleet.work import find_function
 from grue.protocol.turn.prices import Price
 from grue.tracing.marks import MOST_REASON, SCORES, Mark, write_mark
@@ -68,7 +69,8 @@ def read_scoring(written: str) -> Scoring:
         scoring = _read_file(Path(written))
     if not scoring.scorer:
         raise FleetError(f"{written} has no scorer: add a table [scorer.NAME].")
-    scorers_of(scoring.scorer)
+    for name, scorer in scoring.scorer.items():
+        scorer.check(name)
     return scoring
 
 
@@ -132,8 +134,14 @@ class ScoreTask(Task, frozen=True, kw_only=True):
         return Attempted(end=end, attempt=run.name)
 
     def _mark(self, name: str, scorer: Scorer, trace: Path, count: Any) -> None:
-        finished = FinishedEpisode.read(
-            trace, id_=self.folder.name, settings=self.settings, scores=self.scores
+        said = read_said(trace)
+        finished = FinishedEpisode(
+            id=self.folder.name,
+            settings=self.settings,
+            scores=self.scores,
+            question=said.question,
+            answer=said.answer,
+            trace=trace,
         )
         given = score(name, scorer, finished, self.cache, count)
         write_mark(
@@ -203,7 +211,7 @@ def score_fleet(
     tally.total = len(tasks)
     if not tasks:
         return tally
-    with DriverLock(place):
+    with driver_lock(place):
         limits = Limits(scoring.budget, scoring.rate)
         workers = min(scoring.workers or default_workers(), len(tasks))
         engine = LocalEngine(place, limits, workers, episode_timeout_s=scoring.timeout_s)
@@ -228,19 +236,15 @@ def _tasks(fleet: Path, scoring: Scoring, tally: ScoreTally, *, again: bool) -> 
         elif not has_trace(result, fleet):
             tally.without_trace += 1
         else:
-            yield _task(fleet, result, missing, scoring)
-
-
-def _task(fleet: Path, result: Result, missing: dict[str, Scorer], scoring: Scoring) -> ScoreTask:
-    return ScoreTask(
-        folder=result.folder(fleet),
-        attempt=result.attempt,
-        settings={**result.settings, **result.planned},
-        scores={} if result.end is None else result.end.scores,
-        scorers=missing,
-        cache=fleet / SCORES / _JUDGED,
-        prices=scoring.budget.prices,
-    )
+            yield ScoreTask(
+                folder=result.folder(fleet),
+                attempt=result.attempt,
+                settings={**result.settings, **result.planned},
+                scores={} if result.end is None else result.end.scores,
+                scorers=missing,
+                cache=fleet / SCORES / _JUDGED,
+                prices=scoring.budget.prices,
+            )
 
 
 def _run(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from grue.errors import FleetError
-from grue.fleet.folder import AttemptEnd, CaseFile, DriverLock, EpisodeFolder, FleetFolder
+from grue.fleet.folder import AttemptEnd, CaseFile, EpisodeFolder, FleetFolder, driver_lock
 
 CASE = CaseFile(work="m:f", version="1", settings={"a": 1})
 RACES = 1000
@@ -73,12 +73,12 @@ def test_a_damaged_commit_is_named_and_what_to_do_with_it(tmp_path: Path) -> Non
 def test_a_folder_has_one_driver(tmp_path: Path) -> None:
     folder = FleetFolder(tmp_path)
     with (
-        DriverLock(folder),
+        driver_lock(folder),
         pytest.raises(FleetError, match=f"process {os.getpid()}.*one driver"),
-        DriverLock(folder),
+        driver_lock(folder),
     ):
         pass
-    with DriverLock(folder):
+    with driver_lock(folder):
         pass
 
 
@@ -182,5 +182,5 @@ def test_a_file_system_without_locks_is_not_another_driver(
         raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(FleetError, match=r"Cannot lock .*driver.lock: "), DriverLock(FleetFolder(tmp_path)):
+    with pytest.raises(FleetError, match=r"Cannot lock .*driver.lock: "), driver_lock(FleetFolder(tmp_path)):
         pass
