@@ -3,13 +3,13 @@
 
 from grue.engine.answers import AnswerSpec as AnswerSpec
 from grue.engine.approval import ask_at_terminal as ask_at_terminal
-from grue.engine.batch import BatchItem as BatchItem
 from grue.engine.conversations.conversation import Conversation as Conversation
 from grue.engine.conversations.resume import parked_turns as parked_turns
 from grue.engine.outside_turns.tool_client import ToolClient as ToolClient
 from grue.engine.runner import Runner as Runner
 from grue.engine.runner import TurnOutcome as TurnOutcome
 from grue.engine.runner import TurnRequest as TurnRequest
+from grue.engine.turn import BatchItem as BatchItem
 from grue.engine.turn import TurnHandle as TurnHandle
 from grue.errors import MCPError as MCPError
 from grue.policies import ApprovalDecision as ApprovalDecision

@@ -9,7 +9,7 @@ import pytest
 from transport_servers import QUICK, faulty
 
 from grue import LlmSettings, RetryPolicy, Runner, StdioServer, TurnLimits, TurnOutcome, TurnRequest
-from grue.engine.batch import BatchItem
+from grue.engine.turn import BatchItem
 from grue.errors import MCPServerStartupError
 from grue.protocol.turn.connection import Disabled, Untried
 from grue.testing.leftovers import assert_nothing_left

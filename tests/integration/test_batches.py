@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from waiting_batch import WIRES, batching, counting, noting, requests, settings
 
 from grue import AnswerSpec, Budget, ContextPolicy, Runner, TurnRequest
-from grue.engine.batch import BatchItem
+from grue.engine.turn import BatchItem
 from grue.errors import BudgetSpent, LLMError, MCPConfigError, TraceError
 from grue.messages import TurnWaits, UserText
 from grue.policies import TurnLimits

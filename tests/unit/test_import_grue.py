@@ -66,6 +66,21 @@ def test_a_runner_with_function_tools_loads_no_mcp_client() -> None:
     assert done.stdout.splitlines() == ["[]"]
 
 
+def test_a_runner_loads_neither_batches_nor_lasting_sessions_nor_calls_outside_turns() -> None:
+    code = (
+        "from grue import FunctionTools, LlmSettings, Runner\n"
+        "Runner(llm=LlmSettings(model='m'), servers={'tools': FunctionTools({'echo': lambda text: text})})\n"
+        "import sys\n"
+        "names = ('engine.batch', 'engine.outside_turns.server_sessions', 'tool_sessions.session_pool',"
+        " 'tracing.reading', 'transports.mcp.launchers')\n"
+        "print([name for name in names if f'grue.{name}' in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=150, check=True
+    )
+    assert done.stdout.splitlines() == ["[]"]
+
+
 def test_the_patterns_of_refusals_and_marks_are_compiled_when_they_are_needed() -> None:
     code = (
         "import re, re._compiler\n"

@@ -22,8 +22,8 @@ from grue.fleet.export import (
 )
 from grue.fleet.folder import MANIFEST
 from grue.runtime.safe_text import printable
+from grue.runtime.trace.format import TRACE_FILE
 from grue.tracing.columns import cut
-from grue.tracing.reading import TRACE_FILE
 
 FORMS = ("parquet", "samples", "atif")
 _WIDEST = 60

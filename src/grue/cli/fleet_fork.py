@@ -13,8 +13,8 @@ from grue.errors import FleetError
 from grue.fleet.broker import FleetBudget
 from grue.fleet.fleet import Fleet
 from grue.fleet.fork_work import cases_of, condition, fork_again, turns_in
+from grue.runtime.trace.format import TRACE_FILE
 from grue.tracing.facts import counted
-from grue.tracing.reading import TRACE_FILE
 
 
 class FleetForkOptions(Struct, frozen=True, kw_only=True):

@@ -24,11 +24,12 @@ from grue.engine.fork import RecordedRun, read_run
 from grue.errors import LLMError, MCPConfigError, MCPError, TraceError
 from grue.policies import Misses
 from grue.runtime.safe_text import printable
+from grue.runtime.trace.format import TRACE_FILE
 from grue.testing.offline import OFFLINE_URL
 from grue.tool_sessions.host_tools import ToolServer
 from grue.tracing.facts import counted
 from grue.tracing.observers.run_folder import new_run_path
-from grue.tracing.reading import TRACE_FILE, open_episode
+from grue.tracing.reading import open_episode
 from grue.transports.llm.endpoint import LlmSettings
 
 _LLM = "llm."

@@ -11,10 +11,11 @@ from grue.cli.saying import GRUE, say, say_page, shown_path
 from grue.errors import MCPConfigError, TraceError
 from grue.fleet.folder import MANIFEST
 from grue.runtime.files import next_line, open_regular, read_regular
+from grue.runtime.trace.format import TRACE_FILE
 from grue.tracing.facts import counted
 from grue.tracing.observers.run_folder import RESULT_FILE
 from grue.tracing.overview import Overview
-from grue.tracing.reading import TRACE_FILE, open_episode
+from grue.tracing.reading import open_episode
 
 RUNS = Path("runs")
 """The folder in which `grue play` and `Runner(trace="runs")` put run folders."""

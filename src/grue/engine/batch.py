@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, S
 from itertools import islice
 from operator import length_hint
 from os import PathLike
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct, field
@@ -25,6 +25,7 @@ from grue import messages as m
 from grue.engine.answers import AnswerCheck, AnswerSpec
 from grue.engine.current_episode import Episode
 from grue.engine.turn import (
+    BatchItem,
     EpisodeMemory,
     HostTurn,
     TurnOutcome,
@@ -41,23 +42,6 @@ from grue.runtime.loops.sync_edge import in_notebook
 from grue.tracing.reading import EpisodeEnvelope, open_episode
 
 T = TypeVar("T")
-
-
-class BatchItem(Struct, Generic[T], frozen=True, kw_only=True):
-    """The result of one request of a batch.
-
-    Attributes:
-        index: Position of the request, from 0.
-        outcome: The turn's outcome; `None` if the turn failed.
-        error: Why the turn failed: what `run_turn` would have raised. An exception that is not an `MCPError`
-            is wrapped in one, as its `__cause__`.
-        recalled: The outcome is from the trace of an earlier run; the turn was not run again.
-    """
-
-    index: int
-    outcome: T | None = None
-    error: MCPError | None = None
-    recalled: bool = False
 
 
 _Asked: TypeAlias = tuple[int, bytes]

@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import wait
-from typing import TypeAlias, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast, get_args
 
 import anyio
 import anyio.to_thread
@@ -26,8 +26,10 @@ from grue.runtime.loops.loop_thread import Call, EpisodeLoop
 from grue.runtime.loops.sync_edge import run_blocking, warn_if_blocking
 from grue.runtime.processes.process_group import ProcessRegistry
 from grue.runtime.trace.recorder import Recorder
-from grue.tool_sessions.session_pool import SessionPool, Sessions
 from grue.transports.llm.endpoint import LlmEndpoint
+
+if TYPE_CHECKING:
+    from grue.tool_sessions.session_pool import SessionPool, Sessions
 
 T = TypeVar("T")
 
@@ -59,7 +61,7 @@ class Episode:
         self,
         endpoint: LlmEndpoint | None,
         recorder: Recorder,
-        sessions: Sessions = "fresh",
+        sessions: "Sessions" = "fresh",
         *,
         at_once: int = 1,
     ) -> None:
@@ -156,7 +158,7 @@ class Episode:
             finally:
                 self._slots.append(slot)
 
-    def _expects_turn(self, pool: SessionPool) -> bool:
+    def _expects_turn(self, pool: "SessionPool") -> bool:
         """Return whether a further turn will need sessions of `pool`.
 
         It will not if no more turns wait than there are other slots with prewarmed sessions.
@@ -179,12 +181,15 @@ class Episode:
             yield
 
     def _with_pool(self, group: TaskGroup) -> TurnResources:
+        # imported here: a runner without `keep` needs no pool, and its first turn would wait for the import
+        from grue.tool_sessions.session_pool import SessionPool
+
         pool = SessionPool(group, self._recorder, self._sessions, self._expects_turn)
         self._pools.append(pool)
         return replace(self.resources, pool=pool, sampling=CurrentSampler())
 
 
-def starts_of(keep: Keep, start: Start) -> tuple[Sessions, StartWhen]:
+def starts_of(keep: Keep, start: Start) -> "tuple[Sessions, StartWhen]":
     """Return where a turn's sessions come from, and when a server without an open session is started.
 
     Raises `MCPConfigError`, which says what to write, if the arguments are invalid or contradict each other.
@@ -258,7 +263,7 @@ class CurrentEpisode:
     """
 
     def __init__(
-        self, endpoint: LlmEndpoint | None, recorder: Recorder, sessions: Sessions, *, lasting: bool
+        self, endpoint: LlmEndpoint | None, recorder: Recorder, sessions: "Sessions", *, lasting: bool
     ) -> None:
         self.lasting = lasting
         self._endpoint = endpoint if lasting else None

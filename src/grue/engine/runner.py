@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack, overload
 
 from msgspec.structs import replace
 
@@ -19,11 +19,10 @@ from grue import messages as m
 from grue.actors.llm import LlmFactory
 from grue.engine.answers import AnswerSpec
 from grue.engine.approval import Approval, Approve, Parking
-from grue.engine.batch import Batch, BatchItem, CompletedTurns, run_batch, with_bar
 from grue.engine.conversations.conversation import Conversation
 from grue.engine.conversations.kept_conversation import KeptConversation
 from grue.engine.current_episode import CurrentEpisode, Episode, starts_of, with_default
-from grue.engine.outside_turns.server_sessions import AsyncToolAccess, SessionWork, outside_turns
+from grue.engine.outside_turns.tool_access import AsyncToolAccess
 from grue.engine.tool_servers import (
     PresumedListings,
     check_first_connects,
@@ -34,6 +33,7 @@ from grue.engine.tool_servers import (
     usable_policy,
 )
 from grue.engine.turn import (
+    BatchItem,
     EpisodeMemory,
     HostTurn,
     Spending,
@@ -72,6 +72,9 @@ from grue.runtime.trace.recorder import Recorder
 from grue.tool_sessions.host_tools import ToolServer
 from grue.tool_sessions.server_requests import Elicit
 from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
+
+if TYPE_CHECKING:
+    from grue.engine.outside_turns.server_sessions import SessionWork
 
 __all__ = ["LlmFactory", "Runner", "TurnOutcome", "TurnRequest", "outcome_of"]
 T = TypeVar("T")
@@ -549,6 +552,8 @@ class Runner(AsyncToolAccess, Closing):
             ValueError: `concurrency` is not a whole number, or less than 1.
             MCPConfigError: `requests` is a single request instead of an iterable of requests.
         """
+        from grue.engine.batch import Batch, CompletedTurns, run_batch, with_bar  # it delays a first turn
+
         if isinstance(requests, str | TurnRequest):
             raise MCPConfigError(f"map() wants a list of requests, not one {type(requests).__name__}.")
         if not isinstance(concurrency, int) or concurrency < 1:
@@ -589,10 +594,14 @@ class Runner(AsyncToolAccess, Closing):
         load_sessions(self._wiring.servers.values())
         self._episode.run_beside(self._prepare_endpoint)
 
-    def _outside_turns(self, work: SessionWork[V]) -> V:
+    def _outside_turns(self, work: "SessionWork[V]") -> V:
+        from grue.engine.outside_turns.server_sessions import outside_turns  # few runners need it
+
         return self._episode.run_outside_turns(outside_turns(self._settings(), work))
 
-    async def _outside_turns_async(self, work: SessionWork[V]) -> V:
+    async def _outside_turns_async(self, work: "SessionWork[V]") -> V:
+        from grue.engine.outside_turns.server_sessions import outside_turns
+
         return await self._episode.run_outside_turns_async(outside_turns(self._settings(), work))
 
     async def _prepare_endpoint(self, _: TurnResources) -> None:

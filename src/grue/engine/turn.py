@@ -223,6 +223,23 @@ class TurnOutcome(Struct, Generic[T], frozen=True, kw_only=True):
         return f"<table>{''.join(cells)}</table>"
 
 
+class BatchItem(Struct, Generic[T], frozen=True, kw_only=True):
+    """The result of one request of a batch.
+
+    Attributes:
+        index: Position of the request, from 0.
+        outcome: The turn's outcome; `None` if the turn failed.
+        error: Why the turn failed: what `run_turn` would have raised. An exception that is not an `MCPError`
+            is wrapped in one, as its `__cause__`.
+        recalled: The outcome is from the trace of an earlier run; the turn was not run again.
+    """
+
+    index: int
+    outcome: T | None = None
+    error: MCPError | None = None
+    recalled: bool = False
+
+
 def as_request(request: TurnRequest[T] | str) -> TurnRequest[T]:
     """Return `request`; a text becomes the `user` text of a new request.
 

@@ -6,7 +6,7 @@ reply that may still be dropped, and delays the import of the MCP SDK.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import anyio
 import msgspec
@@ -37,7 +37,9 @@ from grue.tool_sessions.connection import Connect
 from grue.tool_sessions.host_tools import HostCommands, HostFunctions
 from grue.tool_sessions.result_reading import ResultReader
 from grue.tool_sessions.server_specs import McpServer
-from grue.tool_sessions.session_pool import SessionPool
+
+if TYPE_CHECKING:
+    from grue.tool_sessions.session_pool import SessionPool
 
 OnDelta: TypeAlias = Callable[[m.TextDelta], None]
 
@@ -58,7 +60,7 @@ class TurnResources(Struct, frozen=True, kw_only=True):
     """
 
     registry: ProcessRegistry
-    pool: SessionPool | None = None
+    pool: "SessionPool | None" = None
     sampling: CurrentSampler
 
 

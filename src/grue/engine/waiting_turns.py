@@ -25,11 +25,12 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.engine.approval import Parking
-from grue.engine.batch import Batch, BatchItem, CompletedTurns, as_ours, end_turns
+from grue.engine.batch import Batch, CompletedTurns, as_ours, end_turns
 from grue.engine.conversations.recorded_conversation import RecordedTurn, Waited, read_turns
 from grue.engine.conversations.resume import ResumeRequest, resumed_turn
 from grue.engine.current_episode import Episode
 from grue.engine.turn import (
+    BatchItem,
     EpisodeMemory,
     HostTurn,
     TurnOutcome,

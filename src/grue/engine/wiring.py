@@ -40,12 +40,12 @@ from grue.runtime.processes.process_group import ProcessRegistry
 from grue.runtime.safe_text import printable
 from grue.runtime.secrets.secret_forms import secrets_in
 from grue.runtime.trace.file import TraceOptions, TraceWriter
+from grue.runtime.trace.format import TRACE_FILE
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.runtime.version import __version__
 from grue.tool_sessions.connection import Connect
 from grue.tool_sessions.host_tools import ToolServer
 from grue.tool_sessions.server_requests import Abilities, Elicit, Sample
-from grue.tracing.reading import TRACE_FILE
 from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
 from grue.transports.mcp.client_options import ClientOptions
 

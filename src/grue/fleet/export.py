@@ -38,9 +38,10 @@ from grue.protocol.context.history import items_of
 from grue.protocol.json_text import strict_object
 from grue.protocol.tools.names import openai_tool
 from grue.runtime.files import replacing, write_whole
+from grue.runtime.trace.format import TRACE_FILE
 from grue.runtime.version import __version__
 from grue.tracing.marks import read_marks
-from grue.tracing.reading import TRACE_FILE, EpisodeEnvelope, open_episode
+from grue.tracing.reading import EpisodeEnvelope, open_episode
 from grue.tracing.tables import CallRow, RequestRow, Row, TurnRow, trace_rows
 
 ATIF = "ATIF-v1.4"

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 from msgspec import Struct
 
 from grue.engine.answers import AnswerSpec
-from grue.engine.batch import BatchItem
 from grue.engine.runner import Runner, TurnOutcome, TurnRequest
+from grue.engine.turn import BatchItem
 from grue.errors import MCPConfigError
 from grue.fleet.compare import in_columns
 from grue.fleet.statistics import SELDOM, sign_test

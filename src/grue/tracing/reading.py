@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from grue import messages as m
 from grue.runtime.actor import ActorFailed
-from grue.runtime.trace.format import TraceLine
+from grue.runtime.trace.format import TRACE_FILE, TraceLine
 from grue.runtime.trace.reader import RecordedLine, Trace, TraceReader
 from grue.runtime.trace.recorder import Envelope
 from grue.tracing.facts import EPISODE_FACTS, EpisodeEnded, Fact, registered_facts, subclasses_of
@@ -125,9 +125,6 @@ EpisodeTrace: TypeAlias = Trace[EpisodeBody]
 
 NOTES = "trace"
 """The receiver in the envelopes of notes and facts, which are recorded but sent to no actor."""
-
-TRACE_FILE = "trace.jsonl"
-"""Name of the trace in a run folder."""
 
 
 def known_kinds() -> dict[str, type[Struct]]:

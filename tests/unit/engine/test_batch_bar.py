@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from grue.engine.batch import BatchItem, with_bar
+from grue.engine.batch import with_bar
+from grue.engine.turn import BatchItem
 from grue.errors import MCPError
 
 ZMQInteractiveShell = type("ZMQInteractiveShell", (), {})

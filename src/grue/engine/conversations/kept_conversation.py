@@ -55,8 +55,7 @@ from grue.protocol.context.history import History, Ledger, SaidStep, history_of,
 from grue.protocol.tools.built_in import READ_RESULT, offers
 from grue.protocol.tools.names import WireNames
 from grue.protocol.tools.results import is_referred
-from grue.runtime.trace.format import REFERENCE_START
-from grue.tracing.reading import TRACE_FILE, open_episode
+from grue.runtime.trace.format import REFERENCE_START, TRACE_FILE
 from grue.transports.llm.endpoint import LlmEndpoint
 
 KEPT_BYTES = 64 * 2**20
@@ -134,6 +133,8 @@ def _in_trace(trace: Path, turns: set[int], call_id: m.CallId) -> m.ToolCallResu
     """Return the last result of a call in these turns of a trace."""
     if not (trace / TRACE_FILE if trace.is_dir() else trace).exists():
         return None
+    from grue.tracing.reading import open_episode  # imported here, because few conversations need it
+
     found: m.ToolCallResult | None = None
     written = msgspec.json.encode(call_id)
     for line in open_episode(trace).lines():

@@ -34,7 +34,8 @@ from grue.protocol.turn.states import (
     TurnState,
     Waiting,
 )
-from grue.tracing.reading import TRACE_FILE, EpisodeEnvelope, open_episode
+from grue.runtime.trace.format import TRACE_FILE
+from grue.tracing.reading import EpisodeEnvelope, open_episode
 
 _Place: TypeAlias = tuple[int, str]
 """How many entries a conversation has, and the digest of them."""

@@ -38,8 +38,9 @@ from grue.policies import ApprovalDecision
 from grue.protocol.context.history import History
 from grue.protocol.tools.policy import read_decisions
 from grue.runtime.trace.file import TraceWriter, writers_of
+from grue.runtime.trace.format import TRACE_FILE
 from grue.runtime.trace.recorder import Recorder
-from grue.tracing.reading import TRACE_FILE, open_episode
+from grue.tracing.reading import open_episode
 
 EXPIRED = "the question about it has expired"
 

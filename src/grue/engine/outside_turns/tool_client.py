@@ -24,7 +24,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages as m
-from grue.engine.outside_turns.server_sessions import ServerSessions, SessionSources, SessionWork, ToolAccess
+from grue.engine.outside_turns.server_sessions import ServerSessions, SessionSources, SessionWork
+from grue.engine.outside_turns.tool_access import ToolAccess
 from grue.engine.tool_servers import (
     connect_to,
     hide_secrets,

@@ -28,6 +28,9 @@ from grue.runtime.large_data import STEP, count_of
 FORMAT = 2
 """Version of the format. Readers accept this version and all older ones. Format 1 had no payloads."""
 
+TRACE_FILE = "trace.jsonl"
+"""Name of the trace in a run folder."""
+
 PAYLOADS = "payloads"
 """Name of the folder for payload files, beside the trace file."""
 

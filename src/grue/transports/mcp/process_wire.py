@@ -17,7 +17,6 @@ from grue.tool_sessions.failures import remedy_for
 from grue.tool_sessions.notices import Notify
 from grue.tool_sessions.redaction import Redactor
 from grue.tool_sessions.server_specs import StdioServer
-from grue.transports.mcp.launchers import ASK_AFTER_TIMEOUT_S, ASK_S, node_too_old, npx_cache_broken
 
 if TYPE_CHECKING:
     from grue.transports.mcp.message_stream import MessageStream
@@ -96,6 +95,9 @@ class ProcessWire:
         )
         if phase not in ("initialize", "list"):
             return advice
+        # imported here: only a server that failed needs it
+        from grue.transports.mcp.launchers import ASK_AFTER_TIMEOUT_S, ASK_S, node_too_old, npx_cache_broken
+
         broken_cache = npx_cache_broken(self._server) if self._process.exited is not None else None
         if broken_cache is not None:
             return broken_cache

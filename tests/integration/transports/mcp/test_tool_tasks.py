@@ -29,11 +29,11 @@ from grue.messages import (
     ToolReturned,
     ToolTask,
 )
+from grue.runtime.trace.format import TRACE_FILE
 from grue.testing.actor_harness import TraceWatch
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 from grue.tool_sessions.server_requests import ElicitationRequest
-from grue.tracing.reading import TRACE_FILE
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
 

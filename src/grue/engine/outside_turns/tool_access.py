@@ -1,0 +1,243 @@
+"""The calls of tools outside turns that a `Runner` and a `ToolClient` offer.
+
+`server_sessions.py` does the work. A runner imports it at its first call outside a turn, since few runners
+make one and the first turn would wait for the import. A subclass of `ToolAccess` decides where the work runs
+(`_outside_turns`).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+from grue import messages as m
+from grue.errors import MCPError, MCPToolCallError
+from grue.policies import TurnLimits
+from grue.protocol.json_text import json_object
+
+if TYPE_CHECKING:
+    from grue.engine.outside_turns.server_sessions import ServerSessions, SessionWork
+
+T = TypeVar("T")
+
+
+class ToolAccess(ABC):
+    """Calls of tools, and requests to their servers, outside turns. Blocking.
+
+    Attributes:
+        limits: Only `server_startup_timeout_s` and `tool_call_timeout_s` are used here.
+    """
+
+    limits: TurnLimits
+
+    @abstractmethod
+    def _outside_turns(self, work: "SessionWork[T]") -> T:
+        """Run `work` and return its result, blocking."""
+
+    def tools(self) -> tuple[m.ToolDefinition, ...]:
+        """Return the tools of all servers. Connects if necessary.
+
+        A `ToolClient` leaves out a server whose connect failed earlier.
+
+        Raises:
+            MCPServerStartupError: A server that this call connects to could not be started.
+            MCPError: The caller is inside a turn of this runner.
+        """
+        return self._outside_turns(lambda sessions: sessions.tools())
+
+    def tool(self, name: str) -> m.ToolDefinition | None:
+        """Return the definition of a tool, or `None` if the server does not list it. Connects if necessary.
+
+        Args:
+            name: `SERVER.TOOL`.
+
+        Raises:
+            MCPError: The server is not configured. Or the caller is inside a turn of this runner.
+            MCPServerStartupError: The server could not be started.
+        """
+        return self._outside_turns(lambda sessions: sessions.tool(name))
+
+    def call(
+        self,
+        name: str,
+        arguments: Mapping[str, object] | None = None,
+        timeout_s: float | None = None,
+        *,
+        check: bool = False,
+        turn: int = 0,
+        definition: m.ToolDefinition | None = None,
+    ) -> m.ToolCallResult:
+        """Call a tool and return its result. Connects if necessary.
+
+        `result.blocks` has the server's own content blocks. Calls to one server run one at a time, calls to
+        different servers in parallel. Ctrl-C cancels the call. What a tool policy denies is not called; its
+        questions are not asked, because the program itself makes the call.
+
+        Args:
+            name: `SERVER.TOOL`.
+            arguments: A JSON object; `None`: no arguments.
+            timeout_s: `None`: `limits.tool_call_timeout_s`. It starts when the call is sent.
+            check: Raise an error for a call that failed. By default the result is an error result.
+            turn: Number of the turn that the call is recorded in, for a host that makes the calls of a reply
+                itself; 0: the call belongs to no turn.
+            definition: The definition that the call was decided for, as of `tools()`. If the tool has another
+                one, the call is not made. `None`: the tool is called as it is now, if the policy allows it.
+
+        Raises:
+            MCPToolCallError: With `check`: the tool reported an error. `ToolCallTimedOut`, `ToolCallDenied`,
+                `ToolChanged`, `ToolNotFound` and `ToolServerDied` are subclasses.
+            MCPServerStartupError: The server could not be started.
+            MCPError: The server is not configured. Or the caller is inside a turn of this runner.
+
+        Source: R6.4, R6.5
+        """
+        return self._outside_turns(
+            self._calling(name, arguments, timeout_s, check=check, turn=turn, definition=definition)
+        )
+
+    def request(
+        self,
+        server: str,
+        method: str,
+        params: Mapping[str, object] | None = None,
+        timeout_s: float | None = None,
+    ) -> m.JsonObject:
+        """Send any MCP request but a tool call, and return the server's raw result. Connects if necessary.
+
+        For example `prompts/get`, `resources/read`, `completion/complete`, `resources/subscribe`. A
+        subscription needs a session that stays open: a `ToolClient`, or a runner that keeps its sessions. The
+        updates are recorded as `ServerNoted` of the kind `updated`. `subscriptions/listen` (2026-07-28)
+        returns what the server agreed to, with a `subscriptionId`. The stream of updates ends with the
+        session, or by `notifications/cancelled` with the `subscriptionId` as its `requestId`. If the server
+        ends the stream, that is recorded as `ServerNoted` of the kind `updates_ended`.
+
+        Args:
+            server: The server's name.
+            method: Method of the request, as in the MCP specification.
+            params: Parameters of the request; `None`: none.
+            timeout_s: `None`: `limits.tool_call_timeout_s`.
+
+        Raises:
+            MCPRequestError: The server refused the request, or has died. `MCPRequestTimedOut` is a subclass.
+            MCPServerStartupError: The server could not be started.
+            MCPError: The server is not configured, or is no MCP server. Or the request cannot be sent this
+                way. Or the caller is inside a turn of this runner.
+        """
+        return self._outside_turns(self._requesting(server, method, params, timeout_s))
+
+    def request_all(
+        self,
+        server: str,
+        method: str,
+        params: Mapping[str, object] | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[m.JsonObject, ...]:
+        """Send a listing request, read all its pages, and return their items.
+
+        Args:
+            server: The server's name.
+            method: `prompts/list`, `resources/list`, `resources/templates/list`, `skills/list`, `tools/list`.
+            params: Parameters besides the cursor.
+            timeout_s: Limit for each page; `None`: `limits.tool_call_timeout_s`.
+
+        Raises:
+            ValueError: The method has no pages.
+            MCPError: As `request`.
+        """
+        return self._outside_turns(self._requesting_all(server, method, params, timeout_s))
+
+    def _limit_s(self, timeout_s: float | None) -> float:
+        return self.limits.tool_call_timeout_s if timeout_s is None else timeout_s
+
+    def _calling(
+        self,
+        name: str,
+        arguments: Mapping[str, object] | None,
+        timeout_s: float | None,
+        *,
+        check: bool,
+        turn: int,
+        definition: m.ToolDefinition | None,
+    ) -> "SessionWork[m.ToolCallResult]":
+        if not isinstance(name, str):
+            raise MCPError(f"call({name!r:.60}): a tool's name is a text, 'server.tool'.")
+        if not isinstance(timeout_s, int | float | None):
+            raise MCPError(f"call({name!r:.60}): timeout_s is a number of seconds, not {timeout_s!r:.60}.")
+        if not isinstance(arguments, Mapping | None):
+            raise MCPError(
+                f"call({name!r:.60}): arguments are a dictionary, such as {{'text': 'hello'}}, not a"
+                f" {type(arguments).__name__}."
+            )
+        limit_s, given = self._limit_s(timeout_s), json_object(arguments or {})
+
+        async def calling(sessions: "ServerSessions") -> m.ToolCallResult:
+            try:
+                return await sessions.call(name, given, limit_s, turn=turn, definition=definition)
+            except MCPToolCallError as error:
+                if check or not isinstance(error.result, m.ToolCallResult):
+                    raise
+                return error.result
+
+        return calling
+
+    def _requesting(
+        self, server: str, method: str, params: Mapping[str, object] | None, timeout_s: float | None
+    ) -> "SessionWork[m.JsonObject]":
+        limit_s, given = self._limit_s(timeout_s), json_object(params or {})
+        return lambda sessions: sessions.request(server, method, given, limit_s)
+
+    def _requesting_all(
+        self, server: str, method: str, params: Mapping[str, object] | None, timeout_s: float | None
+    ) -> "SessionWork[tuple[m.JsonObject, ...]]":
+        limit_s, given = self._limit_s(timeout_s), json_object(params or {})
+        return lambda sessions: sessions.request_all(server, method, given, limit_s)
+
+
+class AsyncToolAccess(ToolAccess):
+    """`ToolAccess` with async twins, which do the same without blocking the caller's event loop."""
+
+    @abstractmethod
+    async def _outside_turns_async(self, work: "SessionWork[T]") -> T:
+        """Run `work` and return its result."""
+
+    async def tools_async(self) -> tuple[m.ToolDefinition, ...]:
+        """Return the tools of all servers, as `tools` does."""
+        return await self._outside_turns_async(lambda sessions: sessions.tools())
+
+    async def tool_async(self, name: str) -> m.ToolDefinition | None:
+        """Return the definition of a tool, as `tool` does."""
+        return await self._outside_turns_async(lambda sessions: sessions.tool(name))
+
+    async def call_async(
+        self,
+        name: str,
+        arguments: Mapping[str, object] | None = None,
+        timeout_s: float | None = None,
+        *,
+        check: bool = False,
+        turn: int = 0,
+        definition: m.ToolDefinition | None = None,
+    ) -> m.ToolCallResult:
+        """Call a tool, as `call` does. Cancellation cancels the call."""
+        return await self._outside_turns_async(
+            self._calling(name, arguments, timeout_s, check=check, turn=turn, definition=definition)
+        )
+
+    async def request_async(
+        self,
+        server: str,
+        method: str,
+        params: Mapping[str, object] | None = None,
+        timeout_s: float | None = None,
+    ) -> m.JsonObject:
+        """Send a request, as `request` does. Cancellation cancels it."""
+        return await self._outside_turns_async(self._requesting(server, method, params, timeout_s))
+
+    async def request_all_async(
+        self,
+        server: str,
+        method: str,
+        params: Mapping[str, object] | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[m.JsonObject, ...]:
+        """Read all pages of a listing, as `request_all` does."""
+        return await self._outside_turns_async(self._requesting_all(server, method, params, timeout_s))
