@@ -254,6 +254,21 @@ def test_a_server_that_wants_no_login_says_so(guarded: Guarded) -> None:
         log_in(HttpServer(name="far", url=url, auth=OAuth()), press_yes)
 
 
+def test_a_folder_that_cannot_keep_tokens_is_named(
+    guarded: Guarded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = guarded.spec()
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("GRUE_TOKENS", str(tmp_path / "file" / "tokens"))
+    with pytest.raises(LoginRefused, match=r"tokens cannot be kept in .*file/tokens: Not a directory"):
+        log_in(server, press_yes)
+    failure = failure_of(server)
+    assert "file/tokens: Not a directory" in failure.cause
+    assert "GRUE_TOKENS" in str(failure.remedy)
+    with pytest.raises(LoginRefused, match="file/tokens: Not a directory"):
+        log_out(server)
+
+
 def test_a_login_that_nobody_finishes_ends(guarded: Guarded) -> None:
     with pytest.raises(LoginRefused, match=r"nobody finished the login within 0\.1 s"):
         log_in(guarded.spec(), lambda _address: None, timeout_s=0.1)

@@ -10,6 +10,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 from http import HTTPStatus
+from pathlib import Path
 
 from grue.tool_sessions.failures import WireFault
 
@@ -281,6 +282,15 @@ def identity_fault(words: str) -> WireFault:
         ends_session=True,
         remedy="Get a new identity token from the identity provider, and check identity_provider, "
         "identity_client_id and issuer under `auth` in the server's configuration.",
+    )
+
+
+def token_file_fault(folder: Path, why: str) -> WireFault:
+    """Return the fault of a folder in which no tokens can be stored."""
+    return WireFault(
+        f"the tokens cannot be kept in {folder}: {why}",
+        ends_session=True,
+        remedy="Make that folder writable, or name another one in the environment variable GRUE_TOKENS.",
     )
 
 

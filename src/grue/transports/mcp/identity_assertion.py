@@ -109,7 +109,7 @@ class IdentityProvider:
                 continue
             try:
                 found = msgspec.json.decode(answer.content, type=_Metadata)
-            except msgspec.DecodeError:
+            except ValueError:
                 continue
             if found.issuer.rstrip("/") != self._issuer.rstrip("/"):
                 raise AuthorizationRefused(
@@ -140,7 +140,7 @@ class IdentityProvider:
             )
         try:
             issued = msgspec.json.decode(answer.content, type=_Issued)
-        except msgspec.DecodeError:
+        except ValueError:
             issued = _Issued("", "")
         if issued.issued_token_type != _ID_JAG or not issued.access_token:
             raise AuthorizationRefused(
@@ -157,7 +157,7 @@ class IdentityProvider:
 def _words(answer: httpx2.Response) -> str:
     try:
         error = msgspec.json.decode(answer.content, type=_TokenError)
-    except msgspec.DecodeError:
+    except ValueError:
         return ""
     said = ": ".join(text for text in (error.error, error.error_description) if text)
     shown = beginning(" ".join(plain_text(said).split()), _ERROR_CHARS)

@@ -119,7 +119,7 @@ def adapted(answer: httpx2.Response, issuers: Sequence[str]) -> httpx2.Response:
     """
     try:
         said = msgspec.json.decode(answer.content)
-    except (msgspec.DecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return answer
     if not isinstance(said, dict):
         return answer
@@ -165,7 +165,7 @@ def words_of(error: Exception) -> str:
 def _fields(content: bytes) -> list[tuple[str, object]]:
     try:
         said = msgspec.json.decode(content)
-    except (msgspec.DecodeError, RecursionError):
+    except (ValueError, RecursionError):
         try:
             return list(parse_qsl(content.decode("utf-8", "replace"), max_num_fields=_MAX_FIELDS))
         except ValueError:  # the record has more fields

@@ -19,7 +19,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -33,7 +33,12 @@ from grue import messages as m
 from grue.runtime.files import write_whole
 from grue.tool_sessions.oauth_settings import OAuth
 from grue.tool_sessions.server_specs import HttpServer
-from grue.transports.mcp.http_faults import AuthorizationRefused, identity_fault, keyring_fault
+from grue.transports.mcp.http_faults import (
+    AuthorizationRefused,
+    identity_fault,
+    keyring_fault,
+    token_file_fault,
+)
 
 
 class _Claims(Struct):
@@ -145,6 +150,8 @@ class TokenRecord(Struct, kw_only=True, omit_defaults=True):
 class TokenStore:
     """The stored tokens of one server.
 
+    `locked`, `save` and `remove` raise `AuthorizationRefused` if the files cannot be written.
+
     Args:
         server: The server. For each URL, client id, grant and person the tokens are stored separately.
         folder: Where the files are; `None`: `$GRUE_TOKENS`, or `grue/tokens` in the user's data folder.
@@ -161,23 +168,27 @@ class TokenStore:
         """Return the stored record; `None`: nothing is stored, or the file cannot be read."""
         try:
             return msgspec.json.decode(self.file.read_bytes(), type=TokenRecord)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, ValueError, RecursionError):
             return None
 
     def save(self, record: TokenRecord) -> None:
         """Write the file, readable by its owner only, at once and as a whole."""
-        self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_whole(self.file, msgspec.json.encode(record))
+        with self._writing():
+            self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_whole(self.file, msgspec.json.encode(record))
 
     def remove(self) -> bool:
         """Remove the file; return whether it existed."""
-        found = self.file.exists()
-        self.file.unlink(missing_ok=True)
-        return found
+        with self._writing():
+            try:
+                self.file.unlink()
+            except FileNotFoundError:
+                return False
+        return True
 
     def may_have(self) -> bool:
         """Return whether a file with tokens exists. The file is not read."""
-        return self.file.exists()
+        return os.path.exists(self.file)  # noqa: PTH110 - `Path.exists` raises if the folder may not be read
 
     @property
     def place(self) -> str:
@@ -191,8 +202,9 @@ class TokenStore:
         The kernel ends the lock when the process that holds it ends. After a wait of 30 s the token is
         renewed without the lock, because a process that hangs must not stop all others.
         """
-        self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = os.open(self.file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        with self._writing():
+            self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            lock = os.open(self.file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
         try:
             with anyio.move_on_after(_LOCK_WAIT_S):
                 while not _taken(lock):  # noqa: ASYNC110 - another process holds the lock
@@ -200,6 +212,14 @@ class TokenStore:
             yield
         finally:
             os.close(lock)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            fault = token_file_fault(self.file.parent, error.strerror or type(error).__name__)
+            raise AuthorizationRefused(fault) from error
 
 
 def tokens_folder() -> Path:
@@ -244,7 +264,7 @@ class KeyringStore(TokenStore):
         text = self._asked(lambda ring: ring.get_password(SERVICE, self._entry))
         try:
             return None if text is None else msgspec.json.decode(text, type=TokenRecord)
-        except msgspec.DecodeError:
+        except (ValueError, RecursionError):
             return None
 
     def save(self, record: TokenRecord) -> None:

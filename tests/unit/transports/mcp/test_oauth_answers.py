@@ -1,5 +1,6 @@
 """What is made of the answers of authorization servers."""
 
+import gzip
 import json
 from typing import Any
 
@@ -9,7 +10,10 @@ pytest.importorskip("mcp", reason="OAuth needs the extra: pip install 'grue[mcp]
 
 import httpx2
 
-from grue.transports.mcp.oauth import adapted, as_known, secrets_of
+import raw_http
+from anyio.abc import SocketStream
+
+from grue.transports.mcp.oauth import adapted, as_known, secrets_of, sent
 
 KNOWN = ["https://a.example/t"]
 REQUEST = httpx2.Request("POST", "https://a.example/token", data={"code": "c0de", "grant_type": "x"})
@@ -43,6 +47,7 @@ def test_only_a_slash_at_the_end_is_overlooked(issuer: str, known: bool) -> None
         b"access_token=t",
         b'{"expires_in": "soon"}',
         b'{"expires_in": true}',
+        b'{"issuer": "\xff"}',
     ],
 )
 def test_what_cannot_be_adapted_is_left_as_it_is(content: bytes) -> None:
@@ -63,3 +68,21 @@ def test_a_life_is_bounded(told: Any) -> None:
 @pytest.mark.parametrize("content", [b"access_token=t0ken&x=s", b'{"access_token": "t0ken", "x": "s"}'])
 def test_secrets_are_found_in_json_and_in_forms(content: bytes) -> None:
     assert list(secrets_of(REQUEST, answer(content))) == [("code", "c0de"), ("access_token", "t0ken")]
+
+
+@pytest.mark.parametrize("content", [b"{", b'{"token": "\xff"}', b"[" * 100_000])
+def test_an_answer_that_cannot_be_read_carries_no_secret(content: bytes) -> None:
+    assert list(secrets_of(REQUEST, answer(content))) == [("code", "c0de")]
+
+
+@pytest.mark.anyio
+async def test_an_answer_that_is_compressed_although_none_was_asked_for_is_read() -> None:
+    body = gzip.compress(b'{"access_token": "t"}')
+
+    async def serve(stream: SocketStream) -> None:
+        head = raw_http.head("application/json").removesuffix(b"\r\n")
+        await stream.send(head + b"Content-Encoding: gzip\r\n\r\n" + body)
+
+    async with raw_http.raw_server(serve) as url:
+        found = await sent(httpx2.Request("POST", url))
+    assert found.content == b'{"access_token": "t"}'

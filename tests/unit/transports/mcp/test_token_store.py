@@ -1,10 +1,12 @@
 """When a stored token counts as ended."""
 
 import time
+from pathlib import Path
 
 import pytest
 
-from grue.transports.mcp.token_store import TokenRecord
+from grue.tool_sessions.server_specs import HttpServer
+from grue.transports.mcp.token_store import TokenRecord, TokenStore
 
 
 @pytest.mark.parametrize(
@@ -38,3 +40,12 @@ def test_times_stay_within_what_a_clock_shows(moment: float) -> None:
     assert record.expires_at is not None
     time.localtime(record.expires_at)
     time.localtime(record.obtained_at)
+
+
+@pytest.mark.parametrize(
+    "content", [b"{", b'{"url": "\xff"}', b'{"url": "u", "client": {"a": ' + b"[" * 100_000]
+)
+def test_a_damaged_file_counts_as_no_login(tmp_path: Path, content: bytes) -> None:
+    store = TokenStore(HttpServer(name="far", url="http://h/"), tmp_path)
+    store.file.write_bytes(content)
+    assert store.load() is None
