@@ -8,7 +8,6 @@ import html
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from typing import Self
 from urllib.parse import parse_qs, urlsplit
 
@@ -31,65 +30,49 @@ _MAX_VALUE = 4096
 _PAGE = "<!doctype html><meta charset=utf-8><title>grue</title><p>{words}</p>"
 
 
-class Returned:
-    """The query of the address that the browser returned to: each member once, and limited in length."""
-
-    def __init__(self, query: str) -> None:
-        self._values = {name: values[0][:_MAX_VALUE] for name, values in parse_qs(query).items()}
-
-    def __getitem__(self, name: str) -> str | None:
-        return self._values.get(name)
-
-
-class Loopback:
+class Loopback(ThreadingHTTPServer):
     """A server on 127.0.0.1 for the one request of the browser; a context manager.
 
     Args:
         port: The server's port; 0: any free port.
 
+    Attributes:
+        returned: The query of the address that the browser returned to: each member once, limited in length.
+
     Raises:
-        OSError: On entering, if the port is taken.
+        OSError: The port is taken.
     """
 
+    daemon_threads = True
+
     def __init__(self, port: int = 0) -> None:
-        self._wanted = port
-        self._server: _Server
+        super().__init__(("127.0.0.1", port), _Handler)
+        self.first = threading.Lock()  # taken by the first return, and never given back
+        self.came = threading.Event()
+        self.returned: dict[str, str] = {}
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True)
 
     def __enter__(self) -> Self:
-        self._server = _Server(("127.0.0.1", self._wanted), _Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self._server.shutdown()
+    def __exit__(self, *exc_info: object) -> None:
+        self.shutdown()
         self._thread.join()
-        self._server.server_close()
+        self.server_close()
 
     @property
     def uri(self) -> str:
         """The address that the browser returns to."""
-        return f"http://127.0.0.1:{self._server.server_address[1]}{_PATH}"
+        return f"http://127.0.0.1:{self.server_address[1]}{_PATH}"
 
-    def wait(self, timeout_s: float) -> Returned | None:
-        """Wait for the browser; return what it brought, or `None` if it did not come in time."""
-        return self._server.returned if self._server.came.wait(timeout_s) else None
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        super().__init__(address, handler)
-        self.first = threading.Lock()  # taken by the first return, and never given back
-        self.came = threading.Event()
-        self.returned: Returned | None = None
+    def wait(self, timeout_s: float) -> dict[str, str] | None:
+        """Wait for the browser; return `returned`, or `None` if the browser did not come in time."""
+        return self.returned if self.came.wait(timeout_s) else None
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+    server: Loopback
     timeout = 10.0
 
     def do_GET(self) -> None:
@@ -98,9 +81,10 @@ class _Handler(BaseHTTPRequestHandler):
         if parts.path != _PATH or not self.server.first.acquire(blocking=False):
             self.send_error(404)
             return
-        self.server.returned = returned = Returned(parts.query)
+        query = parse_qs(parts.query)
+        self.server.returned = returned = {name: values[0][:_MAX_VALUE] for name, values in query.items()}
         try:
-            self._show_page(returned["error"])
+            self._show_page(returned.get("error"))
         finally:
             self.server.came.set()  # not before the page: the server is closed then
 
@@ -163,22 +147,28 @@ def log_in(
     if auth is None or auth.grant != "authorization_code":
         raise LoginRefused(f"'{server.name}' needs no login: `auth` in its configuration is enough.")
     try:
-        with Loopback(auth.redirect_port) as loopback:
-
-            def returned() -> AuthorizationCodeResult:
-                came = loopback.wait(timeout_s)
-                if came is None:
-                    raise OAuthFlowError(f"nobody finished the login within {timeout_s:g} s")
-                if came["error"]:
-                    raise OAuthFlowError(came["error_description"] or came["error"])
-                return AuthorizationCodeResult(code=came["code"] or "", state=came["state"], iss=came["iss"])
-
-            with library_logs_to(drop):  # because the libraries' log records hold addresses with secrets
-                return anyio.run(_log_in, server, Person(loopback.uri, show, returned), scope)
+        loopback = Loopback(auth.redirect_port)
     except OSError as error:
         raise LoginRefused(
             f"Port {auth.redirect_port} of 127.0.0.1 cannot be used: {error.strerror}."
         ) from error
+
+    def returned() -> AuthorizationCodeResult:
+        came = loopback.wait(timeout_s)
+        if came is None:
+            raise OAuthFlowError(f"nobody finished the login within {timeout_s:g} s")
+        if came.get("error"):
+            raise OAuthFlowError(came.get("error_description") or came["error"])
+        return AuthorizationCodeResult(
+            code=came.get("code", ""), state=came.get("state"), iss=came.get("iss")
+        )
+
+    try:
+        with (
+            loopback,
+            library_logs_to(drop),
+        ):  # because the libraries' log records hold addresses with secrets
+            return anyio.run(_log_in, server, Person(loopback.uri, show, returned), scope)
     except AuthorizationRefused as refused:
         raise _refused("log in to", server, refused) from refused
 

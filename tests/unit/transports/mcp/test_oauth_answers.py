@@ -9,7 +9,6 @@ import pytest
 pytest.importorskip("mcp", reason="OAuth needs the extra: pip install 'grue[mcp]'")
 
 import httpx2
-
 import raw_http
 from anyio.abc import SocketStream
 
