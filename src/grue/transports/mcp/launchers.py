@@ -25,7 +25,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any, Literal, TypeAlias
 
@@ -41,9 +41,6 @@ from grue.runtime.processes.process_group import ProcessRegistry
 from grue.tool_sessions.server_specs import StdioServer
 
 _NAMING = ("-p", "--package")
-
-
-_HASH_DIGITS = 16
 _LAST_WRITTEN = ".package-lock.json"
 """npm writes this file into `node_modules` when everything else is in place."""
 
@@ -70,15 +67,16 @@ def npx_cache_broken(server: StdioServer) -> str | None:
 
 def npx_folder(server: StdioServer, packages: Iterable[str]) -> Path:
     """Return the folder into which npx installs these packages for a server."""
-    return _cache(server) / "_npx" / _hash(packages)
+    name = hashlib.sha512("\n".join(sorted(packages)).encode()).hexdigest()[:16]
+    return _cache(server) / "_npx" / name
 
 
 def _is_complete(folder: Path) -> bool:
     return (folder / "node_modules" / _LAST_WRITTEN).is_file() and not (folder / "concurrency.lock").exists()
 
 
-def _packages(args: Sequence[str]) -> Iterator[str]:
-    """Yield the packages that npx installs: each `--package`, or else its first argument."""
+def _packages(args: Sequence[str], words: Container[str] = ()) -> Iterator[str]:
+    """Yield the packages that npx installs: each `--package`, or else its first argument not in `words`."""
     rest = iter(args)
     named = False
     for arg in rest:
@@ -86,14 +84,10 @@ def _packages(args: Sequence[str]) -> Iterator[str]:
         if flag in _NAMING:
             named = True
             yield value if equals else next(rest, "")
-        elif not arg.startswith("-"):
+        elif not arg.startswith("-") and arg not in words:
             if not named:
                 yield arg
             return
-
-
-def _hash(packages: Iterable[str]) -> str:
-    return hashlib.sha512("\n".join(sorted(packages)).encode()).hexdigest()[:_HASH_DIGITS]
 
 
 def _cache(server: StdioServer) -> Path:
@@ -107,7 +101,6 @@ Launcher: TypeAlias = Literal["npx", "uvx"]
 _LARGEST_MANIFEST = 2**20
 _NEVER_INSTALL = frozenset(("--no-install", "--no", "-n", "--no-yes", "--yes=false"))
 _NPX_FLAGS = frozenset(("-y", "--yes", "-q", "--quiet"))
-_NPX_NAMING = frozenset(("-p", "--package"))
 _UVX_FLAGS = frozenset(("-q", "--quiet", "--offline"))
 
 _REGISTRY_NAME = re.compile(r"(@[\w.~-]+/)?[\w.~-]+(@[\w.^~<>=*-]+)?")
@@ -203,7 +196,7 @@ def _read_npx(args: Sequence[str]) -> _Npx | None:
     named = ""
     while rest and rest[0].startswith("-") and rest[0] != "--":
         flag, _, value = rest.pop(0).partition("=")
-        if flag in _NPX_NAMING and not named:
+        if flag in _NAMING and not named:
             named = value or (rest.pop(0) if rest else "")
         elif flag not in _NPX_FLAGS and f"{flag}={value}".rstrip("=") not in _NEVER_INSTALL:
             return None
@@ -252,8 +245,8 @@ def _npmrc_prefix(path: Path) -> str:
 
 
 def _without_version(package: str) -> str:
-    name, at, _ = package.rpartition("@")
-    return name if at and name else package
+    scope = "@" if package.startswith("@") else ""
+    return scope + package.removeprefix("@").partition("@")[0]
 
 
 def _only_program(manifest: dict[str, Any], package: str) -> str:
@@ -384,56 +377,33 @@ def _version(text: str) -> Version:
 def _wanted(server: StdioServer) -> tuple[str, str] | None:
     """Return the package that a command runs, and its `engines.node`."""
     program = PurePath(server.command).name
-    folder = Path(server.cwd) if server.cwd else Path.cwd()
     if program in _RUNNERS:
-        package = _package(server.args)
-        places = _package_files(package, folder, server.environment()) if package else iter(())
-        engines = next((wanted for wanted in map(_engines, places) if wanted), _KNOWN.get(package))
-        return (package, engines) if engines else None
+        package = _without_version(next(_packages(server.args, _WORDS), ""))
+        if not package:
+            return None
+        cached = (_cache(server) / "_npx").glob(f"*/node_modules/{package}/package.json")
+        places = (modules / package / "package.json" for modules in _project_folders(server))
+        stated = map(_engines, itertools.chain(places, cached))
+        wanted = next(filter(None, stated), _KNOWN.get(package))
+        return (package, wanted) if wanted else None
     if program == "node":
         script = next((arg for arg in server.args if not arg.startswith("-")), None)
-        for above in (folder / script).resolve().parents if script else ():
+        for above in Path(server.cwd or "", script).resolve().parents if script else ():
             if (above / "package.json").is_file():
                 engines = _engines(above / "package.json")
                 return (f"The package in {above}", engines) if engines else None
     return None
 
 
-def _package(args: Sequence[str]) -> str:
-    """Return the package that npx or a similar runner starts, without its version; empty: none is named."""
-    named, rest = "", iter(args)
-    for arg in rest:
-        flag, equals, value = arg.partition("=")
-        if flag in _NAMING:
-            named = value if equals else next(rest, "")
-            break
-        if not arg.startswith("-") and arg not in _WORDS:
-            named = arg
-            break
-    scope = "@" if named.startswith("@") else ""
-    return scope + named.removeprefix("@").partition("@")[0]
-
-
-def _package_files(package: str, folder: Path, environment: dict[str, str]) -> Iterator[Path]:
-    for above in (folder, *folder.parents):
-        yield above / "node_modules" / package / "package.json"
-    cache = environment.get("npm_config_cache") or Path(environment.get("HOME", "~")).expanduser() / ".npm"
-    yield from (Path(cache) / "_npx").glob(f"*/node_modules/{package}/package.json")
-
-
 def _engines(file: Path) -> str | None:
-    try:
-        wanted = json.loads(file.read_text(encoding="utf-8"))["engines"]["node"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
+    engines = _manifest(file).get("engines")
+    wanted = engines.get("node") if isinstance(engines, dict) else None
     return wanted if isinstance(wanted, str) else None
 
 
 async def _installed(server: StdioServer, registry: ProcessRegistry, limit_s: float) -> Version | None:
     """Return the version of the Node that runs the server."""
     own = server.command if PurePath(server.command).name == "node" else "node"
-    import shutil  # the check takes 3 ms, and most servers need no Node
-
     node = shutil.which(own, path=server.environment().get("PATH"))
     if node is None:
         return None
