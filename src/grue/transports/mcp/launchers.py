@@ -369,7 +369,8 @@ def _lower_bound(alternative: str) -> Version | None:
 
 
 def _version(text: str) -> Version:
-    numbers = [int(part) if part.isdecimal() else 0 for part in text.split(".")]
+    # A package's author has written these numbers, and Python converts no number of thousands of digits.
+    numbers = [int(part) if part.isdecimal() and len(part) < 10 else 0 for part in text.split(".")]
     major, minor, patch = (*numbers, 0, 0)[:3]
     return major, minor, patch
 

@@ -82,6 +82,7 @@ async def advice(server: StdioServer) -> str | None:
         ("", None),
         (">=22 || *", None),
         ("lts/*", None),
+        (">=" + "9" * 5000, (0, 0, 0)),  # more digits than Python converts
     ],
 )
 def test_the_oldest_version_of_a_range(wanted: str, oldest: tuple[int, int, int] | None) -> None:
