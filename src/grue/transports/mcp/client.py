@@ -140,7 +140,7 @@ class McpClient:
         if link is None:
             return status
         alive = status.alive and not self._lost and link.stream.broken is None
-        return replace(status, alive=alive, last_request_id=link.last_request_id)
+        return replace(status, alive=alive, last_request_id=link.stream.last_request_id)
 
     async def open(self, timeout_s: float) -> Listing:
         """Initialize the session and list all pages of the tools.
@@ -264,7 +264,7 @@ class McpClient:
         self, tool: str, arguments: m.JsonObject, timeout_s: float
     ) -> tuple[m.ToolCallResult, m.JsonObject]:
         timeout_s = self._server.options.call_limit(timeout_s)
-        self._opened.last_request_id = ""
+        self._opened.stream.last_request_id = ""
         checked, self._checked = self._checked, None
         try:
             with anyio.fail_after(timeout_s):

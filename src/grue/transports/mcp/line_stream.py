@@ -27,7 +27,6 @@ class LineStream(MessageStream):
         self._unasked = 0
         self._encoding = anyio.Lock()
         self.broken: str | None = None
-        """Why nothing more can be exchanged; `None` while the stream works."""
 
     async def receive(self) -> SessionMessage | Exception:
         """Return the server's next message."""
@@ -59,8 +58,7 @@ class LineStream(MessageStream):
             self._notify("noise", line[:500].decode("utf-8", "replace"))
         return message
 
-    async def send(self, item: SessionMessage) -> None:
-        """Write a message to the process; queue what the pipe does not take at once."""
+    async def _send(self, item: SessionMessage) -> None:
         try:
             self._process.send_line(await self._encoded(item.message))
         except anyio.BrokenResourceError:

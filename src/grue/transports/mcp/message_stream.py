@@ -31,10 +31,12 @@ class MessageStream(ABC):
             soon as the announcement is read. The SDK passes notifications on in another task. If that task
             set it, a call that follows an answer could be sent before an announcement that came before the
             answer is noticed.
+        last_request_id: The id of the last tool call that was sent since this was last set to an empty text.
     """
 
     broken: str | None
     tools_changed: bool = False
+    last_request_id: str = ""
     over_http: ClassVar[bool] = False
     """Whether requests have HTTP headers."""
 
@@ -42,9 +44,14 @@ class MessageStream(ABC):
     async def receive(self) -> SessionMessage | Exception:
         """Return the server's next message; raises `EndOfStream`, with `broken` set."""
 
-    @abstractmethod
     async def send(self, item: SessionMessage) -> None:
         """Send or queue a message; raises `BrokenResourceError` if nothing can be sent any more."""
+        if isinstance(item.message, types.JSONRPCRequest) and item.message.method == "tools/call":
+            self.last_request_id = str(item.message.id)
+        await self._send(item)
+
+    @abstractmethod
+    async def _send(self, item: SessionMessage) -> None: ...
 
     def end_input(self) -> None:  # noqa: B027 - a server over HTTP has no input to end
         """Close the server's input, if it has one. No message may be sent after that."""

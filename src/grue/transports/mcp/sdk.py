@@ -39,7 +39,6 @@ from mcp.shared.inbound import (
     x_mcp_header_map,
 )
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
-from mcp.shared.message import SessionMessage
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from msgspec import Struct
 from pydantic import BaseModel
@@ -116,9 +115,7 @@ class Link:
         self._waiting: set[anyio.CancelScope] = set()
         self._interrupt: KeyboardInterrupt | None = None
         self._has_called = False
-        self.last_request_id = ""
-        """The id of the last tool call that was sent since this attribute was last set to an empty text."""
-        self._dispatcher: JSONRPCDispatcher[Any] = JSONRPCDispatcher(stream, _Sending(stream, self))
+        self._dispatcher: JSONRPCDispatcher[Any] = JSONRPCDispatcher(stream, stream)
         self._session = ClientSession(
             dispatcher=self._dispatcher,
             client_info=types.Implementation(name="grue", version=__version__),
@@ -416,29 +413,6 @@ class Link:
     async def _progress(self, progress: float, total: float | None, message: str | None) -> None:
         share = f"{progress:g}" if total is None else f"{progress:g}/{total:g}"
         self._notify("progress", f"{share} {message}" if message else share)
-
-
-class _Sending:
-    """Passes messages on to a stream, and stores the id of each tool call in the `Link`."""
-
-    def __init__(self, stream: MessageStream, link: Link) -> None:
-        self._stream = stream
-        self._link = link
-
-    async def send(self, item: SessionMessage) -> None:
-        """Send a message; raises `BrokenResourceError` if nothing can be sent any more."""
-        if isinstance(item.message, types.JSONRPCRequest) and item.message.method == "tools/call":
-            self._link.last_request_id = str(item.message.id)
-        await self._stream.send(item)
-
-    async def aclose(self) -> None:
-        """Do nothing: the wire closes the connection."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.aclose()
 
 
 def _text_of(content: object) -> str:

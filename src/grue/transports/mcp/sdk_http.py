@@ -357,8 +357,7 @@ class HttpStream(MessageStream):
         """Return the server's next message."""
         return await self._inbound.receive()
 
-    async def send(self, item: SessionMessage) -> None:
-        """Queue a message; never waits."""
+    async def _send(self, item: SessionMessage) -> None:
         if self._outbound.statistics().current_buffer_used > _MAX_UNSENT:
             self.break_off(NOT_READING)
         if self.broken is not None:

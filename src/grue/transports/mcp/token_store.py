@@ -16,10 +16,9 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import queue
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import wait
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -31,6 +30,7 @@ from msgspec import Struct
 
 from grue import messages as m
 from grue.runtime.files import write_whole
+from grue.runtime.loops.beside_loop import start_in_daemon_thread
 from grue.tool_sessions.oauth_settings import OAuth
 from grue.tool_sessions.server_specs import HttpServer
 from grue.transports.mcp.http_faults import (
@@ -306,25 +306,20 @@ class KeyringStore(TokenStore):
         `ask` runs in a daemon thread, so that a keyring that waits for a person to unlock it does not keep
         the caller waiting beyond the limit, nor the interpreter from exiting.
         """
-        answers: queue.SimpleQueue[T | BaseException] = queue.SimpleQueue()
 
-        def work() -> None:
-            try:
-                import keyring
+        def work() -> T:
+            import keyring
 
-                answers.put(ask(keyring))
-            except BaseException as error:  # noqa: BLE001 - it is raised in the caller's thread
-                answers.put(error)
+            return ask(keyring)
 
-        threading.Thread(target=work, name="grue keyring", daemon=True).start()
-        try:
-            answer = answers.get(timeout=_WAIT_S)
-        except queue.Empty:
+        asked = start_in_daemon_thread(work)
+        if not wait([asked], _WAIT_S).done:
             words = f"did not answer within {_WAIT_S:g} s; perhaps it waits to be unlocked"
-            raise AuthorizationRefused(keyring_fault(self._name, words)) from None
-        if isinstance(answer, BaseException):
-            self._refuse(answer)
-        return answer
+            raise AuthorizationRefused(keyring_fault(self._name, words))
+        error = asked.exception()
+        if error is not None:
+            self._refuse(error)
+        return asked.result()
 
     def _refuse(self, error: BaseException) -> NoReturn:
         if isinstance(error, ModuleNotFoundError) and error.name == "keyring":
