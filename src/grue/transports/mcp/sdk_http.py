@@ -11,8 +11,8 @@ again with the older SSE transport, as the specification recommends for old serv
 A stream of server-sent events is filtered before the SDK reads it, so that it cannot block the event loop.
 The SDK parses an event in one step in the event loop, and skips comments without a pause. So this module
 drops the comments, with pauses for other tasks, and parses large events itself. In place of a large event the
-SDK gets a small one with the same id. When that message comes out of the SDK, `put_back` replaces it with the
-large one. The errors that the SDK's transports make up are replaced by our own faults and texts.
+SDK gets a small one with the same id. When that message comes out of the SDK, the large one replaces it
+(`HttpStream.large`). The errors that the SDK's transports make up are replaced by our own faults and texts.
 """
 
 import functools
@@ -106,24 +106,6 @@ _FIELD = re.compile(rb"(?:^|[\r\n])(?:data|event|id|retry)\b")
 Answer = types.JSONRPCResponse | types.JSONRPCError
 
 
-class LargeAnswers:
-    """Answers too large for the SDK, by the id of the small message that stands in for each."""
-
-    def __init__(self) -> None:
-        self._kept: dict[int | str, Answer] = {}
-
-    def keep(self, answer: Answer) -> None:
-        """Keep an answer until its stand-in comes out of the SDK."""
-        if answer.id is not None:
-            self._kept[answer.id] = answer
-
-    def put_back(self, message: types.JSONRPCMessage) -> types.JSONRPCMessage:
-        """Return the answer that this message stands in for, or else the message itself."""
-        if self._kept and isinstance(message, types.JSONRPCResponse):
-            return self._kept.pop(message.id, message)
-        return message
-
-
 class FilteredEvents(httpx2.AsyncByteStream):
     """The body of a response: its events without comments, and with stand-ins for large events.
 
@@ -131,7 +113,7 @@ class FilteredEvents(httpx2.AsyncByteStream):
         source: The original body.
         request_id: Id of the request that the body answers; `None`: the body is the stream of the server's
             own messages.
-        answers: Keeps the large answers.
+        answers: Receives the large answers, by the id of the small message that stands in for each.
         notify: Receives a notice for each event that is left out.
         limits: Longest event that is read, and longest event that does not break the stream, in bytes.
     """
@@ -140,7 +122,7 @@ class FilteredEvents(httpx2.AsyncByteStream):
         self,
         source: Any,
         request_id: int | str | None,
-        answers: LargeAnswers,
+        answers: dict[int | str, Answer],
         notify: Notify,
         limits: tuple[int, int],
     ) -> None:
@@ -202,7 +184,8 @@ class FilteredEvents(httpx2.AsyncByteStream):
             return b": left out\n\n"
         if self._request_id is not None:
             answer.id = self._request_id
-        self._answers.keep(answer)
+        if answer.id is not None:
+            self._answers[answer.id] = answer
         return (
             others + b'data: {"jsonrpc":"2.0","id":' + msgspec.json.encode(answer.id) + b',"result":{}}\n\n'
         )
@@ -249,7 +232,7 @@ class HttpStream(MessageStream):
     Attributes:
         broken: Why nothing more can be exchanged; `None` while the stream works.
         remedy: What the user can do about the broken stream, if the fault says so.
-        large: Large answers that bypass the SDK.
+        large: Answers too large for the SDK, by the id of the small message that stands in for each.
         notify: Receives the server's notices.
         authorization: Adds tokens to requests; `None`: the headers of the configuration are enough.
         transport: The transport that is used now.
@@ -266,7 +249,7 @@ class HttpStream(MessageStream):
         notify: Notify,
         authorization: Authorization | None = None,
     ) -> None:
-        self.large = LargeAnswers()
+        self.large: dict[int | str, Answer] = {}
         self.notify = notify
         self.authorization = authorization
         self.broken: str | None = None
@@ -401,7 +384,8 @@ class HttpStream(MessageStream):
             await self._wait_for_room()
             if not isinstance(item, Exception):
                 if is_usable(item.message):
-                    item.message = self.large.put_back(item.message)
+                    if self.large and isinstance(item.message, types.JSONRPCResponse):
+                        item.message = self.large.pop(item.message.id, item.message)
                     self._deliver(with_own_fault(item))
                 continue
             self.notify("noise", first_fault(item))

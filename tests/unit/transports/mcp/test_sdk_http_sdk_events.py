@@ -23,11 +23,11 @@ class Source:
 @pytest.mark.parametrize("size", [10, 2**20], ids=["small", "large"])
 async def test_an_event_keeps_its_id_whatever_its_size(size: int) -> None:
     """Without the id a stream that breaks off after it is not resumed where it was."""
-    from grue.transports.mcp.sdk_http import FilteredEvents, LargeAnswers
+    from grue.transports.mcp.sdk_http import FilteredEvents
 
     said = {"jsonrpc": "2.0", "id": 7, "result": {"text": "x" * size}}
     written = b"event: message\nid: 42\nretry: 10\ndata: " + json.dumps(said).encode() + b"\n\n"
-    events = FilteredEvents(Source(written), 7, LargeAnswers(), lambda *_: None, (2**22, 2**23))
+    events = FilteredEvents(Source(written), 7, {}, lambda *_: None, (2**22, 2**23))
     lines = b"".join([event async for event in events]).splitlines()
     assert [line for line in lines if not line.startswith(b"data:") and line] == [
         b"event: message",
