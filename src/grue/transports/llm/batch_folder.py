@@ -18,17 +18,21 @@ import hashlib
 import os
 import re
 import secrets
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from grue.errors import MCPError
 from grue.protocol.chat_wire.batch_forms import BatchForm, Result
-from grue.runtime.files import read_regular, replacing, write_whole
+from grue.runtime.files import LineFile, read_regular, replacing, write_whole
 from grue.runtime.loops.closing import Closing
+
+T = TypeVar("T")
 
 _MOST_BYTES = 2**20
 FORMAT = 1
@@ -84,6 +88,8 @@ _NUMBERED = re.compile(r"(\d{4,})\.jsonl?(on)?")
 class BatchFolder(Closing):
     """A folder of waiting requests, locked for this process. Enter it with `with`.
 
+    Any method raises `BatchFolderError` if a file cannot be read or written.
+
     Args:
         path: The folder; made if it does not exist.
         manifest: What the requests are for.
@@ -102,7 +108,7 @@ class BatchFolder(Closing):
         self.form = form
         self._most_items = min(form.most_items, most_items or form.most_items)
         self._lock = -1
-        self._open = -1
+        self._file: LineFile | None = None
         self._number = 0
         self._size = self._count = 0
         self._wanted: dict[str, int] = {}
@@ -110,24 +116,23 @@ class BatchFolder(Closing):
         self._replies: dict[str, tuple[int, int, int]] = {}
         self.submissions: dict[int, Submission] = {}
         try:
-            for name in ("turns", "requests", "submissions", "replies"):
-                (path / name).mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._take_lock()
-            self.manifest = self._known(manifest)
-            self._read()
-        except OSError as error:
-            self.close()
-            raise BatchFolderError(f"Cannot use the batch folder {path}: {error.strerror}.") from error
+            with self._used():
+                for name in ("turns", "requests", "submissions", "replies"):
+                    (path / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._take_lock()
+                self.manifest = self._known(manifest)
+                self._read()
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
         """Let another process have the folder. A second call does nothing."""
-        for descriptor in (self._open, self._lock):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._open = self._lock = -1
+        if self._file is not None:
+            self._file.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+        self._file, self._lock = None, -1
 
     def turn(self, number: int) -> Path:
         """Return the trace of a turn; it need not exist."""
@@ -158,7 +163,8 @@ class BatchFolder(Closing):
 
     def set_aside(self, turn: int) -> None:
         """Move the trace of a failed turn aside, so that the turn is run again from its beginning."""
-        self.turn(turn).rename(self._failed(turn, self._attempt(turn)))
+        with self._used():
+            self.turn(turn).rename(self._failed(turn, self._attempt(turn)))
 
     def turn_of(self, item: str) -> str:
         """Return the turn that a request belongs to: its number, or the id of an episode."""
@@ -178,12 +184,19 @@ class BatchFolder(Closing):
         return item in self._wanted
 
     def want(self, item: str, path: str, body: bytes) -> None:
-        """Store a request. It is in the file when this returns, even if the process is killed then."""
+        """Store a request. It is in the file when this returns, even if the process is killed then.
+
+        Raises:
+            TraceError: The file cannot be written.
+        """
         line = self.form.line(item, path, body)
         full = self._count >= self._most_items or self._size + len(line) > self.form.most_bytes
-        if self._open < 0 or (full and self._count):
-            self._roll()
-        os.write(self._open, line)
+        if self._file is None or (full and self._count):
+            self._end_file()
+            self._number += 1
+            self._size = self._count = 0
+            self._file = LineFile(self.requests_of(self._number), "file of requests")
+        self._file.write(line.removesuffix(b"\n"))
         self._size += len(line)
         self._count += 1
         self._note(item, self._number)
@@ -194,33 +207,29 @@ class BatchFolder(Closing):
         if place is None:
             return None
         number, offset, length = place
-        with self.replies_of(number).open("rb") as file:
+        path = self.replies_of(number)
+        with self._used(), path.open("rb") as file:
             file.seek(offset)
-            return msgspec.json.decode(file.read(length), type=Result)
+            return _decoded(path, file.read(length), Result)
 
     def unsent(self) -> Iterator[Submission]:
         """Flush the requests to disk, and yield a record for each file of requests that was not sent yet."""
-        if self._open >= 0:
-            os.fsync(self._open)
-            os.close(self._open)
-            self._open = -1
-        counts: dict[int, int] = {}
-        for number in self._wanted.values():
-            counts[number] = counts.get(number, 0) + 1
-        for number, items in sorted(counts.items()):
+        self._end_file()
+        for number, items in sorted(Counter(self._wanted.values()).items()):
             if number not in self.submissions:
                 yield Submission(number=number, items=items)
 
     def keep(self, submission: Submission) -> Submission:
         """Record the progress of a submission on disk."""
-        path = self.path / "submissions" / f"{submission.number:04d}.json"
-        write_whole(path, msgspec.json.encode(submission), fsync=True)
+        with self._used():
+            write_whole(self._submission_of(submission.number), msgspec.json.encode(submission), fsync=True)
         self.submissions[submission.number] = submission
         return submission
 
     def forget(self, submission: Submission) -> None:
         """Forget a submission that the provider has refused, so that the file can be sent again."""
-        (self.path / "submissions" / f"{submission.number:04d}.json").unlink(missing_ok=True)
+        with self._used():
+            self._submission_of(submission.number).unlink(missing_ok=True)
         self.submissions.pop(submission.number, None)
 
     def items_in(self, number: int) -> frozenset[str]:
@@ -230,11 +239,12 @@ class BatchFolder(Closing):
     def settle(self, submission: Submission, results: Iterable[Result]) -> list[str]:
         """Write the results of all requests of a file, as one whole file. Return the ids of the requests."""
         settled = []
-        with replacing(self.replies_of(submission.number), fsync=True) as file:
-            for each in results:
-                file.write(msgspec.json.encode(each) + b"\n")
-                settled.append(each.item)
-        self._read_replies(submission.number)
+        with self._used():
+            with replacing(self.replies_of(submission.number), fsync=True) as file:
+                for each in results:
+                    file.write(msgspec.json.encode(each) + b"\n")
+                    settled.append(each.item)
+            self._read_replies(submission.number)
         self.keep(msgspec.structs.replace(submission, state="settled"))
         return settled
 
@@ -246,14 +256,22 @@ class BatchFolder(Closing):
         self._wanted[item] = number
         self._by_turn.setdefault(self.turn_of(item), []).append(item)
 
-    def _roll(self) -> None:
-        if self._open >= 0:
-            os.fsync(self._open)
-            os.close(self._open)
-        self._number += 1
-        self._size = self._count = 0
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._open = os.open(self.requests_of(self._number), flags, 0o600)
+    @contextmanager
+    def _used(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise BatchFolderError(f"Cannot use the batch folder {self.path}: {error.strerror}.") from error
+
+    def _submission_of(self, number: int) -> Path:
+        return self.path / "submissions" / f"{number:04d}.json"
+
+    def _end_file(self) -> None:
+        """Flush the file that still grows to the disk, and close it. The next request begins another one."""
+        if self._file is not None:
+            self._file.sync()
+            self._file.close()
+            self._file = None
 
     def _take_lock(self) -> None:
         self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -267,13 +285,11 @@ class BatchFolder(Closing):
     def _known(self, given: BatchManifest) -> BatchManifest:
         path = self.path / "batch.json"
         try:
-            there = msgspec.json.decode(read_regular(path, _MOST_BYTES), type=BatchManifest)
+            there = _decoded(path, read_regular(path, _MOST_BYTES), BatchManifest)
         except FileNotFoundError:
             made = msgspec.structs.replace(given, run=secrets.token_hex(4))
             write_whole(path, msgspec.json.encode(made), fsync=True)
             return made
-        except msgspec.MsgspecError as error:
-            raise BatchFolderError(f"{path} is damaged: {error}. Name another folder.") from error
         if msgspec.structs.replace(there, run="") != given:
             raise BatchFolderError(
                 f"The batch folder {self.path} holds requests to {there.model} at {there.address}"
@@ -285,7 +301,7 @@ class BatchFolder(Closing):
     def _read(self) -> None:
         for path in sorted((self.path / "submissions").iterdir()):
             if _NUMBERED.fullmatch(path.name):
-                submission = msgspec.json.decode(read_regular(path, _MOST_BYTES), type=Submission)
+                submission = _decoded(path, read_regular(path, _MOST_BYTES), Submission)
                 self.submissions[submission.number] = submission
         for path in sorted((self.path / "requests").iterdir()):
             if _NUMBERED.fullmatch(path.name):
@@ -305,15 +321,15 @@ class BatchFolder(Closing):
                 if not line.endswith(b"\n"):
                     break
                 whole += len(line)
-                self._note(msgspec.json.decode(line, type=_Named).custom_id, number)
+                self._note(_decoded(path, line, _Named).custom_id, number)
             file.truncate(whole)
         self._number = max(self._number, number)
 
     def _read_replies(self, number: int) -> None:
-        offset = 0
-        with self.replies_of(number).open("rb") as file:
+        offset, path = 0, self.replies_of(number)
+        with path.open("rb") as file:
             for line in file:
-                item = msgspec.json.decode(line, type=_Settled).item
+                item = _decoded(path, line, _Settled).item
                 self._replies[item] = (number, offset, len(line))
                 offset += len(line)
 
@@ -334,9 +350,19 @@ class _Item(Struct, frozen=True):
         return cls(item, turn, int(request), digest, int(attempt))
 
 
+_ItemId = Annotated[str, Meta(pattern=r"^[^-]+-[^-]+-\d{1,9}-[^-]+-\d{1,9}$")]
+
+
 class _Named(Struct):
-    custom_id: str
+    custom_id: _ItemId
 
 
 class _Settled(Struct):
-    item: str
+    item: _ItemId
+
+
+def _decoded(path: Path, written: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(written, type=kind)
+    except (ValueError, RecursionError) as error:
+        raise BatchFolderError(f"{path} is damaged: {error}. Name another folder.") from error

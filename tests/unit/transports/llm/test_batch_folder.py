@@ -1,5 +1,7 @@
 """What a folder of waiting requests keeps, and what a kill at any place leaves in it."""
 
+import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +11,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from grue.errors import MCPError
 from grue.protocol.chat_wire.batch_forms import OpenAIBatches, Result
 from grue.transports.llm.batch_folder import BatchFolder, BatchFolderError, BatchManifest
 
@@ -112,3 +115,43 @@ def test_a_place_that_cannot_be_a_folder_is_named(tmp_path: Path) -> None:
         folder(tmp_path / "file" / "x"),
     ):
         pass
+
+
+@pytest.mark.parametrize("name", ["submissions/0001.json", "requests/0001.jsonl", "replies/0001.jsonl"])
+@pytest.mark.parametrize("content", [b"{\n", b"{}\n", b'{"custom_id":"x"}\n', b'{"item":"\xff"}\n'])
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: bytes) -> None:
+    with folder(tmp_path) as files:
+        settled(files, Result(item=ask(files, 1, 1), status=200))
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(BatchFolderError, match=f"{name} is damaged: .*Name another folder"), folder(tmp_path):
+        pass
+
+
+def test_a_request_is_stored_whole_however_little_is_written_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    with folder(tmp_path) as files, monkeypatch.context() as slow:
+        slow.setattr(os, "write", lambda file, data: write(file, data[:7]))
+        ask(files, 1, 1)
+    line = msgspec.json.decode((tmp_path / "requests" / "0001.jsonl").read_bytes())
+    assert (line["method"], line["body"]) == ("POST", {})
+
+
+def test_a_disk_that_is_full_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_file: int, _data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with folder(tmp_path) as files, monkeypatch.context() as disk:
+        disk.setattr(os, "write", full)
+        with pytest.raises(MCPError, match=r"requests/0001.jsonl: No space left"):
+            ask(files, 1, 1)
+
+
+def test_a_submission_that_cannot_be_recorded_names_the_folder(tmp_path: Path) -> None:
+    with folder(tmp_path) as files:
+        ask(files, 1, 1)
+        (submission,) = files.unsent()
+        (tmp_path / "submissions").rmdir()
+        with pytest.raises(BatchFolderError, match=r"Cannot use the batch folder .*No such file"):
+            files.keep(submission)
