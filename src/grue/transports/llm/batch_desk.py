@@ -85,11 +85,6 @@ class BatchDesk:
         self._form = folder.form
         self._path = FORMATS[folder.manifest.wire].path
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether a batch is under way."""
-        return any(each.state != "settled" for each in self._folder.submissions.values())
-
     async def send(self) -> None:
         """Send all requests on file that were not sent before.
 
@@ -107,7 +102,7 @@ class BatchDesk:
             BatchRefused: The provider cannot be reached for a long time.
         """
         delay_s = self._batching.first_look_s
-        while self.is_waiting:
+        while self._under_way():
             settled = await self.look()
             if settled:
                 return settled
@@ -170,8 +165,8 @@ class BatchDesk:
         """Yield the provider's batches that were made since a time, the newest first."""
         after, name = "", "after" if isinstance(self._form, OpenAIBatches) else "after_id"
         while True:
-            query = f"?limit=100{f'&{name}={after}' if after else ''}"
-            answer = await self._surely(partial(self._endpoint.call, "GET", self._form.path + query))
+            page = {"limit": "100"} | ({name: after} if after else {})
+            answer = await self._surely(partial(self._endpoint.call, "GET", self._form.path, params=page))
             try:
                 found, after = batches_in(self._form, answer.body)
             except (ValueError, TypeError, AttributeError) as error:

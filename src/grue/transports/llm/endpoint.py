@@ -23,7 +23,7 @@ from contextvars import ContextVar
 from random import random
 from types import TracebackType
 from typing import Protocol, Self
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 import anyio
 import anyio.to_thread
@@ -449,20 +449,28 @@ class LlmEndpoint:
         return await exchange(self._open(), self._request("GET", "/models"), patience)
 
     async def call(
-        self, method: str, path: str, *, content: bytes | None = None, upload: Upload | None = None
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        content: bytes | None = None,
+        upload: Upload | None = None,
     ) -> Answered | Fault:
         """Send a request that asks no model, such as one about a batch, and return its answer or the fault.
 
         Args:
             method: The HTTP method.
-            path: The path below the base URL, with a query.
+            path: The path below the base URL.
+            params: The members of the query, beside those of the base URL.
             content: The body, as JSON; `None`: the request has no JSON body.
             upload: A body that comes from a file. The time limit for it is an hour at least.
         """
         retry = self.settings.retry
         if upload is not None:
             retry = msgspec.structs.replace(retry, timeout_s=max(retry.timeout_s, _UPLOAD_TIMEOUT_S))
-        return await exchange(self._open(), self._request(method, path, content, upload), retry)
+        request = self._request(method, path, content, upload, params)
+        return await exchange(self._open(), request, retry)
 
     async def download(self, path: str) -> AsyncIterator[bytes | Fault]:
         """Yield the body of a file piece by piece, of any length; a `Fault`: the body broke off."""
@@ -489,18 +497,22 @@ class LlmEndpoint:
                 yield fault_of(error, retry.timeout_s)
 
     def _request(
-        self, method: str, path: str, content: bytes | None = None, upload: Upload | None = None
+        self,
+        method: str,
+        path: str,
+        content: bytes | None = None,
+        upload: Upload | None = None,
+        params: Mapping[str, str] | None = None,
     ) -> httpx.Request:
         headers = {name: value for name, value in self.headers.items() if name != "Content-Type"}
         if upload is not None:
             headers |= {"Content-Type": upload.content_type, "Content-Length": str(upload.size)}
         elif content is not None:
             headers["Content-Type"] = "application/json"
-        plain, _, query = path.partition("?")
-        url = self._url_of(plain)
+        url = self._url_of(quote(path))  # the path may have an id in it that the provider has chosen
         return httpx.Request(
             method,
-            url.copy_merge_params(dict(each.split("=") for each in query.split("&"))) if query else url,
+            url.copy_merge_params(params) if params else url,
             headers=headers,
             content=content if upload is None else upload.pieces(),
         )

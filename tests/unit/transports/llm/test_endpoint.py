@@ -231,6 +231,27 @@ def test_a_transport_of_ones_own_can_read_the_whole_request() -> None:
     assert anyio.run(post_once, endpoint).body == request_body(endpoint.settings)
 
 
+def test_an_id_that_a_provider_has_chosen_changes_nothing_else_of_the_url() -> None:
+    asked: list[httpx.URL] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url)
+        return httpx.Response(200, json={})
+
+    async def ask() -> None:
+        settings = LlmSettings(base_url="http://127.0.0.1/v1?zone=a", model="m")
+        async with LlmEndpoint(settings, transport=httpx.MockTransport(answer)) as endpoint:
+            await endpoint.call("GET", "/batches/b\u00e9?x#y", params={"after": "a=b&c"})
+            async for _ in endpoint.download("/files/\u00e9?x/content"):
+                pass
+
+    anyio.run(ask)
+    assert [str(url) for url in asked] == [
+        "http://127.0.0.1/v1/batches/b%C3%A9%3Fx%23y?zone=a&after=a%3Db%26c",
+        "http://127.0.0.1/v1/files/%C3%A9%3Fx/content?zone=a",
+    ]
+
+
 def test_connections_live_as_long_as_someone_holds_the_endpoint() -> None:
     async def two_turns(endpoint: LlmEndpoint, *, held: bool) -> None:
         async with contextlib.AsyncExitStack() as stack:
