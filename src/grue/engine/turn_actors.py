@@ -35,7 +35,6 @@ from grue.runtime.processes.process_group import ProcessRegistry
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.tool_sessions.connection import Connect
 from grue.tool_sessions.host_tools import HostCommands, HostFunctions
-from grue.tool_sessions.result_reading import ResultReader
 from grue.tool_sessions.server_specs import McpServer
 
 if TYPE_CHECKING:
@@ -404,6 +403,9 @@ class TurnActors:
         command = self._command
         answers: dict[str, AnswersCall] = {}
         if command.references != "never":
+            # imported here: only a turn whose model asks for it has this actor
+            from grue.tool_sessions.result_reading import ResultReader
+
             reader = ResultReader(self._result_of, command.limits.max_result_chars)
             answers["read_result"] = reader.read_result
         if command.tool_search is not None:
