@@ -12,6 +12,7 @@ from msgspec import Struct
 from grue import messages as m
 from grue.hosting import Envelope
 from grue.protocol.tools import results as tool_results
+from grue.protocol.tools.calls import record_settlement
 
 
 class Words(Struct, frozen=True, kw_only=True):
@@ -61,6 +62,9 @@ class ToolEnded(Struct, frozen=True, kw_only=True):
 
 LoopEvent: TypeAlias = Words | ToolStarted | ToolEnded
 
+_NO_CALL = m.ToolCall(call_id=m.CallId(""), name="", arguments="")
+"""Stands for the call in the record of a settlement, of which only the result and the duration are used."""
+
 
 class EventFeed:
     """Makes events from the pieces of a reply (`words`) and, as an observer of the recorder, from the trace.
@@ -89,16 +93,9 @@ class EventFeed:
             case m.ToolCalled(call_id=call_id, server=server, tool=tool, arguments=arguments):
                 name = self._names[call_id] = f"{server}.{tool}"
                 self._put(ToolStarted(call_id=call_id, name=name, arguments=arguments))
-            case m.ToolReturned(result=result) as body:
-                self._ended(body.call_id, result, body.duration_s)
-            case m.ToolTimedOut(timeout_s=timeout_s) as body:
-                self._ended(body.call_id, tool_results.timed_out(timeout_s), body.duration_s)
-            case m.ServerDied(failure=failure) as body:
-                self._ended(body.call_id, tool_results.call_failed(failure.cause), body.duration_s)
-            case m.ToolSkipped(call_id=call_id, reason=reason, refused=True):
-                self._ended(call_id, tool_results.call_failed(reason))
-            case m.ToolSkipped(call_id=call_id, reason=reason):
-                self._ended(call_id, tool_results.failure(reason))
+            case m.ToolReturned() | m.ToolTimedOut() | m.ServerDied() | m.ToolSkipped() as settlement:
+                record = record_settlement(_NO_CALL, 0, settlement)
+                self._ended(settlement.call_id, record.result, record.duration_s)
             case m.ToolDenied(call_id=call_id, reason=reason):
                 self._ended(call_id, tool_results.failure(f"Tool call denied: {reason}"))
             case m.ToolRejected(call_id=call_id, error=error):

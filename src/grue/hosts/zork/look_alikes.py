@@ -37,13 +37,13 @@ def completion_body(response: object) -> m.JsonObject:
         return plain
     choices = _listed(response, "choices")
     choice = choices[0] if choices else response
-    message = _member(choice, "message") if choices else response
+    message = member(choice, "message") if choices else response
     calls = [_call(call) for call in _listed(message, "tool_calls")]
-    said = {"content": _member(message, "content"), "tool_calls": calls}
+    said = {"content": member(message, "content"), "tool_calls": calls}
     return {
-        "choices": [{"message": said, "finish_reason": _member(choice, "finish_reason")}],
-        "model": _member(response, "model"),
-        "usage": _member(response, "usage"),
+        "choices": [{"message": said, "finish_reason": member(choice, "finish_reason")}],
+        "model": member(response, "model"),
+        "usage": member(response, "usage"),
     }
 
 
@@ -84,17 +84,18 @@ def accepts(function: Callable[..., Any], parameter: str) -> bool:
 
 
 def _call(call: object) -> m.JsonObject:
-    function = _member(call, "function")
-    named = {"name": _member(function, "name"), "arguments": _member(function, "arguments")}
-    return {"id": _member(call, "id"), "function": named}
+    function = member(call, "function")
+    named = {"name": member(function, "name"), "arguments": member(function, "arguments")}
+    return {"id": member(call, "id"), "function": named}
 
 
-def _member(holder: object, name: str) -> Any:
+def member(holder: object, name: str) -> Any:
+    """Return a value of a dict or of an object by its name; `None`: it has none."""
     return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
 
 
 def _listed(holder: object, name: str) -> Sequence[Any]:
-    value = _member(holder, name)
+    value = member(holder, name)
     return value if isinstance(value, list | tuple) else ()
 
 

@@ -30,7 +30,7 @@ from grue.hosting import (
     Note,
     error_for,
 )
-from grue.hosts.zork.look_alikes import own_methods
+from grue.hosts.zork.look_alikes import member, own_methods
 from grue.protocol.json_text import json_object
 from grue.protocol.tools import results as tool_results
 from grue.protocol.tools.names import openai_tool, split_name
@@ -317,11 +317,11 @@ class MCPManager:
 
         Source: R8.1, P33, P36
         """
-        schema = _member(mcp_tool, "inputSchema") or _member(mcp_tool, "input_schema")
+        schema = member(mcp_tool, "inputSchema") or member(mcp_tool, "input_schema")
         definition = m.ToolDefinition(
             server=m.ServerName(server_name),
-            tool=str(_member(mcp_tool, "name")),
-            description=_member(mcp_tool, "description") or "",
+            tool=str(member(mcp_tool, "name")),
+            description=member(mcp_tool, "description") or "",
             input_schema=schema or {},
         )
         return openai_tool(definition)
@@ -365,7 +365,3 @@ TURN_METHODS = own_methods(
 
 def _as_listed(tool: m.ToolDefinition) -> m.JsonObject:
     return {"name": tool.tool, "description": tool.description, "inputSchema": tool.input_schema}
-
-
-def _member(tool: object, name: str) -> Any:
-    return tool.get(name) if isinstance(tool, Mapping) else getattr(tool, name, None)
