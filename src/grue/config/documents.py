@@ -417,11 +417,17 @@ def parse_yaml(text: str, path: Path, *, first_line: int = 1) -> YamlDocument:
 
 
 def _fields(kind: Any, keys: KeyPath) -> tuple[str, ...]:
-    """Return the keys of the table that these keys lead to, in a Struct of Structs."""
-    for key in keys:
-        found = next(field.type for field in msgspec.structs.fields(kind) if field.encode_name == key)
-        kind = next((each for each in (found, *get_args(found)) if hasattr(each, "__struct_fields__")), found)
+    """Return the keys of the table that these keys lead to, in a Struct of Structs, also in lists."""
+    for key in filter(lambda key: isinstance(key, str), keys):
+        kind = _struct_in(next(each.type for each in msgspec.structs.fields(kind) if each.encode_name == key))
     return tuple(field.encode_name for field in msgspec.structs.fields(kind))
+
+
+def _struct_in(declared: Any) -> Any:
+    """Return the Struct in a declared type, such as `A` in `list[A] | None`; `None`: there is no Struct."""
+    if hasattr(declared, "__struct_fields__"):
+        return declared
+    return next(filter(None, map(_struct_in, get_args(declared))), None)
 
 
 class _Reading:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Struct
 from rows import first_of
 
 from grue.config.documents import MAX_YAML_CHARS, parse_yaml, read_yaml
@@ -92,3 +93,24 @@ def test_without_pyyaml_the_command_that_installs_it_is_named(monkeypatch: pytes
 def test_any_text_is_a_document_or_a_configuration_error(text: str) -> None:
     with suppress(MCPConfigError):
         parse_yaml(text, PATH)
+
+
+class Item(Struct, forbid_unknown_fields=True):
+    size: int = 0
+
+
+class Shelf(Struct, forbid_unknown_fields=True):
+    items: list[Item] = []
+    boxes: dict[str, list[Item]] | None = None
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    # msgspec does not say under which name of a mapping a key stands, so that line is the mapping's.
+    [("items:\n- size: 1\n- sise: 2", 3), ("boxes:\n  a:\n  - sise: 2", 1)],
+)
+def test_an_unknown_key_in_a_list_of_tables_is_named_with_its_line(text: str, line: int) -> None:
+    problem = rf"line {line}: unknown key '.*sise'. Did you mean 'size'\?"
+    with pytest.raises(MCPConfigError, match=problem) as refused:
+        parse_yaml(text, Path("shelf.yaml")).convert(Shelf)
+    assert "Known keys: size." in str(refused.value)
