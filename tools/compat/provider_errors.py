@@ -26,10 +26,9 @@ from grue.protocol.chat_wire.wire_format import Reply
 from grue.protocol.retry import RetryPolicy
 from grue.protocol.turn.completion_attempts import (
     AdaptProfile,
-    CompletionWanted,
     ReportRetry,
     RequestFailed,
-    Unsent,
+    Sent,
     attempt_step,
 )
 from grue.transports.llm.exchange import Connection, Connections, Streamed, exchange
@@ -134,7 +133,7 @@ async def _fault_of(row: Row, profile: WireProfile) -> Fault:
 
 
 def _again(fault: Fault, failure: LlmFailure, profile: WireProfile) -> str | float:
-    state, _ = attempt_step(Unsent(ModelSettings(model="m"), RetryPolicy()), CompletionWanted())
+    state = Sent(settings=ModelSettings(model="m"), retry=RetryPolicy())
     _, commands = attempt_step(state, RequestFailed(fault=fault, failure=failure, profile=profile))
     if any(isinstance(command, AdaptProfile) for command in commands):
         return "adapted"

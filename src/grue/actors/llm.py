@@ -35,9 +35,8 @@ from grue.protocol.context.history import History
 from grue.protocol.retry import RetryPolicy
 from grue.protocol.turn.completion_attempts import (
     AdaptProfile,
-    AttemptEvent,
+    AttemptState,
     Breaker,
-    CompletionWanted,
     DropAttachments,
     Finish,
     ReplyRead,
@@ -45,9 +44,9 @@ from grue.protocol.turn.completion_attempts import (
     ReportRetry,
     RequestFailed,
     SendRequest,
+    Sent,
     ShowAgain,
     TakeBackShown,
-    Unsent,
     Wait,
     after_all,
     attempt_step,
@@ -133,11 +132,10 @@ class Asking:
     async def outcome(self) -> Reply | m.LlmFailure:
         """Send the request until it is answered or fails for good. Return the reply, or the failure."""
         settings = self._endpoint.settings
-        state, commands = attempt_step(
-            Unsent(settings, self._retry, self._command.clears), CompletionWanted()
-        )
+        state: AttemptState = Sent(settings=settings, retry=self._retry, clears=self._command.clears)
+        event = await self._exchange(settings)
         while True:
-            event: AttemptEvent = CompletionWanted()
+            state, commands = attempt_step(state, event)
             for command in commands:
                 match command:
                     case SendRequest(settings=limited):
@@ -150,7 +148,6 @@ class Asking:
                         return outcome
                     case _:
                         self._carry_out(command)
-            state, commands = attempt_step(state, event)
 
     def _carry_out(
         self, command: AdaptProfile | DropAttachments | ReportRetry | ReportCut | TakeBackShown | ShowAgain

@@ -1,8 +1,8 @@
 """Decide which requests one completion takes (retries, adaptations, a larger limit): a pure state machine.
 
-The LLM actor and the Zork host's blocking client carry out the commands of `attempt_step`, in order; the
-outcome of `SendRequest` is the next event. `retry.py` has the backoff, `chat_wire/profiles.py`
-what a refusal teaches about the endpoint.
+The LLM actor sends the first request, which begins the state `Sent`, and then carries out the commands of
+`attempt_step`, in order; the outcome of a request is the next event. `retry.py` computes the backoff, and
+`chat_wire/profiles.py` what a refusal shows about the endpoint.
 
 The rules:
 
@@ -23,8 +23,8 @@ The rules:
 - Text that was streamed before a reply failed is taken back before the next request.
 
 ```
-Unsent ──CompletionWanted──▶ Sent ──RequestFailed──▶ Sent (next request) | Ended
-                              └─────ReplyRead──────▶ Ended | Sent (once, with a larger limit)
+Sent ──RequestFailed──▶ Sent (next request) | Ended
+ └─────ReplyRead──────▶ Ended | Sent (once, with a larger limit)
 ```
 
 `LlmSettings.then` names the models that are asked if the first one cannot be. The rules of such a chain:
@@ -67,20 +67,6 @@ _LEAST_OF_LIMIT = 4
 """The limit of a reply is lowered to a fourth of its value at the least."""
 
 
-class Unsent(Struct, frozen=True, gc=False):
-    """No request has been sent.
-
-    Attributes:
-        settings: The model's settings, without any raised limit.
-        retry: The limits and the backoff.
-        clears: The agent answers an overflow by clearing the history, so an overflow is reported at once.
-    """
-
-    settings: ModelSettings
-    retry: RetryPolicy
-    clears: bool = False
-
-
 class CutReply(Struct, frozen=True):
     """A reply that was cut, and whether it was shown while it was streamed."""
 
@@ -94,10 +80,10 @@ class Sent(Struct, frozen=True, kw_only=True, gc=False):
     Attributes:
         settings: The settings that the request was sent with.
         retry: The limits and the backoff.
+        clears: The agent answers an overflow by clearing the history, so an overflow is reported at once.
         attempt: Number of the request, from 1; counted from 1 again after a cut reply.
         failed: The kinds of the failures that used up a retry, in order.
         cut: The reply that this request is to replace; `None` if it replaces none.
-        clears: As in `Unsent`.
         lowered: The limit of the reply has been lowered to what the window has room for.
     """
 
@@ -114,11 +100,7 @@ class Ended(Struct, frozen=True):
     """The completion has its outcome."""
 
 
-AttemptState: TypeAlias = Unsent | Sent | Ended
-
-
-class CompletionWanted(Struct, frozen=True, gc=False):
-    """The completion is to begin."""
+AttemptState: TypeAlias = Sent | Ended
 
 
 class ReplyRead(Struct, frozen=True):
@@ -155,7 +137,7 @@ class RequestFailed(Struct, frozen=True, kw_only=True):
     jitter: float = 0.0
 
 
-AttemptEvent: TypeAlias = CompletionWanted | ReplyRead | RequestFailed
+AttemptEvent: TypeAlias = ReplyRead | RequestFailed
 
 
 class SendRequest(Struct, frozen=True, gc=False):
@@ -239,8 +221,6 @@ def attempt_step(state: AttemptState, event: AttemptEvent) -> AttemptTransition:
         IllegalAttemptEvent: The event cannot happen in this state; the text names both.
     """
     match state, event:
-        case Unsent(settings, retry, clears), CompletionWanted():
-            return Sent(settings=settings, retry=retry, clears=clears), (SendRequest(settings),)
         case Sent(cut=None), ReplyRead(Reply(cut=True)):
             return _after_cut(state, event)
         case Sent(cut=None), ReplyRead(reply):

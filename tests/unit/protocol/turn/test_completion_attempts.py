@@ -20,7 +20,6 @@ from grue.protocol.turn.completion_attempts import (
     AttemptCommand,
     AttemptEvent,
     AttemptState,
-    CompletionWanted,
     CutReply,
     DropAttachments,
     Ended,
@@ -34,7 +33,6 @@ from grue.protocol.turn.completion_attempts import (
     Sent,
     ShowAgain,
     TakeBackShown,
-    Unsent,
     Wait,
     attempt_step,
     smaller_limit,
@@ -92,7 +90,6 @@ LARGE = failed(TOO_LARGE, attachments=True)
 LARGE = replace(LARGE, failure=replace(LARGE.failure, overflow=ContextOverflow()))
 
 ROWS: list[tuple[str, AttemptState, AttemptEvent, AttemptState, tuple[AttemptCommand, ...]]] = [
-    ("the first request", Unsent(ASKED, RETRY), CompletionWanted(), FIRST, (SendRequest(ASKED),)),
     ("a reply", FIRST, read(WHOLE, shown=True), Ended(), (Finish(WHOLE),)),
     (
         "a busy endpoint",
@@ -160,7 +157,6 @@ ROWS: list[tuple[str, AttemptState, AttemptEvent, AttemptState, tuple[AttemptCom
         AGAIN_SECOND,
         (ReportRetry(1, 1.0, failure(BUSY)), Wait(1.0), SendRequest(ENLARGED)),
     ),
-    ("a policy", Unsent(ASKED, RETRY, clears=True), CompletionWanted(), CLEARING, (SendRequest(ASKED),)),
     ("an overflow is reported at once", CLEARING, OVERFLOW, Ended(), (Finish(OVERFLOW.failure),)),
     (
         "a prompt that fits without the limit of the reply",
@@ -241,10 +237,7 @@ ROWS: list[tuple[str, AttemptState, AttemptEvent, AttemptState, tuple[AttemptCom
     ),
 ]
 ILLEGAL: list[tuple[AttemptState, AttemptEvent]] = [
-    (Unsent(ASKED, RETRY), read(WHOLE)),
-    (Unsent(ASKED, RETRY), failed(BUSY)),
-    (FIRST, CompletionWanted()),
-    *((Ended(), event) for event in (CompletionWanted(), read(WHOLE), failed(BUSY))),
+    *((Ended(), event) for event in (read(WHOLE), failed(BUSY))),
 ]
 
 
@@ -283,7 +276,8 @@ class Completion:
         self.profile, self.attachments = SMALL, attachments
         self.sent: list[ModelSettings] = []
         self.showing = False
-        state, commands = attempt_step(Unsent(ASKED, retry), CompletionWanted())
+        state: AttemptState = Sent(settings=ASKED, retry=retry)
+        commands: tuple[AttemptCommand, ...] = (SendRequest(ASKED),)
         while not self._ends(commands):
             outcome, shown = outcomes.pop(0) if outcomes else (REFUSED, False)
             assert not self.showing, "text of a failed reply is still shown"
