@@ -316,23 +316,15 @@ class AnthropicMessages(w.WireFormat):
             tail["stream"] = True
         return w.encode_body(request, "messages", _head(request), _choice(request.choice), tail)
 
-    def decode(
-        self, body: bytes, names: WireNames, *, request: int, used_ids: Collection[str] = ()
-    ) -> w.Reply | Fault:
-        """Read the body of a reply with HTTP status 200.
-
-        Source: R4.2, P11
-        """
-        answer = w.read_object(body)
-        if isinstance(answer, Fault):
-            return answer
+    def read(self, answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply | Fault:
+        """Read the body of a reply."""
         if answer.get("error"):
             return fault_of_error(answer["error"])
         if not isinstance(answer.get("content"), list):
             return fault_in(answer, "no content")
         if len(w.listed(answer["content"])) > w.MAX_CALLS:
             return w.no_completion(f"more than {w.MAX_CALLS} blocks")
-        return _read(answer, w.CallIds(request, used_ids), names)
+        return _read(answer, ids, names)
 
     def assembler(self) -> w.Assembler:
         """Return an assembler for a streamed reply."""

@@ -42,10 +42,6 @@ class ChatCompletions(w.WireFormat):
     marks_results = False
     batches: BatchForm | None = OpenAIBatches()
 
-    def headers(self, key: str) -> dict[str, str]:
-        """Return the header with the key as a bearer token; without a key, no header."""
-        return {"Authorization": f"Bearer {key}"} if key else {}
-
     def encode_items(
         self, items: Sequence[w.WireItem], marked: Collection[int], profile: WireProfile
     ) -> w.EncodedItems:
@@ -80,26 +76,19 @@ class ChatCompletions(w.WireFormat):
             tail |= {"stream": True, "stream_options": {"include_usage": True}}
         return w.encode_body(request, "messages", _head(request), _choice(request.choice), tail)
 
-    def decode(
-        self, body: bytes, names: WireNames, *, request: int, used_ids: Collection[str] = ()
-    ) -> w.Reply | Fault:
-        """Read the body of a reply with HTTP status 200.
+    def read(self, answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply | Fault:
+        """Read the body of a reply.
 
         Tool calls are recognised by their presence and not by `finish_reason`, because some endpoints send
         `stop` with tool calls.
-
-        Source: R4.2, P11
         """
-        answer = w.read_object(body)
-        if isinstance(answer, Fault):
-            return answer
         match answer.get("choices"):
             case [{"error": error}, *_] if error:
                 return fault_of_error(error)
             case [{"message": {"tool_calls": list(calls)}}, *_] if len(calls) > w.MAX_CALLS:
                 return w.no_completion(f"more than {w.MAX_CALLS} tool calls")
             case [dict() as choice, *_] if isinstance(message := choice.get("message"), dict):
-                return _read(answer, choice, message, w.CallIds(request, used_ids), names)
+                return _read(answer, choice, message, ids, names)
             case _:
                 return fault_in(answer, "no choices")
 

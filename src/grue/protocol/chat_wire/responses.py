@@ -355,10 +355,6 @@ class Responses(w.WireFormat):
     marks_results = False
     batches = OpenAIBatches()
 
-    def headers(self, key: str) -> dict[str, str]:
-        """Return the header with the key as a bearer token; without a key, no header."""
-        return {"Authorization": f"Bearer {key}"} if key else {}
-
     def encode_items(
         self, items: Sequence[w.WireItem], marked: Collection[int], profile: WireProfile
     ) -> w.EncodedItems:
@@ -394,16 +390,8 @@ class Responses(w.WireFormat):
             tail["stream"] = True
         return w.encode_body(request, "input", _head(request), _choice(request.choice), tail)
 
-    def decode(
-        self, body: bytes, names: WireNames, *, request: int, used_ids: Collection[str] = ()
-    ) -> w.Reply | Fault:
-        """Read the body of a reply with HTTP status 200.
-
-        Source: R4.2, P11
-        """
-        answer = w.read_object(body)
-        if isinstance(answer, Fault):
-            return answer
+    def read(self, answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply | Fault:
+        """Read the body of a reply."""
         if answer.get("error"):
             return fault_of_error(answer["error"])
         if not isinstance(answer.get("output"), list):
@@ -412,7 +400,7 @@ class Responses(w.WireFormat):
             return w.no_completion(f"more than {w.MAX_CALLS} items")
         if answer.get("status") in ("failed", "cancelled"):
             return fault_of_error({"message": f"the response is {answer['status']}"})
-        return _read(answer, w.CallIds(request, used_ids), names)
+        return _read(answer, ids, names)
 
     def assembler(self) -> w.Assembler:
         """Return an assembler for a streamed reply."""

@@ -544,8 +544,8 @@ class WireFormat(Protocol):
     """The form in which providers of this format take batches; `None`: they take none."""
 
     def headers(self, key: str) -> dict[str, str]:
-        """Return the header with the key, and the other headers that the format needs."""
-        ...
+        """Return the header with the key, if there is one, and the other headers that the format needs."""
+        return {"Authorization": f"Bearer {key}"} if key else {}
 
     def encode_items(
         self, items: Sequence[WireItem], marked: Collection[int], profile: WireProfile
@@ -592,6 +592,11 @@ class WireFormat(Protocol):
 
         Source: R4.2, P11
         """
+        answer = read_object(body)
+        return answer if isinstance(answer, Fault) else self.read(answer, CallIds(request, used_ids), names)
+
+    def read(self, answer: m.JsonObject, ids: CallIds, names: WireNames) -> Reply | Fault:
+        """Read the JSON object in the body of a reply; it may have any members."""
         ...
 
     def assembler(self) -> Assembler:
