@@ -162,7 +162,7 @@ def step(state: TurnState, event: m.TurnEvent) -> Transition:
         ) if event.server in starting:
             return called_first(state, event)  # 12
         case s.AwaitingTools(turn=turn), m.ToolsChanged(server=server, tools=tools) if server in turn.open:
-            return replace(state, turn=turn.relist(server, tools)), ()
+            return replace(state, turn=turn.relist({server: tools})), ()
         case s.AwaitingReconnect(server=server), m.SessionClosed() if event.server == server:
             return reopen(state)  # 4
         case s.AwaitingVerdict(turn=turn), m.AnswerAccepted(answer=answer):

@@ -7,19 +7,13 @@ and these functions make commands of that. The other parts of the machine call t
 from collections.abc import Collection, Mapping
 from typing import Literal, TypeVar
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages as m
-from grue.policies import (
-    ContextItem,
-    ContextOverflow,
-    ContextPolicy,
-    ForceReason,
-    ToolSearch,
-)
+from grue.policies import ContextItem, ContextOverflow, ContextPolicy, ForceReason, ToolSearch
 from grue.protocol.context.fit import (
     ContextLedger,
+    Fit,
     StubFor,
     clear,
     cut_last,
@@ -45,20 +39,20 @@ def ask(turn: Turn, phase: Phase, new: tuple[m.ConversationItem, ...], notes: Co
     doubles: Commands = ()
     if phase == "loop":
         tools, doubles = without_doubles(turn.tools)
-        turn = searching(replace(turn, tools=tools))
+        turn = _searching(replace(turn, tools=tools))
     if turn.ledger is None:
         return _send(turn, phase, new, (*notes, *doubles))
-    return _send_fitted(turn, phase, new, (*notes, *doubles), may_summarise=may_summarise(turn))
+    return _send_fitted(turn, phase, new, (*notes, *doubles), may_summarise=_may_summarise(turn))
 
 
 def _send_fitted(
     turn: Turn, phase: Phase, new: tuple[m.ConversationItem, ...], notes: Commands, *, may_summarise: bool
 ) -> Transition:
-    fitted = make_room(turn, new, may_summarise=may_summarise)
+    turn, fitted = _make_room(turn, new, may_summarise=may_summarise)
     notes = (*notes, *_rewrite(turn, fitted.cleared, "window"))
     if fitted.summarise:
-        return _ask_for_summary(fitted.turn, phase, new, notes)
-    return _send(said(fitted.turn, fitted.new), phase, fitted.new, notes)
+        return _ask_for_summary(turn, phase, new, notes)
+    return _send(_said(turn, fitted.new), phase, fitted.new, notes)
 
 
 def _send(turn: Turn, phase: Phase, new: tuple[m.ConversationItem, ...], notes: Commands) -> Transition:
@@ -73,12 +67,9 @@ def _mode(turn: Turn, phase: Phase) -> tuple[Turn, m.OfferTools | m.RequireAnswe
     """Return the mode of a request: requiring an answer, or offering tools (listed if they have changed)."""
     if phase != "loop":
         return turn, m.RequireAnswer(turn.run.answer)
-    mode = m.OfferTools(turn.offered if turn.relisted else None, _stated(turn))
+    stated = turn.run.answer if turn.run.states_answer else None
+    mode = m.OfferTools(turn.offered if turn.relisted else None, stated)
     return replace(turn, relisted=False), mode
-
-
-def _stated(turn: Turn) -> m.AnswerSchema | None:
-    return turn.run.answer if turn.run.states_answer else None
 
 
 def _request(
@@ -111,7 +102,7 @@ def _ask_for_summary(
     turn: Turn, phase: Phase, new: tuple[m.ConversationItem, ...], notes: Commands
 ) -> Transition:
     turn = replace(turn, requests=turn.requests + 1, summaries=turn.summaries + 1)
-    request = _request(turn, (summary_request(turn),), m.RequireAnswer(), aside=True)
+    request = _request(turn, (_summary_request(turn),), m.RequireAnswer(), aside=True)
     return AwaitingSummary(turn, phase, new), (*notes, request)
 
 
@@ -125,7 +116,7 @@ def summarised(state: AwaitingSummary, event: m.CompletionReceived | m.Completio
     turn = turn.count(event.usage)
     stopped = isinstance(event, m.CompletionReceived) and event.stopped
     if isinstance(event, m.CompletionReceived) and not stopped and event.content and event.content.strip():
-        turn, change = with_summary(turn, event.content)
+        turn, change = _with_summary(turn, event.content)
         notes = _rewrite(turn, change, "window")
     else:
         reason = event.failure.message if isinstance(event, m.CompletionFailed) else "the reply has no text"
@@ -139,7 +130,7 @@ def refused(state: AwaitingCompletion, event: m.CompletionFailed) -> Transition:
     turn, overflow = state.turn.count(event.usage), event.failure.overflow
     changes: tuple[m.Cleared | m.Shortened, ...] = ()
     if turn.ledger is not None and overflow is not None and not (turn.overflowed or turn.budget_spent):
-        turn, changes = after_overflow(turn, overflow)
+        turn, changes = _after_overflow(turn, overflow)
     if not changes:
         return fail(turn, event.failure)
     turn, mode = _mode(replace(turn, overflowed=True, requests=turn.requests + 1), state.phase)
@@ -166,15 +157,6 @@ _MOST_WORDS = 2000
 
 _WINDOW = 128_000
 """The context window that is assumed where none is known."""
-
-
-class Fitted(Struct, frozen=True, kw_only=True):
-    """A turn whose next request fits into the window, and the changes for that; see `context.fit.Fit`."""
-
-    turn: Turn
-    new: tuple[m.ConversationItem, ...]
-    cleared: m.Cleared | None = None
-    summarise: bool = False
 
 
 def begun(run: m.RunTurn) -> Turn:
@@ -208,7 +190,7 @@ def heard(turn: Turn, reply: m.CompletionReceived) -> Turn:
     return replace(turn, ledger=ledger.reply(reply.content, reply.tool_calls, output))
 
 
-def searching(turn: Turn) -> Turn:
+def _searching(turn: Turn) -> Turn:
     """Return the turn unchanged, or offering a search from now on if it has too many tools."""
     search = turn.run.tool_search
     if search is None or turn.searching or not _are_many(turn, search):
@@ -223,14 +205,14 @@ def _are_many(turn: Turn, search: ToolSearch) -> bool:
     return ledger.offer(turn.tools).tools.tokens > search.above * (turn.window or _WINDOW)
 
 
-def make_room(turn: Turn, new: tuple[m.ConversationItem, ...], *, may_summarise: bool) -> Fitted:
-    """Fit a request that adds `new` into the window."""
+def _make_room(turn: Turn, new: tuple[m.ConversationItem, ...], *, may_summarise: bool) -> tuple[Turn, Fit]:
+    """Fit a request that adds `new` into the window; return the turn with the sizes after that."""
     policy, ledger = _kept(turn)
     if turn.relisted:
         ledger = ledger.offer(turn.offered)
     turn = replace(turn, ledger=ledger)
     if turn.window is None:
-        return Fitted(turn=turn, new=new)
+        return turn, Fit(ledger=ledger, new=new)
     room = room_in(policy, turn.window)
     named = _named(turn, new)
     found = fit(ledger, new, room, _stubs(turn), named, may_summarise=may_summarise)
@@ -239,21 +221,15 @@ def make_room(turn: Turn, new: tuple[m.ConversationItem, ...], *, may_summarise:
     cut = {item.call_id for whole, item in pairs if isinstance(item, m.ToolMessage) and item != whole}
     if turn.run.references != "never" and (cut or (found.cleared is not None and found.cleared.results)):
         turn = turn.referring()
-    return Fitted(
-        turn=turn,
-        new=tuple(_with_handle(turn, item, cut, named) for item in found.new),
-        cleared=found.cleared,
-        summarise=found.summarise,
-    )
+    return turn, replace(found, new=tuple(_with_handle(turn, item, cut, named) for item in found.new))
 
 
-def may_summarise(turn: Turn) -> bool:
-    """Return whether a summary may be asked for; one request is kept back for the answer."""
+def _may_summarise(turn: Turn) -> bool:
     policy, _ = _kept(turn)
     return turn.summaries < policy.max_summaries and not turn.budget_reached
 
 
-def said(turn: Turn, new: tuple[m.ConversationItem, ...]) -> Turn:
+def _said(turn: Turn, new: tuple[m.ConversationItem, ...]) -> Turn:
     """Add the sizes of the messages of a request to the ledger."""
     _, ledger = _kept(turn)
     last = tuple(item for item in new if isinstance(item, m.ToolMessage))
@@ -262,14 +238,13 @@ def said(turn: Turn, new: tuple[m.ConversationItem, ...]) -> Turn:
     return replace(turn, ledger=ledger.say(stays, _named(turn, new)), last=last)
 
 
-def summary_request(turn: Turn) -> m.UserText:
-    """Return the text that asks for a summary."""
+def _summary_request(turn: Turn) -> m.UserText:
     policy, _ = _kept(turn)
     words = int((turn.window or 0) / _SUMMARY_SHARE * _WORDS_PER_TOKEN)
     return m.UserText(policy.summary_request.replace("{words}", str(min(words, _MOST_WORDS))))
 
 
-def with_summary(turn: Turn, summary: str) -> tuple[Turn, m.Summarised]:
+def _with_summary(turn: Turn, summary: str) -> tuple[Turn, m.Summarised]:
     """Put a summary in the place of everything but the first entry and the last reply.
 
     If the turn continues a conversation and a request has sent its user text, the summary would take the
@@ -284,7 +259,9 @@ def with_summary(turn: Turn, summary: str) -> tuple[Turn, m.Summarised]:
     return replace(turn, ledger=ledger), m.Summarised(tuple(items))
 
 
-def after_overflow(turn: Turn, overflow: ContextOverflow) -> tuple[Turn, tuple[m.Cleared | m.Shortened, ...]]:
+def _after_overflow(
+    turn: Turn, overflow: ContextOverflow
+) -> tuple[Turn, tuple[m.Cleared | m.Shortened, ...]]:
     """Clear what can be cleared after an endpoint has refused a request as too long.
 
     If that is not enough, the oldest exchanges are left out. A summary of them cannot be asked for, because
@@ -340,10 +317,10 @@ def _has_handle(turn: Turn, tool: str) -> bool:
     return turn.run.references != "never" and tool != READ_RESULT.name
 
 
-Said = TypeVar("Said", bound=m.ConversationItem)
+Item = TypeVar("Item", bound=m.ConversationItem)
 
 
-def _with_handle(turn: Turn, item: Said, cut: Collection[m.CallId], named: Mapping[str, str]) -> Said:
+def _with_handle(turn: Turn, item: Item, cut: Collection[m.CallId], named: Mapping[str, str]) -> Item:
     """Return a result with its handle named again, because the part that was cut out may have named it."""
     if not isinstance(item, m.ToolMessage) or item.call_id not in cut:
         return item

@@ -146,7 +146,5 @@ def forked(state: LiveState, event: m.TurnForked) -> TurnState:
     turn, run = state.turn, state.turn.run
     run = replace(run, limits=event.limits or run.limits, policy=event.policy or run.policy)
     turn = replace(turn, run=run)
-    for server, tools in event.listings.items():
-        if server in turn.open:
-            turn = turn.relist(server, tools)
-    return replace(state, turn=turn)
+    listings = {server: tools for server, tools in event.listings.items() if server in turn.open}
+    return replace(state, turn=turn.relist(listings) if listings else turn)

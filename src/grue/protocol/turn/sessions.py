@@ -226,10 +226,8 @@ def _ask_early(state: s.AwaitingSessions) -> Transition:
     turn, presumed = state.turn, state.presumed
     if presumed is None or state.asking or not state.pending or not _may_ask(turn):
         return state, ()
-    offering = turn
-    for listing in presumed.listings:
-        if listing.server in state.pending:
-            offering = offering.relist(listing.server, listing.tools)
+    listings = {each.server: each.tools for each in presumed.listings if each.server in state.pending}
+    offering = turn.relist(listings) if listings else turn
     if not offering.lists:
         return state, ()
     asked, commands = ask(offering, "loop", state.new)

@@ -174,15 +174,11 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         """Whether a server has listed a tool; built-in tools do not count."""
         return not all(map(is_built_in, self.tools))
 
-    def relist(self, server: m.ServerName, listed: tuple[m.ToolDefinition, ...]) -> "Turn":
-        """Replace the tools that the server listed before with `listed`, and keep the order of the servers.
+    def relist(self, listings: Mapping[m.ServerName, tuple[m.ToolDefinition, ...]]) -> "Turn":
+        """Replace the tools that these servers listed before, and keep the order of the servers.
 
         The order matters for repeatability: a turn offers the same list whichever server boots first.
         """
-        return self.relist_all({server: listed})
-
-    def relist_all(self, listings: Mapping[m.ServerName, tuple[m.ToolDefinition, ...]]) -> "Turn":
-        """Do for several servers at once what `relist` does for one."""
         order = {name: position for position, name in enumerate((*self.run.servers, SERVER))}
         others = tuple(tool for tool in self.tools if tool.server not in listings)
         wanted = self.run.tools

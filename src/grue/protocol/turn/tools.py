@@ -642,7 +642,7 @@ def open_session(run: m.RunTurn, server: m.ServerName) -> m.OpenSession:
 def with_unstarted(turn: Turn) -> Turn:
     """Return the turn with the tools of the servers that start when they are called."""
     offered = {listing.server: listing.tools for listing in turn.run.when_called}
-    return replace(turn.relist_all(offered), unstarted=tuple(offered)) if offered else turn
+    return replace(turn.relist(offered), unstarted=tuple(offered)) if offered else turn
 
 
 def servers_at_start(turn: Turn) -> tuple[m.ServerName, ...]:
@@ -652,7 +652,7 @@ def servers_at_start(turn: Turn) -> tuple[m.ServerName, ...]:
 
 def with_tools_of(turn: Turn, event: m.SessionOpened) -> Turn:
     """Return the turn with a session that has opened, and its tools."""
-    turn = turn.relist(event.server, event.tools)
+    turn = turn.relist({event.server: event.tools})
     turn = replace(turn, open=(*turn.open, event.server))
     if event.serves_unlisted:
         turn = replace(turn, serving_unlisted=(*turn.serving_unlisted, event.server))
@@ -661,7 +661,7 @@ def with_tools_of(turn: Turn, event: m.SessionOpened) -> Turn:
 
 def without_tools_of(turn: Turn, event: m.McpDisabled) -> Turn:
     """Return the turn without the tools of a server that was given up."""
-    turn = turn.relist(event.server, ())
+    turn = turn.relist({event.server: ()})
     missing = f"no tools from '{event.server}': {event.why}"
     return replace(
         turn,
