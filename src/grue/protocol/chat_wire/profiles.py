@@ -575,12 +575,8 @@ def supports_tool_calling(
 
     Source: R12, P13
     """
-    if config is not None and config.mcp_force_tool_support:
-        return True
-    if endpoint_says is not None:
-        return endpoint_says
-    rule = rule_for(model)
-    return rule is None or rule.supported
+    forced = config is not None and config.mcp_force_tool_support
+    return checked_support(model, "", forced=forced, endpoint_says=endpoint_says).supported
 
 
 def checked_support(

@@ -37,7 +37,7 @@ from grue.protocol.json_text import MAX_CHARS
 from grue.protocol.tools import results as tool_results
 from grue.protocol.tools.built_in import READ_RESULT
 from grue.protocol.tools.names import read_arguments, split_name, split_unlisted
-from grue.protocol.tools.policy import CallTerms, definition_digest
+from grue.protocol.tools.policy import Terms, definition_digest
 from grue.protocol.tools.results import MediaRoom
 
 _LONGEST_NAME = 200
@@ -49,11 +49,11 @@ _ALIKE = 0.8
 _NONE_MISSING: Mapping[m.ServerName, str] = {}
 
 
-class Rejected(Struct, frozen=True):
-    """A call that is answered without asking a server; the model reads `error`."""
+class Unmade(Struct, frozen=True):
+    """A call that is answered without asking a server; the model reads the reason."""
 
     call: m.ToolCall
-    error: str
+    reason: str
 
 
 class ValidCall(Struct, frozen=True):
@@ -176,7 +176,7 @@ def read_calls(
     *,
     offered: Iterable[m.ToolDefinition] | None = None,
     missing: Mapping[m.ServerName, str] = _NONE_MISSING,
-) -> tuple[tuple[ValidCall, ...], tuple[Rejected, ...]]:
+) -> tuple[tuple[ValidCall, ...], tuple[Unmade, ...]]:
     """Return the valid calls in order, and the calls with an unknown tool or with unreadable arguments.
 
     Args:
@@ -191,7 +191,7 @@ def read_calls(
     listed = {tool.name: tool for tool in tools}
     known = ", ".join(listed if offered is None else dict.fromkeys(tool.name for tool in offered))
     valid: list[ValidCall] = []
-    rejected: list[Rejected] = []
+    rejected: list[Unmade] = []
     room = MAX_CHARS
     for call in calls:
         tool = tool_of(call.name, listed, serving_unlisted)
@@ -199,12 +199,12 @@ def read_calls(
             error = f"{_unknown(call.name)}{tool_results.why_unknown(call.name, missing)}"
             error += f". Available tools: {known}"
             error += _meant(call.name, listed) if len(rejected) < _MOST_GUESSED else ""
-            rejected.append(Rejected(call, error))
+            rejected.append(Unmade(call, error))
             continue
         arguments = read_arguments(call.arguments, room)
         room -= len(call.arguments)
         if isinstance(arguments, str):
-            rejected.append(Rejected(call, f"Tool call failed: {arguments}"))
+            rejected.append(Unmade(call, f"Tool call failed: {arguments}"))
             continue
         valid.append(ValidCall(call, tool, arguments))
     return tuple(valid), tuple(rejected)
@@ -230,7 +230,7 @@ def _unknown(name: str) -> str:
     return f"Unknown MCP tool: {name}"
 
 
-def runs_of(calls: Iterable[tuple[ValidCall, CallTerms]], *, bind: bool = False) -> tuple[Run, ...]:
+def runs_of(calls: Iterable[tuple[ValidCall, Terms]], *, bind: bool = False) -> tuple[Run, ...]:
     """Group consecutive calls to one server; a call that may run in parallel is a run of its own.
 
     Args:
@@ -307,29 +307,29 @@ def _record_settlement(call: m.ToolCall, iteration: int, event: m.Settlement) ->
 
 
 def reject(
-    rejected: tuple[Rejected, ...], iteration: int, batch: m.BatchId
+    rejected: tuple[Unmade, ...], iteration: int, batch: m.BatchId
 ) -> tuple[tuple[m.ToolRejected, ...], tuple[m.ToolCallRecord, ...]]:
-    """Return the notes and records of rejected calls; each has its own error text."""
+    """Return the notes and records of rejected calls, each with the error that the model reads."""
     notes = tuple(
-        m.ToolRejected(batch=batch, call_id=item.call.call_id, name=item.call.name, error=item.error)
+        m.ToolRejected(batch=batch, call_id=item.call.call_id, name=item.call.name, error=item.reason)
         for item in rejected
     )
     return notes, tuple(
-        record(item.call, iteration, "rejected", tool_results.failure(item.error)) for item in rejected
+        record(item.call, iteration, "rejected", tool_results.failure(item.reason)) for item in rejected
     )
 
 
 def deny(
-    denied: tuple[tuple[m.ToolCall, str], ...], iteration: int, batch: m.BatchId
+    denied: tuple[Unmade, ...], iteration: int, batch: m.BatchId
 ) -> tuple[tuple[m.ToolDenied, ...], tuple[m.ToolCallRecord, ...]]:
     """Return the notes and records of denied calls, each with the reason that the model reads."""
     notes = tuple(
-        m.ToolDenied(batch=batch, call_id=call.call_id, name=call.name, reason=reason)
-        for call, reason in denied
+        m.ToolDenied(batch=batch, call_id=item.call.call_id, name=item.call.name, reason=item.reason)
+        for item in denied
     )
     return notes, tuple(
-        record(call, iteration, "denied", tool_results.failure(f"Tool call denied: {reason}"))
-        for call, reason in denied
+        record(item.call, iteration, "denied", tool_results.failure(f"Tool call denied: {item.reason}"))
+        for item in denied
     )
 
 

@@ -51,8 +51,8 @@ class ToolHints(Struct, frozen=True, kw_only=True):
     open_world: bool = True
 
 
-class ToolTerms(Struct, frozen=True, kw_only=True):
-    """The terms of a policy for one tool.
+class Terms(Struct, frozen=True, kw_only=True):
+    """The terms of a policy for one tool, or for one call of it.
 
     Attributes:
         verdict: What happens to a call.
@@ -65,15 +65,6 @@ class ToolTerms(Struct, frozen=True, kw_only=True):
     verdict: Verdict = "allow"
     reason: str = ""
     max_calls: int | None = None
-    parallel: bool = False
-    read_only: bool = False
-
-
-class CallTerms(Struct, frozen=True, kw_only=True):
-    """The terms of a policy for one call of a reply; the fields are as in `ToolTerms`."""
-
-    verdict: Verdict = "allow"
-    reason: str = ""
     parallel: bool = False
     read_only: bool = False
 
@@ -97,10 +88,10 @@ def hints_of(annotations: ToolAnnotations | None) -> ToolHints:
     )
 
 
-def terms_of(policy: ToolPolicy, tool: m.ToolDefinition) -> ToolTerms:
+def terms_of(policy: ToolPolicy, tool: m.ToolDefinition) -> Terms:
     """Return the verdict of `policy` on a tool. A built-in tool is always allowed: it has no effect."""
     if is_built_in(tool):
-        return ToolTerms()
+        return Terms()
     declared = _terms(policy, tool, hints_of(tool.annotations))
     if tool.annotations is None or tool.trusted or tool.server in policy.trusted:
         return declared
@@ -109,7 +100,7 @@ def terms_of(policy: ToolPolicy, tool: m.ToolDefinition) -> ToolTerms:
 
 def judge(
     policy: ToolPolicy, tools: Iterable[m.ToolDefinition], used: Mapping[str, int]
-) -> tuple[tuple[CallTerms, ...], dict[str, int]]:
+) -> tuple[tuple[Terms, ...], dict[str, int]]:
     """Judge all calls of a reply.
 
     Args:
@@ -121,8 +112,8 @@ def judge(
         What the policy says about each call, and `used` with these calls added. Denied calls do not count.
     """
     counts = dict(used)
-    known: dict[str, ToolTerms] = {}
-    judged: list[CallTerms] = []
+    known: dict[str, Terms] = {}
+    judged: list[Terms] = []
     for tool in tools:
         name = tool.name
         terms = known.get(name)
@@ -203,17 +194,17 @@ def _fault(rule: ToolRule) -> str:
     return ""
 
 
-def _terms(policy: ToolPolicy, tool: m.ToolDefinition, hints: ToolHints) -> ToolTerms:
+def _terms(policy: ToolPolicy, tool: m.ToolDefinition, hints: ToolHints) -> Terms:
     for rule in policy.rules:
         if _matches(rule, tool, hints):
-            return ToolTerms(
+            return Terms(
                 verdict=rule.verdict,
                 reason=rule.reason,
                 max_calls=rule.max_calls,
                 parallel=rule.parallel and hints.read_only,
                 read_only=hints.read_only,
             )
-    return ToolTerms(read_only=hints.read_only)
+    return Terms(read_only=hints.read_only)
 
 
 def _matches(rule: ToolRule, tool: m.ToolDefinition, hints: ToolHints) -> bool:
@@ -248,12 +239,12 @@ def unmatched_patterns(patterns: Iterable[str], names: Iterable[str]) -> tuple[s
     )
 
 
-def _stricter(one: ToolTerms, other: ToolTerms) -> ToolTerms:
+def _stricter(one: Terms, other: Terms) -> Terms:
     verdict, reason = max(
         ((terms.verdict, terms.reason) for terms in (one, other)), key=lambda pair: _STRICTNESS[pair[0]]
     )
     limits = [terms.max_calls for terms in (one, other) if terms.max_calls is not None]
-    return ToolTerms(
+    return Terms(
         verdict=verdict,
         reason=reason,
         max_calls=min(limits, default=None),
@@ -262,14 +253,12 @@ def _stricter(one: ToolTerms, other: ToolTerms) -> ToolTerms:
     )
 
 
-def _judge_call(terms: ToolTerms, calls: int) -> CallTerms:
+def _judge_call(terms: Terms, calls: int) -> Terms:
     if terms.verdict == "deny":
-        return CallTerms(verdict="deny", reason=terms.reason or NOT_ALLOWED)
+        return Terms(verdict="deny", reason=terms.reason or NOT_ALLOWED)
     if terms.max_calls is not None and calls >= terms.max_calls:
-        return CallTerms(verdict="deny", reason=LIMIT_REACHED.format(most=terms.max_calls))
-    return CallTerms(
-        verdict=terms.verdict, reason=terms.reason, parallel=terms.parallel, read_only=terms.read_only
-    )
+        return Terms(verdict="deny", reason=LIMIT_REACHED.format(most=terms.max_calls))
+    return terms
 
 
 DENIED_BY_PERSON = "the user does not allow it"
@@ -390,10 +379,11 @@ def read_decisions(given: Iterable[object]) -> tuple[ApprovalDecision, ...]:
     Raises:
         TypeError: One of them is not a decision.
     """
-    decisions = tuple(given)
-    wrong = next((each for each in decisions if not isinstance(each, ApprovalDecision)), None)
-    if wrong is not None or any(each is None for each in decisions):
-        raise TypeError(f"approve returned {wrong!r}; it should return decisions, True or False")
-    found = (each for each in decisions if isinstance(each, ApprovalDecision))
-    texts = ("call_id", "name", "arguments_digest", "definition_digest")
-    return tuple(sound(each) for each in found if all(isinstance(getattr(each, text), str) for text in texts))
+    decisions: list[ApprovalDecision] = []
+    for each in given:
+        if not isinstance(each, ApprovalDecision):
+            raise TypeError(f"approve returned {each!r}; it should return decisions, True or False")
+        texts = (each.call_id, each.name, each.arguments_digest, each.definition_digest)
+        if all(isinstance(text, str) for text in texts):
+            decisions.append(sound(each))
+    return tuple(decisions)

@@ -19,7 +19,7 @@ from grue.protocol.context.fit import ContextLedger
 from grue.protocol.tools.built_in import CALL_TOOL, READ_RESULT, find_tools, named_call, with_tool
 from grue.protocol.tools.calls import Run, ValidCall, tool_messages, tool_of
 from grue.protocol.tools.names import SERVER, is_built_in
-from grue.protocol.tools.policy import CallTerms, matches_any
+from grue.protocol.tools.policy import Terms, matches_any
 from grue.protocol.tools.results import MediaRoom, is_referred
 
 T = TypeVar("T")
@@ -323,7 +323,7 @@ class JudgedCall(Struct, frozen=True):
     """A valid call, and what the policy says about it."""
 
     valid: ValidCall
-    terms: CallTerms
+    terms: Terms
 
 
 CallNote: TypeAlias = m.ToolRejected | m.ToolDenied | m.ToolSkipped

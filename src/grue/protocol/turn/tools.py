@@ -34,15 +34,14 @@ model is offered until then. The rules for these servers:
 from collections.abc import Iterable, Mapping
 from itertools import islice, takewhile
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages as m
 from grue.policies import ApprovalDecision, ApprovalQuestion
 from grue.protocol.tools import results as tool_results
 from grue.protocol.tools.calls import (
-    Rejected,
     Run,
+    Unmade,
     ValidCall,
     definitions_of,
     deny,
@@ -54,7 +53,7 @@ from grue.protocol.tools.calls import (
     skip,
     without_doubles,
 )
-from grue.protocol.tools.policy import CallTerms, Decisions, definition_digest, judge, judged, question_about
+from grue.protocol.tools.policy import Decisions, Terms, definition_digest, judge, judged, question_about
 from grue.protocol.tools.policy import settled as settled_decisions
 from grue.protocol.tools.results import NOT_AS_DECIDED
 from grue.protocol.turn import states as s
@@ -285,11 +284,6 @@ TOO_LATE = "it came after the question was closed"
 _NO_DEFINITIONS: Mapping[str, str] = {}
 
 
-class _Denied(Struct, frozen=True):
-    call: m.ToolCall
-    reason: str
-
-
 def call(
     turn: Turn,
     calls: tuple[m.ToolCall, ...],
@@ -322,7 +316,7 @@ def call(
     }
     judged = tuple(each for each in judged if each.valid.call.call_id not in outdated)
     error = f"Tool call failed: {NOT_AS_DECIDED}"
-    rejected = (*rejected, *(Rejected(each, error) for each in outdated.values()))
+    rejected = (*rejected, *(Unmade(each, error) for each in outdated.values()))
     rejections, rejected_records = reject(rejected, turn.iterations, m.BatchId(turn.batches + 1))
     answered = (*settled, *rejected_records)
     every = {call.call_id: call for call in calls}
@@ -364,7 +358,9 @@ def _is_outdated(each: s.JudgedCall, definitions: Mapping[str, str]) -> bool:
 def _denials(
     turn: Turn, judged: tuple[s.JudgedCall, ...]
 ) -> tuple[tuple[m.ToolDenied, ...], tuple[m.ToolCallRecord, ...]]:
-    refused = tuple((each.valid.call, each.terms.reason) for each in judged if each.terms.verdict == "deny")
+    refused = tuple(
+        Unmade(each.valid.call, each.terms.reason) for each in judged if each.terms.verdict == "deny"
+    )
     return deny(refused, turn.iterations, m.BatchId(turn.batches + 1))
 
 
@@ -429,7 +425,7 @@ def _questions(turn: Turn, reply: s.JudgedReply) -> tuple[ApprovalQuestion, ...]
 def _judged(turn: Turn, valid: tuple[ValidCall, ...]) -> tuple[Turn, tuple[s.JudgedCall, ...]]:
     policy = turn.run.tool_policy
     if not policy.rules:
-        return turn, tuple(s.JudgedCall(each, CallTerms()) for each in valid)
+        return turn, tuple(s.JudgedCall(each, Terms()) for each in valid)
     terms, used = judge(policy, (each.tool for each in valid), turn.used)
     return replace(turn, used=used), tuple(map(s.JudgedCall, valid, terms))
 
@@ -438,9 +434,7 @@ def _under_way(
     calls: tuple[m.ToolCall, ...], tasks: Mapping[m.CallId, m.OpenTask]
 ) -> tuple[s.JudgedCall, ...]:
     return tuple(
-        s.JudgedCall(open_call(call, tasks[call.call_id]), CallTerms())
-        for call in calls
-        if call.call_id in tasks
+        s.JudgedCall(open_call(call, tasks[call.call_id]), Terms()) for call in calls if call.call_id in tasks
     )
 
 
@@ -467,13 +461,13 @@ def _send(
 ) -> Transition:
     """Answer the calls that were denied, and have the others made."""
     approved: list[s.JudgedCall] = []
-    denied: list[tuple[m.ToolCall, str]] = []
+    denied: list[Unmade] = []
     changed = _changed_before(turn.open_tasks)
     for each in reply.open:
         made_call = each.valid.call
         outcome = _decided(each, decisions.get(made_call.call_id))
-        if isinstance(outcome, _Denied):
-            denied.append((outcome.call, outcome.reason))
+        if isinstance(outcome, Unmade):
+            denied.append(outcome)
             continue
         approved.append(outcome)
         if outcome is not each:
@@ -484,12 +478,12 @@ def _send(
     return start_calls(turn, reply, changed, (*notes, *at_once))
 
 
-def _decided(each: s.JudgedCall, decision: ApprovalDecision | None) -> s.JudgedCall | _Denied:
+def _decided(each: s.JudgedCall, decision: ApprovalDecision | None) -> s.JudgedCall | Unmade:
     if decision is None:  # nobody was asked about this call
         return each
     found = judged(decision)
     if found.denied:
-        return _Denied(each.valid.call, found.denied)
+        return Unmade(each.valid.call, found.denied)
     if found.changed is None:
         return each
     return replace(each, valid=replace(each.valid, arguments=found.changed))

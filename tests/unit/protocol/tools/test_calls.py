@@ -25,7 +25,7 @@ TOOLS = (tool("a.look"), tool("a.read.file"), tool("b.look"))
 def rejection(arguments: str) -> str:
     ((rejected,), runs) = sort_calls((call(1, "a.look", arguments),), TOOLS)[::-1]
     assert runs == ()
-    return rejected.error
+    return rejected.reason
 
 
 def arguments(text: str) -> object:
@@ -77,7 +77,7 @@ def test_p35_a_name_that_no_server_listed_is_an_error_that_names_what_there_is(n
     unknown = f"Unknown MCP tool: {name}"
     if "." not in name:
         unknown = f"Invalid tool name format: {name}. Expected format: {{server_name}}.{{tool_name}}"
-    assert rejected.error == f"{unknown}. Available tools: a.look, a.read.file, b.look{meant}"
+    assert rejected.reason == f"{unknown}. Available tools: a.look, a.read.file, b.look{meant}"
 
 
 def test_similar_names_are_looked_for_a_few_times_only() -> None:
@@ -86,7 +86,7 @@ def test_similar_names_are_looked_for_a_few_times_only() -> None:
     began = time.process_time()
     _, rejected = sort_calls(wrong, tools)
     assert time.process_time() - began < 1.5, "a millisecond or two for each of the calls"
-    assert rejected[0].error.endswith("?")
+    assert rejected[0].reason.endswith("?")
     assert len(rejected) == 2000
 
 

@@ -42,7 +42,7 @@ def test_any_arguments_lead_to_calls_or_to_errors_that_can_be_written(texts: lis
     served = [call for run in runs for call in run.calls]
     assert len(served) + len(rejected) == len(calls)
     assert msgspec.json.encode([call.arguments for call in served])
-    assert msgspec.json.encode([one.error for one in rejected])
+    assert msgspec.json.encode([one.reason for one in rejected])
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_arguments_of_one_reply_share_the_room(monkeypatch: pytest.MonkeyPatch) 
     calls = tuple(ToolCall(call_id=CallId(i), name="s.t", arguments='{"a": "xyz"}') for i in "abc")
     (run,), (rejected,) = sort_calls(calls, (TOOL,))
     assert [call.call_id for call in run.calls] == ["a", "b"]
-    assert (rejected.call.call_id, "longer than" in rejected.error) == ("c", True)
+    assert (rejected.call.call_id, "longer than" in rejected.reason) == ("c", True)
 
 
 @given(st.recursive(st.integers() | st.text(max_size=3), st.lists, max_leaves=30), st.integers(1, 60))
