@@ -222,21 +222,17 @@ class History:
             self.call_ids.update(call.call_id for call in entry.tool_calls)
 
     def change(self, change: m.Cleared | m.Shortened | m.Summarised) -> None:
-        """Make the history shorter, as the change says."""
+        """Make the history shorter, as the change says. An unread reply and the first entry stay."""
         match change:
             case m.Cleared():
-                self.clear(change)
+                self._clear(change)
             case m.Shortened(share):
-                self.shorten(share)
-            case _:
-                self.summarise(change)
+                self._shorten(share)
+            case m.Summarised(items):
+                self.rewrite(m.Rewritten(1, len(self.entries), (m.Said(items),)))
 
-    def clear(self, cleared: m.Cleared) -> None:
-        """Put shorter texts in the place of tool results and of user texts.
-
-        Results whose call is not in the conversation are ignored. The texts of the first entry are never
-        replaced.
-        """
+    def _clear(self, cleared: m.Cleared) -> None:
+        # Results whose call is not in the conversation are ignored. The texts of the first entry stay.
         shorter = {result.call_id: result for result in cleared.results}
         texts = cleared.texts
         changed: dict[int, m.Said] = {}
@@ -250,15 +246,8 @@ class History:
             entries = tuple(changed.get(at, self.entries[at]) for at in range(start, stop))
             self.rewrite(m.Rewritten(start, stop, entries))
 
-    def shorten(self, share: float) -> None:
-        """Put a line of text in the place of the oldest exchanges after the first entry.
-
-        The rest begins with a user's text, so that no tool result loses its call.
-
-        Args:
-            share: How much of the entries after the first one may stay, by their size. The last user text and
-                the entries after it stay in any case.
-        """
+    def _shorten(self, share: float) -> None:
+        # The entries that stay begin with a user's text, so that no tool result loses its call.
         begins = [
             at
             for at, entry in enumerate(self.entries)
@@ -273,10 +262,6 @@ class History:
         sums = [*accumulate(reversed(sizes))][::-1]  # the size of each entry and of those after it
         at = next((at for at in begins if sums[at] <= share * sums[1]), begins[-1])
         self.rewrite(m.Rewritten(1, at, (m.Said((m.UserText(LEFT_OUT),)),)))
-
-    def summarise(self, summarised: m.Summarised) -> None:
-        """Put a summary in the place of everything after the first entry, except an unread reply."""
-        self.rewrite(m.Rewritten(1, len(self.entries), (m.Said(summarised.items),)))
 
     def branch(self) -> "History":
         """Return a copy. Entries that are added to the copy or to the original do not change the other.

@@ -42,7 +42,7 @@ def history(ledger: Ledger | None = None) -> History:
 def test_results_are_replaced_where_they_stand() -> None:
     kept = history()
     stubs = (ToolMessage("c2", "stub"), ToolMessage("c3", "stub"))
-    kept.clear(Cleared(results=stubs))
+    kept.change(Cleared(results=stubs))
     assert kept.entries[2] == Said((told(1)[0], stubs[0]))
     assert kept.entries[4].items[0] == stubs[1]
     assert [type(entry) for entry in kept.entries] == [Said, AssistantReply, Said, AssistantReply, Said]
@@ -50,23 +50,23 @@ def test_results_are_replaced_where_they_stand() -> None:
 
 def test_the_oldest_texts_with_a_stub_are_replaced_but_not_those_of_the_first_entry() -> None:
     kept = history()
-    kept.clear(Cleared(texts=1))
+    kept.change(Cleared(texts=1))
     assert kept.entries[0] == Said(OPENING)
     assert [item.text for item in kept.entries[4].items[1:]] == ["[old]", "Newer."]
-    kept.clear(Cleared(texts=1))
+    kept.change(Cleared(texts=1))
     assert [item.text for item in kept.entries[4].items[1:]] == ["[old]", "[old]"]
 
 
 def test_results_that_are_not_there_change_nothing() -> None:
     kept = history(Ledger())
     before = kept.ledger.length
-    kept.clear(Cleared(results=(ToolMessage("c99", "stub"),)))
+    kept.change(Cleared(results=(ToolMessage("c99", "stub"),)))
     assert kept.ledger.length == before
 
 
 def test_a_summary_takes_the_place_of_everything_but_the_first_entry_and_the_unread_reply() -> None:
     kept = history()
-    kept.summarise(Summarised((UserText("All is well."),)))
+    kept.change(Summarised((UserText("All is well."),)))
     assert kept.entries == [Said(OPENING), Said((UserText("All is well."),))]
     kept.say(told(4))
     assert kept.entries[2:] == [asked(4), Said(told(4))]
@@ -77,7 +77,7 @@ def test_the_file_keeps_the_order_of_the_entries_though_a_reply_was_saved_early(
     ledger = Ledger(lines.append)
     kept = history(ledger)
     early = lines[-1]
-    kept.clear(Cleared(results=(ToolMessage("c1", "stub"),)))
+    kept.change(Cleared(results=(ToolMessage("c1", "stub"),)))
     assert lines[-3] == b"", "the reply that was saved early is taken back"
     assert lines[-1] == early, "and saved again after the change"
     rewritten = msgspec.json.decode(lines[-2], type=HistoryEntry)
@@ -96,7 +96,7 @@ def test_the_file_keeps_the_order_of_the_entries_though_a_reply_was_saved_early(
 def test_a_change_is_made_by_its_kind() -> None:
     kept, other = history(), history()
     kept.change(Cleared(texts=1))
-    other.clear(Cleared(texts=1))
+    other.change(Cleared(texts=1))
     assert kept.entries == other.entries
     kept.change(Summarised((UserText("All is well."),)))
     assert len(kept.entries) == 2
