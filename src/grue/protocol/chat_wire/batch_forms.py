@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct, field
 
 from grue.policies import FailureKind, FailureReason
-from grue.protocol.chat_wire.failures import Fault
+from grue.protocol.chat_wire.failures import STATUS_OF_TYPE, Fault
 
 Json: TypeAlias = dict[str, Any]
 
@@ -215,7 +215,7 @@ class AnthropicBatches:
                 error = msgspec.json.decode(read.result.error)
                 inner = error.get("error", error) if isinstance(error, dict) else {}
                 kind = str(inner.get("type", "")) if isinstance(inner, dict) else ""
-                status = _STATUS_OF.get(kind, 400)
+                status = STATUS_OF_TYPE.get(kind, 400)
                 return Result(item=read.custom_id, status=status, body=read.result.error)
             case "expired":
                 return lost(read.custom_id, "expired")
@@ -223,18 +223,6 @@ class AnthropicBatches:
                 return lost(read.custom_id, "cancelled")
             case other:
                 raise ValueError(f"a result of the type {other!r:.40}")
-
-
-_STATUS_OF = {
-    "authentication_error": 401,
-    "permission_error": 403,
-    "not_found_error": 404,
-    "request_too_large": 413,
-    "rate_limit_error": 429,
-    "api_error": 500,
-    "overloaded_error": 529,
-}
-"""HTTP statuses of Anthropic's errors, by type. A result of a batch has the type and no status."""
 
 
 class _AnthropicResult(Struct):

@@ -472,11 +472,11 @@ def _error_status(error: object) -> int | None:
         code = int(code)
     if isinstance(code, int) and 400 <= code < 600:
         return code
-    named = (_STATUS_OF_TYPE.get(error[key]) for key in ("code", "type") if isinstance(error.get(key), str))
+    named = (STATUS_OF_TYPE.get(error[key]) for key in ("code", "type") if isinstance(error.get(key), str))
     return next((status for status in named if status is not None), None)
 
 
-_STATUS_OF_TYPE = {
+STATUS_OF_TYPE = {
     "invalid_request_error": 400,
     "invalid_prompt": 400,
     "authentication_error": 401,
@@ -491,7 +491,7 @@ _STATUS_OF_TYPE = {
     "timeout_error": 504,
     "overloaded_error": 529,
 }
-"""Names of OpenAI's and Anthropic's errors, for places without a status: in streams, and inside a 200."""
+"""Names of OpenAI's and Anthropic's errors, for places without a status: streams, batches, a 200's body."""
 
 
 def _plain_words(body: bytes) -> str:
@@ -641,7 +641,6 @@ def _when(fault: Fault) -> str:
 _TOO_LONG = (
     r"context_length_exceeded|exceed_context_size|context ?window ?exceeded"  # OpenAI, llama.cpp, LiteLLM
     r"|maximum (?:context|prompt|model) length"  # OpenAI, DeepSeek, OpenRouter, vLLM, xAI, Fireworks
-    r"|maximum context length"
     r"|prompt (?:is )?too long|input is too long"  # Anthropic, Ollama; Bedrock
     r"|exceeds? (?:the )?(?:\w+ ){0,2}context (?:window|length|size|limit)"  # Responses, llama.cpp, Ollama
     r"|context (?:window|length|size|limit)\b[^\n]{0,20}\bexceed"
@@ -649,7 +648,7 @@ _TOO_LONG = (
     r"|context the overflows|greater than the context length"  # LM Studio
     r"|token count\b[^\n]{0,20} exceeds"  # Gemini, Copilot
     r"|exceeded (?:the )?(?:model|max)\w* (?:token|context)"  # Kimi, Ollama
-    r"|maximum context length|max_new_tokens\W{0,2} must be <="  # TGI
+    r"|max_new_tokens\W{0,2} must be <="  # TGI
     r"|reduce the length of the (?:messages|input|prompt)"  # Groq, Cerebras
     r"|total number of tokens\b[^\n]{0,40}cannot exceed|size limit exceeded by \d+ tokens"  # Cohere
     r"|range of input length should be"  # DashScope

@@ -101,6 +101,11 @@ LINES: list[tuple[Any, dict[str, Any], tuple[int | None, str, str]]] = [
         {"custom_id": "a", "result": {"type": "errored", "error": {"type": "invalid_request_error"}}},
         (400, "", ""),
     ),
+    (
+        ANTHROPIC,
+        {"custom_id": "a", "result": {"type": "errored", "error": {"error": {"type": "billing_error"}}}},
+        (402, "", ""),
+    ),
 ]
 
 
