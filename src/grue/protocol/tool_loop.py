@@ -69,32 +69,8 @@ AwaitingSessions ─▶ Presuming ─▶ what follows from the reply
 from msgspec.structs import replace
 
 from grue import messages as m
+from grue.protocol.turn import asking, end, resuming, sessions, tools
 from grue.protocol.turn import states as s
-from grue.protocol.turn.asking import heard, refused, summarised
-from grue.protocol.turn.end import abandon, closed, fail
-from grue.protocol.turn.resuming import closed_to_wait, forked, postponed, waited
-from grue.protocol.turn.sessions import (
-    begin,
-    given_up,
-    opened,
-    presume,
-    reopen,
-    step_early,
-    supported,
-    unsupported,
-)
-from grue.protocol.turn.states import Transition, TurnState, without
-from grue.protocol.turn.tools import (
-    called_first,
-    complete,
-    decide,
-    final_reply,
-    ignore,
-    loop_reply,
-    park,
-    refuse_answer,
-    settle,
-)
 
 _UNEXPECTED_AT_THE_END = (m.RunTurn, m.SessionClosed)
 
@@ -109,7 +85,7 @@ class IllegalEvent(Exception):  # noqa: N818 - a bug in the caller, named for wh
     """The event cannot happen in this state; the text names both."""
 
 
-def step(state: TurnState, event: m.TurnEvent) -> Transition:
+def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
     """Return the next state, and the commands to carry out, in order.
 
     The number behind a row is that of its rule in this module's docstring.
@@ -119,58 +95,60 @@ def step(state: TurnState, event: m.TurnEvent) -> Transition:
     """
     match state, event:
         case s.Idle(), m.RunTurn():
-            return begin(event)  # 8
+            return sessions.begin(event)  # 8
         case _, m.ToolsPresumed() if not isinstance(state, s.Idle):
-            return presume(state, event)  # 10
+            return sessions.presume(state, event)  # 10
         case ((s.AwaitingSupport() | s.AwaitingSessions(asking=True)), m.ToolSupportChecked()):
-            return supported(state) if event.supported else unsupported(state, event)  # 8
+            return sessions.supported(state) if event.supported else sessions.unsupported(state, event)  # 8
         case s.AwaitingSessions(pending=pending), m.SessionOpened(server=server) if server in pending:
-            return opened(state, event)  # 8
+            return sessions.opened(state, event)  # 8
         case s.AwaitingSessions(pending=pending), m.McpDisabled(server=server) if server in pending:
-            return given_up(state, event)
+            return sessions.given_up(state, event)
         case s.AwaitingSessions(pending=pending), m.StartupFailed(server=server) if server in pending:
-            others = without(pending, server)
-            return fail(replace(state.turn, open=(*state.turn.open, *others)), event.failure)  # 11
-        case ((s.Presuming() | s.AwaitingDrop()), _) if (early := step_early(state, event)) is not None:
+            others = s.without(pending, server)
+            return end.fail(replace(state.turn, open=(*state.turn.open, *others)), event.failure)  # 11
+        case ((s.Presuming() | s.AwaitingDrop()), _) if (
+            early := sessions.step_early(state, event)
+        ) is not None:
             return early  # 10
         case s.AwaitingCompletion(turn=turn, phase="loop"), m.CompletionReceived():
-            return loop_reply(heard(turn, event), event)  # 1, 2, 6, 7
+            return tools.loop_reply(asking.heard(turn, event), event)  # 1, 2, 6, 7
         case s.AwaitingCompletion(turn=turn, phase=phase), m.CompletionReceived():
-            return final_reply(heard(turn, event), phase, event)  # 6
+            return tools.final_reply(asking.heard(turn, event), phase, event)  # 6
         case s.AwaitingCompletion(), m.CompletionFailed():
-            return refused(state, event)  # 9
+            return asking.refused(state, event)  # 9
         case s.AwaitingCompletion() | s.AwaitingSummary(), m.CompletionPostponed():
-            return postponed(state, event)  # 14
+            return resuming.postponed(state, event)  # 14
         case s.Waiting() | s.AwaitingCompletion() | s.AwaitingSummary(), m.WaitEnded():
-            return waited(state), ()  # 14
+            return resuming.waited(state), ()  # 14
         case s.Waiting(pending=pending), m.SessionClosed(server=server) if server in pending:
-            return closed_to_wait(state, server)  # 14
+            return resuming.closed_to_wait(state, server)  # 14
         case s.AwaitingSummary(), m.CompletionReceived() | m.CompletionFailed():
-            return summarised(state, event)  # 9
+            return asking.summarised(state, event)  # 9
         case s.AwaitingApproval(), m.CallsDecided():
-            return decide(state, event)  # 2
+            return tools.decide(state, event)  # 2
         case s.AwaitingApproval(), m.ApprovalPostponed():
-            return park(state, event)  # 2
+            return tools.park(state, event)  # 2
         case _, m.CallsDecided() if not isinstance(state, s.Idle):
-            return state, ignore(event)
+            return state, tools.ignore(event)
         case s.AwaitingTools(), (m.ToolReturned() | m.ToolTimedOut() | m.ToolSkipped() | m.ServerDied()) if (
             state.waits_for(event.batch, event.call_id)
         ):
-            return settle(state, event)  # 1 to 4
+            return tools.settle(state, event)  # 1 to 4
         case s.AwaitingTools(starting=starting), (
             m.SessionOpened() | m.McpDisabled() | m.StartupFailed()
         ) if event.server in starting:
-            return called_first(state, event)  # 12
-        case s.AwaitingTools(turn=turn), m.ToolsChanged(server=server, tools=tools) if server in turn.open:
-            return replace(state, turn=turn.relist({server: tools})), ()
+            return tools.called_first(state, event)  # 12
+        case s.AwaitingTools(turn=turn), m.ToolsChanged(server=server, tools=listed) if server in turn.open:
+            return replace(state, turn=turn.relist({server: listed})), ()
         case s.AwaitingReconnect(server=server), m.SessionClosed() if event.server == server:
-            return reopen(state)  # 4
+            return sessions.reopen(state)  # 4
         case s.AwaitingVerdict(turn=turn), m.AnswerAccepted(answer=answer):
-            return complete(turn, answer, state.content)  # 6
+            return tools.complete(turn, answer, state.content)  # 6
         case s.AwaitingVerdict(), m.AnswerRefused(reason=reason):
-            return refuse_answer(state, reason)  # 6
+            return tools.refuse_answer(state, reason)  # 6
         case s.AwaitingClose(pending=pending), m.SessionClosed(server=server) if server in pending:
-            return closed(state, server)  # 11
+            return end.closed(state, server)  # 11
         case (
             (s.AwaitingClose(turn=turn) | s.Waiting(turn=turn)),
             m.SessionClosed(server=server),
@@ -181,8 +159,8 @@ def step(state: TurnState, event: m.TurnEvent) -> Transition:
         ):
             return state, ()  # 11
         case _, m.TurnForked() if isinstance(state, s.LiveState):
-            return forked(state, event), ()  # 13
+            return resuming.forked(state, event), ()  # 13
         case _, m.DeadlinePassed() | m.TurnInterrupted() if isinstance(state, s.LiveState):
-            return abandon(state, event)  # 11
+            return end.abandon(state, event)  # 11
         case _:
             raise IllegalEvent(f"{type(event).__name__} in state {type(state).__name__}: {event}")
