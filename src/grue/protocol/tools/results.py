@@ -39,7 +39,7 @@ import bisect
 import json
 import re
 import string
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -373,7 +373,7 @@ def raw_text(result: m.ToolCallResult) -> str:
     if texts:
         return "\n".join(texts)
     said = result.content if result.blocks else result.error_message or result.content
-    return said if isinstance(said, str) else _written(said)
+    return _plain(said)
 
 
 class Told(NamedTuple):
@@ -438,19 +438,13 @@ def told_plainly(
         handle: Named in a text that was cut, for `read_result`; empty: the text is only cut.
     """
     before = len(room.attachments) if room else 0
-    content = _readable(result.content, room)
-    parts = [note, f"Error: {result.error_message}" if result.is_error else ""]
-    if not result.is_error or content not in (None, result.error_message):
-        parts.append(content if isinstance(content, str) else _written(content))
-    if result.blocks:
-        parts.append(_written(_readable(list(result.blocks), room)))
+    said = "\n".join(filter(None, (note, *_parts(result, room, _plain))))
     attached = tuple(room.attachments[before:]) if room else ()
-    said = "\n".join(part for part in parts if part)
     if len(said) <= max_chars:
         return Told(said, attached)
     if handle:
         whole = whole_text(result)
-        return Told(_referred(whole, note, _kind_of(content), max_chars, handle), attached, len(whole))
+        return Told(_referred(whole, note, _kind_of(result.content), max_chars, handle), attached, len(whole))
     return Told(_marked(said, max_chars), attached, len(said))
 
 
@@ -468,13 +462,17 @@ def whole_text(result: m.ToolCallResult) -> str:
 
     Base64 is not part of it. An error begins with `Error: `.
     """
-    content = _readable(result.content, None)
-    parts = [f"Error: {result.error_message}"] if result.is_error else []
+    return "\n".join(_parts(result, None, _laid_out))
+
+
+def _parts(result: m.ToolCallResult, room: MediaRoom | None, write: Callable[[object], str]) -> Iterator[str]:
+    content = _readable(result.content, room)
+    if result.is_error:
+        yield f"Error: {result.error_message}"
     if not result.is_error or content not in (None, result.error_message):
-        parts.append(_laid_out(content))
+        yield write(content)
     if result.blocks:
-        parts.append(_laid_out(_readable(list(result.blocks), None)))
-    return "\n".join(parts)
+        yield write(_readable(list(result.blocks), room))
 
 
 def _laid_out(content: object) -> str:
@@ -482,7 +480,7 @@ def _laid_out(content: object) -> str:
     if isinstance(content, list) and content and _readable(content, None) is not content:
         texts = (block.get("text") if block.get("type") == "text" else block for block in content)
         return "\n".join(map(_laid_out, texts))
-    text = content if isinstance(content, str) else _written(content)
+    text = _plain(content)
     is_text = isinstance(content, str) and not (
         text[:_LOOK_CHARS].lstrip().startswith(("{", "[")) and text.count("\n") < len(text) // _LONG_LINE
     )
@@ -539,7 +537,7 @@ def cut_middle(content: str, max_chars: int) -> str:
     cut: m.JsonObject = {}
     room = max(0, max_chars)
     for name, value in (shown if isinstance(shown, dict) else {"content": shown}).items():
-        text = value if isinstance(value, str) else _written(value)
+        text = _plain(value)
         size = _written_chars(text)
         # Newlines and quotes take two characters in JSON, so fewer of them fit.
         cut[name] = value if size <= room else without_middle(text, room * len(text) // size)
@@ -630,6 +628,10 @@ def _cut(text: str, room: int) -> str:
 
 def _marked(text: str, kept: int) -> str:
     return f"{text[:kept]}… [cut: {len(text) - kept} of {len(text)} characters]"
+
+
+def _plain(content: object) -> str:
+    return content if isinstance(content, str) else _written(content)
 
 
 def _written(value: object) -> str:
