@@ -10,7 +10,7 @@ lost or garbled an event, and raises `DamagedStream`.
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import NoReturn, assert_never
+from typing import assert_never
 
 from msgspec import Struct, field
 
@@ -210,17 +210,14 @@ class AnthropicAssembler:
         key = _key(said.get("index"))
         block = self._latest.get(key)
         if block is None:
-            self._broken(f"{does} block {key}, which has not started")
+            raise DamagedStream(f"{does} block {key}, which has not started")
         if not block.open:
-            self._broken(f"{does} block {key}, which has ended")
+            raise DamagedStream(f"{does} block {key}, which has ended")
         return block
 
     def _expect_message(self, does: str) -> None:
         if not self._started:
-            self._broken(f"{does}, but no message has started")
-
-    def _broken(self, what: str) -> NoReturn:
-        raise DamagedStream(what)
+            raise DamagedStream(f"{does}, but no message has started")
 
 
 def _key(index: object) -> str:

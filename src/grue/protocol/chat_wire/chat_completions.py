@@ -199,7 +199,7 @@ def _read(
         if raw.get("extra_content")
     }
     echo = {key: message[key] for key in _ECHOED if message.get(key)}
-    content, refusal, *thoughts = w.texts_of(message, _TEXTS)
+    content, refusal, *thoughts = (w.text_of(message.get(name)) for name in _TEXTS)
     return w.Reply(
         content=content or None,
         tool_calls=calls,

@@ -247,11 +247,6 @@ def text_of(content: object) -> str:
             return ""
 
 
-def texts_of(message: m.JsonObject, names: Iterable[str]) -> list[str]:
-    """Return the texts of these members of a message."""
-    return [text_of(message.get(name)) for name in names]
-
-
 def facts_of(answer: m.JsonObject) -> m.ReplyFacts:
     """Return the ids and names in an endpoint's answer; texts that are too long to be ids are left out."""
     return m.ReplyFacts(

@@ -124,6 +124,7 @@ class Written(Struct, frozen=True):
 
 Part: TypeAlias = Literal["content", "reasoning"]
 
+_Tools: TypeAlias = Mapping[str, m.ToolDefinition]
 _Found: TypeAlias = tuple[list[WrittenCall], int]
 """Calls, and the position at which the text goes on after them."""
 
@@ -284,7 +285,7 @@ def read_written(
     return _bare(text, known) or _last_fence(text, known) or _last_lines(text, known)
 
 
-def _marked(text: str, tools: Mapping[str, m.ToolDefinition]) -> Written | None:
+def _marked(text: str, tools: _Tools) -> Written | None:
     if not any(sign in text for sign in _SIGNS):
         return None
     mark, attached = re.search(_MARKS, text, re.MULTILINE), _attached_mark(text)
@@ -325,7 +326,7 @@ def _attached_mark(text: str) -> "re.Match[str] | None":
     return None
 
 
-def _read_attached(text: str, mark: "re.Match[str]", tools: Mapping[str, m.ToolDefinition]) -> Written | None:
+def _read_attached(text: str, mark: "re.Match[str]", tools: _Tools) -> Written | None:
     """Return the calls that directly follow a text in the same line, if they name tools that are offered."""
     form, before, rest = str(mark.lastgroup), text[: mark.start()].strip(), text[mark.end() :]
     if text.count("```", 0, mark.start()) % 2:
@@ -346,7 +347,7 @@ def _goes_on(text: str, at: int) -> bool:
     return "\n\n" in text[at:].strip()
 
 
-def _hermes(text: str, at: int, tools: Mapping[str, m.ToolDefinition]) -> _Found:
+def _hermes(text: str, at: int, tools: _Tools) -> _Found:
     calls: list[WrittenCall] = []
     while (opening := next((each for each in _PAIRS if text.startswith(each, at)), "")) != "":
         closing = _PAIRS[opening]
@@ -371,7 +372,7 @@ def _hermes(text: str, at: int, tools: Mapping[str, m.ToolDefinition]) -> _Found
     return calls, at
 
 
-def _function(text: str, at: int, tools: Mapping[str, m.ToolDefinition]) -> _Found:
+def _function(text: str, at: int, tools: _Tools) -> _Found:
     calls: list[WrittenCall] = []
     while text.startswith("<function=", at):
         name = _NAME.match(text, at + len("<function="))
@@ -392,7 +393,7 @@ def _function(text: str, at: int, tools: Mapping[str, m.ToolDefinition]) -> _Fou
     return calls, at
 
 
-def _arguments(text: str, tools: Mapping[str, m.ToolDefinition]) -> WrittenCall:
+def _arguments(text: str, tools: _Tools) -> WrittenCall:
     """Return a call that is written only as a name and `<arg_key>` elements."""
     name = _NAME.match(text)
     if name is None or (name.end() == len(text) and name[0] not in tools):
@@ -435,8 +436,7 @@ def _typed(value: str, schema: object) -> object:
         raise _Unreadable from None
 
 
-def _mistral(text: str, at: int, tools: Mapping[str, m.ToolDefinition]) -> _Found:
-    del tools
+def _mistral(text: str, at: int, _tools: _Tools) -> _Found:
     mark = "[TOOL_CALLS]"
     calls: list[WrittenCall] = []
     while text.startswith(mark, at):
@@ -457,8 +457,7 @@ def _mistral(text: str, at: int, tools: Mapping[str, m.ToolDefinition]) -> _Foun
     return calls, at
 
 
-def _harmony(text: str, at: int, tools: Mapping[str, m.ToolDefinition]) -> _Found:
-    del tools
+def _harmony(text: str, at: int, _tools: _Tools) -> _Found:
     calls: list[WrittenCall] = []
     last = at
     for head, said, end in _messages(text[at:]):
@@ -472,8 +471,7 @@ def _harmony(text: str, at: int, tools: Mapping[str, m.ToolDefinition]) -> _Foun
     return calls, len(text) if rest in ("", *_ENDS) else last
 
 
-def _deepseek(text: str, at: int, tools: Mapping[str, m.ToolDefinition]) -> _Found:
-    del tools
+def _deepseek(text: str, at: int, _tools: _Tools) -> _Found:
     calls: list[WrittenCall] = []
     frame = _DEEPSEEK_FRAME.match(text, at)
     at = frame.end() if frame else at
@@ -494,8 +492,7 @@ def _deepseek(text: str, at: int, tools: Mapping[str, m.ToolDefinition]) -> _Fou
     return calls, frame.end() if frame else at
 
 
-def _kimi(text: str, at: int, tools: Mapping[str, m.ToolDefinition]) -> _Found:
-    del tools
+def _kimi(text: str, at: int, _tools: _Tools) -> _Found:
     calls: list[WrittenCall] = []
     at += len("<|tool_calls_section_begin|>")
     while (opening := _KIMI_CALL.match(text, at)) is not None:
@@ -510,12 +507,11 @@ def _kimi(text: str, at: int, tools: Mapping[str, m.ToolDefinition]) -> _Found:
     return calls, at + len(ending)
 
 
-def _llama(text: str, at: int, tools: Mapping[str, m.ToolDefinition]) -> _Found:
-    del tools
+def _llama(text: str, at: int, _tools: _Tools) -> _Found:
     return _objects(text[at + len("<|python_tag|>") :].strip()), len(text)
 
 
-_READERS: dict[str, Callable[[str, int, Mapping[str, m.ToolDefinition]], _Found]] = {
+_READERS: dict[str, Callable[[str, int, _Tools], _Found]] = {
     "hermes": _hermes,
     "function": _function,
     "mistral": _mistral,
