@@ -1,9 +1,8 @@
 """Find the JSON object in a model's final answer, which may be plain, in a code fence or inside prose.
 
 `has_shape` judges whether a reply has the shape of the schema that its request was sent with. Some endpoints
-accept a schema and ignore it, so the model never sees the wanted shape. A first reply of another shape shows
-that; later requests then state the schema as text. This is a quick check; the host's own check decides about
-the answer.
+accept a schema and ignore it, so the model never sees the wanted shape. If the first reply has another shape,
+later requests state the schema as text. This is a quick check; the host's own check decides about the answer.
 """
 
 import json
@@ -88,7 +87,7 @@ def _embedded(text: str) -> list[dict[str, object]]:
     return found
 
 
-_MAX_CHARS = 100_000
+_MOST_JUDGED = 100_000
 _MOST_OBJECTS = 5
 
 
@@ -101,7 +100,7 @@ def has_shape(schema: m.JsonObject, content: str) -> bool:
         schema: The schema of the answer. If it is not the schema of an object, the result is `True`.
         content: The text of the reply. If it is very long, the result is `True`.
     """
-    if schema.get("type") != "object" or len(content) > _MAX_CHARS:
+    if schema.get("type") != "object" or len(content) > _MOST_JUDGED:
         return True
     properties, required = schema.get("properties"), schema.get("required")
     wanted = set(required) if isinstance(required, list) else set()

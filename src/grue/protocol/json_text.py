@@ -1,7 +1,7 @@
-"""Encode and decode JSON, and the texts and values near JSON that endpoints, models and Python produce.
+"""Encode and decode JSON, also what is nearly JSON: NaN, lone surrogates, bytes, other values of Python.
 
-A value that is nested too deeply, or holds too many values, is refused: encoding it would exhaust the stack,
-and decoding it cannot be interrupted.
+A value that is nested too deeply is refused, because encoding it would exhaust the stack. So is a text with
+too many values, because decoding cannot be interrupted.
 """
 
 import base64
@@ -51,7 +51,7 @@ def from_json(body: bytes) -> object:
     """Decode JSON, and the near-JSON that some endpoints send: NaN, lone surrogates, a byte order mark.
 
     Raises:
-        ValueError: It is neither, is nested more than `MAX_DEPTH` deep, or holds too many values.
+        ValueError: The body is neither, is nested more than `MAX_DEPTH` deep, or holds too many values.
     """
     if len(body) > _LONG_BYTES and is_crowded(body, _MOST_VALUES):
         raise ValueError(f"it holds more than {_MOST_VALUES} values")

@@ -12,9 +12,9 @@ its `history`, as plain data; the encoded messages are made from the history and
 - The encoded messages are valid for one profile. When the profile changes, all messages are encoded again.
 - Images and files from a tool are put into its result. If the format allows only text there, they are put
   into a user message after the results of that reply.
-- If an endpoint does not accept or ignores the schema of an answer, the schema is sent as text, once for each
-  schema. A request with tools never has a field for the schema: there it is text at every endpoint, added to
-  the user's text of the first such request. So the bytes of earlier messages stay the same.
+- If an endpoint refuses or ignores the schema of an answer, the schema is sent as text, once for each schema.
+  A request with tools never has a field for the schema: there it is text at every endpoint, added to the
+  user's text of the first such request. So the bytes of earlier messages stay the same.
 - Thoughts and signatures go back to the format and the model that they came from, and to no other.
 
 A request holds all messages, so joining them one by one would cost every request more than the one before it.
@@ -336,8 +336,8 @@ class EncodedConversation:
     ) -> w.Reply | Fault:
         """Read the body of the reply, without adding it to the conversation.
 
-        Only this method makes a reply that may be acted on of a model's words: it leaves out calls that are
-        not whole, makes the text valid, and separates the marked thoughts from the text.
+        Only a reply that this method returns may be acted on: a reply that the endpoint stopped has no calls
+        any more, its text is valid Unicode, and marked thoughts are separated from the text.
 
         Args:
             body: The body; it is untrusted and may be any bytes.
@@ -421,9 +421,9 @@ class EncodedConversation:
     def leaves_tools_out(self, reply: w.Reply) -> bool:
         """Return whether the endpoint's token count shows that the prompt did not contain the tools.
 
-        There are two signs: the count is smaller than the number of words and marks in the texts and the
-        tools, and no reply has called a tool so far. A count that is too small for the texts alone is no
-        sign: some endpoints always report the same number.
+        Two things have to come together: the count is smaller than the number of words and marks in the texts
+        and the tools, and no reply has called a tool so far. A count that is too small for the texts alone
+        shows nothing: some endpoints always report the same number.
         """
         tools = len(self._encoded_tools) if isinstance(self._mode, m.OfferTools) else 0
         if tools < _TELLING_TOOLS or self._has_calls or reply.tool_calls or reply.written:

@@ -248,7 +248,7 @@ def _of_words(status: int, text: str) -> FailureReason | None:
 
 
 def _of_failing(status: int, text: str) -> FailureReason:
-    """Return the reason for a status of a failing server. Few texts mean that the next try will fail too."""
+    """Return why a server failed: it is overloaded, unless its text shows that a retry would fail too."""
     if says(_GARBLED, text):
         return "reply"
     if says(_TOOLS, text):

@@ -11,8 +11,7 @@ three use the same four steps:
   conversation with an unanswered call.
 - `rewrite` replaces entries; `change` replaces them as a `ContextPolicy` requires.
 
-A conversation that outlives its turn has a `Ledger`, which counts the entries and digests their JSON, so that
-a
+A conversation that outlives its turn has a `Ledger`, which counts the entries and digests their JSON. So a
 turn can refer to earlier history without repeating it, at a cost that does not grow with the history.
 
 `take_step` takes the step that a recorded message stands for. All readers of traces use it: the conversation

@@ -14,8 +14,8 @@ recorded settlements and compares. Its rules:
   If that cannot be done, the call is answered as one that was interrupted.
 - A call that would be refused before it is sent, for instance because its arguments do not match the tool's
   schema, is not recorded as a call. Its settlement says why, and the batch goes on.
-- A call is made only of the tool that it was decided for. If the server lists it otherwise by then, or not at
-  all, the call is skipped, and the calls after it go on.
+- A call is made only if its tool still has the definition for which the call was decided on. If the server
+  has changed or removed the tool since then, the call is skipped, and the calls after it go on.
 - Every call of a batch gets exactly one settlement. One that arrives for a call that is already settled, such
   as a late answer after a timeout, is ignored.
 - Changed tools are read before each call, and before the last settlement of a batch is reported: with that

@@ -355,8 +355,8 @@ def _most_parts(root: m.JsonObject, anchors: Mapping[str, m.JsonObject]) -> int:
     """Return the most parts of the schema that can apply to one place of a value.
 
     The function follows the schema as the validator does, for every value at once. A state is the list of the
-    parts that apply to one place, each as often as it applies. A recursive schema comes back to a state,
-    unless its parts double with each level.
+    parts that apply to one place, each as often as it applies. A recursive schema comes back to a state that
+    was seen before, and there the search ends. If its parts double with each level, a limit ends the search.
 
     Raises:
         NotCheckedError: The parts are too many, or the schema refers to itself without end.

@@ -6,7 +6,7 @@ that a question is asked once and nothing has happened before.
 Annotations come from the server, and a server may lie. Each tool is therefore judged twice: with its
 annotations, and with the defaults of the MCP specification. If the annotations are not trusted, the stricter
 of both results counts. So no annotation of an untrusted server can loosen a verdict, whatever the table says.
-Whether a server runs in a box is the host's own knowledge, and counts as it is.
+Whether a server runs in a box is known from the host and not from the server, so it is not doubted.
 
 Turns, conversations, parked turns, a host's own calls and the skill agent all have a person's decisions
 judged here. Decisions come from programs, so they may be anything. The rules:
@@ -345,7 +345,7 @@ def settled(
     """Return all decisions that count so far, by call, and a note for each one that does not.
 
     Args:
-        questions: Those that wait for an answer.
+        questions: The questions that wait for an answer.
         decisions: The decisions, in the order in which they were made.
         before: The decisions that counted before these came; nothing has followed from them yet.
     """
@@ -374,10 +374,10 @@ def settled(
 
 
 def read_decisions(given: Iterable[object]) -> tuple[ApprovalDecision, ...]:
-    """Turn a program's answers into decisions; each has the names and digests that it needs.
+    """Return a program's answers as decisions; those whose ids, names or digests are no texts are left out.
 
     Raises:
-        TypeError: One of them is not a decision.
+        TypeError: One of the answers is not a decision.
     """
     decisions: list[ApprovalDecision] = []
     for each in given:

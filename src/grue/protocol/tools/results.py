@@ -19,17 +19,18 @@ Python objects) is replaced when the result is made, so that later code can enco
 | - anything else             |                                       | unchanged                     |
 
 The text is cut to a size. With a handle, under which the whole result can be read (`built_in.py`), the model
-gets its beginning and its end, and between them how much there is of what kind. The base64 of these block
-types is never part of it. An attachment is sent as an image, audio or file if the endpoint accepts it; one
-that cannot be attached is marked `omitted`, with the reason. If a result has structured content, its text
+gets its beginning and its end, and between them how much was cut, and of what kind. The base64 of these block
+types is never part of the text. An attachment is sent as an image, audio or file if the endpoint accepts it;
+one that cannot be attached is marked `omitted`, with the reason. If a result has structured content, its text
 blocks are dropped, because they repeat it. Its other blocks are kept in `ToolCallResult.blocks` and described
 in the same way.
 
 Images, audio and PDF files are checked before they are attached for the model. A provider refuses a whole
 request for one image with the wrong media type or broken base64, and the image is then in the history of
 every later request. The check reads the type from the first bytes, and wants only the characters of base64,
-and no more than the limits allow. What fails it is described to the model, with the reason. To add a media
-type, add it to the tables below. Which of these an endpoint takes is decided by `chat_wire/wire_format.py`.
+and no more than the limits allow. Data that fails the check is described to the model, with the reason. To
+add a media type, add it to the tables below. Which of these an endpoint takes is decided by
+`chat_wire/wire_format.py`.
 
 Source: P43, P44
 """
@@ -132,9 +133,9 @@ class MediaRoom:
 
 
 def text_in(mime: object, data: str) -> str | None:
-    """Return the text that base64 stands for where the media type is one of text, SVG among them.
+    """Return the text that base64 stands for, if its media type is that of a text, such as SVG.
 
-    `None`: it is not text, not UTF-8, or larger than a megabyte.
+    `None`: the data is not text, not UTF-8, or larger than a megabyte.
     """
     if not isinstance(mime, str) or not _TEXTUAL.match(mime) or decoded_bytes(data) > _MAX_TEXT_BYTES:
         return None

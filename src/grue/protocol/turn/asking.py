@@ -206,7 +206,7 @@ def _are_many(turn: Turn, search: ToolSearch) -> bool:
 
 
 def _make_room(turn: Turn, new: tuple[m.ConversationItem, ...], *, may_summarise: bool) -> tuple[Turn, Fit]:
-    """Fit a request that adds `new` into the window; return the turn with the sizes after that."""
+    """Return the turn with its new sizes, and what has to change so that a request that adds `new` fits."""
     policy, ledger = _kept(turn)
     if turn.relisted:
         ledger = ledger.offer(turn.offered)

@@ -57,14 +57,12 @@ from grue.protocol.retry import RetryPolicy, next_delay
 _LIMITS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
 """Fields that the wire formats use for the token limit of a reply. `extra_body` may set one of them."""
 
-
 _MOST_ENDLESS = 2
 """How many replies may run into their time limit before the request fails. A further reply seldom ends in
 time."""
 
-
 _LEAST_OF_LIMIT = 4
-"""The limit of a reply is lowered to a fourth of its value at the least."""
+"""The token limit of a reply may be lowered to a fourth of its value; with less, an answer would be cut."""
 
 
 class CutReply(Struct, frozen=True):
@@ -121,7 +119,7 @@ class RequestFailed(Struct, frozen=True, kw_only=True):
     """The request gave no completion.
 
     Attributes:
-        fault: Why the request gave none.
+        fault: Why the request gave no completion.
         failure: The fault, described for a person, without the number of attempts.
         profile: The profile that the request followed.
         attachments: Whether the conversation holds images or files that can be left out.

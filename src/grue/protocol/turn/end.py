@@ -108,7 +108,7 @@ def answers_at_end(
 
 
 def progress(turn: Turn) -> m.TurnParked:
-    """Return the progress, for `TurnParked`, of a turn that has no reply to go on with."""
+    """Return a `TurnParked` with the turn's progress. The caller adds the reply to go on with, if any."""
     return m.TurnParked(
         turn=turn.run.turn,
         iterations=turn.iterations,

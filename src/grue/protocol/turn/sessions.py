@@ -12,10 +12,10 @@ Sessions are opened when the turn starts and after a reconnect. The rules for a 
   presumed tool.
 - A request that is under way is cancelled if none of the tools that it offers is as it was presumed.
 
-`DropCompletion` is always answered by one `ReplyDropped`, and a reply that was on its way comes before that
-answer.
-So it does not matter which of the two messages was sent first. `tool_loop.step` calls these functions; they
-are pure.
+`DropCompletion` is always answered by one `ReplyDropped`. A reply that was on its way arrives before that
+answer, so it does not matter whether the reply or the command was sent first.
+
+`tool_loop.step` calls these functions; they are pure.
 """
 
 from collections.abc import Iterable
@@ -188,7 +188,7 @@ def _with_all_tools(state: s.AwaitingSessions, resumed: m.Resumption | None) -> 
 
 
 _NAMED = 3
-"""How many tools are named in a reason."""
+"""How many tools the reason for dropping a reply names."""
 
 
 def presume(state: TurnState, event: m.ToolsPresumed) -> Transition:

@@ -46,7 +46,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         usage: Tokens and cost of the finished completions.
         media_bytes: Decoded size of the images, audio and files attached to tool messages so far.
         forced: Why the final answer was forced; empty if it was not.
-        degraded: Why tools that were wanted are missing; empty if none are.
+        degraded: Why tools that the turn should have are missing; empty if none is missing.
         missing: The servers that were given up in this turn, with the reason.
         reconnected: Whether the one reconnect of the turn has been used.
         ledger: The sizes of the conversation's parts; `None`: the turn has no `ContextPolicy`.
@@ -398,7 +398,7 @@ class AwaitingTools(Struct, frozen=True):
         timed_out: Whether a call has timed out; `after_timeout` says what follows.
         changed: The arguments of calls that a person has changed.
         tools: The tools when the calls were decided on.
-        noted: Notes about calls that are not made, each waiting for its place among the others.
+        noted: Notes about calls that are not made, each recorded when the calls before it are settled.
         starting: Servers that were called for the first time, and have not reported yet.
     """
 
@@ -428,7 +428,7 @@ class AwaitingReconnect(Struct, frozen=True):
 
 
 class AwaitingVerdict(Struct, frozen=True):
-    """Waits for the host's check of the final text; `cut` says whether that was cut at the length limit."""
+    """Waits for the host's check of the final text; `cut`: the text was cut at the length limit."""
 
     turn: Turn
     phase: Phase

@@ -302,11 +302,11 @@ def call(
         definitions: Digests of the tools' definitions that the calls were made for, in a resumed turn.
     """
     done = {record.call_id for record in settled}
-    # If a turn offers only some tools, tools that no server lists are not among them.
-    unlisted = turn.unlisted
     tasks = turn.open_tasks
     left = tuple(call for call in calls if call.call_id not in done and call.call_id not in tasks)
-    valid, rejected = read_calls(left, turn.callable, unlisted, offered=turn.offered, missing=turn.missing)
+    valid, rejected = read_calls(
+        left, turn.callable, turn.unlisted, offered=turn.offered, missing=turn.missing
+    )
     before = turn.used
     turn, judged = _judged(turn, valid)
     if tasks:
@@ -341,7 +341,7 @@ def call(
 def _noted(
     turn: Turn, reply: s.JudgedReply, notes: tuple[s.CallNote, ...]
 ) -> tuple[s.JudgedReply, tuple[s.CallNote, ...]]:
-    """Keep the notes for their places in the reply; return those to record at once (old traces: all)."""
+    """Keep the notes until the calls before them are settled. In an old trace, return them to record now."""
     if not turn.run.binds_calls:
         return reply, notes
     return replace(reply, noted=(*reply.noted, *notes)), ()
