@@ -147,4 +147,4 @@ async def test_a_call_that_the_limit_cut_before_its_arguments_is_not_made(wire: 
         reply = await agent.reply(OPENING, LISTING, stream=stream)
     runs, (rejected,) = sort_calls(reply.tool_calls, LISTING.tools or ())
     assert runs == ()
-    assert "cut at its length limit" in rejected.error
+    assert "cut at its length limit" in rejected.reason

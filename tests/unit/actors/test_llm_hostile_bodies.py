@@ -148,8 +148,8 @@ async def error_of_call(wire: str, body: bytes, *, stream: bool) -> str:
     assert isinstance(outcome, CompletionReceived), outcome
     runs, (rejected,) = sort_calls(outcome.tool_calls, LISTING.tools or ())
     assert runs == ()
-    assert rejected.error.startswith("Tool call failed: the arguments ")
-    return rejected.error
+    assert rejected.reason.startswith("Tool call failed: the arguments ")
+    return rejected.reason
 
 
 # --- Compressed ---
