@@ -175,11 +175,9 @@ def _of_table(table: Mapping[Any, Any]) -> Sandbox:
         raise ValueError(f"has the unknown key {unknown[0]!r}. It knows {', '.join(known)}")
     try:
         return msgspec.convert(dict(table), Sandbox)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, MCPConfigError) as error:
         # msgspec's text can be shown: it names the key and the types, and a value only if that is an unknown
         # preset.
-        raise ValueError(str(error).removeprefix("sandbox: ").rstrip(".")) from None
-    except MCPConfigError as error:
         raise ValueError(str(error).removeprefix("sandbox: ").rstrip(".")) from None
 
 

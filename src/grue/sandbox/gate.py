@@ -159,19 +159,25 @@ class Gate:
             fcntl.ioctl(listener, RECEIVE, buffer)
         except OSError:
             return  # the call was interrupted, or its process was killed
-        key, pid, _, call, _, _, fd, *arguments = NOTIFICATION.unpack(buffer)
+        key, pid, _, call, _, _, *arguments = NOTIFICATION.unpack(buffer)
         try:
-            if call == _listen_number():
-                error = self._listen(listener, key, pid, fd & 0xFFFFFFFF, arguments[0] & 0xFFFF)
-            else:
-                found = self._asked(listener, key, pid, fd & 0xFFFFFFFF, *arguments[:2])
-                if self._hands_over(key, found):
-                    return
-                with found.socket:
-                    error = self._connect(found)
+            decided = self._decide(listener, key, pid, call, arguments)
         except OSError as failed:
-            error = failed.errno or errno.EACCES
-        self._reply(key, error)
+            decided = (failed.errno or errno.EACCES, 0)
+        if decided is not None:
+            self._reply(key, *decided)
+
+    def _decide(
+        self, listener: int, key: int, pid: int, call: int, arguments: list[int]
+    ) -> tuple[int, int] | None:
+        """Return the error's number and the flags of the answer; `None`: a thread will answer."""
+        if call == _listen_number():
+            return self._listen(listener, key, pid, arguments[0], arguments[1] & 0xFFFF), 0
+        found = self._asked(listener, key, pid, *arguments[:3])
+        if self._hands_over(key, found):
+            return None
+        with found.socket:
+            return self._connect(found), 0
 
     def _reply(self, key: int, error: int, flags: int = 0) -> None:
         # Under the lock the listener stays open, so its number cannot become that of another file meanwhile.
@@ -192,7 +198,7 @@ class Gate:
         leader = _leader_of(pid)
         pidfd = os.pidfd_open(leader)
         try:
-            own = descriptor_of(pidfd, fd)
+            own = descriptor_of(pidfd, fd & 0xFFFFFFFF)
         finally:
             os.close(pidfd)
         try:
@@ -405,7 +411,13 @@ class _Asked(Struct, frozen=True):
 
     @property
     def place(self) -> tuple[str, int] | None:
-        return _place_of(self.family, self.address)
+        raw = self.address
+        if self.family == socket.AF_INET and len(raw) >= 8:
+            return socket.inet_ntoa(raw[4:8]), int.from_bytes(raw[2:4])
+        if self.family == socket.AF_INET6 and len(raw) >= 24:
+            address = ipaddress.IPv6Address(raw[8:24])
+            return str(address.ipv4_mapped or address), int.from_bytes(raw[2:4])
+        return None
 
 
 @functools.cache
@@ -431,15 +443,6 @@ def _leader_of(pid: int) -> int:
             if line.startswith(b"Tgid:"):
                 return int(line.split()[1])
     return pid
-
-
-def _place_of(family: int, raw: bytes) -> tuple[str, int] | None:
-    if family == socket.AF_INET and len(raw) >= 8:
-        return socket.inet_ntoa(raw[4:8]), int.from_bytes(raw[2:4])
-    if family == socket.AF_INET6 and len(raw) >= 24:
-        address = ipaddress.IPv6Address(raw[8:24])
-        return str(address.ipv4_mapped or address), int.from_bytes(raw[2:4])
-    return None
 
 
 def _is_loopback(address: str) -> bool:

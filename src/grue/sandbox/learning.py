@@ -6,7 +6,6 @@ honest program does; it protects nothing.
 """
 
 import contextlib
-import fcntl
 import functools
 import os
 import socket
@@ -15,10 +14,10 @@ from typing import TypeVar
 
 from grue.errors import SandboxError
 from grue.sandbox.box import Sandbox
-from grue.sandbox.gate import NOTIFICATION, RECEIVE, Gate
+from grue.sandbox.gate import Gate
 from grue.sandbox.kernel import EXECUTE, READ_FILE, WRITE_FILE, Rule, coverage, watch
 from grue.sandbox.launch import Boxed, ConfinedThread, Watching
-from grue.sandbox.places import is_too_wide, packages_of
+from grue.sandbox.places import is_too_wide, packages_of, within
 from grue.sandbox.seccomp import machine
 
 Started = TypeVar("Started")
@@ -70,12 +69,12 @@ class Watch:
         read = [
             path
             for path in self.read
-            if not self._is_open(path, READ_FILE) and not any(_within(path, each) for each in written)
+            if not self._is_open(path, READ_FILE) and not any(within(path, each) for each in written)
         ]
         started = [
             path
             for path in self.started
-            if not self._is_open(path, EXECUTE) and not any(_within(path, each) for each in written)
+            if not self._is_open(path, EXECUTE) and not any(within(path, each) for each in written)
         ]
         return Sandbox(
             read=tuple(_shown(path, cwd) for path in self._reduced(self._gathered([*read, *started]))),
@@ -85,12 +84,10 @@ class Watch:
         )
 
     def _is_open(self, path: str, access: int) -> bool:
-        return any(
-            rule.access & access and _within(path, os.path.realpath(rule.path)) for rule in self.opened
-        )
+        return any(rule.access & access and within(path, os.path.realpath(rule.path)) for rule in self.opened)
 
     def _is_too_wide(self, folder: str) -> bool:
-        return is_too_wide(folder) or any(_within(home, folder) for home in self.homes)
+        return is_too_wide(folder) or any(within(home, folder) for home in self.homes)
 
     def _gathered(self, paths: list[str]) -> list[str]:
         """Replace many files by their folder or by their package, unless that would open too much."""
@@ -107,7 +104,7 @@ class Watch:
     def _reduced(self, paths: list[str]) -> list[str]:
         """Leave out paths that are inside of another path, and folders that are too wide to be opened."""
         wanted = sorted({path for path in paths if not (os.path.isdir(path) and self._is_too_wide(path))})  # noqa: PTH112
-        return [path for path in wanted if not any(path != each and _within(path, each) for each in wanted)]
+        return [path for path in wanted if not any(path != each and within(path, each) for each in wanted)]
 
 
 def watching(watch: Watch) -> Sandbox:
@@ -158,28 +155,22 @@ class _WatchingGate(Gate):
         here = machine()
         self._names = {} if here is None else {number: name for name, number in here.calls.items()}
 
-    def _answer(self, listener: int) -> None:
-        buffer = bytearray(NOTIFICATION.size)
-        try:
-            fcntl.ioctl(listener, RECEIVE, buffer)
-        except OSError:
-            return
-        key, pid, _, number, _, _, *arguments = NOTIFICATION.unpack(buffer)
-        name = self._names.get(number, "")
-        error, flags = 0, _CONTINUE
+    def _decide(
+        self, listener: int, key: int, pid: int, call: int, arguments: list[int]
+    ) -> tuple[int, int] | None:
+        name = self._names.get(call, "")
         with contextlib.suppress(OSError, ValueError):
             if name == "connect":
-                asked = self._asked(listener, key, pid, arguments[0] & 0xFFFFFFFF, *arguments[1:3])
+                asked = self._asked(listener, key, pid, *arguments[:3])
                 if self._hands_over(key, asked):
-                    return
+                    return None
                 with asked.socket:
-                    if asked.place is None and asked.family != socket.AF_UNSPEC:
-                        self._watch.unix = True  # The call is not about the network, so it goes on.
-                    else:
-                        error, flags = self._connect(asked), 0
+                    if asked.place is not None or asked.family == socket.AF_UNSPEC:
+                        return self._connect(asked), 0
+                    self._watch.unix = True  # The call is not about the network, so it goes on.
             else:
                 self._remember(name, pid, arguments)
-        self._reply(key, error, flags)
+        return 0, _CONTINUE
 
     def _remember(self, name: str, pid: int, arguments: list[int]) -> None:
         if name in _OPENS:
@@ -250,7 +241,3 @@ def _shown(path: str, cwd: str) -> str:
     if path == os.path.realpath(cwd):
         return "."
     return f"~{path[len(home) :]}" if path.startswith(f"{home}/") else path
-
-
-def _within(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")

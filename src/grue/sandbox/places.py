@@ -181,8 +181,8 @@ def is_too_wide(folder: str) -> bool:
     mine = home()
     return (
         folder in ("/", "/tmp", "/home")  # noqa: S108 - nothing is written there
-        or _within(mine, folder)
-        or _within(mine, real_path(folder))
+        or within(mine, folder)
+        or within(mine, real_path(folder))
     )
 
 
@@ -227,7 +227,7 @@ def _installation(path: str, written: Sequence[str] = ()) -> list[str]:
 def _environment(root: str, written: Sequence[str]) -> list[str]:
     """Return a virtual environment, the Python that it was made from, and what its `.pth` files add."""
     found = [root]
-    changeable = any(_within(real_path(root), real_path(folder)) for folder in written)
+    changeable = any(within(real_path(root), real_path(folder)) for folder in written)
     for line in _text(f"{root}/pyvenv.cfg"):
         key, _, value = line.partition("=")
         if key.strip() == "home" and value.strip().startswith("/"):
@@ -328,8 +328,7 @@ def _distinct(rules: Iterable[Rule]) -> tuple[Rule, ...]:
         Rule(path, access)
         for path, access in found.items()
         if not any(
-            path != other and _within(path, other) and access & more == access
-            for other, more in found.items()
+            path != other and within(path, other) and access & more == access for other, more in found.items()
         )
     )
 
@@ -368,8 +367,8 @@ def _workspace(cwd: str) -> str:
 def _refuse_planted_interpreter(chain: Sequence[str], written: Sequence[str]) -> None:
     """Refuse a program or script below `written` that leads to a file elsewhere, unless to an interpreter."""
     for path, then in itertools.pairwise(chain):
-        changeable = any(_within(path, each) or _within(real_path(path), each) for each in written)
-        if changeable and not any(_within(then, each) for each in written) and not _is_interpreter(then):
+        changeable = any(within(path, each) or within(real_path(path), each) for each in written)
+        if changeable and not any(within(then, each) for each in written) and not _is_interpreter(then):
             raise SandboxError(
                 f"{path} leads to {then}, and the program may write the folder that it is in.",
                 remedy="The program may have made it so. Name the program where it is.",
@@ -390,7 +389,7 @@ def _without_links(paths: Iterable[str], written: list[str]) -> list[str]:
             continue
         for folder, base in bases:
             # The folder itself may be named through links; the program can change only what is in it.
-            if path != folder and _within(path, folder) and not _within(real, base):
+            if path != folder and within(path, folder) and not within(real, base):
                 raise SandboxError(
                     f"The box opens {path}, which is a link to {real}, and the program may write there.",
                     remedy="The program may have made it. Remove the link, or name where it leads.",
@@ -405,9 +404,9 @@ def _around(rule: Rule, hidden: list[str], broken: dict[str, None]) -> Iterator[
     other thing in it is. What is made in the folder later stays closed.
     """
     real = real_path(rule.path)
-    if any(_within(real, each) for each in hidden):
+    if any(within(real, each) for each in hidden):
         return
-    inside = [each for each in hidden if _within(each, real)]
+    inside = [each for each in hidden if within(each, real)]
     if not inside:
         yield rule
         return
@@ -425,7 +424,8 @@ def _is_interpreter(path: str) -> bool:
     return _INTERPRETERS.fullmatch(os.path.basename(path)) is not None  # noqa: PTH119
 
 
-def _within(path: str, folder: str) -> bool:
+def within(path: str, folder: str) -> bool:
+    """Return whether a path is a folder, or in it."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 

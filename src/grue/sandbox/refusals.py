@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from grue.sandbox.gate import Refusal
 from grue.sandbox.kernel import READ_FILE, WRITE_FILE, Rule
+from grue.sandbox.places import within
 
 _DENIED = re.compile(r"(?i)permission denied|\bEACCES\b|\bEPERM\b|operation not permitted|PermissionError")
 _QUOTED = re.compile(r"""['"`]((?:/|~/)[^'"`\n]{1,1000})['"`]""")
@@ -143,7 +144,7 @@ def _said(verb: str, path: str, key: str) -> str:
 def _about_path(path: str, rules: tuple[Rule, ...], broken: Sequence[str], *, writes: bool) -> str | None:
     real = os.path.realpath(os.path.expanduser(path))  # noqa: PTH111
     folder = real if real in broken else os.path.dirname(real)  # noqa: PTH120
-    access = [rule.access for rule in rules if _covers(rule.path, real)]
+    access = [rule.access for rule in rules if within(real, os.path.realpath(rule.path))]
     if any(each & WRITE_FILE for each in access):
         return None  # the box opens this path, so the file's own permissions refuse it
     if folder in broken and not access:
@@ -164,8 +165,3 @@ def _no_network(network: str) -> str:
         "It looked up a host itself, which its box refuses: it does not use the proxy of HTTPS_PROXY."
         ' To allow all of the network: "network": true'
     )
-
-
-def _covers(folder: str, path: str) -> bool:
-    real = os.path.realpath(folder)
-    return path == real or path.startswith(real.rstrip("/") + "/")

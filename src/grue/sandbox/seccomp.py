@@ -209,7 +209,7 @@ def calls_program(here: Machine, calls: tuple[str, ...]) -> bytes:
     """Return a BPF program that refuses nothing, and asks the listener about some calls."""
     code = [_stmt(_LOAD, _ARCH), _jump(_EQUAL, here.audit, 1, 0), _stmt(_RETURN, _ALLOW), _stmt(_LOAD, _NR)]
     for name in calls:
-        code += _on_call(here.calls[name], [_stmt(_RETURN, _NOTIFY)])
+        code += [_jump(_EQUAL, here.calls[name], 0, 1), _stmt(_RETURN, _NOTIFY)]
     return b"".join([*code, _stmt(_RETURN, _ALLOW)])
 
 
@@ -292,13 +292,6 @@ def _routes() -> list[bytes]:
         _stmt(_RETURN, _ERRNO | EPERM),
         _stmt(_RETURN, _ALLOW),
     ]
-
-
-def _on_call(number: int, then: list[bytes]) -> list[bytes]:
-    """Return instructions that run `then` for one call. `then` has to end with a return in every case."""
-    if len(then) > _FARTHEST:
-        raise ValueError("a jump of BPF reaches 255 instructions")
-    return [_jump(_EQUAL, number, 0, len(then)), *then]
 
 
 def _if_bits(argument: int, bits: int) -> list[bytes]:
