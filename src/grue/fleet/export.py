@@ -30,7 +30,7 @@ import msgspec
 from msgspec import Struct, field
 
 from grue import messages as m
-from grue.engine.conversations.recorded_conversation import TalkReader, talk_reader
+from grue.engine.conversations.recorded_conversation import Talk, TalkReader, talk_reader
 from grue.errors import FleetError, MissingDependencyError, TraceError
 from grue.fleet.course import Course, read_course
 from grue.fleet.results import Result, has_trace, results
@@ -110,16 +110,23 @@ class _Request(Struct):
     loss: list[int]
 
 
-class _SampleReader:
-    """Follows the conversations of a trace, and makes samples of their requests.
+class Samples:
+    """The samples of an episode, in order. Iterate once.
+
+    Args:
+        trace: The trace, or its run folder.
+        origin: The fields of the samples that describe the episode.
 
     Attributes:
         left_out: How many replies gave no sample so far, because the trace does not hold what was sent.
+
+    Raises:
+        TraceError: The trace is damaged or cannot be read. Raised during the iteration.
     """
 
-    def __init__(self, talks: TalkReader, origin: Origin) -> None:
+    def __init__(self, trace: Path, origin: Origin) -> None:
         self.left_out = 0
-        self._talks = talks
+        self._trace = trace
         self._origin = origin
         self._asked: dict[int, _Request] = {}
         # The keys are `id()`s, which is safe because the history keeps the objects alive.
@@ -127,21 +134,29 @@ class _SampleReader:
         self._users: set[str] = set()
         self._returned: set[m.CallId] = set()
 
-    def see(self, envelope: EpisodeEnvelope) -> Sample | None:
+    def __iter__(self) -> Iterator[Sample]:
+        """Yield the samples."""
+        talks = talk_reader(self._trace)
+        for envelope in open_episode(self._trace):
+            sample = self._see(envelope, talks)
+            if sample is not None:
+                yield sample
+
+    def _see(self, envelope: EpisodeEnvelope, talks: TalkReader) -> Sample | None:
         """Read the next message; return the sample that it completes."""
         body = envelope.body
         # Only a reply completes a request. A message that reports a cut reply, or that the request is sent
         # again, has the same cause, and must not remove the request.
         replied = isinstance(body, m.CompletionReceived)
         request = self._asked.pop(envelope.cause or 0, None) if replied else None
-        self._talks.see(envelope)
+        talks.see(envelope)
         match body:
             case m.RunTurn(user=user):
                 self._users.add(user)
             case m.ToolReturned(call_id=call_id):
                 self._returned.add(call_id)
             case m.RequestCompletion():
-                self._asked[envelope.seq] = self._request(envelope, body)
+                self._asked[envelope.seq] = self._request(envelope, body, talks.talks.get(body.conversation))
             case m.DropCompletion():
                 # The reply to this request is discarded unused, so it gives no sample.
                 self._asked = {
@@ -150,11 +165,11 @@ class _SampleReader:
                     if (each.body.conversation, each.body.request) != (body.conversation, body.request)
                 }
             case m.CompletionReceived() if request is not None:
-                return self._sample(request, envelope, body)
+                talk = talks.talks.get(request.body.conversation)
+                return self._sample(request, envelope, body, talk)
         return None
 
-    def _request(self, envelope: EpisodeEnvelope, body: m.RequestCompletion) -> _Request:
-        talk = self._talks.talks.get(body.conversation)
+    def _request(self, envelope: EpisodeEnvelope, body: m.RequestCompletion, talk: Talk | None) -> _Request:
         offered = body.mode.tools if isinstance(body.mode, m.OfferTools) else ()
         tools = offered if offered is not None or talk is None else talk.tools
         items: tuple[Any, ...] = body.new
@@ -166,9 +181,12 @@ class _SampleReader:
         return _Request(body, envelope.turn, envelope.seq, messages, tools or (), loss)
 
     def _sample(
-        self, asked: _Request, envelope: EpisodeEnvelope, body: m.CompletionReceived
+        self,
+        asked: _Request,
+        envelope: EpisodeEnvelope,
+        body: m.CompletionReceived,
+        talk: Talk | None,
     ) -> Sample | None:
-        talk = self._talks.talks.get(asked.body.conversation)
         if talk is not None and talk.history.unread is not None:
             self._kept[id(talk.history.unread)] = talk.history.unread
         if asked.messages is None or envelope.redacted:
@@ -221,35 +239,6 @@ class _SampleReader:
 def _named(attachments: tuple[m.Attachment, ...]) -> m.JsonObject:
     named = [{"kind": each.kind, "mime": each.mime, "bytes": each.bytes} for each in attachments]
     return {"attachments": named} if named else {}
-
-
-class Samples:
-    """The samples of an episode, in order. Iterate once.
-
-    Args:
-        trace: The trace, or its run folder.
-        origin: The fields of the samples that describe the episode.
-
-    Attributes:
-        left_out: How many replies gave no sample so far, because the trace does not hold what was sent.
-
-    Raises:
-        TraceError: The trace is damaged or cannot be read. Raised during the iteration.
-    """
-
-    def __init__(self, trace: Path, origin: Origin) -> None:
-        self.left_out = 0
-        self._trace = trace
-        self._origin = origin
-
-    def __iter__(self) -> Iterator[Sample]:
-        """Yield the samples."""
-        reader = _SampleReader(talk_reader(self._trace), self._origin)
-        for envelope in open_episode(self._trace):
-            sample = reader.see(envelope)
-            self.left_out = reader.left_out
-            if sample is not None:
-                yield sample
 
 
 # --- Trajectories ---
@@ -517,11 +506,7 @@ def _add_course(row: EpisodeRow, course: Course | None) -> None:
 
 
 def export_tables(episodes: Iterable[EpisodeRow], target: Path) -> Exported:
-    """Write the four tables as Parquet files. Files of these names are replaced.
-
-    Args:
-        episodes: The episodes.
-        target: The folder; made if it is missing.
+    """Write the four tables as Parquet files into a folder. Files of these names are replaced.
 
     Raises:
         FleetError: A file cannot be written.
