@@ -192,11 +192,7 @@ class Broker(Struct):
         wait_s = max(self.paused_until - now, self._rate_wait(now), self._tokens_wait(amount.tokens, now))
         if wait_s > 0:
             return NotYet(wait_s)
-        most = (
-            self.window
-            if self.limits.rate.concurrency is None
-            else min(self.window, self.limits.rate.concurrency)
-        )
+        most = min(self.window, self.limits.rate.concurrency or math.inf)
         if self.under_way >= max(1, int(most)):
             self._short = True
             return NotYet(None)
@@ -239,24 +235,14 @@ class Broker(Struct):
         return Amount(1, tokens, money)
 
     def _over_total(self, amount: Amount) -> NotYet | Refused | None:
-        limits, spent = self.limits, self.spent
-        totals = (
-            ("requests", limits.budget.requests, spent.requests, self.reserved.requests, amount.requests),
-            ("tokens", limits.budget.tokens, spent.tokens, self.reserved.tokens, amount.tokens),
-            (
-                "US dollars",
-                limits.budget.money_usd,
-                spent.money_usd,
-                self.reserved.money_usd,
-                amount.money_usd,
-            ),
-        )
         waits = False
-        for name, most, used, reserved, wanted in totals:
+        for name, what in (("requests", "requests"), ("tokens", "tokens"), ("money_usd", "US dollars")):
+            most: float | None = getattr(self.limits.budget, name)
+            used, reserved, wanted = (getattr(each, name) for each in (self.spent, self.reserved, amount))
             if most is None or used + reserved + wanted <= most:
                 continue
             if used + wanted > most:
-                self.refused = f"the fleet's limit of {most:g} {name} is used up: {used:g} are spent"
+                self.refused = f"the fleet's limit of {most:g} {what} is used up: {used:g} are spent"
                 return Refused(self.refused)
             waits = True
         return NotYet(None) if waits else None
