@@ -668,19 +668,14 @@ def _require_cases(keys: Sequence[str], sides: _Sides, compared: dict[str, Any],
 
 def _compared(first: Sequence[Result], second: Sequence[Result]) -> dict[str, tuple[Any, Any]]:
     """Return the settings that have one value in all of A and another one in all of B."""
-    values: list[defaultdict[str, dict[str, Any]]] = []
-    for side in (first, second):
-        there: defaultdict[str, dict[str, Any]] = defaultdict(dict)
-        names = dict.fromkeys(name for each in (*first, *second) for name in each.planned)
-        for each in side:
-            if each.outcome != "damaged":
-                for name in names:
-                    value = each.planned.get(name)
-                    there[name][setting_word(value)] = value
-        values.append(there)
-    a, b = values
-    single = (name for name in a if len(a[name]) == len(b[name]) == 1 and a[name].keys() != b[name].keys())
-    return {name: (next(iter(a[name].values())), next(iter(b[name].values()))) for name in single}
+    sides = [[each.planned for each in side if each.outcome != "damaged"] for side in (first, second)]
+    found: dict[str, tuple[Any, Any]] = {}
+    for name in dict.fromkeys(name for side in sides for settings in side for name in settings):
+        values = [[settings.get(name) for settings in side] for side in sides]
+        a, b = ({setting_word(value): value for value in side} for side in values)
+        if len(a) == len(b) == 1 and a.keys() != b.keys():
+            found[name] = next(iter(a.values())), next(iter(b.values()))
+    return found
 
 
 def _named(result: Result, no_case: AbstractSet[str]) -> m.JsonObject:

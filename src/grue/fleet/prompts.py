@@ -106,7 +106,8 @@ class PromptTable(Struct, frozen=True, kw_only=True):
         said = [*in_columns(rows), "", *(self._against(first, name) for name in others)]
         differing = [case for case in self.cases if len({each.score for each in case.answers.values()}) > 1]
         if differing:
-            said += ["", *in_columns([self._heads(), *map(self._row, differing[:_MOST_CASES])])]
+            heads = ["case", "expected", *map(_short, self.prompts), "turns"]
+            said += ["", *in_columns([heads, *map(self._row, differing[:_MOST_CASES])])]
         if len(differing) > _MOST_CASES:
             said.append(
                 f"... and {len(differing) - _MOST_CASES} more cases in which the prompts differ (`.cases`)"
@@ -137,9 +138,6 @@ class PromptTable(Struct, frozen=True, kw_only=True):
             return counts
         told = "Chance alone seldom gives that" if chance < SELDOM else "That may be chance"
         return f"{counts} {told} (p = {chance:.2g})."
-
-    def _heads(self) -> list[str]:
-        return ["case", "expected", *map(_short, self.prompts), "turns"]
 
     def _row(self, case: PromptCase) -> list[str]:
         answers = [case.answers[name] for name in self.prompts]

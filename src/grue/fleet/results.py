@@ -215,19 +215,18 @@ def _unfinished(episode: EpisodeFolder, result: Result) -> Result:
 
 def _stamp(episode: Path) -> _Stamp | None:
     """Return a value that changes when the commit or a mark changes; `None`: the episode has no commit."""
-    place = str(episode)
+    commit = _status(f"{episode}/{COMMIT}") or _status(f"{episode}/commit/{COMMIT}")
+    if commit is None:
+        return None
+    marks = _status(f"{episode}/{SCORES}")
+    return commit.st_mtime_ns, commit.st_size, 0 if marks is None else marks.st_mtime_ns
+
+
+def _status(path: str) -> os.stat_result | None:
     try:
-        commit = os.stat(f"{place}/{COMMIT}")  # noqa: PTH116 - twenty thousand of them
+        return os.stat(path)  # noqa: PTH116 - twenty thousand of them
     except OSError:
-        try:
-            commit = os.stat(f"{place}/commit/{COMMIT}")  # noqa: PTH116
-        except OSError:
-            return None
-    try:
-        marked = os.stat(f"{place}/{SCORES}").st_mtime_ns  # noqa: PTH116
-    except OSError:
-        marked = 0
-    return commit.st_mtime_ns, commit.st_size, marked
+        return None
 
 
 def _read_index(path: Path) -> dict[str, _IndexLine]:
