@@ -60,11 +60,7 @@ _REQUESTS = msgspec.json.Decoder(Ask | GiveBack)
 
 
 class BrokerServer:
-    """Answers the workers of one driver while it is entered.
-
-    Args:
-        folder: The fleet's folder. The ledger in it says what earlier runs have cost.
-        limits: The limits on budget, rate and server processes.
+    """Answers the workers of one driver while it is entered. The arguments are those of `Accounts`.
 
     Raises:
         FleetError: The ledger cannot be read or written.

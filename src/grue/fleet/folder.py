@@ -143,11 +143,7 @@ class CaseFile(Struct, frozen=True, kw_only=True):
 
 
 class EpisodeFolder:
-    """The folder of one episode.
-
-    Args:
-        path: The folder; it need not exist yet.
-    """
+    """The folder of one episode; it need not exist yet."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -245,11 +241,7 @@ def no_fleet(path: Path) -> FleetError:
 
 
 class FleetFolder:
-    """The folder of a fleet.
-
-    Args:
-        path: The folder.
-    """
+    """The folder of a fleet."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -33,12 +33,7 @@ _COSTS_EVERY_S = 1.0
 
 
 class RayBroker:
-    """The broker as an asynchronous Ray actor.
-
-    Args:
-        folder: The fleet's folder.
-        limits: The limits.
-    """
+    """The broker as an asynchronous Ray actor."""
 
     def __init__(self, folder: Path, limits: Limits) -> None:
         self._accounts = Accounts(FleetFolder(folder), limits)

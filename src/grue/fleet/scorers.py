@@ -116,12 +116,7 @@ class Given(Struct, frozen=True, kw_only=True):
 def score(name: str, scorer: Scorer, finished: FinishedEpisode, cache: Path, count: RequestCount) -> Given:
     """Return the score that a scorer gives an episode, with its reason and cost.
 
-    Args:
-        name: The scorer's name.
-        scorer: The scorer.
-        finished: The episode.
-        cache: Folder with the earlier verdicts of judges.
-        count: Counts the judge's requests.
+    `cache` is the folder with the earlier verdicts of judges, and `count` counts a judge's requests.
 
     Raises:
         Exception: The scorer's function raised it; or the judge could not be asked.

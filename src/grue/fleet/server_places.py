@@ -40,11 +40,7 @@ class ServerCap(Struct, frozen=True, kw_only=True):
 
 
 class ServerPlaces:
-    """The places of one machine.
-
-    Args:
-        cap: The number of places, and how many an episode needs.
-    """
+    """The places of one machine."""
 
     def __init__(self, cap: ServerCap) -> None:
         self._cap = cap
