@@ -14,6 +14,19 @@ class MCPError(Exception):
     Source: R9.3, R12.5
     """
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A process pool pickles what its work raises. By default it would call the class with the text alone,
+        # and fail for a class that needs more arguments: the pool would be broken, and the error lost.
+        usual = super().__reduce__()
+        assert isinstance(usual, tuple), "that of an exception: its class, its arguments, and its state"
+        return _unpickled, (type(self), self.args), *usual[2:]
+
+
+def _unpickled(kind: type[MCPError], args: tuple[Any, ...]) -> MCPError:
+    error = kind.__new__(kind)
+    error.args = args
+    return error
+
 
 class MCPConfigError(MCPError):
     """A configuration file, table or value cannot be used. It is raised before the turn starts anything.
