@@ -5,6 +5,7 @@ The tool's arguments are read from the command line, with the types that the too
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -52,7 +53,7 @@ def read_arguments(tool: m.ToolDefinition, text: str | None, pairs: Sequence[str
 
 def _object(text: str) -> m.JsonObject:
     try:
-        value = json.loads(text)
+        value = json_value(text)
     except (ValueError, RecursionError) as error:
         raise MCPConfigError(f"The arguments are not JSON: {error}.") from error
     if not isinstance(value, dict):
@@ -60,13 +61,25 @@ def _object(text: str) -> m.JsonObject:
     return value
 
 
+def json_value(text: str) -> object:
+    """Return the JSON value that a person has written.
+
+    Raises:
+        ValueError: It is not JSON; or it holds NaN or an infinite number, which Python would read and send as
+            `null`.
+        RecursionError: The value is nested too deeply.
+    """
+    value: object = json.loads(text)
+    json.dumps(value, allow_nan=False)
+    return value
+
+
 def _value(pair: str, written: str, kinds: frozenset[str]) -> object:
     if kinds == {"string"}:
         return written
-    try:
-        value = json.loads(written)
-    except (ValueError, RecursionError):
-        value = written
+    value: object = written
+    with suppress(ValueError, RecursionError):
+        value = json_value(written)
     if not kinds or kinds & _kinds_of(value):
         return value
     if "string" in kinds:

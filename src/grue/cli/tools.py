@@ -241,7 +241,8 @@ def example_of(tool: m.ToolDefinition) -> str:
 
 def _sample(schema: object) -> str:
     if isinstance(schema, dict):
-        for value in (schema.get("default"), *(schema.get("enum") or ())):
+        options = schema.get("enum")
+        for value in (schema.get("default"), *(options if isinstance(options, list) else ())):
             if value is not None:
                 return value if isinstance(value, str) else json.dumps(value)
     return _SAMPLES.get(kind_of(schema).partition(" ")[0], "TEXT")

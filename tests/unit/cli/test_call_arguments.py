@@ -7,9 +7,10 @@ import pytest
 from case_tables import each_case
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from grue.cli.call import read_arguments
-from grue.cli.tools import described, kind_of
+from grue.cli.tools import described, example_of, kind_of
 from grue.errors import MCPConfigError
 from grue.messages import ServerName, SessionOpened, ToolDefinition
 
@@ -45,6 +46,7 @@ NULLABLE = {"anyOf": [{"type": "string"}, {"type": "null"}]}
         ({"enum": [1, 2]}, "1", 1),
         ({}, "7", 7),
         ({}, "seven", "seven"),
+        ({}, "1e999", "1e999"),
         ({"anyOf": [{"type": "string"}, {}]}, "7", 7),
         (True, "x", "x"),
     ],
@@ -60,6 +62,7 @@ def test_a_value_is_read_as_the_schema_wants_it(schema: Any, written: str, value
     [
         ({"type": "integer"}, "seven"),
         ({"type": "integer"}, "7.5"),
+        ({"type": "integer"}, "NaN"),
         ({"type": "integer"}, "true"),
         ({"type": "boolean"}, "1"),
         ({"type": "object"}, "[1]"),
@@ -69,6 +72,16 @@ def test_a_value_is_read_as_the_schema_wants_it(schema: Any, written: str, value
 def test_a_value_of_the_wrong_type_is_refused(schema: Any, written: str) -> None:
     with pytest.raises(MCPConfigError, match=r"should be of type .*(integer|boolean|object)"):
         read_arguments(tool(x=schema), None, [f"x={written}"])
+
+
+def test_a_number_that_is_not_json_is_refused() -> None:
+    with pytest.raises(MCPConfigError, match="The arguments are not JSON: Out of range float"):
+        read_arguments(tool(), '{"x": NaN}', [])
+
+
+def test_the_example_of_a_tool_passes_over_a_wrong_list_of_values() -> None:
+    wrong = {"type": "object", "properties": {"a": {"enum": 5}}, "required": ["a"]}
+    assert example_of(replace(tool(), input_schema=wrong)).endswith("--arg a=TEXT")
 
 
 def test_a_pair_goes_over_the_object() -> None:

@@ -8,6 +8,7 @@ it is untrusted.
 """
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, Protocol
@@ -15,6 +16,7 @@ from typing import Any, BinaryIO, Protocol
 from msgspec import Struct
 
 from grue import messages as m
+from grue.cli.call import json_value
 from grue.cli.chat import lines
 from grue.cli.chat.screen import Screen
 from grue.cli.saying import say
@@ -137,12 +139,12 @@ def fields_of(schema: m.JsonObject) -> Iterator[Field]:
     required = schema.get("required")
     for name, described in list(properties.items() if isinstance(properties, dict) else ())[:_MOST_FIELDS]:
         about: Mapping[str, Any] = described if isinstance(described, dict) else {}
-        default = about.get("default")
+        default, options = about.get("default"), about.get("enum")
         yield Field(
             name=name,
             label=str(about.get("title") or about.get("description") or name),
             kind=str(about.get("type") or "string"),
-            options=tuple(str(each) for each in about.get("enum") or ()),
+            options=tuple(map(str, options)) if isinstance(options, list) else (),
             default="" if default is None else default if isinstance(default, str) else json.dumps(default),
             required=isinstance(required, list) and name in required,
         )
@@ -166,11 +168,17 @@ def value_of(field: Field, text: str) -> Any:
         case "integer":
             return int(text)
         case "number":
-            return float(text)
+            return _finite(float(text))
         case "string":
             return text
         case _:
-            return json.loads(text)
+            return json_value(text)
+
+
+def _finite(number: float) -> float:
+    if not math.isfinite(number):
+        raise ValueError("write a number that is not infinite")
+    return number
 
 
 NOBODY = "it needs an approval, and there is no terminal to ask at"
@@ -271,7 +279,7 @@ class Person:
             self._screen.tell(lines.complaint("The arguments hold a secret, and cannot be edited here."))
             return None
         try:
-            arguments = json.loads(self._reader().answer("Arguments: ", before))
+            arguments = json_value(self._reader().answer("Arguments: ", before))
         except (ValueError, RecursionError) as error:
             self._screen.tell(lines.complaint(f"That is not JSON: {error}."))
             return None

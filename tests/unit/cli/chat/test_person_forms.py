@@ -15,14 +15,16 @@ def test_fields_have_what_the_schema_says() -> None:
             "age": {"type": "integer", "description": "In years"},
             "colour": {"enum": ["red", "blue"]},
             "odd": True,
+            "wrong": {"enum": 5},
         },
         "required": ["name", "colour"],
     }
-    name, age, colour, odd = fields_of(schema)
+    name, age, colour, odd, wrong = fields_of(schema)
     assert (name.prompt, name.default) == ("Your name: ", "Ada")
     assert age.prompt == "In years, integer, may be empty: "
     assert colour.prompt == "colour (red | blue): "
     assert odd.prompt == "odd, may be empty: "
+    assert wrong.prompt == "wrong, may be empty: ", "what is no list of values is passed over"
 
 
 @pytest.mark.parametrize("schema", [{}, {"properties": 3}, {"properties": {}, "required": 7}])
@@ -57,6 +59,9 @@ def test_a_text_becomes_a_value(kind: str, text: str, value: object) -> None:
     ("field", "text"),
     [
         (Field(name="x", label="x", kind="integer"), "many"),
+        (Field(name="x", label="x", kind="number"), "nan"),
+        (Field(name="x", label="x", kind="number"), "1e999"),
+        (Field(name="x", label="x", kind="object"), '{"x": NaN}'),
         (Field(name="x", label="x", kind="boolean"), "maybe"),
         (Field(name="x", label="x", kind="array"), "[1"),
         (Field(name="x", label="x", options=("a", "b")), "c"),
