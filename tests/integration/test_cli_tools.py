@@ -296,8 +296,10 @@ def test_doctor_checks_what_grue_init_wrote(tmp_path: Path) -> None:
     assert "ok     agent.py names anthropic/claude-haiku-5.5 at https://openrouter.ai/api/v1" in found.stdout
     assert "mind (mcp_config.json): MCP" in found.stdout
     assert (found.returncode, "Set GRUE_API_KEY or OPENROUTER_API_KEY" in found.stdout) == (1, True)
+    (tmp_path / "agent.py").rename(tmp_path / "travel.py")
     keyed = grue("doctor", "--no-network", cwd=tmp_path, GRUE_API_KEY="k-0123456789abcdef")
     assert keyed.returncode == 0, keyed.stdout
+    assert "ok     travel.py names anthropic/claude-haiku-5.5" in keyed.stdout
 
 
 def test_doctor_says_how_to_check_what_a_program_names_beside_the_project(tmp_path: Path) -> None:
