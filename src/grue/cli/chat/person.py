@@ -99,6 +99,8 @@ class LineReader:
     def _line(self) -> str | None:
         line = self._source.readline(MAX_LINE + 1)
         if len(line) > MAX_LINE:
+            while line and not line.endswith(b"\n"):  # the rest of the line is no input of its own
+                line = self._source.readline(MAX_LINE)
             raise MCPConfigError(f"A line of the input is longer than {MAX_LINE // 2**20} MiB: shorten it.")
         return line.decode("utf-8", errors="replace").rstrip("\r\n") if line else None
 

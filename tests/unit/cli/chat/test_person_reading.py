@@ -29,6 +29,14 @@ def test_a_line_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         reader(b"x" * (2**20 + 1)).read()
 
 
+def test_the_rest_of_a_line_that_is_too_long_is_no_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(person, "MAX_LINE", 4)
+    lines = reader(b"0123456789\n01\n")
+    with pytest.raises(MCPConfigError, match="shorten it"):
+        lines.read()
+    assert lines.read() == "01"
+
+
 def test_a_plain_terminal_is_asked_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
     lines = reader(b"hello\n y \n\n", asks=True)
     assert lines.read() == "hello"
