@@ -348,6 +348,8 @@ def test_the_command(tmp_path: Path, server: ScriptedLlmServer, recorded: Path) 
     assert "a fork of turn 1 of a" in shown.stdout
     page = grue("trace", "html", str(recorded), "forked", "--out", "page.html", cwd=tmp_path)
     assert "differ from turn 1 on" in page.stdout
+    nowhere = grue("fork", str(recorded), "--run-dir", f"{recorded}/x", cwd=tmp_path)
+    assert f"grue: Cannot create the run folder {recorded}/x: Not a directory." in nowhere.stderr
     same = grue("fork", str(recorded), "--run-dir", "same", cwd=tmp_path)
     assert same.returncode == 0, same.stderr
     compared = grue("trace", "diff", str(recorded), "same", cwd=tmp_path)

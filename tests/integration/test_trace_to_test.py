@@ -105,6 +105,10 @@ def test_your_own_functions_take_the_place_of_recorded_results(tmp_path: Path) -
     again = grue("trace", "to-test", "a.jsonl", "-o", "test_a.py", cwd=tmp_path)
     assert again.returncode != 0
     assert "exists already" in again.stderr
+    nowhere = grue("trace", "to-test", "a.jsonl", "-o", "a.jsonl/test_b.py", cwd=tmp_path)
+    assert (nowhere.returncode, nowhere.stderr) == (
+        2, "grue: Cannot write a.jsonl/test_b.py: Not a directory.\n",
+    )  # fmt: skip
 
 
 def test_secrets_and_hostile_names_do_not_get_into_the_test(

@@ -88,7 +88,10 @@ def fork_turn(options: ForkOptions) -> None:
             " names. --misses fail needs none: it takes the results from the record."
         )
     folder = options.run_dir or new_run_path(RUNS, FORK)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise MCPConfigError(f"Cannot create the run folder {folder}: {error.strerror}.") from error
     try:
         outcome = _run(options, change, llm, servers, folder.absolute() / TRACE_FILE)
     except MCPError as error:

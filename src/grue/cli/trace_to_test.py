@@ -69,7 +69,8 @@ def to_test(
         run_once: Run the test.
 
     Raises:
-        MCPConfigError: An option is malformed, the file exists, or the turn cannot be run again in a test.
+        MCPConfigError: An option is malformed, the file exists or cannot be written, or the turn cannot be
+            run again in a test.
         MCPError: The trace holds no such turn.
         TraceError: The trace cannot be read.
     """
@@ -85,9 +86,12 @@ def to_test(
     source = "\n".join(_lines(run, named, spec, path)) + "\n"
     # The recorder has removed the secrets that it knew. Remove those of this environment too.
     source = Redaction(secrets_in(os.environ)).redact_text(source)
-    for number, image in enumerate(run.begun.images, start=1):
-        _image(path, number).write_bytes(base64.b64decode(image.data))
-    write_whole(path, source.encode())
+    try:
+        for number, image in enumerate(run.begun.images, start=1):
+            _image(path, number).write_bytes(base64.b64decode(image.data))
+        write_whole(path, source.encode())
+    except OSError as error:
+        raise MCPConfigError(f"Cannot write {path}: {error.strerror}.", path=str(path)) from error
     fault = _fault(path, run.begun.turn) if run_once else ""
     say(f"Wrote {shown_path(path)}. Run it with: python -m pytest {shown_path(path)}")
     if fault:
