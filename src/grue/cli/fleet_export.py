@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from grue.cli.fleet_view import require_fleet, say_columns
-from grue.cli.runs import traces_in
+from grue.cli.runs import holds, traces_in
 from grue.cli.saying import say, shown_path
 from grue.errors import FleetError
 from grue.fleet.export import (
@@ -81,7 +81,7 @@ def _episodes(place: Path) -> Iterator[EpisodeRow]:
         yield run_episode(place)
     else:
         found = [*traces_in(place)]
-        fleets = [each for each in place.iterdir() if (each / MANIFEST).is_file()] if place.is_dir() else []
+        fleets = [each for each in place.iterdir() if holds(each, MANIFEST)] if place.is_dir() else []
         if not found and not fleets:
             raise FleetError(f"There is no fleet, no run folder and no trace in {place}.")
         for fleet in sorted(fleets):

@@ -87,7 +87,7 @@ def _episodes(folder: Path, beside: Path) -> list[Path]:
 
 def _of_fleet(folder: Path) -> str:
     """Return a hint with commands if a folder without runs is a fleet or has fleets; otherwise empty."""
-    fleets = [each for each in (folder, *sorted(folder.iterdir())) if (each / MANIFEST).is_file()]
+    fleets = [each for each in (folder, *sorted(folder.iterdir())) if holds(each, MANIFEST)]
     if not fleets:
         return ""
     place = shown_path(fleets[0])
@@ -132,21 +132,36 @@ def _overview(path: Path) -> Overview | None:
 
 
 def traces_in(folder: Path) -> Iterator[Path]:
-    """Yield the run folders and trace files of a folder, the latest first."""
+    """Yield the run folders and trace files of a folder, the latest first. Passes over what cannot be read.
+
+    Raises:
+        MCPConfigError: The folder itself cannot be read.
+    """
     if not folder.is_dir():
         return
-    paths = [path for path in folder.iterdir() if _is_trace(path)]
+    try:
+        paths = [path for path in folder.iterdir() if _is_trace(path)]
+    except OSError as error:
+        raise MCPConfigError(f"Cannot read the folder {shown_path(folder)}: {error.strerror}.") from error
     yield from sorted(paths, key=_written, reverse=True)
 
 
 def _is_trace(path: Path) -> bool:
-    if path.is_dir():
-        return (path / TRACE_FILE).is_file()
-    if path.suffix != ".jsonl":
-        return False
     try:
+        if path.is_dir():
+            return holds(path, TRACE_FILE)
+        if path.suffix != ".jsonl":
+            return False
         with open_regular(path) as file:
             return next_line(file).startswith(_HEADER)
+    except OSError:
+        return False
+
+
+def holds(folder: Path, name: str) -> bool:
+    """Return whether a folder has a file of this name; `False` also if nobody may look into the folder."""
+    try:
+        return (folder / name).is_file()
     except OSError:
         return False
 
@@ -187,6 +202,7 @@ def _outcome(path: Path) -> str:
         result = msgspec.json.decode(written, type=_Result)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
-    score = "" if result.score is None else f", {result.score} of {result.max_score} points"
+    most = "" if result.max_score is None else f" of {result.max_score}"
+    score = "" if result.score is None else f", {result.score}{most} points"
     lasted = "" if result.duration_s is None else f", {result.duration_s:.1f} s"
     return f"{result.reason}: {counted(result.turns, 'turn')}{score}{lasted}"

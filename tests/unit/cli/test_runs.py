@@ -1,0 +1,45 @@
+"""The list of episodes where a folder cannot be read."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from grue.cli.runs import holds, list_runs, traces_in
+from grue.errors import MCPConfigError
+from grue.tracing.reading import TRACE_FILE
+
+
+@pytest.fixture
+def closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that nobody may look into, not even the root user."""
+    folder = tmp_path / "closed"
+    folder.mkdir()
+    stat, iterdir = Path.stat, Path.iterdir
+
+    def refused(path: Path, **options: bool) -> object:
+        if path.parent == folder:
+            raise PermissionError(13, "Permission denied")
+        return stat(path, **options)
+
+    def listed(path: Path) -> Iterator[Path]:
+        if path == folder:
+            raise PermissionError(13, "Permission denied")
+        return iterdir(path)
+
+    monkeypatch.setattr(Path, "stat", refused)
+    monkeypatch.setattr(Path, "iterdir", listed)
+    return folder
+
+
+def test_a_folder_that_cannot_be_read_is_passed_over_among_others(closed: Path) -> None:
+    run = closed.parent / "run"
+    run.mkdir()
+    (run / TRACE_FILE).touch()
+    assert [*traces_in(closed.parent)] == [run]
+    assert not holds(closed, "fleet.json")
+
+
+def test_a_folder_that_cannot_be_read_is_named(closed: Path) -> None:
+    with pytest.raises(MCPConfigError, match=r"Cannot read the folder .*closed: Permission denied"):
+        list_runs(closed)
