@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -115,109 +115,108 @@ def read_sweep(path: Path) -> Sweep:
         MCPConfigError: The file is missing or not UTF-8.
         FleetError: The file is not TOML, or a key or a value is wrong; the error's text names line and key.
     """
-    text = read_config_text(path, if_missing=f"There is no sweep {path}. Name a TOML file.")
+    file = _File(path, read_config_text(path, if_missing=f"There is no sweep {path}. Name a TOML file."))
     try:
-        document = tomllib.loads(text)
+        document = tomllib.loads(file.text)
     except (tomllib.TOMLDecodeError, ValueError, RecursionError) as error:
         raise FleetError(f"{path} is not valid TOML: {error}.") from error
     try:
         sweep = msgspec.convert(document, Sweep)
     except msgspec.ValidationError as error:
-        raise FleetError(_wrong(path, text, str(error))) from error
+        raise _of_msgspec(file, str(error)) from error
     except (FleetError, MCPConfigError) as error:  # raised by the check of a limit or a price
         key = re.match(r"(?:Price\()?(\w+)", str(error))
-        raise FleetError(f"{path}{_line(text, key[1] if key else '')}: {error}") from error
-    _check(sweep, path, text)
-    _check_work(sweep, path, text)
+        raise file.error(key[1] if key else "", str(error)) from error
+    _check(sweep, file)
+    _check_work(sweep, file)
     return sweep
 
 
-def _check(sweep: Sweep, path: Path, text: str) -> None:
+class _File(NamedTuple):
+    path: Path
+    text: str
+
+    def error(self, key: str, said: str) -> FleetError:
+        """Return an error that names the file and the line of a key; no line if the key cannot be found."""
+        return FleetError(f"{self.path}{self._line(key)}: {said}")
+
+    def _line(self, key: str) -> str:
+        quoted = rf"""["']?{re.escape(key)}["']?\s*"""
+        # Look for the key at the beginning of a line, then in inline tables.
+        at_beginning = rf"\s*(\[+\s*)?(\w+\s*\.\s*)*{quoted}(=|\])"
+        inline = rf"[^#]*[{{,]\s*(\w+\s*\.\s*)*{quoted}="
+        for place in (at_beginning, inline) if key else ():
+            for number, line in enumerate(self.text.splitlines(), 1):
+                if re.match(place, line):
+                    return f", line {number}"
+        return ""
+
+
+def _check(sweep: Sweep, file: _File) -> None:
     for name, least in (("repetitions", 1), ("workers", 0)):
         if getattr(sweep, name) < least:
-            raise FleetError(f"{path}{_line(text, name)}: {name} must be at least {least}.")
+            raise file.error(name, f"{name} must be at least {least}.")
     if sweep.episode_timeout_s is not None and not 0 < sweep.episode_timeout_s < float("inf"):
-        raise FleetError(f"{path}{_line(text, 'episode_timeout_s')}: episode_timeout_s must be above 0.")
+        raise file.error("episode_timeout_s", "episode_timeout_s must be above 0.")
     try:
         sweep.cap  # noqa: B018 - making it checks it
     except FleetError as error:
-        raise FleetError(f"{path}{_line(text, 'servers')}: {error}") from error
+        raise file.error("servers", str(error)) from error
     for name, axis in sweep.grid.items():
         if not _values(axis):
-            raise FleetError(f"{path}{_line(text, name)}: the axis {name!r} has no values.")
-        _refuse_repeated(path, text, name, [] if isinstance(axis, Span) else axis)
-    _refuse_repeated(path, text, "cases", sweep.cases)
-    _refuse_repeated(path, text, "include", sweep.include)
+            raise file.error(name, f"the axis {name!r} has no values.")
+        _refuse_repeated(file, name, [] if isinstance(axis, Span) else axis)
+    _refuse_repeated(file, "cases", sweep.cases)
+    _refuse_repeated(file, "include", sweep.include)
     for case in sweep.cases:
         both = next((name for name in case if name in sweep.grid), None)
         if both is not None:
-            raise FleetError(
-                f"{path}{_line(text, both)}: {both!r} is an axis of the grid and a setting of a case."
-            )
+            raise file.error(both, f"{both!r} is an axis of the grid and a setting of a case.")
     size = sweep.repetitions * max(1, len(sweep.cases))
     for axis in sweep.grid.values():
         size *= len(_values(axis))
     if size > MOST_CASES:
-        raise FleetError(f"{path}: the grid has {size:,} episodes; the most are {MOST_CASES:,}.")
+        raise FleetError(f"{file.path}: the grid has {size:,} episodes; the most are {MOST_CASES:,}.")
 
 
-def _refuse_repeated(path: Path, text: str, name: str, values: Sequence[Any]) -> None:
+def _refuse_repeated(file: _File, name: str, values: Sequence[Any]) -> None:
     seen: set[bytes] = set()
     for value in values:
         written = msgspec.json.encode(value, order="deterministic")
         if written in seen:
             said = f"{name!r} has {written.decode():.60} twice. For more episodes, raise repetitions."
-            raise FleetError(f"{path}{_line(text, name)}: {said}")
+            raise file.error(name, said)
         seen.add(written)
 
 
-def _check_work(sweep: Sweep, path: Path, text: str) -> None:
+def _check_work(sweep: Sweep, file: _File) -> None:
     """Check that the sweep's work can be imported, and that the work takes the settings of the cases."""
     try:
         declared = find_work(sweep.work).settings
     except FleetError as error:
-        raise FleetError(f"{path}{_line(text, 'work')}: {error}") from error
+        raise file.error("work", str(error)) from error
     if declared is None:
         return
     axes = ({name: value} for name, axis in sweep.grid.items() for value in _values(axis))
     for settings in (sweep.settings, *axes, *sweep.cases, *sweep.include, *sweep.exclude):
         wrong = wrong_setting(declared, settings)
         if wrong is not None:
-            raise FleetError(f"{path}{_line(text, wrong.name)}: {wrong.text}")
+            raise file.error(wrong.name, wrong.text)
 
 
 def _values(axis: Sequence[Any] | Span) -> Sequence[Any]:
     return range(axis.first, axis.last + 1) if isinstance(axis, Span) else axis
 
 
-def _wrong(path: Path, text: str, error: str) -> str:
-    """Return a sentence about a wrong key or value, with its line."""
+def _of_msgspec(file: _File, error: str) -> FleetError:
+    """Return an error about the wrong key or value that msgspec reports."""
     unknown = re.search(r"contains unknown field `([^`]*)`", error)
     if unknown:
         key = unknown[1]
-        known = [
-            *Sweep.__struct_fields__,
-            *FleetBudget.__struct_fields__,
-            *Rate.__struct_fields__,
-            *Span.__struct_fields__,
-        ]
-        return f"{path}{_line(text, key)}: unknown key {key!r}. Did you mean {nearest(key, known)!r}?"
+        known = [name for kind in (Sweep, FleetBudget, Rate, Span) for name in kind.__struct_fields__]
+        return file.error(key, f"unknown key {key!r}. Did you mean {nearest(key, known)!r}?")
     place = re.search(r" - at `\$\.?([^`]*)`", error)
     where = place[1] if place else ""
-    key = re.split(r"[.\[]", where)[-1].rstrip("]") if where else ""
+    key = re.split(r"[.\[]", where)[-1].rstrip("]")
     said = error[: place.start()] if place else error
-    named = f" {where}:" if where else ""
-    return f"{path}{_line(text, key or where)}:{named} {said[0].lower()}{said[1:]}."
-
-
-def _line(text: str, key: str) -> str:
-    """Return `, line N` with the line of a key in the file; empty if the key cannot be found."""
-    if not key:
-        return ""
-    quoted = rf"""["']?{re.escape(key)}["']?\s*"""
-    # Look for the key at the beginning of a line, then in inline tables.
-    for place in (rf"\s*(\[+\s*)?(\w+\s*\.\s*)*{quoted}(=|\])", rf"[^#]*[{{,]\s*(\w+\s*\.\s*)*{quoted}="):
-        for number, line in enumerate(text.splitlines(), 1):
-            if re.match(place, line):
-                return f", line {number}"
-    return ""
+    return file.error(key or where, f"{f'{where}: ' if where else ''}{said[0].lower()}{said[1:]}.")
