@@ -373,23 +373,22 @@ class Driver:
             ended = Lost("error", "its result was removed before it was counted")
         if ended.kind == "unable":
             raise FleetError(ended.why)
-        try:
-            return self._end_of_lost(folder, ended)
-        except FleetError as error:  # the episode's folder cannot be written
-            return AttemptEnd(outcome="infrastructure", kind=ended.kind, error=f"{ended.why}; {error}")
-
-    def _end_of_lost(self, folder: EpisodeFolder, lost: Lost) -> AttemptEnd | None:
-        if lost.kind == "cancelled":
+        if ended.kind == "cancelled":
             return None
+        timed_out = ended.kind == "timed_out"
+        end = AttemptEnd(
+            outcome="failed" if timed_out else "infrastructure", kind=ended.kind, error=ended.why
+        )
         attempt = next((path for _, path in reversed(folder.attempts()) if folder.end_of(path) is None), None)
-        timed_out = lost.kind == "timed_out"
-        end = AttemptEnd(outcome="failed" if timed_out else "infrastructure", kind=lost.kind, error=lost.why)
         if attempt is None:
             return replace(end, outcome="infrastructure")
-        if timed_out:
-            folder.make_commit(attempt, end, version=grue.__version__)
-        else:
-            folder.end(attempt, end)
+        try:
+            if timed_out:
+                folder.make_commit(attempt, end, version=grue.__version__)
+            else:
+                folder.end(attempt, end)
+        except FleetError as error:  # the episode's folder cannot be written
+            return replace(end, outcome="infrastructure", error=f"{ended.why}; {error}")
         return end
 
     def _unpaid(self) -> None:
