@@ -25,8 +25,10 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
+    Discriminator,
     Field,
     PrivateAttr,
+    Tag,
     ValidationError,
     field_validator,
     model_validator,
@@ -94,7 +96,11 @@ _WANTED = {
     "list_type": "a list",
     "bool_type": "true or false",
     "float_type": "a number",
+    "int_type": "a whole number",
+    "union_tag_not_found": "an object, or true or false",
 }
+_KEY, _TABLE, _SWITCH = "[key]", "[table]", "[switch]"
+"""Words in the place of an error that are no keys: pydantic's for a key, and ours for the forms of `auth`."""
 
 
 def _for_a_process(text: str) -> str:
@@ -134,9 +140,19 @@ def _sandbox(value: Any) -> Any:
     return value
 
 
+def _auth_form(value: object) -> str | None:
+    """Return which of both forms of `auth` a value has, so that an error is about that form only."""
+    if isinstance(value, bool):
+        return _SWITCH
+    return _TABLE if isinstance(value, Mapping | AuthConfig) else None
+
+
 _Seconds = Annotated[float, AfterValidator(_seconds)]
 _ProcessText = Annotated[str, AfterValidator(_for_a_process)]
 _VariableName = Annotated[str, AfterValidator(_variable_name)]
+_Auth = Annotated[
+    Annotated[AuthConfig, Tag(_TABLE)] | Annotated[bool, Tag(_SWITCH)], Discriminator(_auth_form)
+]
 _STARTUP = "startup_timeout_seconds"
 _Transport = Literal["stdio", "http", "streamable-http", "streamableHttp", "sse"]
 
@@ -258,7 +274,7 @@ class MCPServerConfig(BaseModel):
     startup_timeout_seconds: _Seconds | None = None
     exit_grace_seconds: _Seconds | None = None
     tools: ToolsConfig | None = None
-    auth: AuthConfig | bool | None = None
+    auth: _Auth | None = None
     required: bool | None = None
     check_arguments: bool = True
     sandbox: Annotated[Any, AfterValidator(_sandbox)] = None
@@ -442,10 +458,10 @@ class MCPConfig(BaseModel):
         try:
             config = cls.model_validate({"mcpServers": servers})
         except ValidationError as exc:
-            problems = [
-                MCPConfigError.Problem(each["loc"][1:], _entry_problem(each)) for each in exc.errors()
-            ]
-            said = "\n".join(f"{place(keys)}{_sentence(text)}" for keys, text in problems)
+            problems = [_entry_problem(each) for each in exc.errors()]
+            said = "\n".join(
+                f"{place(keys)}{text}{'' if text.endswith('?') else '.'}" for keys, text in problems
+            )
             raise MCPConfigError(
                 said, path=scope.source, line=line(problems[0].keys), problems=problems
             ) from exc
@@ -642,10 +658,6 @@ def _options(config: MCPServerConfig) -> ServerOptions:
     )
 
 
-def _sentence(words: str) -> str:
-    return words if words.endswith("?") else f"{words}."
-
-
 def _root_key(document: Document) -> str:
     """Return the key under which the file has its servers; empty: it has none of the keys."""
     source, value = document.path, document.value
@@ -704,22 +716,27 @@ def _expanded(name: str, config: MCPServerConfig, scope: Scope) -> MCPServerConf
     return config.model_copy(update={**values, "auth": expanded_auth(config.auth, at, beside)})
 
 
-def _entry_problem(error: ErrorDetails) -> str:
+def _entry_problem(error: ErrorDetails) -> MCPConfigError.Problem:
     """Describe an invalid entry of the servers' file. Values are shown by kind only: they may be secrets."""
-    _, *place = error["loc"]
-    where = _entry([part for part in place if part != "[key]"])
-    if error["type"] == "value_error":
-        return f"{where} {fault_text(error['msg'])}"
-    if error["type"] == "literal_error":
-        return f"{where} should be {error['ctx']['expected']}"
-    wanted = _WANTED.get(error["type"], error["msg"])
-    return f"{where} should be {wanted}, not {_json_kind(error['input'])}"
+    keys = tuple(part for part in error["loc"][1:] if part not in (_KEY, _TABLE, _SWITCH))
+    match error["type"]:
+        case "value_error":
+            problem = fault_text(error["msg"])
+        case "literal_error":
+            problem = f"should be {error['ctx']['expected']}"
+        case "extra_forbidden":
+            problem = "is not a known key"
+        case kind if kind in _WANTED:
+            problem = f"should be {_WANTED[kind]}, not {_json_kind(error['input'])}"
+        case _:
+            problem = error["msg"].removeprefix("Input ")
+    return MCPConfigError.Problem(keys, f"{_entry(keys)} {problem}")
 
 
-def _entry(parts: list[int | str]) -> str:
-    if not parts:
+def _entry(place: KeyPath) -> str:
+    if not place:
         return "the list of servers"
-    server, *keys = parts
+    server, *keys = place
     path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys).lstrip(".")
     return f"MCP server {server!r}" + (f": {path}" if path else "")
 

@@ -91,6 +91,30 @@ def test_what_contradicts_itself_is_named(tmp_path: Path, auth: dict[str, Any], 
         auth_of(tmp_path, {"auth": auth})
 
 
+@pytest.mark.parametrize(
+    ("auth", "problem"),
+    [
+        (
+            {"grant": "x"},
+            "auth.grant should be 'authorization_code', 'client_credentials' or 'identity_assertion'.",
+        ),
+        ({"client_id": 3}, "auth.client_id should be a string, not a number."),
+        ({"scopes": "x"}, "auth.scopes is not a known key."),
+        ({"redirect_port": 70000}, "auth.redirect_port should be less than or equal to 65535."),
+        ({"redirect_port": "x"}, "auth.redirect_port should be a whole number, not a string."),
+        (
+            {"private_key": "x", "private_key_file": "y"},
+            "auth has a private_key and a private_key_file: keep only one.",
+        ),
+        (3, "auth should be an object, or true or false, not a number."),
+    ],
+)
+def test_one_sentence_says_what_is_wrong_with_it(tmp_path: Path, auth: Any, problem: str) -> None:
+    with pytest.raises(MCPConfigError) as refused:
+        auth_of(tmp_path, {"auth": auth})
+    assert str(refused.value).partition(": MCP server 'far': ")[2] == problem
+
+
 def test_a_program_has_no_auth(tmp_path: Path) -> None:
     file = tmp_path / "mcp.json"
     file.write_text(json.dumps({"mcpServers": {"near": {"command": "x", "auth": {"client_id": "y"}}}}))
