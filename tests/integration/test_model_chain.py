@@ -318,7 +318,7 @@ def test_a_chain_is_read_from_toml_and_dropped_where_another_model_is_chosen(tmp
         ("agent_modl = 'x'", "table 2 has 'agent_modl'. Did you mean 'agent_model'?"),
         ("wire_format = 'messages'", "should have an agent_model in each table: table 2 has none"),
         ("agent_model = 5", "has a table 2 that cannot be used: agent_model is 5"),
-        ("agent_model = 'x'\nclient_base_url = 'y'", "client_base_url"),
+        ("agent_model = 'x'\nclient_base_url = 'y'", "client_base_url should be an http:// or https:// URL"),
     ],
 )
 def test_a_table_of_the_chain_that_cannot_be_used_is_named(tmp_path: Path, line: str, why: str) -> None:
@@ -327,6 +327,7 @@ def test_a_table_of_the_chain_that_cannot_be_used_is_named(tmp_path: Path, line:
     with pytest.raises(MCPConfigError) as error:
         GameConfiguration.from_toml(path)
     assert why in str(error.value)
+    assert ".." not in str(error.value).removeprefix(str(path))
 
 
 def test_a_chain_has_no_chain_and_a_list_is_flat() -> None:

@@ -97,7 +97,8 @@ def _price(value: Any) -> Any:
         return value
     known = Price.__struct_fields__
     numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in value.values())
-    if not ({"input", "output"} <= value.keys() <= set(known) and numbers and min(value.values()) >= 0):
+    usable = {"input", "output"} <= value.keys() <= set(known) and numbers
+    if not usable or not all(0 <= each < float("inf") for each in value.values()):
         raise ValueError("should have input and output, and perhaps cached: USD for a million tokens")
     return Price(**value)
 
@@ -224,7 +225,8 @@ def _next_models(value: Any) -> Any:
             models.append(NextModel(**each))
         except MCPConfigError as error:
             keys, text = error.problems[0]
-            raise ValueError(f"has a table {number} that cannot be used: {keys[0]} {text}") from error
+            said = f"{keys[0]} {text}".removesuffix(".")
+            raise ValueError(f"has a table {number} that cannot be used: {said}") from error
     return models
 
 
@@ -357,7 +359,7 @@ class GameConfiguration(_Table):
                 values[name] = settings(**_chosen(tables[name], known[name]))
             except MCPConfigError as error:
                 named = [MCPConfigError.Problem(keys, f"{keys[0]} {text}") for keys, text in error.problems]
-                problems += (project.placed(name, each) for each in named)
+                problems += (project.placed(name, each) for each in named or _whole(error))
                 cause = cause or error.__cause__
         for name, read in (
             ("tool_policy", read_tool_policy),
@@ -367,7 +369,7 @@ class GameConfiguration(_Table):
             try:
                 values[name] = read(tables[name])
             except MCPConfigError as error:
-                problems += (project.placed(name, each) for each in error.problems)
+                problems += (project.placed(name, each) for each in error.problems or _whole(error))
                 cause = cause or error
         try:
             loaded = cls(**values, project_dir=project.document.path.absolute().parent)
@@ -381,6 +383,11 @@ class GameConfiguration(_Table):
             problems.sort(key=lambda each: project.document.line(each.keys) or 0)
             raise project.document.errors(problems) from cause
         return loaded
+
+
+def _whole(error: MCPConfigError) -> list[MCPConfigError.Problem]:
+    """Return a table's error that names no key as a problem of the whole table, so that it is not lost."""
+    return [MCPConfigError.Problem((), str(error))]
 
 
 def _fields(settings: type[_Table]) -> tuple[str, ...]:

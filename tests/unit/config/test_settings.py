@@ -350,7 +350,13 @@ def test_prices_of_models(tmp_path: Path) -> None:
     path.write_text('[tool.grue.budget.prices]\n"a-*" = {input = 1, output = 5.5, cached = 0}\n')
     prices = GameConfiguration.from_toml(path).budget.prices
     assert prices == {"a-*": Price(input=1, output=5.5, cached=0)}
-    for wrong in ("{input = 1}", "{input = 1, output = -1}", "{input = 1, output = 2, out = 3}", "3"):
+    for wrong in (
+        "{input = 1}",
+        "{input = 1, output = -1}",
+        "{input = 1, output = inf}",
+        "{input = 1, output = 2, out = 3}",
+        "3",
+    ):
         path.write_text(f"[tool.grue.budget.prices]\na = {wrong}\n")
         with pytest.raises(MCPConfigError, match=r"\[tool\.grue\.budget\] prices"):
             GameConfiguration.from_toml(path)
