@@ -157,7 +157,8 @@ class InterpreterProcess:
         except subprocess.TimeoutExpired:
             raise self._failure("closed its output and did not end") from None
         if status < 0:
-            raise self._failure(f"was killed by {signal.Signals(-status).name}")
+            name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
+            raise self._failure(f"was killed by {name}")
         if status > 0:
             raise self._failure(f"ended with exit status {status}")
         self.ended = True

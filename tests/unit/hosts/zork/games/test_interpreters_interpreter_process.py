@@ -77,6 +77,7 @@ while read -r line; do
     quit) exit 0 ;;
     fail) printf 'Fatal error: out of lamp oil' >&2; exit 3 ;;
     die) kill -9 $$ ;;
+    odd) kill -35 $$ ;;
     linger) exec sleep 60 >&- 2>&- ;;
     *) printf 'You said > %s\n> ' "$line" ;;
     esac
@@ -113,6 +114,7 @@ def test_an_end_is_no_failure(start: Start) -> None:
     [
         ("fail", "ended with exit status 3. Its last output: .*out of lamp oil"),
         ("die", "was killed by SIGKILL. Its last output: You said > hello"),
+        ("odd", "was killed by signal 35. Its last output: You said > hello"),
         ("linger", "closed its output and did not end"),
     ],
 )
