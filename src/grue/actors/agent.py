@@ -198,7 +198,7 @@ class AgentActor(Actor[m.TurnEvent]):
         first = (self.forked, self.presumed) if isinstance(envelope.body, m.RunTurn) else ()
         noted = [event for event in first if event is not None]
         for event in noted:
-            await self.receive(self._happened(event, sender=self.name))
+            await self.receive(self._note(event, sender=self.name))
         if not noted and self.on_step is not None:
             self.on_step()
 
@@ -228,7 +228,7 @@ class AgentActor(Actor[m.TurnEvent]):
         if self._deadline != inf and not isinstance(self._state, Idle | AwaitingClose | Waiting):
             with anyio.CancelScope(deadline=self._deadline):
                 return await self.mailbox.receive()
-            return self._happened(self._deadline_passed(), sender="clock")
+            return self._note(self._deadline_passed(), sender="clock")
         return await self.mailbox.receive()
 
     async def _wind_up(self) -> None:
@@ -238,11 +238,11 @@ class AgentActor(Actor[m.TurnEvent]):
         with anyio.CancelScope(shield=True, deadline=bound):
             if anyio.current_time() < self._deadline:
                 interrupted = m.TurnInterrupted(reason="cancelled")
-                await self.receive(self._happened(interrupted, sender="supervisor"))
+                await self.receive(self._note(interrupted, sender="supervisor"))
             else:
                 # The scope around the whole turn may expire in the same instant as the deadline of its work.
                 # Then the turn has run out of time; nobody has cancelled it.
-                await self.receive(self._happened(self._deadline_passed(), sender="clock"))
+                await self.receive(self._note(self._deadline_passed(), sender="clock"))
             while not self._is_over:
                 await self.receive(await self.mailbox.receive())
 
@@ -284,10 +284,6 @@ class AgentActor(Actor[m.TurnEvent]):
             # or the agent would wait for `SessionClosed` until its limit.
             closed = m.SessionClosed(server=command.server)
             await self.mailbox.send(closed, sender=command.server, cause=cause)
-
-    def _happened(self, event: m.TurnEvent, *, sender: str) -> Envelope[m.TurnEvent]:
-        """Record an event that did not arrive through the mailbox, and return its envelope."""
-        return self._note(event, sender=sender)
 
     def _deadline_passed(self) -> m.DeadlinePassed:
         assert self._asked is not None, "the deadline counts only in a turn"

@@ -18,6 +18,7 @@ import hashlib
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import msgspec
@@ -255,12 +256,12 @@ class _TurnDiff:
     ) -> Iterator[tuple[EpisodeEnvelope | None, EpisodeEnvelope | None]]:
         """Pair siblings of one kind in order; if one side has more, match them by their content."""
         if len(left) == len(right) or max(len(left), len(right)) > _MOST_MATCHED:
-            yield from _in_order(left, right)
+            yield from zip_longest(left, right)
             return
         mine = [_gist(whole(envelope).body, self._comparison.counterpart) for envelope in left]
         yours = [_gist(whole(envelope).body, self._comparison.paired) for envelope in right]
         for _, i, j, k, end in SequenceMatcher(None, mine, yours, autojunk=False).get_opcodes():
-            yield from _in_order(left[i:j], right[k:end])
+            yield from zip_longest(left[i:j], right[k:end])
 
     def _differences(self, left: EpisodeEnvelope, right: EpisodeEnvelope) -> tuple[Difference, ...]:
         if _ended_as_asked(left.body, right.body):
@@ -284,16 +285,6 @@ class _TurnDiff:
             because=because,
             because_left_out=left_out,
             descendants=tree.below(envelope.seq) if lonely else 0,
-        )
-
-
-def _in_order(
-    left: _Siblings, right: _Siblings
-) -> Iterator[tuple[EpisodeEnvelope | None, EpisodeEnvelope | None]]:
-    for position in range(max(len(left), len(right))):
-        yield (
-            left[position] if position < len(left) else None,
-            right[position] if position < len(right) else None,
         )
 
 

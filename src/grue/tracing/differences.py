@@ -10,6 +10,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from typing import Any, TypeAlias
 
 import msgspec
@@ -93,9 +94,7 @@ class Comparison:
     def _of_items(
         self, left: "list[Any] | tuple[Any, ...]", right: "list[Any] | tuple[Any, ...]", path: str
     ) -> Iterator[Difference]:
-        for position in range(max(len(left), len(right))):
-            one = left[position] if position < len(left) else ABSENT
-            other = right[position] if position < len(right) else ABSENT
+        for position, (one, other) in enumerate(zip_longest(left, right, fillvalue=ABSENT)):
             yield from self.differences(one, other, f"{path}[{position}]")
 
     def _same(self, left: object, right: object) -> bool:

@@ -11,6 +11,7 @@ from grue.errors import MCPConfigError
 from grue.runtime.trace.reader import RecordedLine
 from grue.tracing.message_words import kind_of, kind_of_line, name_of, severity_of
 from grue.tracing.reading import EpisodeBody, EpisodeEnvelope, known_kinds
+from grue.tracing.turn_slices import turn_of
 
 T = TypeVar("T")
 
@@ -130,12 +131,6 @@ def _values(value: object) -> Iterator[str]:
 
 
 EVERYTHING = Filter()
-
-
-def turn_of(envelope: EpisodeEnvelope) -> int:
-    """Return the number of the turn that a message belongs to; 0 if it belongs to no turn."""
-    # A host also records facts between turns; most of them name the turn that they belong to.
-    return envelope.turn or getattr(envelope.body, "turn", 0)
 
 
 def turn_of_line(line: RecordedLine[EpisodeBody]) -> int:

@@ -24,9 +24,10 @@ from grue.runtime.trace.format import TraceHeader, TraceLine
 from grue.runtime.trace.reader import RecordedLine
 from grue.tracing.columns import cells, cut, pad
 from grue.tracing.facts import counted
-from grue.tracing.filters import EVERYTHING, Filter, turn_of, turn_of_line
+from grue.tracing.filters import EVERYTHING, Filter, turn_of_line
 from grue.tracing.message_words import COLOURS, DIM, YELLOW, kind_of, kind_of_line, severity_of, summarize
 from grue.tracing.reading import EpisodeBody, EpisodeEnvelope, EpisodeReader
+from grue.tracing.turn_slices import turn_of
 
 UNCUT_LIMIT = 500
 """Longest text of a message if no width is given, in characters."""

@@ -28,9 +28,8 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from grue import messages as m
-from grue.tracing.facts import EpisodeEnded, EpisodeResumed
-from grue.tracing.reading import EpisodeEnvelope
-from grue.tracing.steps import StepBegan, StepChange, StepKind, StepTracker
+from grue.tracing.facts import EpisodeEnded
+from grue.tracing.steps import StepBegan, StepChange, StepKind
 
 TimePhase: TypeAlias = Literal["model", "tools", "startup", "teardown", "host", "other"]
 PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
@@ -65,17 +64,11 @@ class Phases(Struct, frozen=True, kw_only=True):
         """The seconds by phase."""
         return dict(zip(PHASES, astuple(self), strict=True))
 
-    def __sub__(self, earlier: "Phases") -> "Phases":
-        """Return the time that passed since `earlier`."""
-        passed = zip(self.__struct_fields__, astuple(self), astuple(earlier), strict=True)
-        return Phases(**{name: round(now - then, 6) for name, now, then in passed})
-
 
 class PhaseClock:
     """Measures how long each phase has lasted.
 
-    Use `take` for an episode's envelopes, in order. A reader that has a `StepTracker` of its own calls `note`
-    instead, with the changes that the tracker returns.
+    Call `note` for each envelope of an episode, in order, with the changes that a `StepTracker` returns.
     """
 
     def __init__(self) -> None:
@@ -85,18 +78,12 @@ class PhaseClock:
         self._last = math.inf  # the time of the last envelope; the first one starts the clock
         self._open: dict[Hashable, StepKind] = {}
         self._phase: TimePhase = "host"
-        self._steps = StepTracker()
 
     @property
     def phases(self) -> Phases:
         """Seconds in each phase so far."""
         self._count_until(self._last)
         return Phases(**{f"{phase}_s": count / 1e6 for phase, count in self._microseconds.items()})
-
-    def take(self, envelope: EpisodeEnvelope) -> None:
-        """Count the time until this envelope, then apply the steps that begin or end with the envelope."""
-        resumed = isinstance(envelope.body, EpisodeResumed)
-        self.note(envelope.t, self._steps.take(envelope), resumed=resumed)
 
     def note(self, t: float, changes: Sequence[StepChange] = (), *, resumed: bool = False) -> None:
         """Count the time until an envelope, then apply the steps that begin or end with the envelope.

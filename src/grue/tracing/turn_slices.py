@@ -125,8 +125,7 @@ def turn_of(envelope: EpisodeEnvelope) -> int:
 
     A host also records facts between turns; most of them name the turn that they belong to.
     """
-    turn: int = envelope.turn or getattr(envelope.body, "turn", 0)
-    return turn
+    return envelope.turn or getattr(envelope.body, "turn", 0)
 
 
 def causes(envelope: EpisodeEnvelope, by_seq: dict[int, EpisodeEnvelope]) -> tuple[EpisodeEnvelope, ...]:

@@ -13,9 +13,10 @@ from grue import messages
 from grue.errors import MCPConfigError
 from grue.hosts.zork import facts
 from grue.runtime.trace.recorder import Envelope
-from grue.tracing.filters import EVERYTHING, Filter, turn_of
+from grue.tracing.filters import EVERYTHING, Filter
 from grue.tracing.message_words import name_of
 from grue.tracing.reading import known_kinds
+from grue.tracing.turn_slices import turn_of
 
 
 def envelope(body: Any, *, turn: int = 0, sender: str = "agent", receiver: str = "trace") -> Envelope[Any]:

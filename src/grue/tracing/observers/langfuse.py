@@ -26,7 +26,6 @@ from typing import Any, assert_never
 
 from grue import messages as m
 from grue.errors import MissingDependencyError
-from grue.tracing.facts import EpisodeStarted
 from grue.tracing.message_words import Verdict
 from grue.tracing.observers.outbox import BOUND, Outbox, Warn, warn_once
 from grue.tracing.observers.span_feed import SpanFeed
@@ -218,7 +217,9 @@ class _LangfuseSink(SpanSink):
     def _beginning(self, subject: Subject) -> m.JsonObject:
         match subject:
             case Episode(started=started):
-                metadata = {} if started is None else _episode_facts(started)
+                metadata = {}
+                if started is not None:
+                    metadata = {**started.labels(), "servers": list(started.servers)}
                 return {"name": "episode", "as_type": "span", "metadata": metadata}
             case m.RunTurn(turn=turn, servers=servers):
                 asked = chat_messages((m.SystemText(subject.system), m.UserText(subject.user)))
@@ -348,10 +349,6 @@ def usage_details(usage: m.Usage) -> dict[str, int]:
         "output_reasoning_tokens": usage.reasoning_tokens,
     }
     return {name: tokens for name, tokens in details.items() if tokens or name in ("input", "output")}
-
-
-def _episode_facts(started: EpisodeStarted) -> m.JsonObject:
-    return {**started.labels(), "servers": list(started.servers)}
 
 
 def _turn_facts(end: m.TurnCompleted | m.TurnFailed) -> m.JsonObject:
