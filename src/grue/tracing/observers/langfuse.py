@@ -48,7 +48,6 @@ from grue.tracing.observers.spans import (
     Outcome,
     SessionSummary,
     SpanClosed,
-    SpanId,
     SpanNoted,
     SpanOpened,
     Subject,
@@ -162,35 +161,26 @@ class _LangfuseSink(SpanSink):
         self._client = client
         self._capture = bool(capture_content)
         self._whole = capture_content != "reference"
-        self._observations: dict[SpanId, Any] = {}
-        self._ended_turn: dict[SpanId, Any] = {}
         self._trace: dict[str, str] = {}
         self._for_the_whole_trace: Callable[[], AbstractContextManager[Any]] = nullcontext
 
-    def open(self, event: SpanOpened) -> None:
+    def open(self, event: SpanOpened, inside: Any) -> Any:
         if isinstance(event.subject, Episode):
             self._begin_trace(event.subject)
-        beginning = self._beginning(event.subject)
-        self._observations[event.span] = self._start(event.parent, event.at, beginning)
+        return self._start(inside, event.at, self._beginning(event.subject))
 
-    def note(self, event: SpanNoted) -> None:
+    def note(self, event: SpanNoted, span: Any) -> None:
         beginning = {
             "name": event.name,
             "as_type": "span",
             "metadata": event.facts,
             **self._judged(event.verdict),
         }
-        self._start(event.span, event.at, beginning).end(end_time=nanoseconds(event.at))
+        self._start(span, event.at, beginning).end(end_time=nanoseconds(event.at))
 
-    def close(self, event: SpanClosed) -> None:
-        observation = self._observations.pop(event.span, None)
-        if observation is None:
-            return
-        if isinstance(event.subject, m.RunTurn):
-            # Keep the ended turn's observation: a host may still record calls of its own as its children.
-            self._ended_turn = {event.span: observation}
-        observation.update(**self._ending(event.outcome), **self._judged(event.verdict))
-        observation.end(end_time=nanoseconds(event.at))
+    def close(self, event: SpanClosed, span: Any) -> None:
+        span.update(**self._ending(event.outcome), **self._judged(event.verdict))
+        span.end(end_time=nanoseconds(event.at))
 
     def flush(self) -> None:
         if self._client is not None:
@@ -202,10 +192,8 @@ class _LangfuseSink(SpanSink):
         name = episode.started.title if episode.started else "grue"
         self._for_the_whole_trace = _propagation(seed, name)
 
-    def _start(self, parent: SpanId | None, at: float, beginning: m.JsonObject) -> Any:
-        inside = None
-        if parent is not None:
-            inside = self._observations.get(parent) or self._ended_turn.get(parent)
+    def _start(self, inside: Any, at: float, beginning: m.JsonObject) -> Any:
+        """Create an observation in another one; `None`: on the outermost level of the trace."""
         with self._for_the_whole_trace():
             if inside is None:
                 observation = self._client.start_observation(trace_context=self._trace, **beginning)

@@ -28,14 +28,13 @@ from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
 
-from grue import messages as m
 from grue.errors import MissingDependencyError
 from grue.runtime.trace.recorder import Recorder
 from grue.tracing.observers.otel_attributes import AgentDescription, Conventions, present
 from grue.tracing.observers.outbox import BOUND, Outbox, Warn, warn_once
 from grue.tracing.observers.span_feed import SpanFeed
 from grue.tracing.observers.span_sink import Capture, SpanSink, nanoseconds
-from grue.tracing.observers.spans import Generation, SpanClosed, SpanId, SpanNoted, SpanOpened, ToolUse
+from grue.tracing.observers.spans import Generation, SpanClosed, SpanNoted, SpanOpened, ToolUse
 
 INSTALL = (
     "OpenTelemetry is not installed: pip install 'opentelemetry-sdk>=1.45,<2'"
@@ -168,8 +167,6 @@ class _OtelSink(SpanSink):
         self._say = conventions
         self._tracer, self.ids = _own_tracer(provider)
         self._root: Any = None
-        self._spans: dict[SpanId, Any] = {}
-        self._ended_turn: dict[SpanId, Any] = {}
 
     def context_of(self, message: int) -> Any:
         """Return the context of a tool call's span, by the number of the call's message. Thread-safe."""
@@ -181,18 +178,15 @@ class _OtelSink(SpanSink):
             return SpanContext(self.ids.trace, span, False, TraceFlags(TraceFlags.SAMPLED))
         return SpanContext(root.trace_id, span, False, root.trace_flags, root.trace_state)
 
-    def open(self, event: SpanOpened) -> None:
+    def open(self, event: SpanOpened, inside: Any) -> Any:
         from opentelemetry.context import Context
         from opentelemetry.trace import SpanKind, set_span_in_context
 
         assert self._tracer is not None, "without a provider there is no thread"
         name, attributes = self._say.beginning(event)
-        inside = None
-        if event.parent is not None:
-            inside = self._spans.get(event.parent) or self._ended_turn.get(event.parent)
         if self.ids is not None and isinstance(event.subject, ToolUse):
             self.ids.next_span = self.ids.span_of(event.subject.message)
-        self._spans[event.span] = self._tracer.start_span(
+        span = self._tracer.start_span(
             name,
             # Pass the parent's context explicitly, and for an episode an empty one. Otherwise the span that
             # is current in this thread would become the parent.
@@ -202,22 +196,16 @@ class _OtelSink(SpanSink):
             start_time=nanoseconds(event.at),
         )
         if inside is None:
-            self._root = self._spans[event.span].get_span_context()
+            self._root = span.get_span_context()
+        return span
 
-    def note(self, event: SpanNoted) -> None:
-        span = self._spans.get(event.span)
+    def note(self, event: SpanNoted, span: Any) -> None:
         if span is not None:
             span.add_event(event.name, present(self._say.note(event)), timestamp=nanoseconds(event.at))
 
-    def close(self, event: SpanClosed) -> None:
+    def close(self, event: SpanClosed, span: Any) -> None:
         from opentelemetry.trace import Status, StatusCode
 
-        span = self._spans.pop(event.span, None)
-        if span is None:
-            return
-        if isinstance(event.subject, m.RunTurn):
-            # Keep the ended turn's span: a host may still record calls of its own as its children.
-            self._ended_turn = {event.span: span}
         attributes = present(self._say.ending(event))
         span.set_attributes(attributes)
         named_late = attributes.get("gen_ai.request.model")

@@ -10,7 +10,7 @@ from grue import messages as m
 from grue.runtime.trace.recorder import Envelope
 from grue.tracing.observers.conversations import AsSent
 from grue.tracing.observers.span_feed import SpanFeed
-from grue.tracing.observers.spans import SpanClosed, SpanNoted, SpanOpened
+from grue.tracing.observers.spans import SpanClosed, SpanId, SpanNoted, SpanOpened
 
 CONTENT_LIMIT = 20_000
 """Longest text of a prompt, an argument or an output, in characters; the trace holds the whole text."""
@@ -35,6 +35,8 @@ class SpanSink(ABC):
 
     def __init__(self, feed: SpanFeed) -> None:
         self._feed = feed
+        self._spans: dict[SpanId, Any] = {}
+        self._ended_turn: dict[SpanId, Any] = {}
 
     def consume(self, envelope: Envelope[Any]) -> None:
         """Export the spans and notes of `envelope`."""
@@ -51,25 +53,41 @@ class SpanSink(ABC):
         for event in events:
             match event:
                 case SpanOpened():
-                    self.open(event)
+                    self._spans[event.span] = self.open(event, self._found(event.parent))
                 case SpanNoted():
-                    self.note(event)
+                    self.note(event, self._found(event.span))
                 case SpanClosed():
-                    self.close(event)
+                    span = self._spans.pop(event.span, None)
+                    if span is None:
+                        continue  # its beginning was dropped
+                    if isinstance(event.subject, m.RunTurn):
+                        # Keep the ended turn: a host may still record calls of its own as its children.
+                        self._ended_turn = {event.span: span}
+                    self.close(event, span)
                 case never:
                     assert_never(never)
 
-    @abstractmethod
-    def open(self, event: SpanOpened) -> None:
-        """Begin a span."""
+    def _found(self, span: SpanId | None) -> Any:
+        """Return the backend's object for a span; `None`: the span is unknown."""
+        return None if span is None else self._spans.get(span) or self._ended_turn.get(span)
 
     @abstractmethod
-    def note(self, event: SpanNoted) -> None:
-        """Add a note to a span. Ignore an unknown span, whose beginning may have been dropped."""
+    def open(self, event: SpanOpened, inside: Any) -> Any:
+        """Begin a span, and return the backend's object for it.
+
+        Args:
+            event: The beginning.
+            inside: The object of the parent; `None`: the span has no parent, or the parent's beginning was
+                dropped.
+        """
 
     @abstractmethod
-    def close(self, event: SpanClosed) -> None:
-        """End a span. Ignore an unknown span, whose beginning may have been dropped."""
+    def note(self, event: SpanNoted, span: Any) -> None:
+        """Add a note to a span; `span` is its object, or `None` if its beginning was dropped."""
+
+    @abstractmethod
+    def close(self, event: SpanClosed, span: Any) -> None:
+        """End a span; `span` is its object."""
 
     @abstractmethod
     def flush(self) -> None:
