@@ -23,7 +23,6 @@ from msgspec import Struct
 from grue.errors import MCPConfigError, TraceError
 from grue.runtime.files import replacing
 from grue.tracing.diff import diff
-from grue.tracing.divergence import Divergence
 from grue.tracing.overview import Overview
 from grue.tracing.page_feed import MAX_MESSAGE_CHARS, EpisodePage, PageFeed, Piece
 from grue.tracing.page_file import ImageTable, embedded, page_parts
@@ -272,22 +271,20 @@ def write_comparison(
 
 def _compare(left: EpisodeReader, right: EpisodeReader) -> _Comparison:
     """Compare the traces. Only the description of each difference is kept in memory."""
-    turn = 0
-    differences: list[_Difference] = []
-    for number, each in enumerate(islice(diff(left, right), _MOST_DIVERGENCES + 1)):
-        turn = turn or each.turn or 1
-        differences.append(_difference(each, in_full=number < _MOST_IN_FULL))
-    more = len(differences) > _MOST_DIVERGENCES
-    return _Comparison(turn=turn, differences=tuple(differences[:_MOST_DIVERGENCES]), more=more)
-
-
-def _difference(divergence: Divergence, *, in_full: bool) -> _Difference:
-    left, right = divergence.left, divergence.right
-    return _Difference(
-        left.seq if left else 0,
-        right.seq if right else 0,
-        divergence.line("A", "B"),
-        tuple(divergence.lines("A", "B")) if in_full else (),
+    found = [
+        _Difference(
+            left=each.left.seq if each.left else 0,
+            right=each.right.seq if each.right else 0,
+            text=each.line("A", "B"),
+            details=tuple(each.lines("A", "B")) if number < _MOST_IN_FULL else (),
+            turn=each.turn or 1,
+        )
+        for number, each in enumerate(islice(diff(left, right), _MOST_DIVERGENCES + 1))
+    ]
+    return _Comparison(
+        turn=found[0].turn if found else 0,
+        differences=tuple(found[:_MOST_DIVERGENCES]),
+        more=len(found) > _MOST_DIVERGENCES,
     )
 
 
