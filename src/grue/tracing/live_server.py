@@ -87,12 +87,11 @@ class LiveFeed:
         self._spool.close()
         self._image_spool.close()
 
-    def page(self, title: str = "") -> EpisodePage:
+    def page(self) -> EpisodePage:
         """Return the data that a page has before it requests the first pieces."""
         header = self.reader.header
-        return EpisodePage(
-            title=title or f"Trace of {header.episode}", header=header, file=self.reader.path.name, live=True
-        )
+        title = f"Trace of {header.episode}"
+        return EpisodePage(title=title, header=header, file=self.reader.path.name, live=True)
 
     def answer(self, first: int) -> bytes:
         """Return the pieces from a number on, as JSON: `next`, `over`, `error` and `pieces`.

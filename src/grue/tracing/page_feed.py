@@ -525,16 +525,14 @@ class PageFeed:
 
     Args:
         images: Collects the images of the messages.
-        max_message_chars: Longer messages are cut.
 
     Attributes:
         overview: The episode's subject, end and cost.
     """
 
-    def __init__(self, images: ImageTable, max_message_chars: int = MAX_MESSAGE_CHARS) -> None:
+    def __init__(self, images: ImageTable) -> None:
         self.overview = Overview()
         self._images = images
-        self._max_chars = max_message_chars
         self._spans = SpanFinder()
         self._story = StoryTeller()
         self._prompts = CachedPrompts()
@@ -634,7 +632,7 @@ class PageFeed:
             batch=getattr(body, "batch", None),
             redacted=envelope.redacted,
             chars=len(written),
-            body=written[: self._max_chars],
+            body=written[:MAX_MESSAGE_CHARS],
             repeats="" if prompt is None or prompt.compared_with is None else f"{prompt.share:.0%} repeated",
             broken="" if prompt is None else told(prompt),
         )

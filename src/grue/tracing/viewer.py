@@ -24,7 +24,7 @@ from grue.errors import MCPConfigError, TraceError
 from grue.runtime.files import replacing
 from grue.tracing.diff import diff
 from grue.tracing.overview import Overview
-from grue.tracing.page_feed import MAX_MESSAGE_CHARS, EpisodePage, PageFeed, Piece
+from grue.tracing.page_feed import EpisodePage, PageFeed, Piece
 from grue.tracing.page_file import ImageTable, embedded, page_parts
 from grue.tracing.reading import EpisodeReader, open_episode
 
@@ -59,20 +59,16 @@ SCRIPTS = (
 """The parts of the script, in the order in which they are joined; `main` starts the page."""
 
 
-def write_html(
-    trace: Path, target: Path, *, title: str = "", max_message_chars: int = MAX_MESSAGE_CHARS
-) -> Overview:
+def write_html(trace: Path, target: Path, *, title: str = "") -> Overview:
     """Write a trace as a page that only its owner can read, and return the episode's subject, end and cost.
 
-    An existing file is replaced.
-
-    The trace is read one line at a time. The same trace always gives the same bytes.
+    The trace is read one line at a time. The same trace always gives the same bytes. Messages longer than
+    `MAX_MESSAGE_CHARS` are cut; the page marks them as cut and names the trace file.
 
     Args:
         trace: The trace file, or the run folder that holds it.
-        target: The page.
+        target: The page; an existing file is replaced.
         title: The page's title; default: the episode's name.
-        max_message_chars: Longer messages are cut; the page marks them as cut and names the trace file.
 
     Raises:
         TraceError: The trace cannot be read or the page cannot be written; no partial page is left.
@@ -81,7 +77,7 @@ def write_html(
     refuse_target(target, reader.path)
     try:
         with replacing(target) as page:
-            return _write_page(page, reader, title or f"Trace of {reader.header.episode}", max_message_chars)
+            return _write_page(page, reader, title or f"Trace of {reader.header.episode}")
     except OSError as error:
         raise TraceError(f"Cannot write the page {target}: {error.strerror}.") from error
 
@@ -129,11 +125,11 @@ def refuse_target(target: Path, *traces: Path) -> None:
         )
 
 
-def _write_page(page: BinaryIO, reader: EpisodeReader, title: str, max_message_chars: int) -> Overview:
+def _write_page(page: BinaryIO, reader: EpisodeReader, title: str) -> Overview:
     parts = page_parts("page", title, style=STYLE, scripts=SCRIPTS)
     with tempfile.TemporaryFile() as spool, tempfile.TemporaryFile() as pieces:
         images = ImageTable(spool)
-        episode = write_pieces(pieces, reader, title, PageFeed(images, max_message_chars))
+        episode = write_pieces(pieces, reader, title, images)
         fill_page(page, parts, (embedded(episode), pieces, images))
     return episode.overview
 
@@ -142,7 +138,7 @@ def write_pieces(
     pieces: BinaryIO,
     reader: EpisodeReader,
     title: str,
-    feed: PageFeed,
+    images: ImageTable,
     side: int = 0,
     turns: dict[int, int] | None = None,
 ) -> EpisodePage:
@@ -153,10 +149,11 @@ def write_pieces(
             only when all messages have been read.
         reader: The trace.
         title: The title of this trace in the page.
-        feed: Makes the page's data from the trace.
+        images: Collects the images of the messages.
         side: Number of the trace in the page, counted from 0.
         turns: Numbers of messages of interest, as keys. The turn of each message is stored as its value.
     """
+    feed = PageFeed(images)
     for envelope in reader:
         turn = feed.see(envelope)
         if turns and envelope.seq in turns:
@@ -243,9 +240,7 @@ class _Comparison(Struct, frozen=True, kw_only=True):
     more: bool
 
 
-def write_comparison(
-    left: Path, right: Path, target: Path, *, max_message_chars: int = MAX_MESSAGE_CHARS
-) -> int:
+def write_comparison(left: Path, right: Path, target: Path) -> int:
     """Write the page and return the number of the first turn that differs; 0: the traces are identical.
 
     Numbers, times, durations and ids are not compared, as in `grue trace diff`.
@@ -254,7 +249,6 @@ def write_comparison(
         left: A trace file, or the run folder that holds it.
         right: Another trace file or run folder.
         target: The page; an existing file is replaced. Only its owner can read it.
-        max_message_chars: Longer messages are cut.
 
     Raises:
         TraceError: A trace cannot be read or the page cannot be written; no partial page is left.
@@ -263,7 +257,7 @@ def write_comparison(
     refuse_target(target, *(reader.path for reader in readers))
     comparison = _compare(*readers)
     try:
-        _write(target, readers, comparison, max_message_chars)
+        _write(target, readers, comparison)
     except OSError as error:
         raise TraceError(f"Cannot write the page {target}: {error.strerror}.") from error
     return comparison.turn
@@ -288,9 +282,7 @@ def _compare(left: EpisodeReader, right: EpisodeReader) -> _Comparison:
     )
 
 
-def _write(
-    target: Path, readers: tuple[EpisodeReader, EpisodeReader], comparison: _Comparison, max_chars: int
-) -> None:
+def _write(target: Path, readers: tuple[EpisodeReader, EpisodeReader], comparison: _Comparison) -> None:
     names = [reader.header.episode for reader in readers]
     title = f"{names[0]} and {names[1]}"
     parts = page_parts("compare", title, style=STYLE, scripts=_SCRIPTS)
@@ -299,9 +291,7 @@ def _write(
         rows = comparison.differences
         turns = {row.left: 0 for row in rows if row.left}, {row.right: 0 for row in rows if row.right}
         episodes = [
-            embedded(
-                write_pieces(pieces, reader, names[side], PageFeed(images, max_chars), side, turns[side])
-            )
+            embedded(write_pieces(pieces, reader, names[side], images, side, turns[side]))
             for side, reader in enumerate(readers)
         ]
         for row in rows:

@@ -16,6 +16,7 @@ from viewer_traces import EpisodeTape, TurnTape, begin, small_episode
 from grue.cli.trace_views import html
 from grue.errors import TraceError
 from grue.hosts.zork.facts import Observed
+from grue.tracing.page_feed import MAX_MESSAGE_CHARS
 from grue.tracing.reading import read_episode
 from grue.tracing.viewer import write_html
 
@@ -148,13 +149,13 @@ def test_a_title_is_text_and_is_taken_for_no_place_of_the_template(trace: Path) 
     assert len(rows(page)) == len(read_episode(trace).envelopes)
 
 
-def test_a_long_message_is_cut_where_it_is_asked_to(tmp_path: Path) -> None:
+def test_a_long_message_is_cut(tmp_path: Path) -> None:
     with EpisodeTape(tmp_path / "trace.jsonl") as tape:
-        tape.say(Observed(turn=1, text="x" * 1000))
+        tape.say(Observed(turn=1, text="x" * MAX_MESSAGE_CHARS))
         tape.say(Observed(turn=1, text="y"))
-    long, short = rows(written(tmp_path / "trace.jsonl", max_message_chars=500))
-    assert (len(long["body"]), len(short["body"])) == (500, short["chars"])
-    assert long["chars"] > 1000
+    long, short = rows(written(tmp_path / "trace.jsonl"))
+    assert (len(long["body"]), len(short["body"])) == (MAX_MESSAGE_CHARS, short["chars"])
+    assert long["chars"] > MAX_MESSAGE_CHARS
 
 
 def test_a_trace_of_a_killed_host_is_a_page_that_says_so(trace: Path) -> None:

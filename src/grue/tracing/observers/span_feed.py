@@ -110,12 +110,11 @@ class SpanFeed:
 
     Args:
         episode_id: The episode's id until `EpisodeStarted` gives another id; empty: no id.
-        model: The model's name until the trace gives it.
     """
 
-    def __init__(self, episode_id: str = "", *, model: str = "") -> None:
+    def __init__(self, episode_id: str = "") -> None:
         self._episode_id = episode_id
-        self._asks = m.ModelAsked(model=model)
+        self._asks = m.ModelAsked(model="")
         self._conversations = Conversations()
         self._sent: AsSent | None = None
         self._episode: SpanOpened | None = None
