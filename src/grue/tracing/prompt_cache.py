@@ -216,6 +216,8 @@ class CachedPrompts:
                 return self._ended(self._dropped(body, envelope), body, envelope.seq)
             case m.CompletionReceived():
                 return self._ended(self._asked.pop(cause, None), body, envelope.seq)
+            case m.CompletionFailed() if cause in self._asked:
+                self._forget_sampling(self._asked.pop(cause).command.conversation)
             case m.TurnCompleted() | m.TurnFailed() if cause in self._turns:
                 self._end(self._turns.pop(cause), body)
         return None
@@ -357,7 +359,16 @@ class CachedPrompts:
         if isinstance(body, m.CompletionReceived) and not command.aside:
             kept = m.AssistantReply(content=body.content, tool_calls=body.tool_calls, echo=body.echo)
             talk.encoded.history.keep(kept)
+        self._forget_sampling(talk.name)
         return prompt
+
+    def _forget_sampling(self, name: m.ConversationId) -> None:
+        """Forget a conversation that no turn has begun: that of a server's one request to the model.
+
+        A server's request in a later turn can have the same name, and does not continue the conversation.
+        """
+        if name in self._talks and self._talks[name].run is None:
+            del self._talks[name]
 
     def _dropped(self, body: m.ReplyDropped, envelope: Any) -> _Asked | None:
         """Remove a dropped reply from its conversation; return the request if no reply to it had come yet."""

@@ -383,6 +383,24 @@ def test_a_conversation_that_began_elsewhere_is_compared_from_here_on() -> None:
     assert [(each.whole, each.broken) for each in talk.prompts] == [(False, None), (False, None)]
 
 
+def test_the_requests_of_a_server_do_not_continue_those_of_an_earlier_turn() -> None:
+    talk = Talk()
+    for _ in range(2):
+        talk.begin()
+        sampling = m.RequestCompletion(
+            conversation=m.ConversationId("sampling-1"),
+            request=1,
+            new=(m.UserText("Which way?"),),
+            mode=m.RequireAnswer(),
+        )
+        failure = m.LlmFailure(kind="server", endpoint="", model="m", message="")
+        talk.note(m.CompletionFailed(request=1, failure=failure), talk.note(sampling))
+        talk.reply(talk.note(sampling))
+        talk.end()
+    first, second = talk.prompts
+    assert (second.prompt_bytes, second.repeated_bytes) == (first.prompt_bytes, 0)
+
+
 def test_a_dropped_reply_is_in_no_later_prompt() -> None:
     talk = Talk()
     talk.begin()
