@@ -139,6 +139,8 @@ class LiveFeed:
         except TraceError as error:
             self._write_piece()
             self._error = str(error)
+        except OSError as error:  # the disk with the temporary files is full
+            self._error = f"The page gets no further messages: {error.strerror}."
 
     def _write_piece(self) -> None:
         feed = self._feed

@@ -1,5 +1,6 @@
 """The server of a page that follows a trace: what is new comes in pieces, and nobody else gets any."""
 
+import errno
 import http.client
 import json
 import threading
@@ -149,6 +150,21 @@ def test_damage_is_told_to_the_page(server: LiveServer, tmp_path: Path) -> None:
     with (tmp_path / "trace.jsonl").open("a") as file:
         file.write("{damaged\n")
     assert "trace.jsonl, line 3" in wait_for(lambda: pieces(server)["error"])
+
+
+def test_a_full_disk_is_told_to_the_page(
+    tape: EpisodeTape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed = LiveFeed(tmp_path / "trace.jsonl")
+
+    def full(line: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(feed._spool, "write", full)
+    with feed, serving(feed) as server:
+        error = wait_for(lambda: pieces(server)["error"])
+        assert error == "The page gets no further messages: No space left on device."
+        assert pieces(server)["pieces"] == []
 
 
 def test_a_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
