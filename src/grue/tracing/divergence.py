@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from grue.runtime.safe_text import printable
 from grue.tracing.differences import ABSENT, Difference
+from grue.tracing.facts import counted
 from grue.tracing.message_words import kind_of, summarize
 from grue.tracing.reading import EpisodeBody, EpisodeEnvelope
 
@@ -55,7 +56,7 @@ class Divergence(Struct, frozen=True, kw_only=True):
         if self.reason:
             yield f"  {printable(self.reason, _LINE_CHARS)}"
         if self.descendants:
-            yield f"  and {self.descendants} messages that it caused"
+            yield f"  and {counted(self.descendants, 'message')} that it caused"
         for difference in () if self._of_two_kinds else self.differences:
             one, other = excerpts(difference.left, difference.right)
             yield f"  {printable(difference.path, _LINE_CHARS)}"
@@ -81,7 +82,7 @@ class Divergence(Struct, frozen=True, kw_only=True):
             return printable(f"turn {self.turn}: {text}; {instead}", _LINE_CHARS)
         if self.reason:
             return printable(f"turn {self.turn}: {text}; {self.reason}", _LINE_CHARS)
-        more = f", and {self.descendants} messages that it caused" if self.descendants else ""
+        more = f", and {counted(self.descendants, 'message')} that it caused" if self.descendants else ""
         where = f"only in {left if self.left else right}{more}"
         return printable(f"turn {self.turn}: {where}: {text}", _LINE_CHARS)
 

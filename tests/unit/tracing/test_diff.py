@@ -68,6 +68,9 @@ def test_what_came_of_a_missing_message_is_counted_not_told(tmp_path: Path) -> N
     assert divergence.left is left[place]
     assert divergence.descendants > 5
     assert f"  and {divergence.descendants} messages that it caused" in list(render([divergence]))
+    alone = replace(divergence, descendants=1)
+    assert "  and 1 message that it caused" in list(render([alone]))
+    assert ", and 1 message that it caused: " in alone.line("A", "B")
 
 
 def _comes_of(envelope: EpisodeEnvelope, root: EpisodeEnvelope, trace: list[EpisodeEnvelope]) -> bool:
