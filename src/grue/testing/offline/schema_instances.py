@@ -69,7 +69,8 @@ class _Maker:
                 break
             try:
                 return self._make_plain(plain, depth)
-            except UnsatisfiableError:
+            # A malformed schema has numbers that no float can hold, or lists where names should be.
+            except (UnsatisfiableError, OverflowError, TypeError):
                 continue
         raise UnsatisfiableError("no alternative can be satisfied")
 

@@ -1,11 +1,12 @@
 """Minimal values: what is made is accepted by the schema it was made for."""
 
+import contextlib
 from typing import Any
 
 import pytest
 from case_tables import each_case
 from example_counts import examples
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from grue.testing.offline.schema_instances import UnsatisfiableError, minimal
@@ -87,6 +88,48 @@ def test_what_is_made_is_accepted(schema, wishes):
     jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed: pip install mcp")
 
     jsonschema.Draft202012Validator(schema).validate(minimal(schema, wishes=wishes, text="A thought."))
+
+
+KEYWORDS = st.sampled_from(
+    [
+        *(
+            "type",
+            "properties",
+            "required",
+            "items",
+            "prefixItems",
+            "anyOf",
+            "oneOf",
+            "$ref",
+            "const",
+            "enum",
+        ),
+        *("enum", "format", "minLength", "maxLength", "minimum", "maximum", "exclusiveMinimum", "multipleOf"),
+        *("minItems", "maxItems", "minProperties", "additionalProperties"),
+    ]
+)
+ANYTHING = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.sampled_from(
+            [10**400, -(10**400), 1e308, 5e-324, "string", "integer", "object", "#", "#/anyOf/0"]
+        ),
+        st.text(max_size=3),
+    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(KEYWORDS, inner, max_size=4)),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=examples(500))
+@given(st.dictionaries(KEYWORDS, ANYTHING, max_size=5), WISHES)
+@example({"type": "integer", "minimum": 10**400}, {})
+@example({"format": ["date"]}, {})
+def test_a_schema_of_a_hostile_server_raises_nothing_else(schema, wishes):
+    with contextlib.suppress(UnsatisfiableError):
+        minimal(schema, wishes=wishes)
 
 
 TREE = {
