@@ -4,6 +4,7 @@ pytest loads it in every environment where grue is installed, so it imports noth
 used.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
         def __call__(self, *flags: str, name: str = "faulty") -> StdioServer:
             """Return the server's configuration, with flags of `grue.testing.faulty_server`."""
-            ...
 
     class ServesMockServer(Protocol):
         """The type of the fixture `mock_mcp_server`."""
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
             **options: Any,
         ) -> HttpServer:
             """Serve `server`, or the reference server with these options, and return its configuration."""
-            ...
 
     class MakesScriptedLlm(Protocol):
         """The type of the fixture `scripted_llm`."""
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
             self, script: Script | LlmReply, *more: LlmReply | str, rules: ProviderRules | None = None
         ) -> ScriptedLlmServer:
             """Start an endpoint with this script and return it."""
-            ...
 
 
 @pytest.fixture
@@ -122,8 +120,6 @@ def mock_mcp_process() -> "Callable[..., StdioServer]":
 
     The fixture returns a `StdioServer`. The arguments are those of `grue mock-server`.
     """
-    import sys
-
     from grue.tool_sessions.server_specs import StdioServer
 
     def make(*arguments: str, name: str = "reference") -> StdioServer:

@@ -7,7 +7,7 @@ This module decodes only the fields that the script reads.
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
 
 from grue import messages as m
 from grue.testing.providers.chat_rules import ProviderRules
@@ -67,18 +67,11 @@ class NamedSchema(Struct, frozen=True):
     schema: m.JsonObject
 
 
-class TextFormat(Struct, frozen=True, tag="text", tag_field="type"):
-    """The answer is text."""
+class ResponseFormat(Struct, frozen=True):
+    """The form of the answer. Of the type `json_schema`, it is an instance of `json_schema`."""
 
-
-class JsonObjectFormat(Struct, frozen=True, tag="json_object", tag_field="type"):
-    """The answer is any JSON object."""
-
-
-class JsonSchemaFormat(Struct, frozen=True, tag="json_schema", tag_field="type"):
-    """The answer is an instance of a schema."""
-
-    json_schema: NamedSchema
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: NamedSchema | None = None
 
 
 class ChatRequest(Struct, frozen=True, kw_only=True):
@@ -88,7 +81,7 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     messages: tuple[ChatMessage, ...]
     tools: tuple[Tool, ...] = ()
     tool_choice: Literal["auto", "none"] = "auto"
-    response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | UnsetType = UNSET
+    response_format: ResponseFormat = ResponseFormat()
 
     @property
     def offered(self) -> tuple[Function, ...]:

@@ -9,10 +9,10 @@ from msgspec import Struct
 from grue.testing.offline.situation import Situation
 
 IDLE: Final = frozenset(["look", "l", "inventory", "i", "score", "wait", "z", "help"])
-"""Commands that do not advance a game. No script contains them; mostly they are a host's fallback."""
+"""Commands that do not advance a game. No script contains them; a host plays them mostly as its fallback."""
 
 _MOST_LOST: Final = 10
-"""Most turns that may have been played outside the script. With more, a match would be a coincidence."""
+"""Most turns that may have been played outside the script. With more, a match would be chance."""
 
 
 class Thought(Struct, frozen=True):

@@ -15,13 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from grue import messages as m
-from grue.testing.offline.chat_request import (
-    BadRequestError,
-    ChatRequest,
-    JsonObjectFormat,
-    JsonSchemaFormat,
-    text_of,
-)
+from grue.testing.offline.chat_request import BadRequestError, ChatRequest, text_of
 from grue.testing.offline.playbook import Playbook, Step
 from grue.testing.offline.repertoire import explore
 from grue.testing.offline.schema_instances import UnsatisfiableError, minimal
@@ -96,19 +90,18 @@ def _decision(why: str, command: str, objective: str | None = None) -> m.JsonObj
 
 def _answer_without_game(request: ChatRequest) -> str:
     instructions = (text_of(each.content) for each in request.messages if each.role == "system")
-    shaped = isinstance(request.response_format, JsonSchemaFormat | JsonObjectFormat)
-    if shaped or any('"action"' in text for text in instructions):
+    if request.response_format.type != "text" or any('"action"' in text for text in instructions):
         return _in_shape(request, _decision(_NO_GAME, "look"))
     return f"{_NO_GAME} {_SCRIPTED}"
 
 
 def _in_shape(request: ChatRequest, decision: m.JsonObject) -> str:
     """Return the decision as JSON text, in the shape that the request demands."""
-    if not isinstance(request.response_format, JsonSchemaFormat):
+    named = request.response_format.json_schema
+    if named is None:
         return msgspec.json.encode(decision).decode()
-    schema = request.response_format.json_schema.schema
     try:
-        return msgspec.json.encode(minimal(schema, wishes=decision, text=_SCRIPTED)).decode()
+        return msgspec.json.encode(minimal(named.schema, wishes=decision, text=_SCRIPTED)).decode()
     except UnsatisfiableError as error:
         words = f"The offline script cannot fill this schema: {error}."
         raise BadRequestError(words, param="response_format", code="unsupported_value") from error
