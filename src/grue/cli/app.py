@@ -383,7 +383,7 @@ def fork(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Offer the tools in this mcp_tools.lock or listing file; `lock`: those of your project's.",
+            help="Offer the tools in this mcp_tools.lock or listing file; `lock`: the project's lock.",
         ),
     ] = None,
     misses: Annotated[
@@ -551,7 +551,7 @@ def mock_server(
         str | None,
         typer.Argument(
             metavar="MODULE:NAME",
-            help="A MockServer of yours; or FILE.py:NAME.",
+            help="A MockServer in your code; FILE.py:NAME also works.",
             show_default="one of everything",
         ),
     ] = None,

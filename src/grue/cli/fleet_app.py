@@ -97,7 +97,10 @@ def fork(
         typer.Option("--set", metavar="PATH=VALUE", help="A limit, a policy or llm.SETTING."),
     ] = None,
     misses: Annotated[
-        str, typer.Option(help="What becomes of calls without a recorded result: fail or call.")
+        str,
+        typer.Option(
+            help="For calls without a recorded result: `fail` ends the fork, `call` calls the tool."
+        ),
     ] = "fail",
     repetitions: Annotated[int, typer.Option(min=1, help="Forks of each turn.")] = 5,
     max_requests: Annotated[
@@ -271,7 +274,7 @@ def failures(
     every: Annotated[bool, typer.Option("--all", help="Name every episode of a group.")] = False,
     as_json: _Json = False,
 ) -> None:
-    """Group the failed episodes by what went wrong, with the commands that open their traces there.
+    """Group the failed episodes by what went wrong, with commands that open the traces at the failure.
 
     Episodes of earlier sweeps in the same folder are left out; their number is printed.
     """

@@ -9,7 +9,9 @@ from grue.cli import take_interrupts
 from grue.cli.plain_errors import Commands
 
 sandbox_app = typer.Typer(
-    cls=Commands, no_args_is_help=True, help="Show or try what a server may reach, or learn what it needs."
+    cls=Commands,
+    no_args_is_help=True,
+    help="Show what a box opens, try a command in one, or learn which one a server needs.",
 )
 
 _McpConfig = Annotated[

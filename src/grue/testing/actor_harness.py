@@ -82,7 +82,7 @@ class FakeChannel(Mailbox[M]):
     with `MailboxClosed`; `abandon` also fails the asks that wait for a reply.
 
     Args:
-        name: The name of the actor that it stands for.
+        name: The name of the actor whose place the test takes.
         tap: Records each message on its way in.
         bound: Number of messages that it holds until `take` makes room; `None`: it is never full.
     """
@@ -96,7 +96,7 @@ class FakeChannel(Mailbox[M]):
 
     @property
     def sent(self) -> list[M]:
-        """All messages that were sent to it, in order; also those that were taken out."""
+        """All messages that were sent to this mailbox, in order; also those that were taken out."""
         return [each.body for each in self.envelopes]
 
     def answers(self, kind: type, *replies: Any) -> None:
@@ -557,7 +557,7 @@ class TraceWatch:
     """The messages of one or more turns, and assertions about them.
 
     Args:
-        clock: Seconds, for the times of the messages; `None`: the system's clocks.
+        clock: Returns the time in seconds that the messages are recorded with; `None`: the system's clocks.
 
     Attributes:
         recorder: Pass it to a `Runner`. All messages that it records are watched. It writes no file.

@@ -40,7 +40,7 @@ def reset(reply: LlmReply = _GOOD_REPLY, *, after: float | None = None) -> LlmRe
 
 
 def broken_off(reply: LlmReply = _GOOD_REPLY, *, after: float = 0.5) -> LlmReply:
-    """Close the connection after a fraction of the body, which is shorter than its Content-Length."""
+    """Close the connection after a fraction of the body, before all bytes of the Content-Length are sent."""
     return replace(reply, then="drop", after=after)
 
 

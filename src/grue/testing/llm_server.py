@@ -87,7 +87,7 @@ class ContextWindow(Struct, frozen=True):
     bytes_per_token: float = 4.0
 
     def count(self, chat: dict[str, Any]) -> int:
-        """Return the tokens of a request in chat completions."""
+        """Return the number of tokens of a request, which is given as chat completions."""
         parts = [*chat.get("messages", ()), *chat.get("tools", ())]
         return sum(_FRAME_TOKENS + int(len(json.dumps(part)) / self.bytes_per_token) for part in parts)
 
@@ -250,7 +250,7 @@ def _reply(given: object) -> LlmReply | None:
 
 
 def _last_of(request: LlmRequest) -> str:
-    """Return sentences about a request: whether it repairs a reply, and its last message if it is a text."""
+    """Return sentences about a request: whether it asks to repair a reply, and its last text message."""
     from grue.messages import REPAIR_REQUEST  # imported here: this runs only if the script is too short
     from grue.runtime.safe_text import printable
 
@@ -369,7 +369,7 @@ class ScriptedLlmServer:
         self._thread.join()
 
     def answer(self, path: str, headers: Mapping[str, str], raw: bytes) -> LlmReply:
-        """Return the reply to a POST; to an error without a `Retry-After`, add the one of `retry_after`."""
+        """Return the reply to a POST. Errors without a `Retry-After` get that of `retry_after`."""
         reply = self._answer(path, headers, raw)
         if self._retry_after is None or reply.status < _FIRST_ERROR:
             return reply
