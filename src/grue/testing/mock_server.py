@@ -27,6 +27,7 @@ refuses the request. So this module refuses `initialize` before the SDK's server
 """
 
 import logging
+import re
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -106,6 +107,7 @@ def _unsupported(requested: object) -> ProtocolError:
 
 
 _MOST_EVENTS = 10_000
+_NUMBER = re.compile(r"[0-9]{1,9}")  # `int` refuses a text of some thousand digits
 
 
 class MemoryEventStore(EventStore):
@@ -124,7 +126,7 @@ class MemoryEventStore(EventStore):
 
     async def replay_events_after(self, last_event_id: str, send_callback: EventCallback) -> str | None:
         """Send the later events of the same stream, and return its id; `None` if the event is unknown."""
-        if not last_event_id.isdecimal() or int(last_event_id) not in self._events:
+        if not _NUMBER.fullmatch(last_event_id) or int(last_event_id) not in self._events:
             return None
         stream, _ = self._events[int(last_event_id)]
         later = [
@@ -320,7 +322,7 @@ class MockServer(MCPServer[Any]):
             items = await listed()
             cursor = params.cursor if params is not None else None
             size = self._page_size or max(1, len(items))
-            start = 0 if cursor is None else int(cursor) if cursor.isascii() and cursor.isdecimal() else -1
+            start = 0 if cursor is None else int(cursor) if _NUMBER.fullmatch(cursor) else -1
             if start < 0 or start % size or (start and start >= len(items)):
                 raise ProtocolError(types.INVALID_PARAMS, f"Invalid cursor: {cursor!r}")
             following = start + size

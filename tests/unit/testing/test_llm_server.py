@@ -185,6 +185,13 @@ def test_other_paths_and_other_bodies() -> None:
         assert "is an object" in post(server, [1]).text
 
 
+def test_a_batch_that_nobody_made_has_no_results() -> None:
+    with ScriptedLlmServer([]) as server:
+        headers = {"x-api-key": "test", "anthropic-version": "2023-06-01"}
+        url = f"{server.base_url}/messages/batches/batch_9/results"
+        assert httpx.get(url, headers=headers, trust_env=False).status_code == 404
+
+
 def test_replies_of_every_kind() -> None:
     failing = error_reply(429, "Slow down", {"Retry-After": "3"}, code="rate_limit")
     script = [failing, completion({"content": 5}, finish_reason="odd"), hang_up(b"half")]

@@ -91,7 +91,7 @@ async def test_pages_hold_every_item_once(mode: str, page_size: int | None) -> N
     assert (len(prompts), len(resources), len(templates)) == (4, 3, 1)
 
 
-@pytest.mark.parametrize("cursor", ["999", "-1", "1", "x", "", "\u0663", "2.0"])
+@pytest.mark.parametrize("cursor", ["999", "-1", "1", "x", "", "\u0663", "2.0", "9" * 5000])
 async def test_a_cursor_that_it_has_not_given_is_an_error(mode: str, cursor: str) -> None:
     async with connected(reference_server(page_size=2), mode) as client:
         for list_page in (client.list_tools, client.list_prompts, client.list_resources):
@@ -277,6 +277,7 @@ async def test_the_event_store_replays_one_stream_and_forgets_old_events(
     ids = [await store.store_event(stream, message) for stream in ("a", "b", "a", "a")]
     assert await store.replay_events_after(ids[0], send) is None
     assert await store.replay_events_after("x", send) is None
+    assert await store.replay_events_after("9" * 5000, send) is None
     assert await store.replay_events_after(ids[2], send) == "a"
     assert sent == [ids[3]]
 

@@ -147,7 +147,7 @@ class ScriptedBatches:
                 return self._list(query, anthropic=anthropic)
             case "GET", "batches", [id_]:
                 return self._look(id_, headers, anthropic=anthropic)
-            case "GET", "batches", [id_, "results"] if anthropic:
+            case "GET", "batches", [id_, "results"] if anthropic and id_ in self._batches:
                 return self._lines(f"{id_}-results", self._batches[id_].good)
         return error_reply(404, f"Unknown request URL: {method} {place}.")
 
