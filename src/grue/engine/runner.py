@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from msgspec.structs import replace
 
 from grue import messages as m
 from grue.actors.llm import LlmFactory
-from grue.engine.answers import AnswerSpec
+from grue.engine.answers import AnswerSpec, T
 from grue.engine.approval import Approval, Approve, Parking
 from grue.engine.conversations.conversation import Conversation
 from grue.engine.conversations.kept_conversation import KeptConversation
@@ -77,18 +77,7 @@ if TYPE_CHECKING:
     from grue.engine.outside_turns.server_sessions import SessionWork
 
 __all__ = ["LlmFactory", "Runner", "TurnOutcome", "TurnRequest", "outcome_of"]
-T = TypeVar("T")
 V = TypeVar("V")
-
-
-class MapOptions(TypedDict, total=False):
-    """Further arguments of `map`."""
-
-    concurrency: int
-    resume_from: str | PathLike[str] | None
-    progress: bool
-    total: int | None
-    batch: str | PathLike[str] | Batching | None
 
 
 class Runner(AsyncToolAccess, Closing):
@@ -297,12 +286,7 @@ class Runner(AsyncToolAccess, Closing):
         self._memory.learn({} if connection is None else {m.ServerName(server): connection})
         self._presumed.recall({m.ServerName(server): tuple(listing)})
 
-    @overload
-    def run_turn(self, request: str) -> TurnOutcome[str]: ...
-    @overload
-    def run_turn(self, request: TurnRequest[T]) -> TurnOutcome[T]: ...
-
-    def run_turn(self, request: TurnRequest[Any] | str) -> TurnOutcome[Any]:
+    def run_turn(self, request: TurnRequest[T] | str) -> TurnOutcome[T]:
         """Run a turn and return its outcome, blocking. A text is short for `TurnRequest(user=text)`.
 
         With `keep="nothing"` this is one `anyio.run`. When it returns or raises, no process of this turn is
@@ -330,24 +314,14 @@ class Runner(AsyncToolAccess, Closing):
         """
         return self._episode.run(self._turn(request).run)
 
-    @overload
-    async def run_turn_async(self, request: str) -> TurnOutcome[str]: ...
-    @overload
-    async def run_turn_async(self, request: TurnRequest[T]) -> TurnOutcome[T]: ...
-
-    async def run_turn_async(self, request: TurnRequest[Any] | str) -> TurnOutcome[Any]:
+    async def run_turn_async(self, request: TurnRequest[T] | str) -> TurnOutcome[T]:
         """Run a turn as `run_turn` does, in the caller's event loop. Cancellation ends the turn.
 
         With `keep="loop"` the turn runs in the episode's loop, and the caller awaits it.
         """
         return await self._episode.run_async(self._turn(request).run)
 
-    @overload
-    def start_turn(self, request: str) -> TurnHandle[TurnOutcome[str]]: ...
-    @overload
-    def start_turn(self, request: TurnRequest[T]) -> TurnHandle[TurnOutcome[T]]: ...
-
-    def start_turn(self, request: TurnRequest[Any] | str) -> TurnHandle[TurnOutcome[Any]]:
+    def start_turn(self, request: TurnRequest[T] | str) -> TurnHandle[TurnOutcome[T]]:
         """Start a turn and return at once, for loops that must not block (of a game or a GUI).
 
         Turns of one runner run one after the other. With `keep="nothing"` they run in a background thread
@@ -503,25 +477,16 @@ class Runner(AsyncToolAccess, Closing):
         """
         return Conversation.start(self, system, path=path, name=name)
 
-    @overload
-    def map(
-        self, requests: Iterable[str], **how: Unpack[MapOptions]
-    ) -> Iterator[BatchItem[TurnOutcome[str]]]: ...
-    @overload
-    def map(
-        self, requests: Iterable[TurnRequest[T]], **how: Unpack[MapOptions]
-    ) -> Iterator[BatchItem[TurnOutcome[T]]]: ...
-
     def map(
         self,
-        requests: Iterable[TurnRequest[Any] | str],
+        requests: Iterable[TurnRequest[T] | str],
         *,
         concurrency: int = 8,
         resume_from: str | PathLike[str] | None = None,
         progress: bool = False,
         total: int | None = None,
         batch: str | PathLike[str] | Batching | None = None,
-    ) -> Iterator[BatchItem[TurnOutcome[Any]]]:
+    ) -> Iterator[BatchItem[TurnOutcome[T]]]:
         """Run many turns in parallel and yield the result of each, in order.
 
         Each turn is a separate episode with its own sessions. Its number is its position, from 1. With
@@ -566,7 +531,7 @@ class Runner(AsyncToolAccess, Closing):
             return episode
 
         plan = Batch(begin=begin, settings=self._settings(), concurrency=concurrency)
-        items: Iterator[BatchItem[TurnOutcome[Any]]]
+        items: Iterator[BatchItem[TurnOutcome[T]]]
         if batch is not None:
             # imported here, because few programs need it
             from grue.engine.waiting_turns import run_waiting

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, assert_never
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, assert_never
 
 import anyio
 import anyio.to_thread
@@ -26,7 +26,7 @@ from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
 from grue import messages as m
-from grue.engine.answers import AnswerCheck, AnswerSpec, as_json, spec_of, unusable_answer
+from grue.engine.answers import AnswerCheck, AnswerSpec, T, as_json, spec_of, unusable_answer
 from grue.engine.conversations.kept_conversation import (
     EarlierResults,
     KeptConversation,
@@ -76,13 +76,6 @@ from grue.runtime.safe_text import beginning, well_formed
 from grue.runtime.trace.file import writers_of
 from grue.runtime.trace.recorder import Recorder
 from grue.tool_sessions.failures import failure_text
-
-if TYPE_CHECKING:
-    from typing_extensions import TypeVar as TypeVarWithDefault
-
-    T = TypeVarWithDefault("T", default=str)
-else:
-    T = TypeVar("T")
 
 R = TypeVar("R")
 

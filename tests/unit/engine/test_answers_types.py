@@ -140,7 +140,7 @@ def test_the_schema_is_told_in_words_unless_the_hosts_texts_tell_it(told: bool) 
 _PROGRAM = """
 from dataclasses import dataclass
 from typing import Any, Literal, assert_type
-from grue import AnswerSpec, LlmSettings, Runner, TurnRequest
+from grue import AnswerSpec, LlmSettings, Runner, TurnOutcome, TurnRequest
 from grue.errors import AnswerError, LLMError, TurnTimedOut
 
 @dataclass
@@ -158,6 +158,16 @@ def titled(ticket: Ticket) -> Ticket:
 
 checked = AnswerSpec.of(Ticket, check=titled, fallback=Ticket("none"))
 assert_type(runner.run_turn(TurnRequest(user="u", answer=checked)).response, Ticket)
+assert_type(runner.run_turn("u").response, str)
+assert_type(runner.start_turn("u").result().response, str)
+assert_type(runner.start_turn(TurnRequest(user="u", answer=int)).result().response, int)
+assert_type([item.outcome for item in runner.map(["u", "v"])], list[TurnOutcome[str] | None])
+numbered = [TurnRequest(user="u", answer=int)]
+assert_type([item.outcome for item in runner.map(numbered, concurrency=2)], list[TurnOutcome[int] | None])
+talk = runner.conversation()
+assert_type(talk.ask("u").response, str)
+assert_type(talk.ask("u", answer=Ticket).response, Ticket)
+assert_type(talk.ask("u", answer=checked).response, Ticket)
 assert_type(AnswerSpec.of(list[int], fallback=[], told=True), AnswerSpec[list[int]])
 assert_type(AnswerSpec.of(Literal["yes", "no"]), AnswerSpec[Any])
 

@@ -8,10 +8,10 @@ lent to a turn in `engine/conversations/kept_conversation.py`, and how it is sav
 from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack, overload, runtime_checkable
+from typing import Any, Protocol, Self, TypedDict, Unpack, runtime_checkable
 
 from grue import messages as m
-from grue.engine.answers import AnswerSpec
+from grue.engine.answers import AnswerSpec, T
 from grue.engine.conversations.kept_conversation import KeptConversation
 from grue.engine.turn import Image, TurnOutcome, TurnRequest
 from grue.errors import MCPConfigError, NothingToResume
@@ -20,8 +20,6 @@ from grue.protocol.context.history import items_of
 from grue.protocol.turn.connection import Settled
 from grue.runtime.loops.closing import Closing
 from grue.runtime.safe_text import well_formed
-
-T = TypeVar("T")
 
 
 class RunsTurns(Protocol):
@@ -186,16 +184,9 @@ class Conversation(Closing):
         mark = self._kept.open_turn
         return () if mark is None else mark.questions
 
-    @overload
-    def ask(self, text: str, *, answer: None = None, **how: Unpack[AskOptions]) -> TurnOutcome[str]: ...
-    @overload
     def ask(
-        self, text: str, *, answer: AnswerSpec[T] | type[T], **how: Unpack[AskOptions]
-    ) -> TurnOutcome[T]: ...
-
-    def ask(
-        self, text: str, *, answer: AnswerSpec[Any] | type[Any] | None = None, **how: Unpack[AskOptions]
-    ) -> TurnOutcome[Any]:
+        self, text: str, *, answer: AnswerSpec[T] | type[T] | None = None, **how: Unpack[AskOptions]
+    ) -> TurnOutcome[T]:
         """Run the next turn and return its outcome, blocking.
 
         Args:
@@ -217,18 +208,9 @@ class Conversation(Closing):
         with self._kept.asked():
             return self._runner.run_turn(self.request(text, answer=answer, **how))
 
-    @overload
     async def ask_async(
-        self, text: str, *, answer: None = None, **how: Unpack[AskOptions]
-    ) -> TurnOutcome[str]: ...
-    @overload
-    async def ask_async(
-        self, text: str, *, answer: AnswerSpec[T] | type[T], **how: Unpack[AskOptions]
-    ) -> TurnOutcome[T]: ...
-
-    async def ask_async(
-        self, text: str, *, answer: AnswerSpec[Any] | type[Any] | None = None, **how: Unpack[AskOptions]
-    ) -> TurnOutcome[Any]:
+        self, text: str, *, answer: AnswerSpec[T] | type[T] | None = None, **how: Unpack[AskOptions]
+    ) -> TurnOutcome[T]:
         """Run the next turn as `ask` does, in the caller's event loop. Cancellation ends the turn."""
         with self._kept.asked():
             return await self._runner.run_turn_async(self.request(text, answer=answer, **how))
@@ -292,8 +274,8 @@ class Conversation(Closing):
         return {**how, "turn": mark and mark.turn, "conversation": self._kept}
 
     def request(
-        self, text: str, *, answer: AnswerSpec[Any] | type[Any] | None = None, **how: Unpack[AskOptions]
-    ) -> TurnRequest[Any]:
+        self, text: str, *, answer: AnswerSpec[T] | type[T] | None = None, **how: Unpack[AskOptions]
+    ) -> TurnRequest[T]:
         """Return the next turn as a request, for `Runner.start_turn` and `Runner.map`.
 
         A batch may continue many conversations, each with one request at a time. With `resume_from` a turn
