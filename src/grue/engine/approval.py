@@ -329,13 +329,9 @@ def refused_changes(
     A decision about a call that is not among `questions` is not checked, because it has no effect.
     """
     asked = {question.call_id: question for question in questions}
-    refused = []
-    for decision in decisions:
-        question = asked.get(decision.call_id)
-        fault = _fault(question, decision) if decision.verdict == "change" and question else None
-        if question is not None and fault is not None:
-            refused.append((question, fault))
-    return refused
+    changes = [each for each in decisions if each.verdict == "change" and each.call_id in asked]
+    faults = ((asked[each.call_id], _fault(asked[each.call_id], each)) for each in changes)
+    return [(question, fault) for question, fault in faults if fault is not None]
 
 
 def _fault(question: ApprovalQuestion, decision: ApprovalDecision) -> str | None:

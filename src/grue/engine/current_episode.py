@@ -41,14 +41,9 @@ Work: TypeAlias = Callable[[TurnResources], Awaitable[T]]
 class Episode:
     """An event loop in a background thread, with open connections to the model and a pool of sessions.
 
-    An episode's turns run one at a time (or `at_once`), whichever threads submit them. An episode does not
-    refer to the runner that uses it, so that a lost runner can be garbage collected, which ends the episode.
-
-    Args:
-        endpoint: The model's endpoint, whose connections stay open; `None`: the host has its own model actor.
-        recorder: Records what the pool's sessions do outside turns.
-        sessions: Where a turn's sessions come from; `fresh`: there is no pool.
-        at_once: Number of turns that may run in parallel. Each of these slots has a pool of its own.
+    An episode's turns run one at a time (or `at_once`), whichever threads submit them. Each of these slots
+    has a pool of sessions of its own, unless `sessions` is `fresh`. An episode does not refer to the runner
+    that uses it, so that a lost runner can be garbage collected, which ends the episode.
 
     Attributes:
         resources: The processes of its turns, and the sessions of its first slot.
@@ -245,20 +240,15 @@ def with_default(start: Start | None, when: StartWhen) -> Start:
 class CurrentEpisode:
     """Runs a runner's work, in the loop of its current episode if there is one. Thread-safe.
 
-    With a lasting episode all work runs in the episode's loop. Otherwise each turn, and each call outside
-    turns, has a new loop in the calling thread, or runs in the loop of its async caller. Only turns that are
-    started in the background share a loop, which ends with the last of them.
+    With a lasting episode all work runs in the episode's loop, which is kept until `close`, with the
+    endpoint's open connections. Otherwise each turn, and each call outside turns, has a new loop in the
+    calling thread, or runs in the loop of its async caller. Only turns that are started in the background
+    share a loop, which ends with the last of them.
 
     If the runner is lost without `close`, the loop ends when this object is garbage collected.
 
-    Args:
-        endpoint: The model's endpoint, whose connections a lasting loop keeps open; `None`: the host has its
-            own model actor.
-        recorder: Records what happens outside turns.
-        sessions: Where a turn's sessions come from. Without a lasting loop this applies to batches only.
-        lasting: Keep the loop until `close`. `False`: end it with its last call.
-
     Attributes:
+        lasting: Whether the loop is kept until `close`.
         batch_sessions: Where the sessions of a batch's turns come from. A batch has a loop of its own.
     """
 

@@ -67,17 +67,13 @@ class RecordedCall(Struct):
 
 
 class TurnRecord:
-    """The recorded results and decisions that a fork of the turn gets.
+    """The recorded results and decisions that a fork of the turn gets, after the message number `after`.
 
     Calls with the same tool and the same arguments get the recorded results after the fork, in their order.
     When all of them are used, a call of a read-only tool gets the last one again. A call of any other tool
     then has no result, because the earlier calls may have changed what the tool would return.
 
-    Args:
-        envelopes: All messages of the turn.
-        after: Number of the message at which the turn is forked.
-        listings: The tools that servers list in the fork. A server that is not named here lists what the
-            record has.
+    Servers that `listings` does not name list what the record has.
     """
 
     def __init__(

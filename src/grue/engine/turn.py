@@ -515,16 +515,10 @@ def refuse_inside_turn(wiring: Wiring) -> None:
 
 
 class TurnSettings(Struct, frozen=True, kw_only=True):
-    """The settings that a runner gives to each of its turns.
+    """The settings that a runner gives to each of its turns. Most are arguments of `Runner`.
 
     Attributes:
         wiring: The parts that the turns share.
-        limits: How much a turn may use.
-        policy: What to do after a failure.
-        tool_policy: Which tool calls are made, asked about or denied.
-        context: How turns stay within the model's context window; `None`: nothing is cleared.
-        tool_search: When `find_tools` and `call_tool` are offered in place of the tools; `None`: never.
-        budget: For the model, for all turns together.
         spending: What the finished turns have spent of the budget.
     """
 

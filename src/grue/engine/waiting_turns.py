@@ -18,7 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -139,9 +139,6 @@ class _Room(Struct, frozen=True, kw_only=True):
         """Do nothing: the turn itself counts what the reply costs."""
 
 
-_Known: TypeAlias = "TurnOutcome[Any] | MCPError | None"
-
-
 class _Turns(Generic[T]):
     """The turns of a batch, and where each of them is."""
 
@@ -154,7 +151,7 @@ class _Turns(Generic[T]):
         self.account = _Account(settings, endpoint)
         self._path = FORMATS[files.manifest.wire].path
 
-    def known(self, index: int, request: TurnRequest[T]) -> _Known:
+    def known(self, index: int, request: TurnRequest[T]) -> TurnOutcome[Any] | MCPError | None:
         """Return how a turn ended in an earlier run; `None`: the turn has not ended, and is to be run.
 
         Raises `TraceError` if the turn's trace in the folder belongs to another request.

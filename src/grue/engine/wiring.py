@@ -90,16 +90,11 @@ class TurnsUnderWay:
 
 
 class Wiring(Struct, frozen=True, kw_only=True):
-    """The parts that all turns of a runner share.
+    """The parts that all turns of a runner share. Those that have no description are arguments of `Runner`.
 
     Attributes:
         llm: Makes the LLM actor of a turn.
         endpoint: The endpoint that these actors ask; `None` if `llm` is a factory of the host's.
-        servers: The tool servers by name.
-        recorder: Records all messages.
-        process_limits: How server processes are ended.
-        elicit: Asks the user a server's question; `None`: every question is declined.
-        tool_lock: The tool definitions that the user has approved; `None`: all are accepted.
         approval: Gets answers when the policy asks about a tool call.
         under_way: The turns that are running.
         presumed: The tools that turns may presume the servers to list; `None`: turns presume none.
@@ -165,13 +160,9 @@ def connect_fresh(
 ) -> Connect:
     """Return a factory of new connections to a server, with the runner's limits and tool lock.
 
-    Args:
-        wiring: The parts that the turns share.
-        name: The server.
-        registry: Lists the server's process.
-        on_tool_drift: What to do with a tool that differs from the tool lock.
-        sample: Answers the server's sampling requests; `None`: they are declined.
-        before_import: Awaited before the MCP SDK is imported in a thread; `None`: the import begins at once.
+    `registry` lists the server's process. `sample` answers the server's sampling requests; `None`: they are
+    declined. `before_import` is awaited before the MCP SDK is imported in a thread; `None`: the import begins
+    at once.
     """
     options = ClientOptions(
         limits=wiring.process_limits,

@@ -383,8 +383,6 @@ def _described(value: object) -> str:
             keys = ", ".join(key[:40] for key in [*value][:_NAMED_KEYS])
             more = f" and {len(value) - _NAMED_KEYS} more" if len(value) > _NAMED_KEYS else ""
             return f"it is an object with the members {keys}{more}" if value else "it is an empty object"
-        case list():
-            return f"it is an array of {len(value)} values"
         case _:
             return f"it is {_kind(value)}"
 
@@ -408,9 +406,7 @@ def _written(value: object) -> str:
     opened = _opened(value)
     if isinstance(opened, str):
         return opened
-    return msgspec.json.format(
-        bytes(value) if isinstance(value, msgspec.Raw) else msgspec.json.encode(value), indent=1
-    ).decode()
+    return msgspec.json.format(_compact(value), indent=1)
 
 
 def _compact(value: object) -> str:

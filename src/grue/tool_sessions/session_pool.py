@@ -59,12 +59,7 @@ Room: TypeAlias = Callable[["PooledConnection"], Awaitable[None]]
 class PooledConnection:
     """A connection and its owner task. `run` is the task; other tasks use the rest.
 
-    Args:
-        server: The server's name.
-        connect: Makes the connection.
-        recorder: Records what the owner does, in the trace.
-        timeout_s: Time limit for opening the connection.
-        room: Waits until the connection may start its process.
+    Before the connection starts its process, the owner waits until `room` returns.
 
     Attributes:
         connection: Open once `opened` is set, unless `failed` is set too.
@@ -197,13 +192,11 @@ in an earlier turn and kept since."""
 class SessionPool:
     """Holds the open sessions of an episode. Use it only in the episode's event loop, for one turn at a time.
 
-    Args:
-        group: Runs the owner tasks; cancelling it closes all connections.
-        recorder: Records what the owners do, in the trace.
-        sessions: `ahead`, `beside` or `kept`.
-        expects_turn: Says whether a further turn is expected. If not, nothing is prewarmed.
+    The owner tasks run in `group`; cancelling it closes all connections. If `expects_turn` says that no
+    further turn is expected, nothing is prewarmed.
 
     Attributes:
+        sessions: `ahead`, `beside` or `kept`.
         opened: Servers of which a turn of the pool has had an open session.
     """
 

@@ -117,12 +117,8 @@ def resumed_turn(
 ) -> Iterator[HostTurn[Any]]:
     """Record `TurnResumed`, and yield the turn that goes on. It counts as running in the block.
 
-    Args:
-        asked: The request that names the turn.
-        writer: Writes the turn's trace, and has locked it.
-        settings: The settings of the runner that goes on.
-        memory: The episode that the turn belongs to.
-        counted: This process has counted already what the turn spent before it was parked.
+    `writer` writes the turn's trace, and has locked it. `counted`: this process has counted already what the
+    turn spent before it was parked.
 
     Raises:
         NothingToResume: The trace has no such turn, or the turn is running.
@@ -281,16 +277,9 @@ def conversation_of(
 ) -> Iterator[KeptConversation | None]:
     """Yield the conversation of a turn, in which the turn is parked; `None`: the turn belongs to none.
 
-    If the conversation's file is opened for this, it is closed after the block, so that the host can load it.
-    Raises `ConversationError` if the conversation is missing, in use or damaged, has gone on, or does not
-    hold what was said before the turn.
-
-    Args:
-        part: The turn.
-        where: Where the turn goes on.
-        given: The conversation, if the host has it.
-        trace: Where the turn was read.
-        wiring: The wiring of the runner that goes on.
+    `given` is the conversation, if the host has it. If the conversation's file is opened for this, it is
+    closed after the block, so that the host can load it. Raises `ConversationError` if the conversation is
+    missing, in use or damaged, has gone on, or does not hold what was said before the turn.
     """
     began, number = part.run.history, part.run.turn
     if began is None:

@@ -158,18 +158,12 @@ class ServerSessions:
     ) -> m.ToolCallResult:
         """Call the tool `SERVER.TOOL` and return its result. The time limit starts when the call is sent.
 
-        If the server has changed the tool, the policy judges the call again, by the tool's new definition.
+        If the server has changed the tool, the policy judges the call again, by the tool's new definition. If
+        `definition` is given, the call was decided for that definition, and is not made if the tool has
+        another one. `turn` is the turn that the call is recorded in; 0: none.
 
-        Args:
-            name: The tool's full name.
-            arguments: A JSON object.
-            timeout_s: Time limit in seconds.
-            turn: The turn that the call is recorded in; 0: none.
-            definition: The definition that the call was decided for. If the tool has another one, the call is
-                not made. `None`: the caller has named a tool only.
-
-        Raises:
-            MCPToolCallError: The call failed; the subclass says why. The error has the result for the caller.
+        Raises `MCPToolCallError` if the call failed; the subclass says why, and the error has the result for
+        the caller.
         """
         server, tool = self._split(name)
         for _ in range(_MAX_JUDGEMENTS):
