@@ -209,6 +209,7 @@ class TurnActors:
         self._agent: AgentActor | None = None
         self._early: EarlyRequest | None = None
         self._sessions: dict[m.ServerName, SessionActor] = {}
+        self._before: Mapping[m.ServerName, Settled] = {}
         self._end_at = self._deadline = float("inf")
         # Turns without a pool may run in parallel. Each of them has its own sessions, and answers their
         # sampling requests itself.
@@ -243,17 +244,18 @@ class TurnActors:
 
     async def run(self, connections: Mapping[m.ServerName, Settled]) -> m.TurnEnd | m.TurnWaits:
         """Run the turn and return its end. The turn's time limit holds, whatever the actors do."""
-        end = await self._within_limit(connections)
+        self._before = connections
+        end = await self._within_limit()
         await self._save_listings()
         # The host gets the result only after all messages of the turn are in the trace.
         await self._wiring.recorder.shown()
         return end
 
-    async def _within_limit(self, connections: Mapping[m.ServerName, Settled]) -> m.TurnEnd | m.TurnWaits:
-        limit_s = self._limit_work(connections)
+    async def _within_limit(self) -> m.TurnEnd | m.TurnWaits:
+        limit_s = self._limit_work()
         with anyio.CancelScope(deadline=self._end_at):
             try:
-                end = await self._supervised(connections, self._deadline)
+                end = await self._supervised()
             finally:
                 self._sampling.sampler = None
             self._prepare_next(self.connections)
@@ -266,35 +268,33 @@ class TurnActors:
         failure = m.DeadlineMissed(limit_s=limit_s, doing="closing its sessions")
         return m.TurnFailed(turn=self._command.turn, failure=failure)
 
-    def _limit_work(self, connections: Mapping[m.ServerName, Settled]) -> float | None:
+    def _limit_work(self) -> float | None:
         """Split the turn's time between its work and the closing of its sessions. Return the work's share."""
         limits = self._command.limits
         if limits.turn_timeout_s is None:
             return None
-        kept_s = kept_for_closing(limits) if self._has_sessions_to_close(connections) else 0.0
+        kept_s = kept_for_closing(limits) if self._has_sessions_to_close() else 0.0
         # `RunTurn` is recorded with this value, so the trace shows how much time was reserved.
         self._command = replace(self._command, limits=replace(limits, teardown_s=kept_s))
         self._end_at = anyio.current_time() + limits.turn_timeout_s
         self._deadline = self._end_at - kept_s
         return limits.turn_timeout_s
 
-    def _has_sessions_to_close(self, connections: Mapping[m.ServerName, Settled]) -> bool:
+    def _has_sessions_to_close(self) -> bool:
         """Return whether closing sessions may take time; not for function tools and disabled servers."""
         return any(
             not isinstance(self._wiring.servers[name], HostFunctions)
-            and not isinstance(connections.get(name), Disabled)
+            and not isinstance(self._before.get(name), Disabled)
             for name in self._command.servers
         )
 
-    async def _supervised(
-        self, connections: Mapping[m.ServerName, Settled], deadline: float
-    ) -> m.TurnEnd | m.TurnWaits:
-        self._command = command = self._when_called(connections)
+    async def _supervised(self) -> m.TurnEnd | m.TurnWaits:
+        self._command = command = self._when_called()
         recorder = self._wiring.recorder
         pool = self._resources.pool
         if pool is not None:
             pool.begin_turn()
-        presumed = self._presumed(connections)
+        presumed = self._presumed()
         self._early = early = None if presumed is None else EarlyRequest(self._on_delta)
         async with Supervisor(recorder, turn=command.turn, stop_grace_s=_STOP_GRACE_S) as supervisor:
             agent = supervisor.mailbox("agent")
@@ -303,14 +303,13 @@ class TurnActors:
             factory = self._llm(early)
             supervisor.start(factory(llm, agent, partial(_note_and_show, supervisor.note, shown)))
             self._sampling.sampler = self._sampler(supervisor, agent)
-            sessions = self._start_sessions(supervisor, agent, connections, deadline)
             self._agent = AgentActor(
                 agent,
                 llm=llm,
-                sessions=sessions,
+                sessions=self._start_sessions(supervisor, agent),
                 check=self._check,
                 note=supervisor.note if early is None else early.releasing(supervisor.note),
-                deadline=deadline,
+                deadline=self._deadline,
             )
             if early is not None:
                 early.agent, self._agent.on_step = self._agent, early.stepped
@@ -357,15 +356,9 @@ class TurnActors:
         recalled_end: Any = await expected.wait()
         return recalled_end  # type: ignore[no-any-return]  # the agent replies with a turn's end
 
-    def _start_sessions(
-        self,
-        supervisor: Supervisor,
-        agent: Mailbox[m.TurnEvent],
-        connections: Mapping[m.ServerName, Settled],
-        deadline: float,
-    ) -> "_Mailboxes":
+    def _start_sessions(self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]) -> "_Mailboxes":
         """Start the sessions' actors; those of servers that start when called start at the first message."""
-        start = partial(self._start_session, supervisor, agent, connections, deadline)
+        start = partial(self._start_session, supervisor, agent)
         mailboxes = _Mailboxes(start)
         waiting = {listing.server for listing in self._command.when_called}
         for name in self._command.servers:
@@ -374,22 +367,17 @@ class TurnActors:
         return mailboxes
 
     def _start_session(
-        self,
-        supervisor: Supervisor,
-        agent: Mailbox[m.TurnEvent],
-        connections: Mapping[m.ServerName, Settled],
-        deadline: float,
-        name: m.ServerName,
+        self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent], name: m.ServerName
     ) -> Mailbox[m.SessionCommand]:
         if name == SERVER:
             return self._built_in(supervisor, agent)
         session = SessionActor(
             supervisor.mailbox(name),
             agent=agent,
-            connect=self._wiring.approval.connecting(self._connect(name, deadline), self._command, name),
+            connect=self._wiring.approval.connecting(self._connect(name), self._command, name),
             note=supervisor.note,
-            connection=connections.get(name),
-            deadline=deadline,
+            connection=self._before.get(name),
+            deadline=self._deadline,
             around_call=self._wiring.recorder.around_call,
         )
         self._sessions[name] = session
@@ -433,20 +421,21 @@ class TurnActors:
             return llm.reporting_sent(early.sent)
         return llm
 
-    def _when_called(self, connections: Mapping[m.ServerName, Settled]) -> m.RunTurn:
+    def _when_called(self) -> m.RunTurn:
         """Return the turn's command, with the listings of the servers that start when they are called."""
         presumed, command = self._wiring.presumed, self._command
         if presumed is None or self._past is not None or self._goes_on is not None:
             # A fork, and a turn that has waited for a batch, repeat the recorded command unchanged.
             return command
-        return replace(command, when_called=presumed.when_called(command, connections, anyio.current_time()))
+        listings = presumed.when_called(command, self._before, anyio.current_time())
+        return replace(command, when_called=listings)
 
-    def _presumed(self, connections: Mapping[m.ServerName, Settled]) -> m.ToolsPresumed | None:
+    def _presumed(self) -> m.ToolsPresumed | None:
         """Return the listings that the turn may presume; none if its LLM actor cannot drop a reply."""
         presumed = self._wiring.presumed
         if presumed is None or not isinstance(self._wiring.llm, EndpointActors):
             return None
-        return presumed.for_turn(self._command, connections, self._resources.registry)
+        return presumed.for_turn(self._command, self._before, self._resources.registry)
 
     def _learn_listings(self) -> None:
         if self._wiring.presumed is not None:
@@ -484,7 +473,7 @@ class TurnActors:
         supervisor.start(ApprovalActor(mailbox, agent=agent, answer=answer))
         return mailbox
 
-    def _connect(self, name: m.ServerName, deadline: float) -> Connect:
+    def _connect(self, name: m.ServerName) -> Connect:
         """Return a factory of the turn's connection to a server: a new one, or one leased from the pool."""
         connect, server = self._fresh(name), self._wiring.servers[name]
         pool = self._resources.pool
@@ -497,7 +486,7 @@ class TurnActors:
             return lambda _: server.connect(name, registry, before_calls=pool.wait_closed)
         if not isinstance(server, McpServer):
             return connect
-        return lambda _: pool.lend(name, connect, self._command.turn, deadline)
+        return lambda _: pool.lend(name, connect, self._command.turn, self._deadline)
 
     def _fresh(self, name: m.ServerName, beside: Sampler | None = None) -> Connect:
         sampled = self._command.limits.max_samplings > 0
