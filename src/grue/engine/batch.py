@@ -121,14 +121,15 @@ class CompletedTurns:
     def _say(self, envelope: EpisodeEnvelope) -> None:
         body = envelope.body
         talk: _Begun | None = None
-        if isinstance(body, m.RequestCompletion) and not body.aside:
-            talk = self._talks.get(body.conversation)
-            if talk is not None:
-                self._requests[envelope.seq] = talk
-        elif isinstance(body, m.HistoryRewritten | m.RewriteHistory):
-            talk = self._talks.get(body.conversation)
-        elif isinstance(body, m.CompletionReceived):
-            talk = self._requests.pop(envelope.cause or 0, None)
+        match body:
+            case m.RequestCompletion(conversation=name, aside=False) | m.DropCompletion(conversation=name):
+                talk = self._talks.get(name)
+                if talk is not None:
+                    self._requests[envelope.seq] = talk
+            case m.HistoryRewritten(conversation=name) | m.RewriteHistory(conversation=name):
+                talk = self._talks.get(name)
+            case m.CompletionReceived() | m.ReplyDropped():
+                talk = self._requests.pop(envelope.cause or 0, None)
         if talk is not None and isinstance(body, SaidStep):
             talk.said.append(body)
             talk.partial = talk.partial or envelope.redacted

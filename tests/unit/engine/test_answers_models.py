@@ -1,16 +1,30 @@
 """What a valid answer is: models, read from whatever a model writes around them."""
 
+from typing import Generic, TypeVar
+
 import pytest
 from pydantic import BaseModel, field_validator
 
 from grue.engine.answers import AnswerCheck, AnswerSpec
 from grue.messages import AnswerAccepted, AnswerRefused
 
+T = TypeVar("T")
+
 
 class Decision(BaseModel):
     action: str
     patience: int = 3
     mood: str | None = "calm"
+
+
+class Page(BaseModel, Generic[T]):
+    items: list[T]
+
+
+def test_the_schema_of_a_generic_model_has_a_name_that_endpoints_accept() -> None:
+    schema = AnswerSpec.from_model(Page[int]).schema
+    assert schema is not None
+    assert schema.name == "Page_int"
 
 
 def test_null_for_a_member_that_may_be_left_out_leaves_it_out() -> None:

@@ -11,7 +11,21 @@ from grue.engine.answers import AnswerSpec
 from grue.engine.batch import CompletedTurns
 from grue.engine.turn import TurnOutcome
 from grue.errors import TraceError
-from grue.messages import Attachment, ConversationId, HistoryReference, RunTurn, TurnCompleted
+from grue.messages import (
+    AssistantReply,
+    Attachment,
+    CompletionReceived,
+    ConversationId,
+    DropCompletion,
+    HistoryReference,
+    OfferTools,
+    ReplyDropped,
+    RequestCompletion,
+    RunTurn,
+    TurnCompleted,
+    UserText,
+)
+from grue.protocol.context.history import History, take_step
 from grue.runtime.trace.file import TraceWriter
 from grue.runtime.trace.recorder import Recorder
 
@@ -105,6 +119,34 @@ def test_turns_of_the_same_number_that_overlap_keep_their_answers_apart(tmp_path
         outcome = found(recall, asked(1, user), TEXT)
         assert outcome is not None
         assert outcome.response == f"of {user}"
+
+
+def test_a_reply_that_the_turn_has_dropped_is_not_said_in_the_recalled_turn(tmp_path: Path) -> None:
+    talk = ConversationId("c")
+    command = asked(1, history=HistoryReference(conversation=talk, length=0, digest=""))
+    recorder, path = Recorder(), tmp_path / "trace.jsonl"
+    writer = TraceWriter(path, episode="batch")
+    recorder.add(writer)
+
+    def record(body: Any, to: str, cause: int | None = None) -> int:
+        return recorder.record(body, sender="agent", receiver=to, turn=1, cause=cause).seq
+
+    began = record(command, "agent")
+    ask = RequestCompletion(conversation=talk, request=1, mode=OfferTools(), new=(UserText("u"),))
+    reply = CompletionReceived(request=1, content="of presumed tools")
+    record(reply, "agent", record(ask, "llm"))
+    drop = record(DropCompletion(conversation=talk, request=1, reason="the tools have changed"), "llm")
+    record(ReplyDropped(request=1), "agent", drop)
+    again = record(replace(ask, request=2, new=()), "llm")
+    record(replace(reply, request=2, content="north"), "agent", again)
+    record(completed(1), "host", began)
+    writer.close()
+    recalled = CompletedTurns(path).recall(command, TEXT)
+    assert recalled is not None
+    history = History()
+    for step in recalled.said:
+        take_step(history, step)
+    assert [entry.content for entry in history.entries if isinstance(entry, AssistantReply)] == ["north"]
 
 
 def test_an_answer_is_read_by_the_check_as_it_is_now(tmp_path: Path) -> None:
