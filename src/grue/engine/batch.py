@@ -175,7 +175,7 @@ def _accepts(check: AnswerCheck[Any], end: m.TurnCompleted) -> bool:
 
 
 def _place_after(past: m.HistoryReference, said: tuple[SaidStep, ...]) -> m.HistoryReference | None:
-    """Return a conversation's state after a turn; `None`: it depends on the entries before the turn."""
+    """Return a conversation's state after a turn; `None`: its earlier entries would be needed to tell."""
     ledger = Ledger()
     ledger.length, ledger.digest = past.length, past.digest
     history = History(ledger)

@@ -41,9 +41,9 @@ Work: TypeAlias = Callable[[TurnResources], Awaitable[T]]
 class Episode:
     """An event loop in a background thread, with open connections to the model and a pool of sessions.
 
-    An episode's turns run one at a time (or `at_once`), whichever threads submit them. Each of these slots
-    has a pool of sessions of its own, unless `sessions` is `fresh`. An episode does not refer to the runner
-    that uses it, so that a lost runner can be garbage collected, which ends the episode.
+    An episode's turns run one at a time, or up to `at_once` in parallel, whichever threads submit them. Each
+    parallel slot has a pool of sessions of its own, unless `sessions` is `fresh`. An episode does not refer
+    to the runner that uses it, so that a lost runner can be garbage collected, which ends the episode.
 
     Attributes:
         resources: The processes of its turns, and the sessions of its first slot.
@@ -300,8 +300,8 @@ class CurrentEpisode:
         """Start a turn in the loop and return at once."""
         episode = self._enter()
         try:
-            # While the turn runs, this reference keeps the loop alive, even if the runner is garbage
-            # collected.
+            # The running turn refers to this object through `self._keep`. So the loop stays alive until the
+            # turn has ended, even if the runner is garbage collected.
             call = episode.submit(lambda resources: self._keep(work(resources)))
         except BaseException:
             self._leave(episode)

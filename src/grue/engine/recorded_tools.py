@@ -67,13 +67,13 @@ class RecordedCall(Struct):
 
 
 class TurnRecord:
-    """The recorded results and decisions that a fork of the turn gets, after the message number `after`.
+    """The recorded results and decisions that a fork of the turn gets; the fork is after message `after`.
 
     Calls with the same tool and the same arguments get the recorded results after the fork, in their order.
     When all of them are used, a call of a read-only tool gets the last one again. A call of any other tool
     then has no result, because the earlier calls may have changed what the tool would return.
 
-    Servers that `listings` does not name list what the record has.
+    A server lists the tools that `listings` has of it, or else those that the record has.
     """
 
     def __init__(

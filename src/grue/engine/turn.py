@@ -86,7 +86,7 @@ Image: TypeAlias = str | PathLike[str] | bytes
 """An image for the model: the path of a file, or its content."""
 
 
-# The machine's text is written for games, whose answer is an action.
+# `m.FINAL_REQUEST` asks for an action, because it was written for games.
 _FINAL_REQUEST = m.FINAL_REQUEST.replace("action", "answer")
 
 
@@ -505,7 +505,7 @@ def _inside_turn(wiring: Wiring) -> Iterator[None]:
 def refuse_inside_turn(wiring: Wiring) -> None:
     """Raise `MCPError` if the caller is part of a turn of the runner with this wiring.
 
-    Function tools, answer checks and other callbacks of such a turn are.
+    Function tools, answer checks and other callbacks are part of the turn that calls them.
     """
     if any(each is wiring for each in _inside.get()):
         raise MCPError(
@@ -596,8 +596,8 @@ class HostTurn(Generic[T]):
                 end = await actors.run(memory.connections)
             finally:
                 self.progress.leave()
-                # Also after a failure or a cancellation, because the next turn has to know which servers were
-                # connected or disabled in this one.
+                # The states are learned after a failure or a cancellation too, because the next turn has to
+                # know which servers were connected or disabled in this one.
                 memory.learn(actors.connections)
         if isinstance(end, m.TurnWaits):
             raise TurnPostponed(end)
@@ -753,7 +753,7 @@ def _past_of(
 
 
 def _continued(request: TurnRequest[Any], number: int) -> KeptConversation | None:
-    """Return the conversation that a request continues. One is made from a history given as plain data."""
+    """Return the conversation that a request continues. A history as plain data is made into one."""
     if request.conversation is None and request.history:
         return given_conversation(f"turn-{number}", request.system, request.history)
     return request.conversation

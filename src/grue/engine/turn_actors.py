@@ -93,7 +93,7 @@ class EarlyRequest:
             self._on_delta(delta)
 
     def releasing(self, note: Note) -> Note:
-        """Return the agent's `note`, which shows the held text once the tools are verified."""
+        """Return the agent's `note` function, extended to show the held text once the tools are verified."""
 
         def note_and_release(body: Any, *, sender: str, cause: int | None = None) -> Envelope[Any]:
             envelope = note(body, sender=sender, cause=cause)
@@ -344,7 +344,7 @@ class TurnActors:
             noted, events = past.forked, past.events
             begun = next(each for each in reversed(past.copied) if isinstance(each.body, m.RunTurn))
             begun = replace(begun, seq=numbers[begun.seq])
-        # Before the first await, so that the note is in the trace before the LLM actor's reply.
+        # Recorded before the first await, so that the trace has this note before the LLM actor's reply.
         supervisor.note(noted, sender="agent")
         self._agent.recall(replace(begun, reply_to=expected), (*events, noted))
         for rewrite in rewrites:

@@ -413,7 +413,8 @@ class _Rounds(Generic[T]):
             item = BatchItem(index=index, error=BudgetSpent(f"Turn {index + 1} goes on waiting: {spent}."))
         except Exception as error:  # noqa: BLE001 - a failed turn must not end the others
             item = BatchItem(index=index, error=as_ours(error))
-        if not isinstance(item.error, BudgetSpent):  # Otherwise the turn still waits, and keeps its share.
+        # A turn that the budget has no room for still waits, and keeps what it has reserved.
+        if not isinstance(item.error, BudgetSpent):
             self._turns.account.ended(index + 1)
         self._asked.pop(index, None)
         self._done[index] = item
@@ -435,7 +436,8 @@ class _Rounds(Generic[T]):
         except BatchRefused as refused:
             raise error_for(m.TurnFailed(turn=0, failure=refused.failure)) from refused
         indices = sorted({int(self._files.turn_of(item)) - 1 for item in settled} & self._waiting)
-        # A turn does not wait if its reply had come before the last process was killed.
+        # If none of these turns waits, their replies had come before the last process was killed. Then all
+        # waiting turns are started, and find the replies in the folder.
         for index in indices or sorted(self._waiting):
             if len(self._running) >= self._concurrency:
                 self._take_one()

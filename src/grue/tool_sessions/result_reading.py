@@ -56,7 +56,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
 
 
 def wanted(arguments: m.JsonObject) -> Wanted:
-    """Return the arguments of a call; raises `CannotReadError` if they cannot be used together."""
+    """Return the arguments of a call; raises `CannotReadError` if they are wrong or contradict each other."""
     try:
         asked = msgspec.convert(arguments, Wanted)
     except msgspec.ValidationError as error:
@@ -272,7 +272,7 @@ def _around(piece: str, test: _Test) -> str:
 
 
 class _Every(Struct, frozen=True):
-    """Selects all members or items."""
+    """A step of a JSON path, such as `[*]`, that selects all members or items of a value."""
 
 
 _Step: TypeAlias = str | int | slice | _Every

@@ -77,7 +77,7 @@ class Dropped(Struct, frozen=True, tag="dropped"):
 
 
 class Undone(Struct, frozen=True, tag="undone"):
-    """Take back lines: of those before this one, only the first `lines` that still count are kept."""
+    """Takes back lines: of the lines that counted before this one, only the first `lines` still count."""
 
     lines: int
 

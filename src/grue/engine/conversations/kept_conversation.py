@@ -86,7 +86,7 @@ class EarlierResults:
         return tuple(self._turns)
 
     def begin(self, turn: int, trace: Path | None) -> bool:
-        """Store the turn that begins and its trace, if it has one; return whether both are new."""
+        """Note the turn that begins, and its trace if it has one; return whether this pair was added."""
         self._trace = trace
         if trace is None or (turn, trace) in self._turns[-1:]:
             return False
@@ -192,8 +192,8 @@ class TurnPast(Struct, kw_only=True):
 class KeptConversation:
     """A conversation between its turns. One turn at a time continues it.
 
-    While a turn continues the conversation, methods that would change it raise `ConversationBusy`. They raise
-    `ConversationError` if the conversation's file cannot be read or written.
+    While a turn continues the conversation, methods that change it or read the whole of it raise
+    `ConversationBusy`. They raise `ConversationError` if the conversation's file cannot be read or written.
 
     Args:
         system: The instructions.
@@ -666,7 +666,7 @@ def given_conversation(
 
 
 def require_not_parked(mark: TurnMark | None, name: str) -> None:
-    """Raise `ConversationParked` if the open turn, whose mark this is, is parked."""
+    """Raise `ConversationParked` if the open turn is parked; `mark`: its mark."""
     if mark is not None and mark.state == "parked":
         asked = ", ".join(dict.fromkeys(question.name for question in mark.questions))
         what = f"waits for an approval of {asked}" if asked else "is parked"

@@ -61,7 +61,7 @@ class Talk(Struct):
     parked: m.TurnParked | None = None
 
     def close(self) -> None:
-        """Answer the open calls of a turn that was not resumed."""
+        """Answer the calls that a turn has left open, because the turn was not resumed."""
         self.history.close(self.parked)
         self.turn = self.parked = None
 
@@ -150,7 +150,11 @@ def _mark_of(talk: Talk, path: Path) -> TurnMark | None:
 
 
 def _branch_points(envelopes: Iterable[EpisodeEnvelope]) -> set[_Place]:
-    """Return the points at which conversations begin whose first entries the trace does not hold."""
+    """Return the places at which conversations go on from entries that no turn of theirs has recorded.
+
+    A conversation whose first recorded turn has earlier entries is a branch of another conversation, or the
+    trace does not hold its beginning.
+    """
     begun: set[m.ConversationId] = set()
     points: set[_Place] = set()
     for envelope in envelopes:
