@@ -204,7 +204,11 @@ class ProcessGroup:
     def signal(self, number: int) -> None:
         """Send a signal to the whole group, unless it has ended."""
         with self._lock:
-            self._signal(number)
+            if self._leader.returncode is not None:
+                return  # the leader was reaped, so its id may belong to another group by now
+            # Darwin raises EPERM if a zombie is all that is left of the group.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number)
 
     def end(self, patience_s: float = _DEATH_S) -> ServerExit | None:
         """Kill the group and the processes that left it, reap the leader, and wait until all are gone.
@@ -218,7 +222,7 @@ class ProcessGroup:
         """
         with self._lock:
             if self._exit is None:
-                self._signal(signal.SIGKILL)
+                self.signal(signal.SIGKILL)
                 if not self.watch.exited_within(patience_s):
                     return None
                 self._descendants.kill(_DESCENDANTS_S)
@@ -246,13 +250,6 @@ class ProcessGroup:
         """In a forked child, drop the copy of the parent's process without signalling it."""
         self._leader.returncode = 0
         self.close_descriptors()
-
-    def _signal(self, number: int) -> None:
-        if self._leader.returncode is not None:
-            return  # the leader was reaped, so its id may belong to another group by now
-        # Darwin raises EPERM if a zombie is all that is left of the group.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
 
 
 class ProcessRegistry:
