@@ -37,25 +37,3 @@ def set_server_gate(gate: ServerGate | None) -> None:
 def server_gate() -> ServerGate | None:
     """Return the gate of this process; `None` if it has none."""
     return _gates[0] if _gates else None
-
-
-class HeldPlace:
-    """The place of one server, if the process has a gate."""
-
-    def __init__(self) -> None:
-        self._place: ServerPlace | None = None
-
-    async def take(self) -> str:
-        """Wait for a place. Return an empty text, or a sentence that says why the server may not start."""
-        gate = server_gate()
-        place = None if gate is None else await gate.admit()
-        if isinstance(place, str):
-            return place
-        self._place = place
-        return ""
-
-    def leave(self) -> None:
-        """Give the place back, if there is one. A second call does nothing."""
-        place, self._place = self._place, None
-        if place is not None:
-            place.leave()

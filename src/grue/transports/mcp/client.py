@@ -27,7 +27,7 @@ from grue.protocol.tools.results import content_blocks, from_mcp, is_kept_as_tex
 from grue.runtime.loading import is_loaded, load, load_all
 from grue.runtime.loops.beside_loop import aside, leaves_no_time
 from grue.runtime.processes.process_group import ProcessRegistry, SpawnError
-from grue.runtime.processes.server_gate import HeldPlace
+from grue.runtime.processes.server_gate import ServerPlace, server_gate
 from grue.runtime.safe_text import beginning, plain_text, well_formed
 from grue.tool_sessions.connection import ConnectionStatus, Listing, SeenListing
 from grue.tool_sessions.failures import (
@@ -101,19 +101,22 @@ class McpClient:
         self._lost = False
         self._started = 0.0
         self._entering_s = 0.0
-        self._place = HeldPlace()
+        self._place: ServerPlace | None = None
 
     async def __aenter__(self) -> Self:
         require_mcp()
         self._started = time.monotonic()
-        refused = await self._place.take() if isinstance(self._server, StdioServer) else ""
-        if refused:
-            raise await self._failed(f"the server may not start: {refused}")
+        gate = server_gate()
+        if gate is not None and isinstance(self._server, StdioServer):
+            place = await gate.admit()
+            if isinstance(place, str):
+                raise await self._failed(f"the server may not start: {place}")
+            self._place = place
         self._started = time.monotonic()
         try:
             await self._wire.__aenter__()
         except BaseException as error:
-            self._place.leave()
+            self._leave_place()
             if not isinstance(error, SpawnError):
                 raise
             remedy = error.remedy or await self._wire.remedy("spawn", missing=error.missing is not None)
@@ -131,7 +134,12 @@ class McpClient:
             try:
                 await self._wire.__aexit__(exc_type, exc, tb)
             finally:
-                self._place.leave()
+                self._leave_place()
+
+    def _leave_place(self) -> None:
+        place, self._place = self._place, None
+        if place is not None:
+            place.leave()
 
     @property
     def status(self) -> ConnectionStatus:
