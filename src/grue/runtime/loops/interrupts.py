@@ -123,79 +123,12 @@ def may_handle_interrupts() -> bool:
     return in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-class MainThreadWork(Generic[T]):
-    """Work in an event loop of the main thread. Ctrl-C cancels it and does not raise in the middle of it.
-
-    Use it only if `may_handle_interrupts`.
-
-    Args:
-        function: The coroutine function.
-        force_kill: Called in the signal handler at the second press. Makes the running clean-up end at once.
-    """
-
-    def __init__(self, function: Callable[[], Awaitable[T]], force_kill: Callable[[], object]) -> None:
-        self._function = function
-        self._force_kill = force_kill
-        self._presses = 0
-        self._cancel: Callable[[], object] | None = None
-        self._result: list[T] = []
-
-    async def run(self) -> None:
-        """Run the work. `run_within` must be around the loop."""
-        loop = asyncio.get_running_loop()
-        with anyio.CancelScope() as scope:
-            self._cancel = lambda: loop.call_soon_threadsafe(scope.cancel)
-            if self._presses:
-                # Pressed while the loop was starting, when there was nothing to cancel yet.
-                scope.cancel()
-            try:
-                self._result.append(await self._function())
-            finally:
-                self._cancel = None
-
-    def run_within(self, run_loop: Callable[[Callable[[], Awaitable[None]]], object]) -> T:
-        """Run the work in the loop that `run_loop` runs, and return its result.
-
-        Our SIGINT handler is set before the loop starts, and the former one is restored after the loop's end.
-        asyncio then sets no handler, which at the first press would cancel the main task, even while the loop
-        starts or ends. A press after the end of the work is raised when the loop has ended.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C was pressed. The work has had time to clean up.
-        """
-        before = signal.signal(signal.SIGINT, self._press)
-        try:
-            run_loop(self.run)
-        except Exception as error:
-            if self._presses:
-                raise KeyboardInterrupt from error
-            raise
-        finally:
-            signal.signal(signal.SIGINT, before)
-        if self._presses:
-            raise KeyboardInterrupt
-        return self._result[0]
-
-    def _press(self, signum: int, frame: FrameType | None) -> None:
-        # A signal handler runs between any two lines, so it must not take locks that the interrupted line may
-        # hold. It only schedules the cancellation, and the loop carries it out.
-        self._presses += 1
-        if self._presses == 1:
-            cancel = self._cancel
-            if cancel is not None:
-                cancel()
-        elif self._presses == 2:
-            self._force_kill()
-        else:
-            signal.default_int_handler(signum, frame)
-
-
 class Interruptible:
     """A cancel scope around a coroutine. Any thread can cancel it, also before the coroutine starts."""
 
     def __init__(self) -> None:
-        # Reentrant, because a finalizer that the garbage collector runs may call `interrupt` in a thread that
-        # already holds the lock.
+        # Reentrant, because a signal handler, or a finalizer that the garbage collector runs, may call
+        # `interrupt` in a thread that already holds the lock.
         self._lock = threading.RLock()
         self._cancel: Callable[[], object] | None = None
         self._interrupted = False
@@ -228,6 +161,64 @@ class Interruptible:
             # The loop may have ended since the lock was released. Then there is nothing left to cancel.
             with contextlib.suppress(RuntimeError):
                 cancel()
+
+
+class MainThreadWork(Generic[T]):
+    """Work in an event loop of the main thread. Ctrl-C cancels it and does not raise in the middle of it.
+
+    Use it only if `may_handle_interrupts`.
+
+    Args:
+        function: The coroutine function.
+        force_kill: Called in the signal handler at the second press. Makes the running clean-up end at once.
+    """
+
+    def __init__(self, function: Callable[[], Awaitable[T]], force_kill: Callable[[], object]) -> None:
+        self._function = function
+        self._force_kill = force_kill
+        self._presses = 0
+        self._work = Interruptible()
+        self._result: list[T] = []
+
+    async def run(self) -> None:
+        """Run the work. `run_within` must be around the loop."""
+        with contextlib.suppress(WorkInterrupted):  # `run_within` raises it, after the loop's end
+            self._result.append(await self._work.run(self._function))
+
+    def run_within(self, run_loop: Callable[[Callable[[], Awaitable[None]]], object]) -> T:
+        """Run the work in the loop that `run_loop` runs, and return its result.
+
+        Our SIGINT handler is set before the loop starts, and the former one is restored after the loop's end.
+        asyncio then sets no handler, which at the first press would cancel the main task, even while the loop
+        starts or ends. A press after the end of the work is raised when the loop has ended.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed. The work has had time to clean up.
+        """
+        before = signal.signal(signal.SIGINT, self._press)
+        try:
+            run_loop(self.run)
+        except Exception as error:
+            if self._presses:
+                raise KeyboardInterrupt from error
+            raise
+        finally:
+            signal.signal(signal.SIGINT, before)
+        if self._presses:
+            raise KeyboardInterrupt
+        return self._result[0]
+
+    def _press(self, signum: int, frame: FrameType | None) -> None:
+        # A signal handler runs between any two lines, so it must not wait for a lock that the interrupted
+        # line may hold; the lock of `Interruptible` is reentrant. The handler only schedules the
+        # cancellation, and the loop carries it out.
+        self._presses += 1
+        if self._presses == 1:
+            self._work.interrupt()
+        elif self._presses == 2:
+            self._force_kill()
+        else:
+            signal.default_int_handler(signum, frame)
 
 
 class _PressCounter:
