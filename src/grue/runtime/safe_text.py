@@ -172,8 +172,7 @@ def _visible(char: str) -> str:
         return _NAMED[char]
     if unicodedata.category(char) == "Zs":
         return " "
-    code = ord(char)
-    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+    return _escaped(char)
 
 
 def fault_text(told: str) -> str:

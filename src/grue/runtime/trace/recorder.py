@@ -159,7 +159,7 @@ class Recorder:
         self._redaction = Redaction(secrets)
         self._backlog = Backlog()
         self._late = self._backlog.calls
-        self._piece: type[Struct] = _NoPiece
+        self._piece: type[Struct] | None = None
         self._texts: dict[tuple[str, int], dict[Any, _Text]] = {}
         self._watched: Mapping[type, Callable[[Any], object]] = {}
         self.around_call: Callable[[int], AbstractContextManager[object]] = contextlib.nullcontext
@@ -354,19 +354,19 @@ class Recorder:
             left = [written]
             self._backlog.add(lambda: self._pass_on(envelope, left))
             return
-        if self._redaction.may_contain_secrets(written):
-            shown, body = self._redaction.redact_message(written, envelope.body)
-            envelope = replace(envelope, body=body, redacted=shown != written)
-            written = shown
+        envelope, written = self._hidden(envelope, written)
         line = self._encoder.encode(_line(envelope, written))
         self._tell(envelope, line)
 
+    def _hidden(self, envelope: Envelope[Any], written: bytes) -> tuple[Envelope[Any], bytes]:
+        """Return an envelope and the JSON of its body, both without secrets."""
+        if not self._redaction.may_contain_secrets(written):
+            return envelope, written
+        shown, body = self._redaction.redact_message(written, envelope.body)
+        return replace(envelope, body=body, redacted=shown != written), shown
+
     def _pass_on(self, envelope: Envelope[Any], left: list[bytes]) -> None:
-        shown = written = left.pop()
-        if self._redaction.may_contain_secrets(written):
-            shown, body = self._redaction.redact_message(written, envelope.body)
-            envelope = replace(envelope, body=body, redacted=shown != written)
-        del written
+        envelope, shown = self._hidden(envelope, left.pop())
         # Encode the line with the body `0` and replace that `0`, which is possible because the body is the
         # last member of a line. So megabytes of JSON are not encoded again.
         line = b"".join((self._encoder.encode(_line(envelope, b"0"))[:-2], shown, b"}"))
@@ -412,10 +412,6 @@ class _Text:
     def __init__(self, pieces: TextPieces, last: Envelope[Any]) -> None:
         self.pieces = pieces
         self.last = last
-
-
-class _NoPiece(Struct):
-    """Stands for the type of pieces until `hold_back` is called. No message has this type."""
 
 
 def _in_event_loop() -> bool:
