@@ -96,24 +96,40 @@ class Mailbox(Generic[M]):
         """Return the number of messages that wait in here."""
         return self._held
 
-    async def send(self, body: M, *, sender: str, cause: int | None = None) -> Envelope[M]:
-        """Put a message in, waiting while the mailbox is full.
+    async def send(
+        self, body: M, *, sender: str, cause: int | None = None, reply_to: object = None
+    ) -> Envelope[M]:
+        """Put a message in, waiting while the mailbox is full. `ask` passes the channel for its reply.
 
         If this call is cancelled while it waits, the message is neither sent nor recorded.
 
         Raises:
             MailboxClosed: The reader is gone.
         """
-        return await self._put(body, sender=sender, cause=cause, reply_to=None)
+        while True:
+            try:
+                return self.send_nowait(body, sender=sender, cause=cause, reply_to=reply_to)
+            except MailboxFull:
+                # The event is made only when a sender has to wait, because that is rare.
+                self._room = self._room or anyio.Event()
+                await self._room.wait()
 
-    def send_nowait(self, body: M, *, sender: str, cause: int | None = None) -> Envelope[M]:
+    def send_nowait(
+        self, body: M, *, sender: str, cause: int | None = None, reply_to: object = None
+    ) -> Envelope[M]:
         """Put a message in without waiting.
 
         Raises:
             MailboxFull: The mailbox is full.
             MailboxClosed: The reader is gone.
         """
-        return self._put_nowait(body, sender=sender, cause=cause, reply_to=None)
+        if self._closed:
+            raise MailboxClosed(f"{self.name} takes no further message: {type(body).__name__} from {sender}.")
+        if self._held >= self.bound:
+            raise MailboxFull(f"The mailbox of {self.name} holds {self.bound} messages and has no room.")
+        envelope = self._tap(body, sender=sender, receiver=self.name, cause=cause, reply_to=reply_to)
+        self.put_recorded(envelope)
+        return envelope
 
     async def ask(
         self, body: M, *, sender: str, timeout_s: float | None = None, cause: int | None = None
@@ -133,7 +149,7 @@ class Mailbox(Generic[M]):
         reply = self.expect_reply(sender)
         try:
             with contextlib.nullcontext() if timeout_s is None else anyio.move_on_after(timeout_s):
-                await self._put(body, sender=sender, cause=cause, reply_to=reply)
+                await self.send(body, sender=sender, cause=cause, reply_to=reply)
                 return await reply.wait()
         finally:
             self._asks.discard(reply)
@@ -183,15 +199,6 @@ class Mailbox(Generic[M]):
         for reply in self._asks:
             reply.abandon()
 
-    async def _put(self, body: M, *, sender: str, cause: int | None, reply_to: object) -> Envelope[M]:
-        while True:
-            try:
-                return self._put_nowait(body, sender=sender, cause=cause, reply_to=reply_to)
-            except MailboxFull:
-                # The event is made only when a sender has to wait, because that is rare.
-                self._room = self._room or anyio.Event()
-                await self._room.wait()
-
     def _taken(self) -> None:
         """Note that a message was taken out, so that a sender can put one in."""
         self._held -= 1
@@ -203,15 +210,6 @@ class Mailbox(Generic[M]):
         room, self._room = self._room, None
         if room is not None:
             room.set()
-
-    def _put_nowait(self, body: M, *, sender: str, cause: int | None, reply_to: object) -> Envelope[M]:
-        if self._closed:
-            raise MailboxClosed(f"{self.name} takes no further message: {type(body).__name__} from {sender}.")
-        if self._held >= self.bound:
-            raise MailboxFull(f"The mailbox of {self.name} holds {self.bound} messages and has no room.")
-        envelope = self._tap(body, sender=sender, receiver=self.name, cause=cause, reply_to=reply_to)
-        self.put_recorded(envelope)
-        return envelope
 
 
 class ReplyChannel:

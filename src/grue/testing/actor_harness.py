@@ -135,8 +135,11 @@ class FakeChannel(Mailbox[M]):
         self._taken()
         return envelope.body
 
-    def _put_nowait(self, body: M, *, sender: str, cause: int | None, reply_to: object) -> Envelope[M]:
-        envelope = super()._put_nowait(body, sender=sender, cause=cause, reply_to=reply_to)
+    def send_nowait(
+        self, body: M, *, sender: str, cause: int | None = None, reply_to: object = None
+    ) -> Envelope[M]:
+        """Put a message in as a mailbox does, and answer it if it is an ask that has an answer."""
+        envelope = super().send_nowait(body, sender=sender, cause=cause, reply_to=reply_to)
         self.envelopes.append(envelope)
         if reply_to is not None:
             self._asked.append(envelope)
