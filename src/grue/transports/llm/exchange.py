@@ -32,9 +32,9 @@ import ssl
 import time
 import urllib.request
 import zlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -47,6 +47,8 @@ from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.server_events import DamagedStream, EventLines, OversizedStream, ServerEvent
 from grue.protocol.chat_wire.wire_format import Assembler, Delta, Reply, cost
 from grue.protocol.retry import RetryPolicy, asked_wait
+
+T = TypeVar("T")
 
 STEP_BYTES = 64 * 2**10
 """Most bytes that one step of decompression returns."""
@@ -604,7 +606,7 @@ async def _exchanged(
     begun = anyio.current_time()
     try:
         with anyio.move_on_after(patience.timeout_s):
-            reply = await _first_byte(sending, patience.first_byte_timeout_s)
+            reply = await _within(patience.first_byte_timeout_s, sending, "no reply began within")
             try:
                 return await _received(reply, patience, streamed, begun)
             finally:
@@ -621,12 +623,12 @@ class _TooSlow(Exception):  # noqa: N818 - never leaves this module
     """A wait within an exchange took too long. The text says what was waited for."""
 
 
-async def _first_byte(sending: Coroutine[None, None, HttpReply], limit_s: float | None) -> HttpReply:
+async def _within(limit_s: float | None, waiting: Awaitable[T], otherwise: str) -> T:
     if limit_s is None:
-        return await sending
+        return await waiting
     with anyio.move_on_after(limit_s):
-        return await sending
-    raise _TooSlow(f"no reply began within {limit_s:g} s")
+        return await waiting
+    raise _TooSlow(f"{otherwise} {limit_s:g} s")
 
 
 async def _received(
@@ -671,7 +673,7 @@ async def _refusal(reply: HttpReply) -> Answered:
 async def _take_all(incoming: "_Incoming", chunks: AsyncIterator[bytes], idle_s: float | None) -> None:
     try:
         while not incoming.finished:
-            chunk = await _next(chunks, idle_s)
+            chunk = await _within(idle_s, anext(chunks, None), "the stream paused for more than")
             if chunk is None:
                 return
             await incoming.take(chunk)
@@ -686,15 +688,11 @@ def _unreadable(error: EncodingError | OversizedStream | DamagedStream, status: 
             return Fault(kind="damaged", status=status, message=f"the stream is damaged: {error}")
         case OversizedStream():
             return Fault(kind="invalid_reply", status=status, message=str(error))
+        case BodyTooLongError():
+            return Fault(kind="invalid_reply", status=status, message=f"the reply is {error}")
         case _:
-            return fault_of_body(error, status)
-
-
-def fault_of_body(error: EncodingError, status: int) -> Fault:
-    """Return the fault for a body that cannot be decompressed or is too long."""
-    what = "is" if isinstance(error, BodyTooLongError) else "cannot be decompressed:"
-    words = f"the reply {what} {error}"
-    return Fault(kind="invalid_reply", status=status, message=words)
+            words = f"the reply cannot be decompressed: {error}"
+            return Fault(kind="invalid_reply", status=status, message=words)
 
 
 async def _decompressed(reply: HttpReply) -> AsyncIterator[bytes]:
@@ -869,14 +867,6 @@ def _joined(deltas: list[Delta]) -> list[Delta]:
         else:
             joined.append(delta)
     return joined
-
-
-async def _next(chunks: AsyncIterator[bytes], limit_s: float | None) -> bytes | None:
-    if limit_s is None:
-        return await anext(chunks, None)
-    with anyio.move_on_after(limit_s):
-        return await anext(chunks, None)
-    raise _TooSlow(f"the stream paused for more than {limit_s:g} s")
 
 
 async def _used_up(chunks: AsyncIterator[bytes]) -> None:
