@@ -329,12 +329,14 @@ class Gate:
         if remote is None:
             return
         with remote:
-            if method == "CONNECT":
-                client.sendall(b"HTTP/1.1 200 Connected\r\n\r\n")
-            remote.sendall(first) if first else None
             with self._changed:
+                if self._ended:
+                    return
                 self._open.add(remote)
             try:
+                if method == "CONNECT":
+                    client.sendall(b"HTTP/1.1 200 Connected\r\n\r\n")
+                remote.sendall(first)
                 _relay(client, remote)
             finally:
                 with self._changed:

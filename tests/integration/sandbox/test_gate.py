@@ -9,6 +9,7 @@ from pathlib import Path
 
 import boxes
 import pytest
+from promises import GUARD_S
 
 from grue.runtime.processes.process_group import ProcessRegistry
 from grue.sandbox import gate as gates
@@ -294,6 +295,26 @@ def test_the_gate_ends_with_the_program() -> None:
 
 
 # --- the proxy alone, with a client that is admitted by hand ---
+
+
+def test_a_connection_that_is_made_while_the_gate_ends_is_closed() -> None:
+    gate = Gate(())
+    client, proxy = socket.socketpair()
+    remote, far = socket.socketpair()
+
+    def reach(*_: object) -> socket.socket:
+        gate.end()
+        return remote
+
+    gate._reach = reach  # type: ignore[method-assign]
+    client.sendall(b"CONNECT api.example:443 HTTP/1.1\r\n\r\n")
+    thread = threading.Thread(target=gate._proxy, args=(proxy,), daemon=True)
+    with client, proxy, far:
+        far.settimeout(GUARD_S)
+        thread.start()
+        thread.join(GUARD_S)
+        assert not thread.is_alive()
+        assert far.recv(1) == b""
 
 
 @pytest.fixture
