@@ -25,7 +25,7 @@ from grue.transports.llm.exchange import RequestOutcome, WantedRequest
 GONE = "the fleet's broker is gone, so nothing may start"
 
 _TOO_MANY_S = 30.0
-"""How long an episode that already holds `servers_an_episode` places may wait for one more."""
+"""How long an episode that has `servers_an_episode` places waits for one more before it is refused."""
 
 
 class _Line(Struct, frozen=True, omit_defaults=True):
@@ -174,7 +174,7 @@ class Claims:
     def begin(self, id_: int) -> anyio.CancelScope:
         """Note a question before the task that answers it starts; return the scope that cancels the task.
 
-        The worker's next message may already withdraw the question, and has to find it here.
+        The worker's next message may already withdraw the question, which then has to be known.
         """
         scope = self._waiting[id_] = anyio.CancelScope()
         return scope
@@ -182,7 +182,8 @@ class Claims:
     async def answer(self, id_: int, wanted: WantedRequest | None, scope: anyio.CancelScope) -> str:
         """Wait until a request, or without `wanted` a server, may start.
 
-        Return why it may not, or an empty text. If the question is withdrawn meanwhile, nothing stays given.
+        Return why it may not, or an empty text. If the worker has withdrawn the question meanwhile, it is
+        given nothing.
         """
         given: Reservation | str | None = GONE
         with scope:
@@ -194,7 +195,7 @@ class Claims:
         if isinstance(given, str):
             return given
         self._given[id_] = given
-        if withdrawn:  # too late to cancel the task: it did not have to wait
+        if withdrawn:  # too late to be cancelled, because the answer came without a wait
             self.give_back(id_, RequestOutcome(sent=False))
         return ""
 

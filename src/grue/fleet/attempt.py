@@ -110,7 +110,8 @@ class Attempted(Struct, frozen=True, kw_only=True):
     Attributes:
         end: How the attempt ended.
         attempt: Name of the attempt's folder.
-        committed: Whether the attempt is the episode's result. It is not if another one was committed first.
+        committed: Whether this attempt is the episode's result; `False` also if another one was committed
+            first.
     """
 
     end: AttemptEnd
@@ -153,7 +154,7 @@ def run_attempt(job: Job) -> Attempted:
             shutil.rmtree(attempt, ignore_errors=True)  # the episode will be played again from its beginning
             return Attempted(end=AttemptEnd(outcome="waiting", kind="batch"), attempt=attempt.name)
         end = AttemptEnd(outcome="failed", kind="NotRepeatable", error=_OTHERWISE)
-    if count.refused:  # also if the work went on after the refusal
+    if count.refused:  # the work may have gone on after the refusal, but its score is not that of a full run
         end = AttemptEnd(outcome="unpaid", kind=_UNPAID, error=count.refused)
     model = _answering_model(attempt / TRACE)
     took_s = round(time.monotonic() - began, 3)
@@ -270,7 +271,7 @@ def _output_in(attempt: Path) -> Iterator[None]:
 def _answering_model(trace: Path) -> str:
     """Return the model that answered last; empty if the trace does not show it."""
     try:
-        if not trace.is_file():  # opening a named pipe would block
+        if not trace.is_file():  # a named pipe, which the work may have made, would block `open`
             return ""
         with trace.open("rb") as file:
             file.seek(0, 2)

@@ -62,7 +62,7 @@ class _AskedOnFile(Struct, frozen=True, kw_only=True):
 
 
 class _Replied(Struct, frozen=True, kw_only=True):
-    """The reply to a request; a line of `replies.jsonl`. Without a result the request may be sent again."""
+    """The reply to a request; a line of `replies.jsonl`. `result=None` lets the request be sent again."""
 
     key: str
     result: Result | None = None
@@ -219,10 +219,10 @@ class FleetBatches:
         self._waiting[episode.name] = (episode, items)
 
     def step(self, *, send: bool) -> list[str]:
-        """Fetch replies if it is time to. Return the ids of the episodes that have all their replies now.
+        """Fetch the replies that are due. Return the ids of the episodes that have all their replies now.
 
         Args:
-            send: Also send the waiting requests, because no episode can go on without a reply.
+            send: Whether to send the waiting requests too. It is time to when every episode waits.
 
         Raises:
             FleetError: A provider accepts no batch, or could not be reached for a long time.

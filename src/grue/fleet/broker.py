@@ -252,7 +252,8 @@ class Broker(Struct):
         if rate is None or not self._starts:
             return 0.0
         between_s = 60 / (rate * _MARGIN)
-        # How many requests may start in a second; at fewer than 60 a minute, each is spaced by itself.
+        # How many requests may start in a second. At fewer than 60 a minute it is one, and the rate alone
+        # decides when the next one starts.
         many = max(1, round(rate / 60))
         soonest = self._starts[-1] + (between_s if many == 1 else between_s / _CATCH_UP)
         while len(self._starts) > many:
@@ -266,7 +267,8 @@ class Broker(Struct):
         if rate is None:
             return 0.0
         self._fill(rate, now)
-        # A request larger than a minute's tokens waits until the allowance is full, and makes it negative.
+        # A request of more tokens than a minute allows starts when the allowance is full, which then becomes
+        # negative. Otherwise it could never start.
         short = min(tokens, rate) - self._allowance
         return short / (rate / 60)
 
@@ -300,7 +302,7 @@ class Broker(Struct):
         if not outcome.sent:
             return Amount()
         if outcome.status is not None and outcome.status >= 400:
-            return Amount(1)  # refused requests are not charged
+            return Amount(1)  # an endpoint charges nothing for a request that it refuses
         if outcome.input_tokens is None or outcome.output_tokens is None:
             return reserved
         price = price_of(self.limits.budget.prices, model)

@@ -68,7 +68,7 @@ class BrokerLink:
         """End the connection without a call of `on_loss`."""
         self._on_loss = _nothing
         with contextlib.suppress(OSError):
-            # The reading thread holds the socket too. So `close` would not end the connection without this.
+            # The reading thread uses the socket too, so `close` alone would not end the connection.
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 

@@ -154,7 +154,8 @@ class Options(Struct, frozen=True, kw_only=True):
         passing: The least score of an episode that passes; `None`: 1, if all scores are from 0 to 1.
         cluster: Settings whose values make groups of cases that depend on each other; empty: each case is
             independent of the others.
-        margin: The smallest loss that matters; `None`: the difference that was measured.
+        margin: The smallest loss that matters. `more_cases` says how many cases would show it; `None`: how
+            many would show the difference that was measured.
     """
 
     score: str | None = None
@@ -341,7 +342,7 @@ def _by_signs(found: Comparison) -> Iterable[str]:
 
 def _case_lines(found: Comparison, *, commands: bool, everything: bool) -> Iterable[str]:
     changed = [each for each in found.changes if each.difference]
-    few = found.cases < LEAST_CASES  # of so few cases show all, also those that are equal on both sides
+    few = found.cases < LEAST_CASES  # so few that all are shown, even those that are equal on both sides
     names = _telling(found.changes)
     if not changed:
         yield "No case has another mean score in B than in A."

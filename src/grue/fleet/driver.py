@@ -220,7 +220,7 @@ class Driver:
                 self._interrupted()
 
     def _go_on_with_waiting(self, *, send: bool) -> None:
-        """Queue each episode whose replies have arrived for another attempt; `send` is as in `step`."""
+        """Queue each episode whose replies have arrived; `send` is that of `FleetBatches.step`."""
         if self._batches is None or self._stop is not None:
             return
         for id_ in self._batches.step(send=send):
@@ -228,7 +228,7 @@ class Driver:
         self.tally.waiting = len(self._waiting)
 
     def _fill(self, jobs: Iterator[Job]) -> bool:
-        """Submit jobs until the engine is busy; return whether there may be more."""
+        """Submit jobs until the engine is busy; return `False` if no job is left."""
         room = self._engine.slots + min(self._engine.slots, 4)
         while len(self._running) < room and self._stop is None:
             job = self._again.popleft() if self._again else next(jobs, None)

@@ -129,7 +129,7 @@ class Samples:
         self._trace = trace
         self._origin = origin
         self._asked: dict[int, _Request] = {}
-        # The keys are `id()`s, which is safe because the history keeps the objects alive.
+        # The keys are `id()`s. None is given to another object, because the history keeps the replies alive.
         self._kept: dict[int, m.AssistantReply] = {}
         self._users: set[str] = set()
         self._returned: set[m.CallId] = set()
@@ -506,7 +506,7 @@ def _add_course(row: EpisodeRow, course: Course | None) -> None:
 
 
 def export_tables(episodes: Iterable[EpisodeRow], target: Path) -> Exported:
-    """Write the four tables as Parquet files into a folder. Files of these names are replaced.
+    """Write the four tables as Parquet files into a folder, which is made if it is missing.
 
     Raises:
         FleetError: A file cannot be written.

@@ -296,7 +296,7 @@ class _Worker:
         """End the worker with all processes of its group. Block until they are gone."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.kill()  # in case the process has not made its own group yet
+        self.process.kill()  # the process may not have made its own group yet, so that `killpg` missed it
         self.process.join(_DEATH_S)
         self.channel.close()
 

@@ -83,11 +83,11 @@ def _made(job: Task, *, last: bool) -> WorkerSaid:
         job.prepare()
         before = _marks()
         ended = job.make()
-    except BaseException as error:  # noqa: BLE001 - also one of a signal handler of the work
+    except BaseException as error:  # noqa: BLE001 - a signal handler of the work may raise anything here
         return WorkerSaid(error=text_of(error))
     try:
         return WorkerSaid(ended, fit=not last and _holds(before, _marks()))
-    except Exception:  # noqa: BLE001 - the working directory is gone, no descriptor is left, ...
+    except Exception:  # noqa: BLE001 - `_marks` fails, for example as the working directory is gone
         return WorkerSaid(ended)
 
 
@@ -156,10 +156,11 @@ def _begin(place: Place) -> None:
 
 
 _links: list[object] = []
+"""The link to the broker, which must not be garbage while this process runs."""
 
 
 def _leave() -> NoReturn:
-    # The guard of each server process ends it when this process is gone.
+    # Do not end the servers here: the guard ends them when this process is gone.
     os._exit(1)
 
 
