@@ -181,7 +181,7 @@ class Gate:
 
     def _reply(self, key: int, error: int, flags: int = 0) -> None:
         # Under the lock the listener stays open, so its number cannot become that of another file meanwhile.
-        with self._changed, contextlib.suppress(OSError):  # the program has ended
+        with self._changed, contextlib.suppress(OSError):  # the program may have ended while it waited
             if self._listener is not None:
                 fcntl.ioctl(self._listener, SEND, bytearray(ANSWER.pack(key, 0, -error, flags)))
 
@@ -216,7 +216,7 @@ class Gate:
     def _listen(self, listener: int, key: int, pid: int, fd: int, backlog: int) -> int:
         with self._copy_of(listener, key, pid, fd) as own:
             if own.family != socket.AF_UNIX:
-                return errno.EACCES  # listening would give the socket a port of its own, even without `bind`
+                return errno.EACCES  # a socket that listens without `bind` gets a port, which is not listed
             own.listen(backlog)
             return 0
 
@@ -390,7 +390,7 @@ class Gate:
         return any(each.covers(host, port) for each in self._hosts)
 
     def _may_be(self, host: str, address: str, port: int) -> bool:
-        """Return whether a listed host may resolve to this address, which is public, or listed too."""
+        """Return whether an address of a listed host may be connected to: it has to be public or listed."""
         if self._record or not _is_private(address):
             return True
         return self._allows(address, port) or (host.lower() in _LOOPBACK_NAMES and _is_loopback(address))

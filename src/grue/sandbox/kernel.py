@@ -1,4 +1,4 @@
-"""What Linux offers for a box, spoken to by ctypes: Landlock, seccomp, capabilities, and what is missing.
+"""Enforce a box with Linux's Landlock, seccomp and capabilities, and say which of them this machine lacks.
 
 `confine` applies a box to the calling thread, for good. Landlock's rules, the seccomp filter, `no_new_privs`
 and the capabilities belong to a thread, and the processes that the thread starts inherit them. So `launch.py`
@@ -46,7 +46,7 @@ _ABSTRACT_SOCKETS, _SIGNALS = 1, 2
 _SET_NAME, _LOG_NEW_EXEC_ON, _LOGS_SINCE = 15, 2, 7
 
 LEAST_ABI = 3
-"""Landlock of Linux 6.2, the oldest version that counts. Older ones cannot forbid that a file is emptied."""
+"""Landlock's version in Linux 6.2. A box needs it: older ones cannot forbid that a file is emptied."""
 
 
 class Coverage(Struct, frozen=True, kw_only=True):
@@ -109,9 +109,10 @@ def coverage() -> Coverage:
 
 
 class Rule(Struct, frozen=True):
-    """The allowed access to a file, or to everything in a folder: a sum of constants of this module.
+    """The allowed access to a file, or to everything in a folder.
 
-    `path` is without links. If `path` has a link in it when the rule is made, the rule opens nothing.
+    `access` joins flags such as `READ_FILE` and `EXECUTE`. `path` is without links: if it has a link in it
+    when the rule is made, the rule opens nothing.
     """
 
     path: str
@@ -127,7 +128,7 @@ def confine(ruleset: int, rules: Iterable[Rule], wanted: Wanted, mark: str = "")
     Args:
         ruleset: A ruleset that `ruleset_of` made for the same network. `confine` closes it.
         rules: What the box opens in addition to the ruleset.
-        wanted: What the filter depends on.
+        wanted: The parts of the box that the filter of system calls enforces.
         mark: A name of at most 15 characters. If it is given and the kernel can do it, refusals of the box
             are written to the audit log, and the box's first record has the mark as the thread's name.
 
@@ -251,7 +252,7 @@ def _install_code(code: bytes, *, listens: bool) -> int | None:
 
 
 def watch(calls: tuple[str, ...]) -> int | None:
-    """Tell a listener of these system calls of the calling thread, without limits. Return its descriptor.
+    """Report these system calls of the calling thread to a listener, and refuse none. Return its descriptor.
 
     Raises:
         SandboxError: The kernel refused.

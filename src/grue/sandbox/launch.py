@@ -282,7 +282,7 @@ class _Ahead(Struct, frozen=True):
     """A ruleset that is ready for the next start. Making it takes 5 us for each file of the system.
 
     A child that was forked has a descriptor of the same ruleset, and must not add rules to it: the parent's
-    next program would get these rules, too. So `process` says whose the ruleset is.
+    next program would get these rules, too. `process` is the id of the process that made the ruleset.
     """
 
     system: tuple[Rule, ...]
@@ -314,8 +314,8 @@ def _make_ahead(system: tuple[Rule, ...], *, any_network: bool) -> None:
 class ConfinedThread(Generic[Started]):
     """A thread that confines itself, calls `start`, and after `go_on` also `afterwards`.
 
-    `afterwards` must not need what the box refuses. It is made without `threading.Thread`, which takes 0.1 ms
-    more.
+    `afterwards` must not need what the box refuses. The thread is started without `threading.Thread`, which
+    takes 0.1 ms more.
     """
 
     def __init__(
@@ -380,13 +380,13 @@ class ConfinedThread(Generic[Started]):
                 raise SandboxError("Threads are greenlets here, and a box needs a thread of its own.")
             self._listener.put(self._confined())
             self._result = self._start_it()
-        except BaseException as error:  # noqa: BLE001 - it belongs to the caller of `call`
+        except BaseException as error:  # noqa: BLE001 - `call` raises it in the caller's thread
             self._listener.put(None)
             self._ended.put(error)
             return
         self._ended.put(None)
         self._goes_on.get()
-        # if `afterwards` fails, the next start makes the ruleset itself, and reports the error
+        # If `afterwards` fails, the next start makes its ruleset itself, and reports what is wrong.
         with contextlib.suppress(SandboxError):
             self._afterwards()
 

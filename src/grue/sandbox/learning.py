@@ -181,13 +181,13 @@ class _WatchingGate(Gate):
         elif name in _CHANGES:
             for at in _CHANGES[name]:
                 path = _path(pid, arguments, at, is_at=name.endswith(("at", "at2")))
-                # mkdir of a folder that exists changes nothing
+                # `mkdir` of a folder that exists fails, so the program need not be allowed to write there.
                 if not (name.startswith("mkdir") and os.path.lexists(path)):
                     self._changed_in(path)
         else:
             at = _STARTS[name]
             path = _path(pid, arguments, at, is_at=at == 1)
-            if os.path.isfile(path):  # noqa: PTH113 - a shell tries each folder of its PATH
+            if os.path.isfile(path):  # noqa: PTH113 - a shell also tries folders without the program
                 _keep(self._watch.started, path)
 
     def _opened(self, path: str, flags: int) -> None:

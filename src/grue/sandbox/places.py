@@ -101,7 +101,7 @@ def places_of(
                 f"The box lets the program write {path}, which does not exist.",
                 remedy="Create it, or leave it out.",
             )
-    # Look the files up only once, so that the rules are made of the same files that are checked.
+    # Follow the links only once, so that the rules are about the same files as the check.
     chain = tuple(_chain(program))
     _refuse_planted_interpreter(chain, written)
     own = [*own_folders(chain, args, cwd, written), *_module_folders(env, cwd)]
@@ -385,7 +385,7 @@ def _without_links(paths: Iterable[str], written: list[str]) -> list[str]:
         real = real_path(path)
         found.append(real)
         if _is_interpreter(path) and _is_interpreter(real):
-            # an interpreter may lead elsewhere, as in a virtual environment; its folder holds no secret
+            # A link of an interpreter may lead elsewhere, as in a virtual environment: no secret is there.
             continue
         for folder, base in bases:
             # The folder itself may be named through links; the program can change only what is in it.

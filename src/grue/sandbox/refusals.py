@@ -101,8 +101,8 @@ def _lines(log: str) -> Iterator[str]:
     try:
         if log.startswith("/dev/"):
             for _ in range(_MOST_RECORDS):
-                # BrokenPipeError: the record was overwritten before this read. The next read goes on after
-                # it.
+                # BrokenPipeError: the next record was overwritten before it was read. Go on with the one
+                # after it.
                 with contextlib.suppress(BrokenPipeError):
                     yield (
                         os.read(descriptor, _LONGEST_RECORD).decode("utf-8", "replace").replace("\\x5c", "\\")

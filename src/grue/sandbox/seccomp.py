@@ -232,7 +232,7 @@ def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
         ("ioctl", [*_if_equal(1, _TIOCSTI)[:-1], *_if_equal(1, _TIOCLINUX)]),
     ]
     if wanted.network != "any":
-        # With this flag, `sendto` connects too, and the listener would not be asked as it is for `connect`.
+        # With this flag these calls connect the socket too, but the listener is asked about `connect` only.
         found += [("sendto", _if_bits(3, _MSG_FASTOPEN)), ("sendmsg", _if_bits(2, _MSG_FASTOPEN))]
         found += [("sendmmsg", _if_bits(3, _MSG_FASTOPEN))]
     if wanted.network == "tcp":
@@ -241,7 +241,7 @@ def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
         # With a routing header, a connection goes to another address than the gate has checked.
         found.append(("setsockopt", _routes()))
     if not wanted.watches:
-        # Landlock has no rule for watches, which tell the names of the files that are used in any folder.
+        # Landlock has no rule for watches. With one, a program learns which files are used in any folder.
         found.append(("inotify_add_watch", [_stmt(_RETURN, _ERRNO | EACCES)]))
     return dict(found)
 
@@ -330,8 +330,7 @@ def _limit_is_set() -> list[bytes]:
         _stmt(_LOAD, _low(1)),
         _jump(_EQUAL, _RLIMIT_RTTIME, 1, 0),
         _stmt(_RETURN, _ALLOW),
-        # Compare both halves of the pointer with 0: a program can have memory whose address ends in a zero
-        # half.
+        # Compare both halves of the pointer with 0: the lower half of an address can be 0 too.
         _stmt(_LOAD, _low(2)),
         _jump(_EQUAL, 0, 0, 3),
         _stmt(_LOAD, _low(2) + 4),
