@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from grue import ApprovalDecision, ApprovalQuestion
 from grue import messages as m
+from grue.errors import MCPConfigError
 from grue.hosting import OwnCall, ask_about, judge_calls
 from grue.hosts.skill_agent.actions import MCP_CALL, OTHER_AGENTS
 from grue.hosts.skill_agent.facts import ApprovalsAsked, SkillProblem
@@ -110,7 +111,13 @@ class Judge(Struct, kw_only=True):
 
     def _tool(self, action: PlannedAction) -> m.ToolDefinition | None:
         if action.type != MCP_CALL:
-            return self.run.registry.types[action.type].definition()
+            kind = self.run.registry.types.get(action.type)
+            if kind is None:  # of a resumed run; a new reply with such an action is refused when it is read
+                raise MCPConfigError(
+                    f"The run has planned the action {action.type!r}, which this program does not have."
+                    " Resume it with the actions that it was begun with."
+                )
+            return kind.definition()
         name, manager = action.params.get("tool_name"), self.run.manager
         return manager.routes.called.get(name) if manager is not None and isinstance(name, str) else None
 

@@ -10,7 +10,7 @@ import pytest
 from skill_runs import act, call, finish, run, scripted
 
 from grue import MCPError, ToolAnnotations
-from grue.errors import TraceError
+from grue.errors import MCPConfigError, TraceError
 from grue.hosts.skill_agent import (
     ActionContext,
     ActionRegistry,
@@ -146,6 +146,18 @@ def test_what_cannot_be_resumed_says_why(tmp_path: Path) -> None:
         read_run(tmp_path / "run")
     with pytest.raises(MCPError, match="needs the run's folder"), scripted() as (_, llm):
         Orchestrator(AgentConfig(llm=llm)).resume()
+
+
+def test_a_run_with_an_action_that_the_program_does_not_have_can_be_resumed_later(
+    tmp_path: Path,
+) -> None:
+    cut(tmp_path, until(whole(tmp_path), "skillagent.ActionsPlanned", turn=2))
+    (tmp_path / "out").write_text("one\n")
+    with pytest.raises(MCPConfigError, match="planned the action 'add'"), scripted() as (_, llm):
+        Orchestrator(AgentConfig(llm=llm, workspace=tmp_path), folder=tmp_path / "run").resume()
+    result, _ = resume(tmp_path, *REPLIES[2:])
+    assert result.succeeded
+    assert (tmp_path / "out").read_text() == "one\ntwo\n"
 
 
 def test_a_run_that_reached_a_limit_goes_on_with_a_higher_one(tmp_path: Path) -> None:
