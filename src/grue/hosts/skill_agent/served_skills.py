@@ -97,7 +97,13 @@ def list_skills(asks: AsksServers, server: str) -> tuple[list[ServedSkill], list
     """
     skills: dict[str, ServedSkill] = {}
     problems = []
-    for entry in asks.request_all(server, LIST)[:_MOST_SKILLS]:
+    entries = asks.request_all(server, LIST)
+    if len(entries) > _MOST_SKILLS:
+        rest = len(entries) - _MOST_SKILLS
+        problems.append(
+            f"The server {printable(server)} lists too many skills: the last {rest} are left out."
+        )
+    for entry in entries[:_MOST_SKILLS]:
         try:
             skill = _skill_of(server, entry)
         except ValueError as error:

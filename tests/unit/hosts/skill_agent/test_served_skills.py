@@ -186,6 +186,20 @@ def test_a_name_that_is_listed_twice_means_the_first() -> None:
     assert problems == ["The server docs lists the skill docs/pdf twice."]
 
 
+def test_skills_beyond_the_limit_are_left_out_and_counted() -> None:
+    def numbered(number: int) -> dict[str, Any]:
+        uri = f"skill://s{number}/SKILL.md"
+        return {
+            "uri": uri,
+            "frontmatter": {**FRONT, "name": f"s{number}"},
+            "resources": [resource(uri, TEXT)],
+        }
+
+    skills, problems = list_skills(Server(*map(numbered, range(203))), "docs")
+    assert len(skills) == 200
+    assert problems == ["The server docs lists too many skills: the last 3 are left out."]
+
+
 def test_one_skill_is_described_without_being_read() -> None:
     server = Server()
     assert get_skill(server, "docs", URI).digest == list_skills(server, "docs")[0][0].digest
