@@ -100,10 +100,10 @@ def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
             return sessions.presume(state, event)  # 10
         case ((s.AwaitingSupport() | s.AwaitingSessions(asking=True)), m.ToolSupportChecked()):
             return sessions.supported(state) if event.supported else sessions.unsupported(state, event)  # 8
-        case s.AwaitingSessions(pending=pending), m.SessionOpened(server=server) if server in pending:
-            return sessions.opened(state, event)  # 8
-        case s.AwaitingSessions(pending=pending), m.McpDisabled(server=server) if server in pending:
-            return sessions.given_up(state, event)
+        case s.AwaitingSessions(pending=pending), m.SessionOpened() | m.McpDisabled() if (
+            event.server in pending
+        ):
+            return sessions.reported(state, event)  # 8
         case s.AwaitingSessions(pending=pending), m.StartupFailed(server=server) if server in pending:
             others = s.without(pending, server)
             return end.fail(replace(state.turn, open=(*state.turn.open, *others)), event.failure)  # 11

@@ -63,12 +63,8 @@ def abandon(state: s.LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> 
             turn = replace(turn, open=(*turn.open, *pending))
             if turn.resuming is not None:
                 turn = replace(turn, told=turn.resuming.parked.untold)
-        case s.AwaitingTools(settled=settled, calls=calls, noted=noted):
-            notes = tuple(each.note for each in noted)
-            unsent = {call.call_id for run in state.unsent for call in run.calls}
-            told = answers_at_end(turn, calls, settled, unsent)
-            opening = (*turn.open, *state.starting)
-            turn = replace(turn, open=opening, records=(*turn.records, *settled), told=told)
+        case s.AwaitingTools(starting=starting):
+            turn, notes = with_calls_ended(state, starting)
         case s.AwaitingApproval(reply=s.JudgedReply(calls=calls, settled=settled, noted=notes)):
             told = answers_at_end(turn, calls, settled, calls)
             turn = replace(turn, records=(*turn.records, *settled), told=told)
@@ -84,6 +80,24 @@ def abandon(state: s.LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> 
         # This session has been told to close already.
         commands = tuple(item for item in commands if item != m.CloseSession(server=state.server))
     return following, commands
+
+
+def with_calls_ended(
+    state: s.AwaitingTools, starting: tuple[m.ServerName, ...]
+) -> tuple[Turn, tuple[s.CallNote, ...]]:
+    """Return the turn, which ends in the middle of its calls, and the notes that are not recorded yet.
+
+    The sessions of the servers that are `starting` are closed too, as soon as they have opened.
+    """
+    turn = state.turn
+    unsent = {call.call_id for run in state.unsent for call in run.calls}
+    turn = replace(
+        turn,
+        open=(*turn.open, *starting),
+        records=(*turn.records, *state.settled),
+        told=answers_at_end(turn, state.calls, state.settled, unsent),
+    )
+    return turn, tuple(each.note for each in state.noted)
 
 
 def answers_at_end(

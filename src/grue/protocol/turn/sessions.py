@@ -36,9 +36,8 @@ from grue.protocol.turn.tools import (
     loop_reply,
     open_session,
     servers_at_start,
-    with_tools_of,
+    with_report,
     with_unstarted,
-    without_tools_of,
 )
 
 
@@ -119,18 +118,10 @@ def unsupported(state: s.AwaitingSupport | s.AwaitingSessions, event: m.ToolSupp
     return fail(replace(state.turn, open=(*state.turn.open, *pending)), failure)
 
 
-def opened(state: s.AwaitingSessions, event: m.SessionOpened) -> Transition:
-    """Take over the tools of a session that has opened."""
-    return when_all_reported(_reported(state, with_tools_of(state.turn, event), event.server))
-
-
-def given_up(state: s.AwaitingSessions, event: m.McpDisabled) -> Transition:
-    """Go on without the tools of a server."""
-    return when_all_reported(_reported(state, without_tools_of(state.turn, event), event.server))
-
-
-def _reported(state: s.AwaitingSessions, turn: Turn, server: m.ServerName) -> s.AwaitingSessions:
-    return replace(state, turn=turn, pending=without(state.pending, server))
+def reported(state: s.AwaitingSessions, event: m.SessionOpened | m.McpDisabled) -> Transition:
+    """Take over the tools of a session that has opened, or go on without those of a server."""
+    turn, pending = with_report(state.turn, event), without(state.pending, event.server)
+    return when_all_reported(replace(state, turn=turn, pending=pending))
 
 
 def when_all_reported(state: s.AwaitingSessions) -> Transition:
@@ -281,10 +272,7 @@ def step_early(state: s.Presuming | s.AwaitingDrop, event: m.TurnEvent) -> Trans
 
 def _presumed_reported(state: s.Presuming, event: m.SessionOpened | m.McpDisabled) -> Transition:
     """Note that a server has reported; after the last one, compare the presumed tools with the listed."""
-    if isinstance(event, m.SessionOpened):
-        turn = with_tools_of(state.turn, event)
-    else:
-        turn = without_tools_of(state.turn, event)
+    turn = with_report(state.turn, event)
     pending = without(state.pending, event.server)
     following, commands = _when_verified(replace(state, turn=turn, pending=pending))
     return following, commands if pending else (*unmatched_notes(turn), *commands)

@@ -58,7 +58,7 @@ from grue.protocol.tools.policy import settled as settled_decisions
 from grue.protocol.tools.results import NOT_AS_DECIDED
 from grue.protocol.turn import states as s
 from grue.protocol.turn.asking import ask, force
-from grue.protocol.turn.end import answers_at_end, close, fail, progress
+from grue.protocol.turn.end import answers_at_end, close, fail, progress, with_calls_ended
 from grue.protocol.turn.states import Commands, Phase, Transition, Turn, without
 
 _LOOK_AHEAD = 32
@@ -167,21 +167,14 @@ def called_first(
             following, commands = _send_runs(state)
             return following, (verified, *commands)
         case m.McpDisabled(server=server, reason=reason):
-            turn = replace(without_tools_of(state.turn, event), batches=state.turn.batches + 1)
+            turn = replace(with_report(state.turn, event), batches=state.turn.batches + 1)
             state = replace(state, turn=turn, starting=without(state.starting, server))
             answer = tool_results.NOT_STARTED.format(server=server, reason=reason)
             state, notes = _skip_unsent(state, answer, m.BatchId(turn.batches), of=server)
             return _send_runs(state, notes)
         case _:
-            others = without(state.starting, event.server)
-            unsent = {call.call_id for run in state.unsent for call in run.calls}
-            turn = replace(
-                state.turn,
-                open=(*state.turn.open, *others),
-                records=(*state.turn.records, *state.settled),
-                told=answers_at_end(state.turn, state.calls, state.settled, unsent),
-            )
-            return fail(turn, event.failure, tuple(each.note for each in state.noted))
+            turn, notes = with_calls_ended(state, without(state.starting, event.server))
+            return fail(turn, event.failure, notes)
 
 
 def _sent(state: s.AwaitingTools, run: Run) -> tuple[s.AwaitingTools, m.CallTools]:
@@ -317,24 +310,20 @@ def call(
     judged = tuple(each for each in judged if each.valid.call.call_id not in outdated)
     error = f"Tool call failed: {NOT_AS_DECIDED}"
     rejected = (*rejected, *(Unmade(each, error) for each in outdated.values()))
-    rejections, rejected_records = reject(rejected, turn.iterations, m.BatchId(turn.batches + 1))
-    answered = (*settled, *rejected_records)
-    every = {call.call_id: call for call in calls}
-    if not (turn.run.tool_policy.rules or decisions):
-        # Most turns have no policy, so they skip the work that a policy takes.
-        reply = s.JudgedReply(calls=every, open=judged, settled=answered)
-        reply, at_once = _noted(turn, reply, rejections)
-        return start_calls(turn, reply, _changed_before(tasks), at_once)
-    denials, denied_records = _denials(turn, judged)
-    refused: tuple[s.CallNote, ...] = (*rejections, *denials)
+    denied = tuple(
+        Unmade(each.valid.call, each.terms.reason) for each in judged if each.terms.verdict == "deny"
+    )
+    batch = m.BatchId(turn.batches + 1)
+    rejections, rejected_records = reject(rejected, turn.iterations, batch)
+    denials, denied_records = deny(denied, turn.iterations, batch)
     reply = s.JudgedReply(
-        calls=every,
+        calls={call.call_id: call for call in calls},
         open=tuple(each for each in judged if each.terms.verdict != "deny"),
         earlier=settled,
-        settled=(*answered, *denied_records),
+        settled=(*settled, *rejected_records, *denied_records),
         used_before=before,
     )
-    reply, at_once = _noted(turn, reply, refused)
+    reply, at_once = _noted(turn, reply, (*rejections, *denials))
     return _ask(turn, reply, decisions, at_once)
 
 
@@ -353,15 +342,6 @@ def _is_outdated(each: s.JudgedCall, definitions: Mapping[str, str]) -> bool:
         return False
     made_for = definitions.get(each.valid.tool.name)
     return made_for is not None and made_for != definition_digest(each.valid.tool)
-
-
-def _denials(
-    turn: Turn, judged: tuple[s.JudgedCall, ...]
-) -> tuple[tuple[m.ToolDenied, ...], tuple[m.ToolCallRecord, ...]]:
-    refused = tuple(
-        Unmade(each.valid.call, each.terms.reason) for each in judged if each.terms.verdict == "deny"
-    )
-    return deny(refused, turn.iterations, m.BatchId(turn.batches + 1))
 
 
 def _ask(
@@ -644,21 +624,17 @@ def servers_at_start(turn: Turn) -> tuple[m.ServerName, ...]:
     return tuple(server for server in turn.run.servers if server not in turn.unstarted)
 
 
-def with_tools_of(turn: Turn, event: m.SessionOpened) -> Turn:
-    """Return the turn with a session that has opened, and its tools."""
-    turn = turn.relist({event.server: event.tools})
-    turn = replace(turn, open=(*turn.open, event.server))
-    if event.serves_unlisted:
-        turn = replace(turn, serving_unlisted=(*turn.serving_unlisted, event.server))
-    return turn
-
-
-def without_tools_of(turn: Turn, event: m.McpDisabled) -> Turn:
-    """Return the turn without the tools of a server that was given up."""
-    turn = turn.relist({event.server: ()})
+def with_report(turn: Turn, event: m.SessionOpened | m.McpDisabled) -> Turn:
+    """Return the turn with a session that has opened and its tools, or without a server that was given up."""
+    if isinstance(event, m.SessionOpened):
+        turn = turn.relist({event.server: event.tools})
+        unlisted = (event.server,) if event.serves_unlisted else ()
+        return replace(
+            turn, open=(*turn.open, event.server), serving_unlisted=(*turn.serving_unlisted, *unlisted)
+        )
     missing = f"no tools from '{event.server}': {event.why}"
     return replace(
-        turn,
+        turn.relist({event.server: ()}),
         degraded=f"{turn.degraded.removesuffix('.')}; {missing}" if turn.degraded else missing,
         missing={**turn.missing, event.server: event.why},
     )
@@ -686,7 +662,7 @@ def start_called(state: s.AwaitingTools) -> tuple[s.AwaitingTools, Commands]:
 
 def started(state: s.AwaitingTools, event: m.SessionOpened) -> tuple[s.AwaitingTools, m.ToolsVerified]:
     """Take over the tools of a server that was called; the next request offers them if they have changed."""
-    offered, turn = state.turn, with_tools_of(state.turn, event)
+    offered, turn = state.turn, with_report(state.turn, event)
     changed = changed_tools(offered.tools, without_doubles(turn.tools)[0])
     if not changed and not event.serves_unlisted:
         turn = replace(turn, tools=offered.tools, relisted=offered.relisted)
