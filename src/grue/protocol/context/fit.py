@@ -143,8 +143,9 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
         head, tools, *items = (
             _corrected(part, factor) if spread or not part.counted else part for part in parts
         )
-        merged, current = _merged(items, self.current)
-        ledger = replace(self, head=head, tools=tools, items=merged, current=current)
+        older = _merge(items[: self.current])
+        merged = (*older, *items[self.current :])
+        ledger = replace(self, head=head, tools=tools, items=merged, current=len(older))
         if guessed < _TELLING or spread:
             return ledger
         return replace(ledger, bytes_per_token=_learned(self.bytes_per_token, factor))
@@ -200,11 +201,6 @@ def _learned(bytes_per_token: float, factor: float) -> float:
 
 def _corrected(part: ContextItem, factor: float) -> ContextItem:
     return replace(part, tokens=round(part.tokens * factor), counted=True)
-
-
-def _merged(items: list[ContextItem], current: int) -> tuple[tuple[ContextItem, ...], int]:
-    merged = _merge(items[:current])
-    return (*merged, *items[current:]), len(merged)
 
 
 def _merge(items: Iterable[ContextItem]) -> list[ContextItem]:

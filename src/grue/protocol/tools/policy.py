@@ -77,13 +77,11 @@ def hints_of(annotations: ToolAnnotations | None) -> ToolHints:
     """
     if annotations is None:
         return ToolHints()
-    if annotations.read_only:
-        return ToolHints(
-            read_only=True, destructive=False, idempotent=True, open_world=annotations.open_world is not False
-        )
+    read_only = bool(annotations.read_only)
     return ToolHints(
-        destructive=annotations.destructive is not False,
-        idempotent=annotations.idempotent is True,
+        read_only=read_only,
+        destructive=not read_only and annotations.destructive is not False,
+        idempotent=read_only or annotations.idempotent is True,
         open_world=annotations.open_world is not False,
     )
 

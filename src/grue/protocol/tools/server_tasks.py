@@ -116,7 +116,8 @@ def next_move(answer: m.JsonObject, form: TaskForm, answered: Collection[str] = 
         case "failed":
             error = _object(answer.get("error"))
             code = error.get("code")
-            return TaskFailed(_text(error.get("message")) or "no reason given", _code(code))
+            reason = _text(error.get("message")) or "no reason given"
+            return TaskFailed(reason, code if type(code) is int else 0)
         case "cancelled":
             said = status_message(answer)
             return TaskFailed(f"the server has cancelled its task{': ' if said else ''}{said}")
@@ -158,10 +159,6 @@ def _object(value: object) -> m.JsonObject:
     if not isinstance(value, dict):
         raise ValueError(f"its answer about the task has {_shown(value)} where an object belongs")
     return json_object(value)
-
-
-def _code(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
 def _text(value: object) -> str:

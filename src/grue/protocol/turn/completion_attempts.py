@@ -225,8 +225,8 @@ def attempt_step(state: AttemptState, event: AttemptEvent) -> AttemptTransition:
             return Ended(), (Finish(reply),)
         case Sent(cut=CutReply(replaced)), ReplyRead(reply):
             whole = replace(reply, usage=replaced.usage + reply.usage)
-            cut = (_cut_again(state, event),) if reply.cut else ()
-            return Ended(), (*cut, Finish(whole))
+            report = ReportCut(event.profile.limit(state.settings), None, reply.usage)
+            return Ended(), (report, Finish(whole)) if reply.cut else (Finish(whole),)
         case Sent(), RequestFailed():
             return _after_failure(state, event)
         case _:
@@ -270,10 +270,6 @@ def _after_cut(state: Sent, event: ReplyRead) -> AttemptTransition:
     cut = CutReply(event.reply, event.shown)
     following = Sent(settings=settings, retry=state.retry, cut=cut, clears=state.clears)
     return following, (report, *_taken_back(event.shown), SendRequest(settings))
-
-
-def _cut_again(state: Sent, event: ReplyRead) -> ReportCut:
-    return ReportCut(event.profile.limit(state.settings), None, event.reply.usage)
 
 
 def _after_failure(state: Sent, event: RequestFailed) -> AttemptTransition:

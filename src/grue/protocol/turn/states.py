@@ -166,7 +166,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         named = named_call(call) if self.searching else call
         if named is call:
             return call
-        listed = _by_name(self.tools)
+        listed = {tool.name: tool for tool in self.tools}
         return call if tool_of(named.name, listed, self.unlisted) is None else named
 
     @property
@@ -516,10 +516,6 @@ def waiting_for(state: LiveState) -> str:
 
 def _for_the_model(turn: Turn) -> str:
     return f"waiting for the model (request {turn.requests})"
-
-
-def _by_name(tools: tuple[m.ToolDefinition, ...]) -> dict[str, m.ToolDefinition]:
-    return {tool.name: tool for tool in tools}
 
 
 def without(items: tuple[T, ...], item: T) -> tuple[T, ...]:
