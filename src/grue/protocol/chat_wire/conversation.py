@@ -245,7 +245,7 @@ class EncodedConversation:
     def aside(
         self, new: Sequence[m.ConversationItem], mode: m.OfferTools | m.RequireAnswer
     ) -> "EncodedConversation":
-        """Return a copy with `new`, for one request. It lacks a last reply whose calls have no answers."""
+        """Return a copy for one request that adds `new`, without a last reply whose calls have no answers."""
         other = self.branch()
         other.history.unread = None
         other.ask(new, mode)

@@ -196,7 +196,7 @@ def kind_of(reason: FailureReason) -> FailureKind:
 
 
 def reason_of_kind(kind: FailureKind) -> FailureReason:
-    """Return the reason of a failure without a reply, from how the request failed."""
+    """Return the reason of a failure that no reply explains, from how the request failed."""
     match kind:
         case "refused":
             return "request"
@@ -732,7 +732,7 @@ def is_too_long(words: str, status: int | None = None) -> bool:
 
 
 def overflow_of(words: str) -> ContextOverflow:
-    """Return the sizes that the text of a refusal names; `is_too_long` has recognised the refusal."""
+    """Return the sizes that a refusal names, if `is_too_long` says that the request was too long."""
     words = words[:_MOST_READ_OF_OVERFLOW]
     prompt = _first(_MESSAGES, words) or _first(_PROMPT, words)
     return ContextOverflow(window_tokens=_first(_WINDOW, words), prompt_tokens=prompt)

@@ -310,7 +310,7 @@ _STREAM_ONLY = (
     r"|(?:enable|set|use) (?:the )?`?stream(?:ing)?\b|non-stream\w*[^\n]{0,30}not support"
     r"|not support[^\n]{0,30}non-stream|for non-streaming"
 )
-"""A refusal by an endpoint that can only stream. Other words about streams mean the opposite."""
+"""Matches refusals by endpoints that can only stream. Other refusals that name streams mean the opposite."""
 
 _STOP = r"\bstop(_sequences)?\b"
 

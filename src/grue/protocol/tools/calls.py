@@ -125,7 +125,7 @@ def is_as_decided(
     *,
     serves_unlisted: bool = False,
 ) -> bool:
-    """Return whether a call's tool is still the one that the call was decided for.
+    """Return whether a call's tool still has the definition for which the call was decided on.
 
     This rule holds for every call that a model, a policy, a person or a program has decided on. The session
     applies it last, when nothing but the sending is left (`actors/mcp_session.py`).
@@ -357,7 +357,7 @@ def tool_messages(
         max_result_chars: Longest text of one message.
         room: Collects the attachments; `None` attaches nothing.
         plain: Whether a tool's text is told as plain text, and not within JSON.
-        refers: Whether a result that is too long gets a handle for `read_result`. Only with `plain`.
+        refers: Whether a result that is too long gets a handle for `read_result`. It needs `plain` too.
 
     Source: R5.4, P44
     """
@@ -449,7 +449,7 @@ class IllegalBatchEvent(Exception):  # noqa: N818 - a bug in the caller, named f
 
 
 def batch_step(state: BatchState, event: BatchEvent) -> BatchTransition:
-    """Return the next state, and the commands to carry out, in order, with `MakeCall` last if at all.
+    """Return the next state, and the commands to carry out, in order; a `MakeCall` is the last of them.
 
     Raises:
         IllegalBatchEvent: The event cannot happen in this state; the text names both.

@@ -67,7 +67,7 @@ def split_known(name: str, servers: Iterable[str]) -> tuple[str, str] | None:
 
 
 def split_unlisted(name: str, servers: Collection[str]) -> tuple[str, str] | None:
-    """Return server and tool of a name that no server lists; `None` if no server of `servers` can be meant.
+    """Return server and tool of a name that no server lists; `None` if it begins with none of `servers`.
 
     Args:
         name: What the model wrote: `server.tool`, or the readable form of a wire name, `server__tool`.

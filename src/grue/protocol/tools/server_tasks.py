@@ -66,7 +66,7 @@ class TaskFailed(Struct, frozen=True):
     """The task has ended without a result.
 
     Attributes:
-        reason: Why, for the model.
+        reason: Why there is no result, for the model.
         code: The code of the server's error; 0 if it did not send one.
     """
 

@@ -126,7 +126,11 @@ def summarised(state: AwaitingSummary, event: m.CompletionReceived | m.Completio
 
 
 def refused(state: AwaitingCompletion, event: m.CompletionFailed) -> Transition:
-    """Go on after a request that failed: if it was too long, once in a turn, with a shorter history."""
+    """Go on after a request that failed.
+
+    If the request was too long, it is sent again with a shorter history, once in a turn. Otherwise the turn
+    fails.
+    """
     turn, overflow = state.turn.count(event.usage), event.failure.overflow
     changes: tuple[m.Cleared | m.Shortened, ...] = ()
     if turn.ledger is not None and overflow is not None and not (turn.overflowed or turn.budget_spent):

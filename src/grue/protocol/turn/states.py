@@ -97,8 +97,8 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     def resuming(self) -> m.Resumption | None:
         """The work that a resumed turn still has to do; `None`: it has none.
 
-        The sessions may open a second time, after a reconnect. By then the turn has sent a batch after
-        resuming.
+        The work is done when the turn has sent a batch. So it is not begun again if sessions open a second
+        time, after a reconnect.
         """
         resumed = self.run.resumed
         return resumed if resumed is not None and resumed.parked.batches == self.batches else None
@@ -292,7 +292,7 @@ class AwaitingDrop(Struct, frozen=True):
     """Waits until the LLM actor has dropped the reply to presumed tools.
 
     Attributes:
-        failure: The failure with which the turn then ends; `None`: it asks again, with the listed tools.
+        failure: The failure with which the turn then ends; `None`: it sends the request again instead.
     """
 
     turn: Turn

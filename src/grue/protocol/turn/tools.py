@@ -292,7 +292,7 @@ def call(
         calls: All calls of the reply.
         settled: The calls that are answered already, in a resumed turn.
         decisions: The answers to earlier questions about these calls.
-        definitions: Digests of the tools' definitions that the calls were made for, in a resumed turn.
+        definitions: Digests of the definitions for which the calls were decided on, in a resumed turn.
     """
     done = {record.call_id for record in settled}
     tasks = turn.open_tasks
