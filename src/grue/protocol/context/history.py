@@ -227,8 +227,8 @@ class History:
                 self._clear(change)
             case m.Shortened(share):
                 self._shorten(share)
-            case m.Summarised(items):
-                self.rewrite(m.Rewritten(1, len(self.entries), (m.Said(items),)))
+            case _:
+                self.rewrite(m.Rewritten(1, len(self.entries), (m.Said(change.items),)))
 
     def _clear(self, cleared: m.Cleared) -> None:
         # Results whose call is not in the conversation are ignored. The texts of the first entry stay.
