@@ -50,11 +50,7 @@ _OTHERWISE = (
 
 
 class Task(Struct, frozen=True, kw_only=True):
-    """A piece of work on one episode, which an engine gives to a worker.
-
-    Attributes:
-        folder: The episode's folder.
-    """
+    """A piece of work on the episode in `folder`, which an engine gives to a worker."""
 
     folder: Path
 
@@ -74,11 +70,7 @@ class Job(Task, frozen=True, kw_only=True):
     """One attempt to make, as a worker gets it.
 
     Attributes:
-        work: Name of the work.
-        version: Version of the work.
-        settings: The case's settings.
         planned: The settings as the sweep gave them; `None`: they are the same as `settings`.
-        repetition: The case's repetition.
         keep: Which files stay on disk once the episode is done.
         prices: Prices by model, to count what the attempt costs.
         files: SHA-256 of each file that the case names, by setting; `None`: the files are not checked.
@@ -108,7 +100,6 @@ class Attempted(Struct, frozen=True, kw_only=True):
     """An attempt that has ended.
 
     Attributes:
-        end: How the attempt ended.
         attempt: Name of the attempt's folder.
         committed: Whether this attempt is the episode's result; `False` also if another one was committed
             first.

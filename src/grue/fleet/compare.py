@@ -226,10 +226,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
     """The result of a comparison.
 
     Attributes:
-        a: The first set.
-        b: The second set.
         compared: The settings in which the two sets differ, each with its value in A and in B.
-        score: Name of the score.
         cases: Number of cases that both sides have played.
         groups: Number of groups of cases; the groups do not depend on each other.
         verdict: Whether B is better: by the interval, or if there is no interval, by the sign test.
@@ -731,16 +728,11 @@ def _turned(found: Interval, lower_is_better: bool) -> Interval:
 
 
 def cell_axes(settings: Sequence[m.JsonObject], most: int, axes: Sequence[str] = ()) -> list[str]:
-    """Return the settings that make the cells: all that differ, unless they would make too many cells.
+    """Return the settings that make the cells: all that differ, unless these make more than `most` cells.
 
     In that case settings with few values are taken, the axes of the sweep first, as long as each cell has
     enough cases for an interval. A cell's mean is over all values of the other settings, such as the question
-    that was asked.
-
-    Args:
-        settings: The settings of each episode.
-        most: How many cells there may be.
-        axes: The axes of the sweep.
+    that was asked. `axes` are those of the sweep.
     """
     values = _values_of(settings)
     differing = [name for name in values if len(values[name]) > 1 and name not in _NO_CELL]

@@ -125,11 +125,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     """The work and its cases.
 
     Attributes:
-        work: The work.
-        version: The version of the work.
         cases: Returns the cases; each call returns the same ones.
         keep: Which files stay on disk.
-        prices: Prices by model.
         batching: How requests wait for the providers' batches; `None`: they are sent at once.
         whole: Whether the cases are a whole sweep, so that the folder's other episodes are from earlier
             sweeps.

@@ -33,7 +33,6 @@ class Costs(Struct, frozen=True):
     """The cost of a fleet's requests so far.
 
     Attributes:
-        spent: What the requests have cost.
         overloads: Number of answers that reported an overload.
         refused: Why the budget refuses requests; empty if it admits them.
     """

@@ -538,12 +538,8 @@ class Answer(Struct, frozen=True, kw_only=True):
 def query(sql: str, episodes: Iterable[EpisodeRow], exported: Sequence[Path] = ()) -> Answer:
     """Run a query on the tables `episodes`, `turns`, `calls` and `requests`.
 
-    Only the tables that the query names are filled.
-
-    Args:
-        sql: The query, in DuckDB's SQL.
-        episodes: The episodes.
-        exported: Folders that `export_tables` has written; their rows are added.
+    Only the tables that the query names are filled. `exported` are folders that `export_tables` has written;
+    their rows are added.
 
     Raises:
         FleetError: The query is wrong; the error's text is from DuckDB.
@@ -657,12 +653,10 @@ def _folder(target: Path) -> None:
 
 
 def export_samples(episodes: Iterable[EpisodeRow], target: Path, *, score: str = "score") -> Exported:
-    """Write one record for each request of the episodes into `samples.jsonl`, which is replaced.
+    """Write one record for each request of the episodes into `samples.jsonl` in a folder.
 
-    Args:
-        episodes: The episodes. An episode without a trace gives no samples.
-        target: The folder; made if it is missing.
-        score: Name of the score that is the samples' reward.
+    The file is replaced, and the folder made if it is missing. The score of the name `score` is the samples'
+    reward. An episode without a trace gives no samples.
 
     Raises:
         FleetError: The file cannot be written.

@@ -99,7 +99,6 @@ class FailureGroup(Struct, frozen=True, kw_only=True):
     """Episodes in which the same went wrong.
 
     Attributes:
-        kind: The kind of their failures.
         text: The line about their failures; where the failures differ, with the most frequent values,
             `'a'|'b'|…`.
         episodes: The episodes, by id.
@@ -122,10 +121,7 @@ class FailureGroup(Struct, frozen=True, kw_only=True):
 def failure_of(result: Result, score: str = "score", passing: float | None = 1.0) -> Failure | None:
     """Return the failure of an episode; `None`: the episode has passed, or it lacks this score.
 
-    Args:
-        result: The episode.
-        score: The score that has to be high enough.
-        passing: The lowest score that is high enough; `None`: any score is.
+    The score has to be at least `passing`; `None`: any score is high enough.
     """
     end = result.end
     match result.outcome:

@@ -37,11 +37,8 @@ class Case(Struct, frozen=True, kw_only=True):
 def episode_id(work: str, version: str, case: Case, files: Mapping[str, str]) -> str:
     """Return the id of the episode of a case.
 
-    Args:
-        work: The function, as `module:name`.
-        version: Version of the work. A new version makes new episodes.
-        case: The case.
-        files: SHA-256 of each file that the case names, by setting.
+    `work` is the function, as `module:name`, and `files` has the SHA-256 of each file that the case names, by
+    setting.
 
     Raises:
         FleetError: A setting is not JSON, or has a name that secrets have, such as `api_key`.

@@ -243,7 +243,6 @@ class _Worker:
     """A worker process as the engine sees it.
 
     Attributes:
-        process: The process.
         channel: Carries jobs to the worker, and its reports back.
         ready: Whether the worker has started.
         deaf: Whether the worker has closed its end of the channel. The engine then only waits for its end.

@@ -25,8 +25,6 @@ class PlannedWork(Struct, frozen=True, kw_only=True):
     """The remaining work of a sweep, and the space that it needs.
 
     Attributes:
-        work: Name of the work's function.
-        total: Number of episodes of the sweep.
         missing: Number of episodes of the sweep without a commit.
         bytes_needed: Estimated size on disk of the missing episodes.
         spent: The cost of the episodes with a commit.

@@ -91,11 +91,8 @@ class ScoreTask(Task, frozen=True, kw_only=True):
 
     Attributes:
         attempt: Number of the attempt that counts.
-        settings: The settings of the case.
         scores: The scores that the work returned.
-        scorers: The scorers by name.
         cache: Folder with the earlier verdicts of judges.
-        prices: Prices by model.
     """
 
     attempt: int

@@ -171,9 +171,7 @@ def smallest_detectable(interval: Interval) -> float:
 def times_more(interval: Interval, difference: float) -> float:
     """Return the factor by which the cases must grow for four of five comparisons to find a difference.
 
-    Args:
-        interval: The interval of the comparison that was made.
-        difference: The true difference that is to be found; its sign does not matter.
+    `interval` is that of the comparison that was made. The sign of the difference does not matter.
     """
     if not difference:
         return math.inf

@@ -70,8 +70,6 @@ class KnownWork(Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: The function, as `module:name` or `/path/of/file.py:name`.
-        function: The function.
-        version: The version of the work.
         files: The settings that are paths of files; the files' content belongs to the episode's identity.
         scores: The names of the scores that the work returns; empty: any names.
         settings: A msgspec `Struct` with the settings that the work takes; `None`: any settings.

@@ -94,11 +94,12 @@ class Sandbox(Struct, frozen=True, kw_only=True):
         write: Files and folders that the program may read, write and delete. They have to exist.
         hide: Files and folders inside of the opened ones that stay closed. A folder that contains one, at any
             depth, cannot be listed, and nothing can be made, deleted or renamed in it.
-        execute: The only programs that it may start besides its own; `None`: those of the system and of its
-            own folders, too. All that it starts is in the same box.
+        execute: The only programs that the program may start besides its own; `None`: those of the system and
+            of its own folders, too. All that it starts is in the same box.
         network: `True`: any. `False`: none. A list of `host:port`: only these, by a proxy of grue's. `None`:
             the preset decides.
-        unix_sockets: Whether it may use Unix sockets. These reach Docker or an SSH agent where one runs.
+        unix_sockets: Whether the program may use Unix sockets, through which it reaches Docker or an SSH
+            agent where one runs.
         memory_mb: Memory that each of its processes may allocate, in MiB; `None`: no limit.
         processes: How many processes and threads the program may add to those of this user; `None`: no limit.
         open_files: How many files each process may have open; `None`: the host's limit.

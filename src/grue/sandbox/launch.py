@@ -222,12 +222,7 @@ def boxed(
 ) -> Boxed:
     """Prepare a start in a box.
 
-    Args:
-        box: What the program may do.
-        program: The absolute path of the program.
-        args: The arguments of the program.
-        env: The environment of the program.
-        cwd: The working directory of the program; `None`: the host's.
+    `program` is an absolute path. `cwd` is the program's working directory; `None`: the host's.
 
     Raises:
         SandboxError: This machine cannot enforce the box and `required` is set, or a path cannot be opened.
