@@ -92,9 +92,8 @@ class CutLineError(Exception):
 class LineBuffer:
     """A buffer that takes chunks and returns lines.
 
-    Args:
-        max_line_bytes: Longest line that is accepted.
-        max_message_bytes: Longest line that is returned whole.
+    A line of more than `max_line_bytes` ends the reading. Of a line of more than `max_message_bytes` only the
+    two ends are kept.
     """
 
     def __init__(self, max_line_bytes: int, max_message_bytes: int) -> None:

@@ -7,11 +7,9 @@ import sys
 
 
 def lazy_names(module: str, file: str) -> tuple[object, object, list[str]]:
-    """Return `__getattr__`, `__dir__` and `__all__` for a module whose stub lists its names.
+    """Return `__getattr__`, `__dir__` and `__all__` for a module, given its `__name__` and its `__file__`.
 
-    Args:
-        module: The module's `__name__`.
-        file: The module's `__file__`; the stub has the same name and ends in `.pyi`.
+    The stub that lists the module's public names stands beside `file` and ends in `.pyi`.
     """
     with open(f"{file}i", encoding="utf-8") as stub:  # noqa: PTH123 - importing pathlib would take longer than the rest
         lines = [line.split() for line in stub if line.startswith("from ")]

@@ -31,11 +31,9 @@ _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def printable(text: str, limit: int | None = None) -> str:
-    """Return `text` as one line of printable characters.
+    """Return any text, lone surrogates included, as one line of printable characters.
 
-    Args:
-        text: Any text, lone surrogates included.
-        limit: Most characters to return, at least 1; a longer text is cut and ends in an ellipsis.
+    A line of more than `limit` characters, which is at least 1, is cut and ends in an ellipsis.
     """
     if limit is not None:
         # No character becomes shorter, so the text beyond the limit, which may be megabytes, is not needed.

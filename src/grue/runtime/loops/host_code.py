@@ -28,9 +28,7 @@ class HostCodeFailed(Exception):  # noqa: N818 - named as the event; it never re
 def host_code(whose: str = "a callback of the host") -> Iterator[None]:
     """Run a callback of the host. Its exceptions are wrapped in `HostCodeFailed`, except a cancellation.
 
-    Args:
-        whose: What to call the callback in the error that the host gets; empty: the error's own text names
-            it.
+    `whose` names the callback in the error that the host gets. Empty: the error's own text names it.
     """
     try:
         yield

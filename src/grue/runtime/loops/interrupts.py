@@ -164,13 +164,10 @@ class Interruptible:
 
 
 class MainThreadWork(Generic[T]):
-    """Work in an event loop of the main thread. Ctrl-C cancels it and does not raise in the middle of it.
+    """A coroutine function in an event loop of the main thread. Ctrl-C cancels it, at an `await`.
 
-    Use it only if `may_handle_interrupts`.
-
-    Args:
-        function: The coroutine function.
-        force_kill: Called in the signal handler at the second press. Makes the running clean-up end at once.
+    Use this class only if `may_handle_interrupts`. At the second press the signal handler calls `force_kill`,
+    which makes the running clean-up end at once.
     """
 
     def __init__(self, function: Callable[[], Awaitable[T]], force_kill: Callable[[], object]) -> None:
@@ -334,10 +331,7 @@ def wait_for(
 ) -> None:
     """Wait until `finished` is done or `within_s` has passed. This is where a deferred Ctrl-C is raised.
 
-    Args:
-        finished: The future.
-        within_s: Seconds; `None`: no limit.
-        watch: Also raise a Ctrl-C that was pressed since this watch was created.
+    With a `watch`, a Ctrl-C that was pressed since the watch was created is raised too.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed.

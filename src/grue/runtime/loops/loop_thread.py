@@ -192,8 +192,7 @@ class Call(Future[T]):
         If anything interrupts the wait, the call is cancelled, and this waits up to `INTERRUPT_GRACE_S` for
         its clean-up. Without that, the caller would go on, or exit, while server processes are still alive.
 
-        Args:
-            force_kill: Called at the second Ctrl-C. Makes the running clean-up end at once.
+        At the second Ctrl-C `force_kill` is called, which makes the running clean-up end at once.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed. The third press raises immediately.

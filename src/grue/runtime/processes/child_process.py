@@ -382,10 +382,7 @@ class ServerProcess(ChildProcess):
                 return line
 
     def send_line(self, line: bytes) -> None:
-        """Write a line; queue what the pipe does not take at once. Never blocks, and keeps the order.
-
-        Args:
-            line: One line without any newline.
+        """Write a line, given without its newline; queue what the pipe does not take at once, in order.
 
         Raises:
             anyio.BrokenResourceError: The process has exited, has closed its input, or has left more than
@@ -398,9 +395,8 @@ class ServerProcess(ChildProcess):
     def stderr_tail(self, redacted: Callable[[str], str] = str) -> str:
         """Return the end of the server's standard error, made safe to print.
 
-        Args:
-            redacted: Removes secrets. It is called before the text is cut, because half a secret would not be
-                recognised any more, and would be shown.
+        `redacted` removes secrets. It is called before the text is cut, because half a secret would not be
+        recognised any more, and would be shown.
         """
         self._read_stderr()
         limit = self._limits.stderr_tail_bytes

@@ -87,10 +87,7 @@ class Descendants:
     def kill(self, within_s: float) -> int:
         """Kill every live descendant and wait until all are gone; return how many were killed.
 
-        Processes that descendants start in the meantime are killed too.
-
-        Args:
-            within_s: Time limit in seconds.
+        Processes that descendants start in the meantime are killed too, until `within_s` has passed.
         """
         killed = 0
         deadline = time.monotonic() + within_s

@@ -329,9 +329,8 @@ class ProcessRegistry:
     def kill_leftovers(self, *, loop_running: bool = False) -> int:
         """Kill and reap every group still registered, and return how many were registered.
 
-        Args:
-            loop_running: Whether the event loop that opened the groups may still run in another thread. If
-                so, their descriptors stay open, because the loop may be waiting on them.
+        With `loop_running` the event loop that opened the groups may still run in another thread. Then their
+        descriptors stay open, because the loop may be waiting on them.
         """
         groups = list(self._groups.values())
         self.kill_now()

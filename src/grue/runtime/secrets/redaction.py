@@ -235,11 +235,7 @@ class _SecretIndex(NamedTuple):
 
 
 class Redaction:
-    """The registered secrets, and how to replace them. Thread-safe.
-
-    Args:
-        secrets: Values to replace, by the name that their placeholder shows.
-    """
+    """The registered secrets, by the names that their placeholders show. Thread-safe."""
 
     def __init__(self, secrets: Mapping[str, str] | None = None) -> None:
         # Replaced, never changed in place, because another thread may be using it.
@@ -304,11 +300,8 @@ class Redaction:
         """Return a message's JSON without secrets, and the message decoded from it.
 
         A message's class may name fields that hold a text in another form (`also_hidden`), such as the ids of
-        its tokens. If a secret is replaced, these fields are emptied.
-
-        Args:
-            written: The message's JSON.
-            body: The message; returned unchanged if it contains no secret.
+        its tokens. If a secret is replaced, these fields are emptied. A message without a secret is returned
+        unchanged.
 
         Raises:
             msgspec.ValidationError: A secret equals a word that the message's type requires.
@@ -488,13 +481,8 @@ def authorisations(
 ) -> tuple[Iterator[tuple[int, int]], ...]:
     """Return start and end of each credential's value: one iterator, in order, for each way to write one.
 
-    Only credentials whose header begins from `start` to before `end` are returned.
-
-    Args:
-        written: UTF-8 text.
-        start: First position of a header.
-        end: The position after the last position of a header.
-        in_json: `written` is JSON. A value then ends at the end of its JSON string.
+    Only credentials whose header begins from `start` to before `end` are returned. With `in_json` the text is
+    JSON, and a value ends at the end of its JSON string.
     """
     headers = tuple(_of_kind(kind, written, start, end, in_json) for kind in (_HEADER, _BEARER))
     return (_fields(written, start, end), *headers) if in_json else headers
@@ -558,11 +546,7 @@ line in small pieces would take quadratic time."""
 
 
 class TextPieces:
-    """One text that arrives in pieces.
-
-    Args:
-        redaction: The secrets.
-    """
+    """One text that arrives in pieces. Each end of it that may be the beginning of a secret is held back."""
 
     def __init__(self, redaction: Redaction) -> None:
         self._redaction = redaction

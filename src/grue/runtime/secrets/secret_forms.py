@@ -274,14 +274,11 @@ _NOT_SECRET = frozenset(("GOOGLE_APPLICATION_CREDENTIALS", "GRUE_TOKENS", "OLDPW
 
 
 def secrets_in(*environments: Mapping[str, str]) -> dict[str, str]:
-    """Return the values to redact, each with the name that its placeholder shows.
+    """Return the values to redact in the host's environment or in a server's `env` and `headers`.
 
-    A value is a secret if it has at least 12 characters and its name looks like a secret's. Passwords in URLs
-    and in `Basic` credentials are secrets whatever the variable is called, if they have at least 8
-    characters.
-
-    Args:
-        environments: The host's environment, and what is configured for a server (`env`, `headers`).
+    Each value has the name that its placeholder shows. A value is a secret if it has at least 12 characters
+    and its name looks like a secret's. Passwords in URLs and in `Basic` credentials are secrets whatever the
+    variable is called, if they have at least 8 characters.
     """
     found: dict[str, str] = {}
     for environment in environments:

@@ -225,13 +225,9 @@ def error_text(error: Exception) -> str:
 
 
 def check_numbers(path: Path, number: int, line: TraceLine, after: int) -> None:
-    """Check that a line's sequence number is above that of the previous line, and that its times are valid.
+    """Check that a line's sequence number is above `after`, and that its times are valid.
 
-    Args:
-        path: The trace, for the error.
-        number: Number of the line in the file, from 1.
-        line: The line.
-        after: Sequence number of the previous line; 0: this is the first.
+    `after` is the sequence number of the previous line. `path` and the line's `number` are for the error.
 
     Raises:
         TraceError: The line is damaged, was moved, or is there twice.

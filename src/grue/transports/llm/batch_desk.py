@@ -49,11 +49,7 @@ _BOUNDARY = b"grue-batch-file"
 
 
 class BatchRefused(Exception):  # noqa: N818 - what has happened to the batch
-    """The provider accepts no batch, or cannot be reached. The requests stay on file and can be sent later.
-
-    Args:
-        failure: Why the batch was not sent.
-    """
+    """The provider accepts no batch, or cannot be reached. The requests stay on file, to be sent later."""
 
     def __init__(self, failure: m.LlmFailure) -> None:
         super().__init__(failure.message)
@@ -61,14 +57,7 @@ class BatchRefused(Exception):  # noqa: N818 - what has happened to the batch
 
 
 class BatchDesk:
-    """Sends the requests that wait in a folder, and fetches the replies.
-
-    Args:
-        endpoint: The provider's endpoint, which the caller has entered.
-        folder: The waiting requests.
-        batching: How often to look at the batches.
-        sleep: Waits for a number of seconds.
-    """
+    """Sends the requests that wait in a folder, and fetches the replies. The caller enters the endpoint."""
 
     def __init__(
         self,

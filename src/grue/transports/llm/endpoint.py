@@ -100,9 +100,7 @@ def needs_key(base_url: str) -> bool:
 def api_key(base_url: str, environ: Mapping[str, str]) -> str | None:
     """Return the key for `base_url`, or `None` if the environment has none for that host.
 
-    Args:
-        base_url: The endpoint's base URL.
-        environ: The environment; an empty variable counts as not set.
+    An empty variable counts as not set.
 
     Raises:
         MCPConfigError: The key cannot be sent in a header. The error names the variable and never its value.
@@ -123,10 +121,7 @@ def api_key(base_url: str, environ: Mapping[str, str]) -> str | None:
 def require_key(base_url: str, key: str | None, otherwise: str = "") -> None:
     """Check that there is a key for an endpoint that needs one.
 
-    Args:
-        base_url: The endpoint's base URL.
-        key: The key that was found; `None` or empty: none.
-        otherwise: What the user can do instead, as the end of the error's sentence.
+    `otherwise` ends the error's sentence: what the user can do instead.
 
     Raises:
         MCPConfigError: The endpoint needs a key, and `key` is empty. The error names the variables to set.
@@ -258,11 +253,7 @@ class LlmSettings(ModelSettings, metaclass=OwnKeywords, frozen=True, kw_only=Tru
 
 
 class RequestPostponed(Exception):  # noqa: N818 - what has happened to the request
-    """The request is stored, and its reply is read by a later process.
-
-    Args:
-        item: The request's id in the batch.
-    """
+    """The request is stored under the id `item`, and its reply is read by a later process."""
 
     def __init__(self, item: str) -> None:
         super().__init__(f"the request waits for a batch as {item}")
@@ -273,12 +264,7 @@ class ReplyRoom(Protocol):
     """Stores the requests of one turn or episode for a batch, and returns the replies that have arrived."""
 
     async def reply_to(self, endpoint: "LlmEndpoint", body: bytes, request: int) -> Answered | Fault:
-        """Return the reply to a request.
-
-        Args:
-            endpoint: The endpoint that the request is for.
-            body: The request, whole.
-            request: The request's number in the turn.
+        """Return the reply to a request, given its whole body and its number in the turn.
 
         Raises:
             RequestPostponed: The reply has not arrived yet. The request is stored.
@@ -544,12 +530,10 @@ class LlmEndpoint:
         return self.chain[first_to_ask([each.breaker for each in self.chain], now_s)]
 
     def after(self, tried: "Sequence[LlmEndpoint]", now_s: float, *, tools: bool) -> "LlmEndpoint | None":
-        """Return the endpoint of the chain to ask next, after others have failed; `None`: none is left.
+        """Return the endpoint of the chain to ask next; `None`: no endpoint is left.
 
-        Args:
-            tried: The endpoints that the request has been sent to.
-            now_s: The time, on the event loop's clock.
-            tools: Whether the request offers tools.
+        The request has been sent to the endpoints `tried` without success. `now_s` is on the event loop's
+        clock. With `tools` the request offers tools, so the next endpoint must take them.
         """
         places = {at for at, each in enumerate(self.chain) if not tools or each.takes_tools}
         done = {at for at, each in enumerate(self.chain) if each in tried}
@@ -624,9 +608,7 @@ class LlmEndpoint:
     def recall(self, first: WireProfile, learned: WireProfile) -> None:
         """Use the profile that an earlier process has learned, unless this process has learned one already.
 
-        Args:
-            first: The profile that the earlier process began with.
-            learned: The profile that the earlier process ended with.
+        The earlier process began with the profile `first`, and ended with the profile `learned`.
         """
         if self.profile == self.first_profile == first:
             self.profile = learned

@@ -176,12 +176,7 @@ _QUIET_S = 0.001
 
 
 class ExchangeError(Exception):
-    """An exchange failed in the HTTP library. The library's exception is the cause.
-
-    Args:
-        kind: What failed: the connect, a time limit, decompression, or the connection.
-        message: What the operating system, TLS or the library says.
-    """
+    """An exchange failed in the HTTP library, whose exception is the cause. `kind` says what failed."""
 
     def __init__(self, kind: Literal["unreachable", "timed_out", "undecodable", "broken"], message: str):
         super().__init__(message)
@@ -193,9 +188,6 @@ class Connections:
 
     A single pool of httpx with many connections would check all of them, with a system call for each idle
     one, whenever a request begins or ends. With 100 agents that is a third of all the work.
-
-    Args:
-        new: Makes a connection.
 
     Attributes:
         entered: How many users the connections have. The last user closes them.
@@ -283,10 +275,7 @@ class _Connecting:
 
     httpx has a limit for each single step only.
 
-    Args:
-        request: The request that makes the connection, or uses one that is open.
-        limit_s: The time limit; `None`: no limit.
-        on_sent: Called when the request has been written; `None`: nothing is called.
+    `on_sent` is called when the request has been written.
 
     Attributes:
         scope: The cancel scope of the connect; its deadline is the time limit.

@@ -22,11 +22,9 @@ Send = Callable[[httpx2.Request], Awaitable[httpx2.Response]]
 
 
 class Authorization:
-    """The authorisation of the requests to one server.
+    """The authorisation of the requests to one server, which has `auth` settings.
 
-    Args:
-        server: The server; it has `auth` settings.
-        on_secret: Called with the name and the value of each token, before it is used.
+    `on_secret` is called with the name and the value of each token, before the token is used.
     """
 
     def __init__(self, server: HttpServer, on_secret: Callable[[str, str], None]) -> None:

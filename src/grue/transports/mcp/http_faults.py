@@ -52,10 +52,8 @@ TOO_MANY_MESSAGES = WireFault("it sent very many messages, and none of them was 
 def status_fault(status: int, text: str = "", challenge: str = "") -> WireFault:
     """Return the fault for a status from 400 on.
 
-    Args:
-        status: The HTTP status.
-        text: The message in the body, printable and short; may be empty.
-        challenge: The header `WWW-Authenticate` of the answer; untrusted.
+    `text` is the message in the body, printable and short, or empty. `challenge` is the answer's header
+    `WWW-Authenticate`, which is untrusted.
     """
     cause: str
     remedy: str | None
@@ -105,9 +103,7 @@ def _credentials(challenge: str) -> str:
 def sse_also_refused(declined: WireFault | None, fault: WireFault) -> WireFault:
     """Return the fault of an address that accepts neither of the two transports.
 
-    Args:
-        declined: Why the address refused Streamable HTTP; `None` if that was not tried.
-        fault: Why the address refused SSE.
+    `declined` is the fault with Streamable HTTP, `None` if that was not tried; `fault` is the fault with SSE.
     """
     if declined is None or declined.cause == fault.cause:
         return fault
@@ -116,12 +112,7 @@ def sse_also_refused(declined: WireFault | None, fault: WireFault) -> WireFault:
 
 
 def redirect_fault(status: int, location: str) -> WireFault:
-    """Return the fault for a redirect that is not followed.
-
-    Args:
-        status: The HTTP status.
-        location: The redirect's target, without secrets.
-    """
+    """Return the fault for a redirect that is not followed, to a `location` that holds no secrets."""
     return WireFault(
         f"the server redirects to {location} (HTTP {status}), which is not followed:"
         " what is sent is meant for the configured address only",
@@ -146,12 +137,9 @@ def too_long_fault(max_bytes: int) -> WireFault:
 
 
 def transport_fault(error: Exception, where: str, connect_timeout_s: float) -> WireFault:
-    """Return the fault for an exchange without an answer.
+    """Return the fault for an exchange with `where`, a host and a port, that got no answer.
 
-    Args:
-        error: The exception of the HTTP library; its root cause decides.
-        where: Host and port.
-        connect_timeout_s: The time limit for connecting.
+    The root cause of the HTTP library's exception decides.
     """
     causes = list(_chain(error))
     named = {type(each).__name__ for each in causes}
@@ -274,8 +262,7 @@ def insecure_fault(host: str) -> WireFault:
 def identity_fault(words: str) -> WireFault:
     """Return the fault of an identity token that cannot be exchanged for a token of the server.
 
-    Args:
-        words: What is wrong, without any token.
+    `words` say what is wrong, without any token.
     """
     return WireFault(
         words,
@@ -297,9 +284,7 @@ def token_file_fault(folder: Path, why: str) -> WireFault:
 def keyring_fault(server: str, words: str | None) -> WireFault:
     """Return the fault of a keyring that cannot be used.
 
-    Args:
-        server: The server's name in the configuration.
-        words: What is wrong with the keyring; `None`: the package is not installed.
+    `words` say what is wrong with the keyring; `None`: the package is not installed.
     """
     if words is None:
         cause = f"the tokens of {server!r} are kept in the system's keyring, which needs the package keyring"

@@ -54,12 +54,10 @@ class _TokenError(Struct):
 
 
 class IdentityProvider:
-    """The first exchange.
+    """The identity provider, with which the first exchange is made.
 
-    Args:
-        auth: Settings with the grant `identity_assertion`.
-        exchange: Sends a request and returns the answer, within its limits.
-        on_secret: Called with the name and the value of the identity token and of the assertion.
+    `exchange` sends a request and returns the answer, within its limits. `on_secret` is called with the name
+    and the value of the identity token and of the assertion, before they are used.
     """
 
     def __init__(self, auth: OAuth, exchange: Exchange, on_secret: Callable[[str, str], None]) -> None:
@@ -69,11 +67,7 @@ class IdentityProvider:
         self._issuer = auth.identity_provider or ""
 
     async def assertion(self, audience: str, resource: str) -> str:
-        """Return an identity assertion.
-
-        Args:
-            audience: The authorization server that the assertion is for.
-            resource: The MCP server that the assertion is for.
+        """Return an identity assertion for the authorization server `audience` and the MCP server `resource`.
 
         Raises:
             AuthorizationRefused: The settings give no identity token, or the identity provider refuses it.

@@ -333,13 +333,8 @@ async def node_too_old(
 ) -> str | None:
     """Return advice for the user if Node is older than the server's package needs, or else `None`.
 
-    Runs `node --version`. Also returns `None` if the command does not run Node, or if either version cannot
-    be determined.
-
-    Args:
-        server: The server.
-        registry: Holds Node's process until it is reaped.
-        limit_s: Time limit for Node's answer.
+    Runs `node --version`, which may take `limit_s`. Also returns `None` if the command does not run Node, or
+    if either version cannot be determined.
     """
     found = _wanted(server)
     if found is None:

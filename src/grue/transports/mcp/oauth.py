@@ -216,10 +216,7 @@ class Person(Struct, frozen=True):
 class Authorizer:
     """The tokens of one server in this process.
 
-    Args:
-        server: The server.
-        store: The server's stored tokens.
-        on_secret: Called with the name and the value of each token, before it is used.
+    `on_secret` is called with the name and the value of each token, before the token is used.
     """
 
     def __init__(self, server: HttpServer, store: TokenStore, on_secret: Callable[[str, str], None]) -> None:

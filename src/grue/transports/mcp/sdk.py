@@ -435,9 +435,7 @@ class Subscriptions:
 
     Leaving ends all streams, and tells the server that they have ended.
 
-    Args:
-        session: Sends the requests.
-        notify: Receives an `updates_ended` notice for each stream that ends while the session goes on.
+    For each stream that ends while the session goes on, `notify` receives an `updates_ended` notice.
     """
 
     def __init__(self, session: ClientSession, notify: Notify) -> None:
@@ -568,11 +566,7 @@ _NAME_CHARS = 80
 
 
 class ParamHeaders:
-    """The marked parameters of one server's tools.
-
-    Args:
-        notify: Receives a `bad_tool` notice for each tool that is left out.
-    """
+    """The marked parameters of one server's tools. A tool that is left out is reported by a notice."""
 
     def __init__(self, notify: Notify) -> None:
         self._notify = notify

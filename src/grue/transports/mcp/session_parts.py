@@ -66,10 +66,8 @@ __all__ = ["LOST", "InputSchemas", "OutputSchemas", "TaskOfCall", "created_task"
 class _Schemas:
     """One schema for each of a session's tools, compiled when it is used for the first time.
 
-    A schema that cannot be compiled or used is ignored for the rest of the session.
-
-    Args:
-        notify: Receives a `bad_schema` notice for a schema or a value that cannot be checked.
+    A schema that cannot be compiled or used is ignored for the rest of the session. Each schema or value that
+    cannot be checked is reported by a `bad_schema` notice.
     """
 
     _field: ClassVar[Literal["input_schema", "output_schema"]]
@@ -136,10 +134,7 @@ class OutputSchemas(_Schemas):
     def checked(self, tool: str, answer: m.JsonObject, result: m.ToolCallResult) -> m.ToolCallResult:
         """Return the result of a call, or an error with the same content if it does not match the schema.
 
-        Args:
-            tool: Bare name.
-            answer: The result object of `tools/call`.
-            result: The same result, decoded.
+        `answer` is the result object of `tools/call`; `result` is the same result, decoded.
         """
         if result.is_error or self._check(tool) is None:
             return result
