@@ -48,7 +48,7 @@ def blame(error: BaseException, whose: str) -> None:
 
 @contextlib.contextmanager
 def calling(called: object, what: str) -> Iterator[None]:
-    """If the block raises, note on the exception that `called` has raised it, unless that is code of grue."""
+    """If the block raises, note on the exception that `called` raised it, unless `called` is code of grue."""
     try:
         yield
     except BaseException as error:

@@ -186,8 +186,9 @@ class MainThreadWork(Generic[T]):
         """Run the work in the loop that `run_loop` runs, and return its result.
 
         Our SIGINT handler is set before the loop starts, and the former one is restored after the loop's end.
-        asyncio then sets no handler, which at the first press would cancel the main task, even while the loop
-        starts or ends. A press after the end of the work is raised when the loop has ended.
+        Because of it asyncio sets no handler of its own: that handler would cancel the main task at the first
+        press, even while the loop starts or ends. A press after the end of the work is raised when the loop
+        has ended.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed. The work has had time to clean up.

@@ -165,7 +165,7 @@ class ChildProcess:
 
     @property
     def ending(self) -> ProcessEnding:
-        """How the process was ended."""
+        """How the process has ended; `none` while it runs."""
         return "died" if self._ending == "none" and self.exited else self._ending
 
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:

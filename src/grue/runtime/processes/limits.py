@@ -1,4 +1,4 @@
-"""The limits of a child process, and how one has ended, as data."""
+"""Plain data: the limits of a child process, and how a process has ended."""
 
 from typing import Self
 

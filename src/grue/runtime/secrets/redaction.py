@@ -223,7 +223,7 @@ class _SecretIndex(NamedTuple):
         return cls(longest_first, short, long_probes, b"a" * min(map(len, long_probes), default=0))
 
     def may_match(self, written: bytes) -> bool:
-        """Return whether any probe is in a text."""
+        """Return whether a text has a probe, or the mark of a cut, before which half a secret may stand."""
         for probe in self.probes:
             if probe in written:
                 return True
@@ -358,7 +358,7 @@ class Redaction:
         return found[0] if len(found) == 1 else heapq.merge(*found, key=_START)
 
     def _secrets_in(self, written: bytes, start: int, end: int) -> list[Iterator[Found]]:
-        """Return the spans of each form that is in a piece."""
+        """Return the spans of whole and of cut secrets in a piece: one iterator for each form."""
         secrets = self._index.secrets
         found = [
             _marked(_matches(pattern, written, start, end), secret.placeholder, rank)

@@ -199,7 +199,7 @@ _LATEST_S = 1e11
 _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _CHUNK = 2**18
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
-"""By how much each bracket changes the depth, as signed bytes."""
+"""Replaces each bracket by 1 or -1, as a signed byte: by how much the bracket changes the depth."""
 
 _NO_BRACKETS = bytes(sorted({*range(256)} - {*b"[]{}"}))
 

@@ -39,7 +39,7 @@ FORMAT = 1
 
 
 class BatchManifest(Struct, frozen=True, kw_only=True):
-    """What the requests of a folder are for; `batch.json`.
+    """The content of `batch.json`: the model that a folder's requests are for.
 
     Attributes:
         run: A part of the id of each request, so that no other folder has the same ids.
@@ -63,7 +63,7 @@ class Submission(Struct, frozen=True, kw_only=True):
         items: How many requests the file has.
         state: `sending`: the file may have been sent, or not. `sent`: the provider has it. `settled`: its
             replies are here.
-        key: Stands in the batch's metadata, if the provider keeps any, so that the batch can be found by it.
+        key: Sent as metadata of the batch, by which the batch is found again if the provider keeps metadata.
         begun_at: When the file was first sent, in seconds since the epoch.
         file_id: The provider's id of the file; empty: the provider takes no files, or it was not uploaded.
         batch_id: The provider's id of the batch.
@@ -258,6 +258,7 @@ class BatchFolder(Closing):
 
     @contextmanager
     def _used(self) -> Iterator[None]:
+        """Translate an `OSError` of the block, which works on files of the folder."""
         try:
             yield
         except OSError as error:

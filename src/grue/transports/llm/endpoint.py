@@ -319,8 +319,8 @@ class LlmEndpoint:
         left_out: Which settings have been reported as left out of requests.
         chain: This endpoint, and the endpoints of `LlmSettings.then`.
         breaker: Whether this endpoint has answered lately, if it is part of a chain.
-        judged_tools: Whether the question is settled if the model sees the tools that it is offered: it has
-            called a tool, or a report was made that it seems not to see them.
+        judged_tools: Whether nothing remains to be reported about the model's use of tools: it has called
+            one, or it was reported that it seems not to see the tools that it is offered.
 
     Raises:
         MCPConfigError: The base URL, a header or a field of `extra_body` cannot be used.
@@ -459,7 +459,7 @@ class LlmEndpoint:
         return await exchange(self._open(), request, retry)
 
     async def download(self, path: str) -> AsyncIterator[bytes | Fault]:
-        """Yield the body of a file piece by piece, of any length; a `Fault`: the body broke off."""
+        """Yield a file's body, of any length, in pieces. If it cannot be read, the last item is a `Fault`."""
         retry = self.settings.retry
         request = self._request("GET", path)
         request.headers["Accept-Encoding"] = "identity"

@@ -116,7 +116,7 @@ def _message_of(value: object) -> types.JSONRPCMessage | None:
 
 
 def is_usable(message: types.JSONRPCMessage) -> bool:
-    """Return whether the SDK's dispatcher can take a message. Numbers too large for a float break it."""
+    """Return whether the SDK can take a message. Its dispatcher fails at a progress too large for a float."""
     if isinstance(message, types.JSONRPCNotification) and message.method == "notifications/progress":
         return _is_progress(message.params)
     return True

@@ -239,7 +239,7 @@ async def _modern_answer(client: httpx2.AsyncClient, url: str, method: str) -> h
 async def _answer(
     client: httpx2.AsyncClient, method: str, url: str, message: dict[str, object] | None = None
 ) -> httpx2.Response:
-    """Return the head of the server's answer."""
+    """Send a request and return the head of the server's answer. The body is not read."""
     async with client.stream(method, url, json=message) as response:
         return response
 

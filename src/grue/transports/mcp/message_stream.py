@@ -42,7 +42,7 @@ class MessageStream(ABC):
 
     @abstractmethod
     async def receive(self) -> SessionMessage | Exception:
-        """Return the server's next message; raises `EndOfStream`, with `broken` set."""
+        """Return the server's next message. Raise `EndOfStream` at the end, which `broken` then explains."""
 
     async def send(self, item: SessionMessage) -> None:
         """Send or queue a message; raises `BrokenResourceError` if nothing can be sent any more."""

@@ -79,7 +79,7 @@ _SECRET_FIELDS = frozenset(
 
 
 async def sent(request: httpx2.Request) -> httpx2.Response:
-    """Send a request and return the answer with its body, which is bounded."""
+    """Send a request and return the answer with its body, which may have `_MAX_BODY_BYTES`."""
     request.headers["accept-encoding"] = "identity"
     # Without this header GitHub and others answer with a form, which OAuth 2.1 does not allow.
     if request.method == "POST":
