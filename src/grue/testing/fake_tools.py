@@ -35,13 +35,17 @@ _ANY_OBJECT: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
 class FakeToolServer:
-    """A fake tool server: a factory of connections. Pass it to a `Runner` in `servers`.
+    """A fake tool server. Pass it to a `Runner` in `servers`.
+
+    It is the connection of each of its sessions, too: it implements `ToolConnection`.
 
     Attributes:
         name: The server's name: its tools are called `NAME.TOOL`.
         calls: Bare name and arguments of every call, in order, failed ones included.
         sessions: How many connections were attempted, failed ones included.
     """
+
+    status = ConnectionStatus()
 
     def __init__(self, name: str = "fake") -> None:
         self.name = m.ServerName(name)
@@ -51,12 +55,18 @@ class FakeToolServer:
         self._outcomes: dict[str, list[m.ToolCallResult | Exception]] = {}
         self._given: set[str] = set()
         self._failures = 0
-        self._changes = 0
+        self._changed = False
 
-    def __call__(self, note: object) -> "FakeConnection":
+    def __call__(self, note: object) -> Self:
         """Return the connection for one session. `Runner` calls this."""
         del note
-        return FakeConnection(self)
+        return self
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
 
     def answers(
         self, tool: str, *results: object, description: str = "", schema: Mapping[str, Any] | None = None
@@ -101,17 +111,19 @@ class FakeToolServer:
         """Make the next attempts to connect fail."""
         self._failures = times
 
-    def open(self) -> Listing:
+    async def open(self, timeout_s: float) -> Listing:
         """Begin a session and return the tools.
 
         Raises:
             ServerFailed: `fails_to_start` was called.
         """
+        del timeout_s
+        await anyio.lowlevel.checkpoint()
         self.sessions += 1
         if self._failures:
             self._failures -= 1
             raise self._failure("initialize", "told to fail")
-        self._changes = 0
+        self._changed = False
         return Listing(tools=self.listed, protocol_version="2025-11-25")
 
     @property
@@ -119,12 +131,13 @@ class FakeToolServer:
         """The tools on offer."""
         return tuple(self._tools.values())
 
-    def changed(self) -> bool:
-        """Return whether the tools have changed since the last check, or since the session began."""
-        changes, self._changes = self._changes, 0
-        return changes > 0
+    async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
+        """Return the tools if they have changed since the last listing; otherwise `None`."""
+        del timeout_s
+        changed, self._changed = self._changed, False
+        return self.listed if changed else None
 
-    def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
+    async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
         """Record a call and return the tool's next result, or raise its error.
 
         Raises:
@@ -132,6 +145,7 @@ class FakeToolServer:
             ToolRefusedError: The tool is not listed, or `refuses` was called for it.
             ServerFailed: `dies` was called for the tool.
         """
+        await anyio.lowlevel.checkpoint()
         self.calls.append((tool, arguments))
         outcomes = self._outcomes.get(tool)
         if not outcomes:
@@ -155,38 +169,7 @@ class FakeToolServer:
         waiting = [each for each in before if isinstance(each, Exception) or each.is_error]
         self._given.discard(tool)
         self._outcomes[tool] = [*waiting, *outcomes]
-        self._changes += 1
+        self._changed = True
 
     def _failure(self, phase: ServerPhase, cause: str) -> ServerFailed:
         return ServerFailed(m.ServerFailure(server=self.name, phase=phase, command="(fake)", cause=cause))
-
-
-class FakeConnection:
-    """One session with a fake server. It implements `ToolConnection`."""
-
-    status = ConnectionStatus()
-
-    def __init__(self, server: FakeToolServer) -> None:
-        self._server = server
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        pass
-
-    async def open(self, timeout_s: float) -> Listing:
-        """Begin a session and return the tools."""
-        del timeout_s
-        await anyio.lowlevel.checkpoint()
-        return self._server.open()
-
-    async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
-        """Return or raise the outcome that was set for the tool."""
-        await anyio.lowlevel.checkpoint()
-        return self._server.call(tool, arguments, timeout_s)
-
-    async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
-        """Return the tools if they have changed since the session began; otherwise `None`."""
-        del timeout_s
-        return self._server.listed if self._server.changed() else None

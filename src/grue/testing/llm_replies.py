@@ -92,10 +92,12 @@ def tool_calls_reply(
         TypeError: A call is not a pair of name and arguments, or there are not as many ids as calls.
     """
     for call in calls:
-        if not _is_call(call):
-            raise TypeError(
-                'tool_calls_reply: write tool_calls_reply(("server.tool", {...})), one pair for each call.'
-            )
+        match call:
+            case (str(), str() | Mapping()):
+                continue
+        raise TypeError(
+            'tool_calls_reply: write tool_calls_reply(("server.tool", {...})), one pair for each call.'
+        )
     if not isinstance(ids, list | tuple) or len(ids) not in (0, len(calls)):
         raise TypeError(f"tool_calls_reply: ids= wants a list with an id for each of the {len(calls)} calls.")
     if content is not None:
@@ -171,14 +173,6 @@ def json_reply(body: object, *, status: int = 200, headers: Mapping[str, str] | 
         headers={"Content-Type": "application/json", **(headers or {})},
         body=json.dumps(body).encode(),
     )
-
-
-def _is_call(call: object) -> bool:
-    match call:
-        case (str(), str() | Mapping()):
-            return True
-        case _:
-            return False
 
 
 def _check_form(function: str, argument: str, value: object, form: type) -> None:
