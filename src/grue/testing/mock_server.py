@@ -65,12 +65,7 @@ class _Writes(Protocol):
 
 
 class WithoutInitialize(ObjectReceiveStream[SessionMessage | Exception]):
-    """A stream of a client's messages, without its `initialize` requests; each is answered by an error.
-
-    Args:
-        read: All messages of the client.
-        write: Takes the server's messages.
-    """
+    """A stream of a client's messages, without its `initialize` requests; each is answered by an error."""
 
     def __init__(self, read: _Reads, write: _Writes) -> None:
         self._read = read

@@ -111,10 +111,7 @@ def decode_body(body: bytes) -> m.JsonObject:
 def read_request(body: m.JsonObject, dialect: Dialect = CHAT, *, strict_names: bool = False) -> ChatRequest:
     """Check a request as a strict provider would, and decode the fields that the script reads.
 
-    Args:
-        body: The request, in the format of `dialect`.
-        dialect: The format.
-        strict_names: Refuse function names with dots and the like, as OpenAI does.
+    With `strict_names`, function names with dots and the like are refused, as OpenAI does.
 
     Raises:
         BadRequestError: A provider would refuse the request, or the script cannot fulfil it.

@@ -76,12 +76,7 @@ def position(commands: Sequence[str], turn: int, recent: Sequence[str]) -> int |
     If the last commands are those of the script before this turn, all turns were played by the script, and
     the result is `turn - 1`. Otherwise some turns were played outside the script, such as a host's fallback
     to `look`. Then the result is the latest place in the script at which the last commands, without those
-    turns, match.
-
-    Args:
-        commands: The script's commands.
-        turn: One-based number of the turn to play.
-        recent: The last commands played, oldest first, as many as are known.
+    turns, match. `turn` is the turn to play, counted from 1; `recent` has the last commands, oldest first.
     """
     due = turn - 1
     played = [command.casefold() for command in recent]

@@ -50,11 +50,7 @@ class Reply(Struct, frozen=True):
 
 
 def reply(request: ChatRequest, playbook: Playbook | None = None) -> Reply:
-    """Answer a request.
-
-    Args:
-        request: The request.
-        playbook: The playbook for one game; other games are explored.
+    """Answer a request: by the playbook if it is for the game, otherwise by exploring.
 
     Raises:
         BadRequestError: No answer can have the shape that the request demands.
@@ -108,11 +104,9 @@ def _in_shape(request: ChatRequest, decision: m.JsonObject) -> str:
 
 
 def completion(body: bytes, said: Reply) -> m.JsonObject:
-    """Return the completion for a request. It is reproducible: the id is a digest of the request, the time 0.
+    """Return the completion for a request: its id is a digest of the request, its time 0.
 
-    Args:
-        body: The request's bytes; the number of prompt tokens is estimated from its length.
-        said: The reply.
+    The tokens are estimated from the lengths of request and reply.
     """
     message: m.JsonObject = {"role": "assistant", "content": said.content, "refusal": None}
     if said.calls:

@@ -20,25 +20,16 @@ _HARMLESS: Final = re.compile(r"\becho\b|(?<![a-z])echo(?![a-z])", re.IGNORECASE
 
 
 class ThinkingTool(Struct, frozen=True):
-    """A tool that takes a thought.
-
-    Attributes:
-        name: The tool's name as in the request.
-        parameters: The JSON Schema of its arguments.
-        carrier: The name of the argument for the text.
-    """
+    """A tool of the request that takes a thought, whose text goes into the argument `carrier`."""
 
     name: str
     parameters: m.JsonObject
     carrier: str
 
     def arguments(self, thought: Thought, number: int, total: int) -> m.JsonObject:
-        """Return arguments that the schema accepts.
+        """Return arguments that the schema accepts, for thought `number` of `total` in the turn.
 
-        Args:
-            thought: The thought. Its revision or branch is left out if the tool has no arguments for it.
-            number: Number of the thought in the turn, from 1.
-            total: How many thoughts the turn will have.
+        The thought's revision or branch is left out if the tool has no arguments for it.
 
         Raises:
             UnsatisfiableError: No arguments can be constructed for the schema.

@@ -68,10 +68,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
     def read(self, body: Json, rules: ProviderRules, owed: Owed) -> tuple[Json, Refusal | None]:
         """Return a request as chat completions, empty if it cannot be translated, and its refusal, if any.
 
-        Args:
-            body: The request.
-            rules: Rules for the translated request.
-            owed: The reasoning that the request must repeat.
+        The rules are applied to the translated request, which must repeat the reasoning in `owed`.
         """
         if self.name == "chat" and not rules.echo_reasoning:
             owed = {}
@@ -90,13 +87,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
             return {}
 
     def reply(self, body: bytes, status: int, request: Json) -> Json | None:
-        """Translate a reply to this format; `None` if it is malformed, or neither a completion nor an error.
-
-        Args:
-            body: A chat completion, an error in OpenAI's shape, or anything else.
-            status: HTTP status.
-            request: The request, in this format.
-        """
+        """Return a completion or an error in this format, another JSON object unchanged; else `None`."""
         try:
             said: Any = json.loads(body)
             if said.get("choices"):

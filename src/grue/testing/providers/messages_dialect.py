@@ -321,12 +321,7 @@ def admission(headers: Mapping[str, str]) -> tuple[int, str] | None:
 
 
 def refusals(body: Json, owed: Owed) -> Iterator[str]:
-    """Yield why the request is refused.
-
-    Args:
-        body: The request.
-        owed: The thinking that the request must repeat.
-    """
+    """Yield why the request is refused. It must repeat the thinking in `owed`."""
     for field in ("model", "messages", "max_tokens"):
         if field not in body:
             yield f"{field}: Field required"

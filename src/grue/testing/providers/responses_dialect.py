@@ -341,12 +341,7 @@ _PARTS = {
 
 
 def refusals(body: Json, owed: Owed) -> Iterator[str]:
-    """Yield why the request is refused.
-
-    Args:
-        body: The request.
-        owed: The reasoning that the request must repeat.
-    """
+    """Yield why the request is refused. It must repeat the reasoning in `owed`."""
     for field in body.keys() - _FIELDS:
         if field in _MOVED:
             yield (
