@@ -1,5 +1,6 @@
 """Load the facts of the installed hosts, so that the trace commands present them as their hosts do."""
 
+from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import entry_points
 
@@ -14,12 +15,12 @@ _OURS = ("grue.cli.chat.facts", *(host.facts for host in BUNDLED.values() if hos
 
 def load_hosts() -> None:
     """Load the fact modules of all hosts. If one cannot be loaded, its facts are shown as data."""
-    for name in (*_OURS, *(entry.module for entry in entry_points(group=GROUP))):
-        try:
+    for name in _OURS:
+        with suppress(ImportError):  # the host needs an extra that is not installed
             import_module(name)
-        except (ImportError, ValueError) as error:
-            if name not in _OURS:
-                say(
-                    f"grue: the facts of {name} are shown as data, because it cannot be loaded: {error}.",
-                    err=True,
-                )
+    for entry in entry_points(group=GROUP):
+        try:
+            import_module(entry.module)
+        except Exception as error:  # noqa: BLE001 - the import of somebody else's module can raise anything
+            why = f"it cannot be loaded: {str(error) or type(error).__name__}"
+            say(f"grue: the facts of {entry.module} are shown as data, because {why}.", err=True)
