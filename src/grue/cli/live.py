@@ -49,8 +49,8 @@ _LEFT_OUT = ("settings", "conditions")
 The object `resumed` still names the options that have changed since the episode began."""
 
 
-class JsonLines:
-    """Print the episode as JSON, one object a line: `episode` or `resumed`, each `turn`, then `end`.
+class JsonPrinter:
+    """Prints JSON, one object a line.
 
     Args:
         out: Where to print.
@@ -58,6 +58,18 @@ class JsonLines:
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
+
+    def write(self, entry: dict[str, object]) -> None:
+        """Print one object at once."""
+        self._out.write(f"{json.dumps(msgspec.to_builtins(entry))}\n")
+        self._out.flush()
+
+
+class JsonLines(JsonPrinter):
+    """Print the episode as JSON, one object a line: `episode` or `resumed`, each `turn`, then `end`."""
+
+    def __init__(self, out: TextIO) -> None:
+        super().__init__(out)
         self._turn: dict[str, object] = {}
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
@@ -65,13 +77,11 @@ class JsonLines:
         del line
         match envelope.body:
             case EpisodeStarted() as started:
-                fields = {
-                    key: value for key, value in structs.asdict(started).items() if key not in _LEFT_OUT
-                }
-                self._print({"type": "episode", **fields})
+                fields = {k: v for k, v in structs.asdict(started).items() if k not in _LEFT_OUT}
+                self.write({"type": "episode", **fields})
             case EpisodeResumed() as resumed:
                 fields = {k: v for k, v in msgspec.to_builtins(resumed).items() if k not in _LEFT_OUT}
-                self._print({**fields, "type": "resumed"})
+                self.write({**fields, "type": "resumed"})
             case Observed() as seen:
                 self._finish_turn(seen)
                 self._turn = {
@@ -93,15 +103,11 @@ class JsonLines:
                     "reason": decided.reason,
                 }
             case EpisodeEnded() as ended:
-                self._print({"type": "end", **structs.asdict(ended)})
+                self.write({"type": "end", **structs.asdict(ended)})
 
     def _finish_turn(self, after: Observed) -> None:
         if "action" in self._turn:
-            self._print({**self._turn, "reply": after.text, "score_after": after.score})
-
-    def _print(self, entry: dict[str, object]) -> None:
-        self._out.write(f"{json.dumps(entry)}\n")
-        self._out.flush()
+            self.write({**self._turn, "reply": after.text, "score_after": after.score})
 
 
 Row: TypeAlias = tuple[tuple[str, str], ...]

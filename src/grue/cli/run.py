@@ -3,20 +3,19 @@
 The story of a run, in lines or as JSON, has its turns, its steps, and what the agent tells the user.
 """
 
-import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import msgspec
 from msgspec import Struct, structs
 
 from grue import messages as m
 from grue.cli.backends import chosen_backends
-from grue.cli.live import LiveView
+from grue.cli.live import JsonPrinter, LiveView
 from grue.cli.live_story import BOLD, CYAN, Line, Story, complaint
 from grue.cli.live_terminal import Terminal
 from grue.cli.play_options import started_options
@@ -70,10 +69,7 @@ class RunStory(Story):
 
     def lines(self, body: Struct) -> Iterator[Line]:
         """Return the lines for a message; most messages have none."""
-        printer = self._printers.get(type(body))
-        if printer is not None:
-            return printer(body)
-        if isinstance(body, EventFact) and body.level != "info":
+        if type(body) not in self._printers and isinstance(body, EventFact) and body.level != "info":
             return iter((complaint(body.summary()),))
         return super().lines(body)
 
@@ -111,15 +107,8 @@ def _step_line(result: StepExecutionResult) -> Line:
     return Line(f"{lasted}{': ' if said else ''}{said}", DIM, "    ", f"  {name}", CYAN)
 
 
-class RunLines:
-    """Print a run as JSON, one object a line: each event of the host, and the result at the end.
-
-    Args:
-        out: Where to print.
-    """
-
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
+class RunLines(JsonPrinter):
+    """Print a run as JSON, one object a line: each event of the host, and the result at the end."""
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
         """Print the events of an envelope."""
@@ -128,11 +117,6 @@ class RunLines:
         if isinstance(body, _PRINTED):
             for event in body.log_lines():
                 self.write({"type": event.event, "turn": envelope.turn, **event.fields})
-
-    def write(self, entry: dict[str, object]) -> None:
-        """Print one object."""
-        self._out.write(f"{json.dumps(msgspec.to_builtins(entry))}\n")
-        self._out.flush()
 
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "hosts" / "skill_agent" / "example" / "agent.yaml"
