@@ -130,11 +130,7 @@ class MCPServerStartupError(MCPError):
 
 
 class NeedsLogin(MCPServerStartupError):  # noqa: N818 - named for what it reports, like the messages
-    """A server wants a person to log in. The text names the command, `grue login SERVER`.
-
-    Attributes:
-        server: The server's name in the configuration.
-    """
+    """A server wants a person to log in. The text names the command, `grue login SERVER`."""
 
 
 class MCPToolCallError(MCPError):

@@ -1249,10 +1249,8 @@ class SessionClosed(Message, frozen=True, kw_only=True):
     """session -> agent: the session is closed, and no process of the server's group is alive.
 
     Attributes:
-        ending: How the process ended. `polite`: by itself after end of input. `terminated`: by SIGTERM.
-            `killed`: by SIGKILL. `died`: before it was asked to. `none`: there was no process. `handed_over`:
-            the process is ended in the background, and is gone before the next turn's first tool call
-            (`ServerEnded`).
+        ending: How the process ended; see `Ending` in `policies.py`. `handed_over`: it is ended in the
+            background, and is gone before the next turn's first tool call (`ServerEnded`).
         stderr_tail: The last lines that the server wrote to stderr; untrusted, control characters removed.
 
     Source: P9
@@ -1306,11 +1304,8 @@ class ServerNoted(TurnNote, SessionNote, frozen=True, kw_only=True):
     """session, agent: a notice about a server: noise on stdout, a malformed tool, a log line.
 
     Attributes:
-        kind: `bad_tool`: a tool is malformed, and may be left out. `bad_schema`: an output schema cannot be
-            used, so results are not validated. `too_large`: a message was dropped, its values were kept as
-            text, or further notices were dropped. `updated`: a resource, or a list of prompts or resources,
-            has changed; the text is its URI or the name of the list. `updates_ended`: a stream of such
-            updates has ended; the text has its `subscriptionId` and the reason.
+        kind: What the notice is about; `NoticeKind` in `policies.py` describes each kind.
+        text: The notice; untrusted, because much of it is the server's own text.
     """
 
     server: ServerName

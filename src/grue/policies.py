@@ -4,7 +4,7 @@ The messages of `messages.py` have these types in their fields. The code that ap
 most of it in `protocol/`. Programs import the classes that they make from `grue`.
 """
 
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from msgspec import Struct
 
@@ -49,8 +49,10 @@ NoticeKind: TypeAlias = Literal[
 - `bad_schema`: a tool's results are not checked against its output schema, because that cannot be used.
 - `too_large`: a message was not read, or was kept as text only, or notices were left out.
 - `log`, `progress`: a notification of the server of this kind.
-- `updated`: a resource that the host has subscribed to, or the list of prompts or resources, has changed.
-- `updates_ended`: a stream of such updates (`subscriptions/listen`) has ended, and the session goes on.
+- `updated`: a resource that the host has subscribed to, or the list of prompts or resources, has changed; the
+  notice's text is the resource's URI or the name of the list.
+- `updates_ended`: a stream of such updates (`subscriptions/listen`) has ended, and the session goes on; the
+  notice's text has the `subscriptionId` and the reason.
 """
 
 UNLISTED = ", and the server lists no such tool"
@@ -262,34 +264,26 @@ class ApprovalQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def approve(self) -> ApprovalDecision:
         """Return the decision that the call is made with the arguments of the question."""
-        return self._decision("approve")
+        return self._decision(verdict="approve")
 
     def deny(self, reason: str = "") -> ApprovalDecision:
         """Return the decision that the call is not made; the model reads `reason`."""
-        return self._decision("deny", reason=reason)
+        return self._decision(verdict="deny", reason=reason)
 
     def change(self, arguments: dict[str, object]) -> ApprovalDecision:
         """Return the decision that the call is made with other arguments; the model reads which.
 
         The runner does not accept arguments that `input_schema` refuses.
         """
-        return self._decision("change", arguments=arguments)
+        return self._decision(verdict="change", arguments=arguments)
 
-    def _decision(
-        self,
-        verdict: Literal["approve", "deny", "change"],
-        *,
-        arguments: dict[str, object] | None = None,
-        reason: str = "",
-    ) -> ApprovalDecision:
+    def _decision(self, **answer: Any) -> ApprovalDecision:
         return ApprovalDecision(
             call_id=self.call_id,
             name=self.name,
             arguments_digest=self.arguments_digest,
             definition_digest=self.definition_digest,
-            verdict=verdict,
-            arguments=arguments,
-            reason=reason,
+            **answer,
         )
 
 
