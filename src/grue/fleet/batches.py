@@ -186,8 +186,7 @@ class FleetBatches:
         self._folder = folder
         self._batching = batching
         self._files: dict[str, tuple[BatchFolder, LlmEndpoint]] = {}
-        self._waiting: dict[str, tuple[Path, set[str]]] = {}
-        self._owners: dict[str, tuple[Path, str]] = {}
+        self._waiting: dict[str, tuple[Path, dict[str, str]]] = {}  # with the keys of the requests, by item
         self._look_at = 0.0
         self._delay_s = batching.first_look_s
 
@@ -206,7 +205,7 @@ class FleetBatches:
         answered = Counter(
             each.key for each in _lines(episode / REPLIES, _Replied) if each.result is not None
         )
-        items = set()
+        keys = {}
         for each in _lines(episode / REQUESTS, _AskedOnFile):
             if answered[each.key] >= each.tries:
                 continue
@@ -214,9 +213,8 @@ class FleetBatches:
             item = f"{files.manifest.run}-{episode.name}-{each.key}-{each.tries}"
             if not files.is_wanted(item):
                 files.want(item, FORMATS[each.wire].path, bytes(each.body))
-            items.add(item)
-            self._owners[item] = (episode, each.key)
-        self._waiting[episode.name] = (episode, items)
+            keys[item] = each.key
+        self._waiting[episode.name] = (episode, keys)
 
     def step(self, *, send: bool) -> list[str]:
         """Fetch the replies that are due. Return the ids of the episodes that have all their replies now.
@@ -230,14 +228,13 @@ class FleetBatches:
         now = time.monotonic()
         if not self._waiting or not (send or now >= self._look_at):
             return []
-        self._take_in([item for _, items in self._waiting.values() for item in items])
         if now >= self._look_at:
             settled = anyio.run(self._send_and_look, send)
-            self._take_in(settled)
             self._delay_s = self._batching.first_look_s if settled else self._delay_s * 1.5
             self._delay_s = min(self._delay_s, self._batching.look_every_s)
             self._look_at = time.monotonic() + self._delay_s
-        ready = [name for name, (_, items) in self._waiting.items() if not items]
+        self._take_in()
+        ready = [name for name, (_, keys) in self._waiting.items() if not keys]
         for name in ready:
             del self._waiting[name]
         return ready
@@ -264,21 +261,17 @@ class FleetBatches:
                     ) from refused
         return settled
 
-    def _take_in(self, items: Iterable[str]) -> None:
+    def _take_in(self) -> None:
         """Write the replies that have arrived to the folders of their episodes."""
-        for item in items:
-            episode, key = self._owners.get(item, (None, ""))
-            if episode is None:
-                continue
-            result = next((found for files, _ in self._files.values() if (found := files.result(item))), None)
-            if result is None:
-                continue
-            # If the work has removed the folder, the episode is played again, and asks for this reply again.
-            with contextlib.suppress(TraceError):
-                _append(episode / REPLIES, [_Replied(key=key, result=result)])
-            del self._owners[item]
-            if episode.name in self._waiting:
-                self._waiting[episode.name][1].discard(item)
+        for episode, keys in self._waiting.values():
+            for item in list(keys):
+                found = filter(None, (files.result(item) for files, _ in self._files.values()))
+                result = next(found, None)
+                if result is not None:
+                    # If the work has removed the folder, the episode is played again, and asks once more.
+                    with contextlib.suppress(TraceError):
+                        _append(episode / REPLIES, [_Replied(key=keys[item], result=result)])
+                    del keys[item]
 
     def _of(self, asked: _AskedOnFile) -> tuple[BatchFolder, LlmEndpoint]:
         name = hashlib.sha256(f"{asked.base_url}\n{asked.model}\n{asked.wire}".encode()).hexdigest()[:12]
