@@ -16,6 +16,7 @@ no samples if the trace does not hold it in the form in which it was sent, becau
 trace or a secret in it was replaced. Trajectories are in ATIF, the interchange format of Harbor, version 1.4.
 """
 
+import contextlib
 import re
 import shutil
 import tempfile
@@ -586,16 +587,13 @@ class _Tables:
         paths = {name: self.folder / f"{name}.ndjson" for name in self._wanted}
         longest = 0
         try:
-            files: dict[str, BinaryIO] = {name: path.open("wb") for name, path in paths.items()}
-            try:
+            with contextlib.ExitStack() as stack:
+                files = {name: stack.enter_context(path.open("wb")) for name, path in paths.items()}
                 for row in _rows(episodes, set(self._wanted), done):
                     name, line = _NAMES[type(row)], msgspec.json.encode(row)
                     files[name].write(line + b"\n")
                     done.rows[name] += 1
                     longest = max(longest, len(line))
-            finally:
-                for file in files.values():
-                    file.close()
         except OSError as error:
             raise FleetError(f"Cannot write into {self.folder}: {error.strerror}.") from error
         size = max(_LEAST_BUFFER, 2 * longest)

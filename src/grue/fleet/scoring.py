@@ -247,17 +247,13 @@ def _tasks(fleet: Path, scoring: Scoring, tally: ScoreTally, *, again: bool) -> 
 def _run(
     engine: Engine, tasks: Iterator[ScoreTask], tally: ScoreTally, watch: Callable[[ScoreTally], None] | None
 ) -> None:
-    running, more, shown = 0, True, 0.0
-    while more or running:
-        while more and running < 2 * engine.slots and not tally.unpaid:
-            task = next(tasks, None)
-            if task is None:
-                more = False
-                break
+    running, shown = 0, 0.0
+    while True:
+        while running < 2 * engine.slots and not tally.unpaid and (task := next(tasks, None)) is not None:
             engine.submit(task)
             running += 1
-        if tally.unpaid:
-            more = False
+        if not running:
+            return
         try:
             task_ended, ended = engine.ended.get(timeout=_LOOK_S)
         except queue.Empty:

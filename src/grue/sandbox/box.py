@@ -253,12 +253,10 @@ def _fault(box: Sandbox) -> str | None:
 def _path_fault(key: str, listed: Any) -> str | None:
     if listed is None and key == "execute":
         return None
-    if isinstance(listed, str) or not isinstance(listed, list | tuple):
-        return f"{key} should be a list of paths"
-    for path in listed:
-        if not isinstance(path, str) or not path.strip() or "\0" in path:
-            return f"{key} should be a list of paths"
-    return None
+    fits = isinstance(listed, list | tuple) and all(
+        isinstance(path, str) and path.strip() and "\0" not in path for path in listed
+    )
+    return None if fits else f"{key} should be a list of paths"
 
 
 def _network_fault(network: Any) -> str | None:
