@@ -154,7 +154,8 @@ def read_config_text(path: Path, *, if_missing: str) -> str:
 def replace_file(path: Path, text: str, *, mode: int = 0o666) -> None:
     """Write a whole file, so that a reader finds either the old text or the new one.
 
-    By default others may read the file, because it is meant to be shared; the umask still counts.
+    The permissions are `mode`, less the process's umask. By default others may read the file, because it is
+    meant to be shared.
 
     Raises:
         MCPConfigError: The file cannot be written.
@@ -265,7 +266,7 @@ def _statements(text: str) -> Iterator[tuple[int, str]]:
 
 
 def parse_json(text: str, source: Path) -> Document:
-    """Parse the strict JSON of the file `source`, which errors name.
+    """Parse strict JSON. Errors name `source`, the file that the text is from.
 
     Raises:
         MCPConfigError: `text` is not strict JSON. The error for a syntax error names line and column. It
@@ -424,7 +425,7 @@ def _fields(kind: Any, keys: KeyPath) -> tuple[str, ...]:
 
 
 def _struct_in(declared: Any) -> Any:
-    """Return the Struct in a declared type, such as `A` in `list[A] | None`; `None`: there is no Struct."""
+    """Return the Struct in a declared type, such as `A` in `list[A]`; `None` if there is no Struct in it."""
     if hasattr(declared, "__struct_fields__"):
         return declared
     return next(filter(None, map(_struct_in, get_args(declared))), None)

@@ -16,7 +16,7 @@ class AuthConfig(BaseModel):
 
     Attributes:
         grant: `authorization_code` (`grue login`), `client_credentials` or `identity_assertion`.
-        client_id: The registered client; `None`: grue registers itself.
+        client_id: The id of a client that is registered already; `None`: grue registers itself.
         client_secret: The client's secret.
         private_key: The client's private key in the PEM format.
         private_key_file: A file with that key, relative to the configuration file.
@@ -127,8 +127,8 @@ def _port(address: str) -> int | None:
 def to_oauth(name: str, config: AuthConfig | bool | None, headers: dict[str, str]) -> OAuth | None:
     """Return the OAuth settings of a server for the transports; `None`: grue only sends the server's headers.
 
-    Without `auth` (an expanded one, or `False` for no OAuth), grue can still log in at a server whose headers
-    have no `Authorization`, if the server asks for that.
+    `config` is the server's `auth` with its texts expanded; `False`: no OAuth. Even without an `auth`, grue
+    can log in if the server asks for that, unless the headers have an `Authorization`.
 
     Raises:
         MCPConfigError: The settings contradict one another, or the private key cannot be read.

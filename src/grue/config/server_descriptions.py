@@ -212,7 +212,10 @@ def read_server(
 def _chosen(
     description: object, kind: str | None
 ) -> tuple[_Server, str, _Package | _Transport, tuple[str, ...]]:
-    """Return a description, its first package or address of the kind, with its kind, and the other kinds."""
+    """Return a description, its first offer of the kind, that offer's kind, and the kinds of the others.
+
+    An offer is a package or an address that grue can use. Without a `kind`, the first offer is chosen.
+    """
     if isinstance(description, Mapping) and isinstance(description.get("server"), Mapping):
         description = description["server"]
     server = _converted(description, _Server, "a server.json of the MCP registry")
@@ -602,7 +605,7 @@ class _Fill:
                 return tuple(map(self._plain, default))
             case str():
                 return (self._plain(default),) if default else None
-        # Unlike "g", this writes whole numbers above a million with all their digits.
+        # The format "g" alone would write a million as 1e+06.
         return (f"{default:.15g}",)
 
     def _plain(self, text: str) -> str:

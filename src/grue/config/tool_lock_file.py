@@ -76,8 +76,8 @@ def write(
 ) -> tuple[m.ToolDrifted, ...]:
     """Approve the tools that servers list now, and return the changes to the file, server by server.
 
-    The file is replaced as a whole. Servers that are in neither `tools_by_server` nor `keep` are removed from
-    it; those to `keep` may be servers that could not be started.
+    The file is replaced as a whole. `keep` names servers whose digests stay although they are not in
+    `tools_by_server`, such as one that could not be started. All other servers are removed from the file.
 
     Raises:
         MCPConfigError: The file exists and is not a tool lock, or it cannot be written.

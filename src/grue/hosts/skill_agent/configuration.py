@@ -32,7 +32,7 @@ class RunLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The limits of a run. `None`: no limit. If a limit ends the run, the run's result names it.
 
     Attributes:
-        max_turns: Replies of the model, also unusable ones.
+        max_turns: Replies of the model, including unusable ones.
         max_steps: Actions that are carried out.
         time_limit_seconds: For the whole run, the time for closing the servers not included.
         requests: Requests to the model.
@@ -55,7 +55,7 @@ class AgentConfig(Struct, kw_only=True):
 
     Attributes:
         llm: The model: an endpoint, or its settings.
-        task: The task of a run that names none.
+        task: The task of a run for which no other is given.
         servers: MCP servers by name. If two have a tool of one name, the bare name means the later server's.
             No server can be called `agent`.
         optional_servers: Names of servers that may be absent: if one cannot be connected, the run goes on as

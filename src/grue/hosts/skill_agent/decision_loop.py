@@ -308,7 +308,7 @@ class DecisionLoop:
         return self._after(self._steps.carry_out(action, judged.tool))
 
     def _after(self, result: StepExecutionResult) -> RunEnd | None:
-        """Return the end of the run if a failed step, or a time limit reached in it, ends the run."""
+        """Return the end of the run if a failed step ends it; the reason is the failure or the time limit."""
         if result.status != "failed" or self._run.config.on_step_failure != "stop":
             return None
         failed = RunEnd("step_failed", f"step {result.step}, {result.action}, failed: {result.error}")

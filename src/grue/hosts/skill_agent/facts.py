@@ -82,7 +82,7 @@ class ActionsPlanned(_TurnFact, frozen=True, kw_only=True, tag="skillagent.Actio
         return ", ".join(each.type for each in self.actions)
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return `actions_planned`."""
+        """Return the event `actions_planned`."""
         return (LogLine("info", "actions_planned", f"Actions: {self.summary()}", self.log_fields()),)
 
 
@@ -123,7 +123,7 @@ class StepEnded(_TurnFact, frozen=True, kw_only=True, tag="skillagent.StepEnded"
         return "" if self.result.status in ("completed", "skipped") else f"step {self.result.status}"
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return `step_completed`, or `step_failed` and the like."""
+        """Return the event `step_completed`, or `step_failed` and the like."""
         level: LogLevel = "info" if self.result.status in ("completed", "skipped") else "warning"
         fields: m.JsonObject = msgspec.to_builtins(self.result)
         return (LogLine(level, f"step_{self.result.status}", self.summary(), fields),)
@@ -222,7 +222,7 @@ class _CallFact(EventFact, frozen=True, kw_only=True):
     """Base of the facts about a call.
 
     Attributes:
-        number: The number of the step that makes the call; `step` in the event. 0 in old traces.
+        number: The number of the step that makes the call, called `step` in the event; 0 in old traces.
         tool_name: The tool's name as the model wrote it.
         server_name: The server of the tool; empty if no server has such a tool.
         arguments: The arguments that the tool is called with.

@@ -294,7 +294,7 @@ def _shape(schema: m.JsonObject) -> str:
 
 
 class HasWorkspace(Protocol):
-    """The context of `FILE_ACTIONS`: it has a folder, which no path of an action can leave."""
+    """What the context of an action must have for `FILE_ACTIONS`: a folder, which no path can leave."""
 
     @property
     def workspace(self) -> ConfinedFolder:

@@ -36,7 +36,7 @@ from grue.hosts.skill_agent.registry import AGENT, ActionType
 from grue.runtime.files import read_regular
 
 if TYPE_CHECKING:
-    from grue.hosts.skill_agent.served_skills import ServedSkills  # which imports this module
+    from grue.hosts.skill_agent.served_skills import ServedSkills  # it imports this module
 
 SKILL_FILE = "SKILL.md"
 _MOST_SKILLS = 200
@@ -264,7 +264,7 @@ class Skills:
 
 
 class HasSkills(Protocol):
-    """The context of `USE_SKILL`."""
+    """What the context of an action must have for `USE_SKILL`."""
 
     @property
     def skills(self) -> Skills:

@@ -128,7 +128,7 @@ class ClientActor(Actor[m.LlmCommand]):
         return await lent.answered(command, conversation, counted, time.monotonic() - begun)
 
     async def _asked(self, conversation: EncodedConversation, request: int) -> Reply | m.LlmFailure:
-        """Ask the client when the process's gate admits the request; return its reply, or the failure."""
+        """Ask the client when the gate of the process's requests opens; return the reply, or the failure."""
         body, settings = conversation.body(self._settings), self._settings
         permit: Permit | str | None = None
         if not isinstance(self._client, LLMClient):  # an `LLMClient` asks the gate itself, also for retries

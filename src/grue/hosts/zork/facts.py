@@ -44,7 +44,7 @@ class EpisodeStarted(hosting.EpisodeStarted, frozen=True, kw_only=True):
         return f"{self.episode_id}: {self.game}, played by {self.played_by}, seed {self.seed}, {tools}"
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return `episode_started`."""
+        """Return the event `episode_started`."""
         message = f"Episode started: {self.game}, played by {self.played_by}"
         return (LogLine("info", "episode_started", message, self.log_fields()),)
 
@@ -106,7 +106,7 @@ class McpInitialized(Fact, frozen=True, kw_only=True):
         return "config" if self.problem() else ""
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return `mcp_manager_init`, and a warning for each setting that has no effect."""
+        """Return the event `mcp_manager_init`, and a warning for each setting that has no effect."""
         lines = [LogLine("info", "mcp_manager_init", "MCP Manager initialized")]
         if self.ignored:
             message = (
@@ -139,7 +139,7 @@ class McpInitFailed(Fact, frozen=True, kw_only=True):
         return "bad config"
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return `mcp_init_error`."""
+        """Return the event `mcp_init_error`."""
         message = f"Failed to initialize MCP Manager: {self.error}"
         return (LogLine("error", "mcp_init_error", message, {"error": self.error}),)
 
@@ -201,7 +201,7 @@ class Decided(Fact, frozen=True, kw_only=True):
         return self.action
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return `agent_action`."""
+        """Return the event `agent_action`."""
         return (LogLine("info", "agent_action", f"Agent action: {self.action}", self.log_fields()),)
 
 

@@ -558,8 +558,8 @@ class ZorkOrchestratorV2:
     def _process_turn(self) -> bool:
         """Play one turn; return `False` if the episode has ended already.
 
-        An error that another turn cannot mend ends the episode. The error is recorded, and raised this once:
-        later calls return `False`.
+        An error that another turn cannot mend ends the episode. The error is recorded and raised; later calls
+        return `False`.
 
         Raises:
             MCPServerStartupError: The server did not start in the first turn.
@@ -684,7 +684,7 @@ class ZorkOrchestratorV2:
         self._note(self._end)
 
     def _count(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Add the cost of a turn to the sum, also of a failed turn; an observer of the recorder."""
+        """Add the cost of a turn, also of a failed one, to the episode's. The recorder calls this."""
         del line
         end = envelope.body
         if isinstance(end, m.TurnCompleted | m.TurnFailed):

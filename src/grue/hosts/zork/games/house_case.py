@@ -42,7 +42,7 @@ class Case(Struct, frozen=True):
 
 
 def case_for(seed: int) -> Case:
-    """Compute the seed's variation: the figures, their order, the forged one, and the small talk.
+    """Compute the seed's variation: the figures, their order, which clue is forged, and the small talk.
 
     It uses a digest and not `random`, so that a seed gives the same house in every version of Python.
     """

@@ -235,7 +235,7 @@ class Turn:
             self.gains += AWARDS[name]
 
     def kill(self, cause: str) -> str:
-        """Let the player die, and return the text that tells it."""
+        """Let the player die, and return the text about the death."""
         self.killed_by = cause
         return DEATHS[cause]
 
