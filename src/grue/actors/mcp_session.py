@@ -310,7 +310,11 @@ class SessionActor(Actor[m.SessionCommand]):
         number, call_id, error_code = batch.batch, call.call_id, None
         try:
             with self._around_call(message):
-                result = await self._answer(connection, call, self._within(batch.timeout_s))
+                limit_s = self._within(batch.timeout_s)
+                if call.task is None:
+                    result = await connection.call(call.tool, call.arguments, limit_s)
+                else:
+                    result = await finish_task(connection, call.tool, call.task, limit_s)
         except ToolTimedOutError as error:
             return m.ToolTimedOut(
                 batch=number,
@@ -341,13 +345,6 @@ class SessionActor(Actor[m.SessionCommand]):
             # A call that was refused before it was sent has an error code, but no request.
             error_code=error_code if request_id else None,
         )
-
-    async def _answer(
-        self, connection: ToolConnection, call: m.ToolCalled, timeout_s: float
-    ) -> m.ToolCallResult:
-        if call.task is not None:
-            return await finish_task(connection, call.tool, call.task, timeout_s)
-        return await connection.call(call.tool, call.arguments, timeout_s)
 
     async def _report(self, event: m.TurnEvent, cause: int | None) -> None:
         await self._agent.send(event, sender=self.name, cause=cause)

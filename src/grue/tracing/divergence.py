@@ -126,15 +126,13 @@ def excerpts(left: object, right: object) -> tuple[str, str]:
     texts = [_written(left), _written(right)]
     if all(len(text) <= _VALUE_CHARS for text in texts):
         return texts[0], texts[1]
-    if isinstance(left, str) and isinstance(right, str):
-        texts = [left, right]
+    both_texts = isinstance(left, str) and isinstance(right, str)
+    if both_texts:
+        texts = [str(left), str(right)]
     starts = [max(0, at - _BEFORE_CHARS) for at in _first_difference(*texts)]
-    if isinstance(left, str) and isinstance(right, str):
-        texts = [_written(text[start:]) for text, start in zip(texts, starts, strict=True)]
-    else:
-        texts = [text[start:] for text, start in zip(texts, starts, strict=True)]
+    texts = [text[start:] for text, start in zip(texts, starts, strict=True)]
     one, other = (
-        f"{'…' if start else ''}{printable(text, _VALUE_CHARS)}"
+        f"{'…' if start else ''}{printable(_written(text) if both_texts else text, _VALUE_CHARS)}"
         for text, start in zip(texts, starts, strict=True)
     )
     return one, other

@@ -36,18 +36,6 @@ class _Tag(Struct):
     type: str = ""
 
 
-_TAGS = msgspec.json.Decoder(_Tag)
-
-
-def tag_of(body: bytes) -> str:
-    """Return the tag of a message in JSON; empty if the message has no tag.
-
-    Raises:
-        msgspec.DecodeError: `body` is not a JSON object, or its tag is not a text.
-    """
-    return _TAGS.decode(body).type
-
-
 def can_be_fact(tag: str) -> bool:
     """Return whether a tag can be the name of a host's fact."""
     return _KIND.fullmatch(tag) is not None
@@ -163,7 +151,7 @@ class EpisodeReader(TraceReader[EpisodeBody]):
         except msgspec.ValidationError:
             # Facts are notes. An unknown message from one actor to another is an error, because a replay
             # needs it.
-            tag = tag_of(written) if line.receiver == NOTES else ""
+            tag = msgspec.json.decode(written, type=_Tag).type if line.receiver == NOTES else ""
             if tag in self.kinds or not can_be_fact(tag):
                 raise
             return unknown_fact(written)

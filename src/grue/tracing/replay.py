@@ -422,13 +422,16 @@ def replay_sessions(
     connections: Connections,
     commands: Mapping[int, m.TurnCommand | m.TurnNote],
 ) -> tuple[int, list[Divergence]]:
-    """Replay the sessions of a turn; return how many messages were compared, and each first difference.
+    """Replay the sessions of a turn.
 
     Args:
         turn: The turn.
         turn_slice: The turn's slice of the trace.
         connections: The state of the servers when the turn began.
         commands: Commands that replace recorded ones, by the number of the recorded message.
+
+    Returns:
+        How many messages were compared, and the first difference of each session that has one.
     """
     compared = 0
     found: list[Divergence] = []
@@ -482,12 +485,11 @@ class _Session:
 
     def _open(self, command: m.OpenSession, cause: EpisodeEnvelope) -> None:
         first = self._sent[0].body if self._sent else None
-        left_alone = isinstance(first, m.McpDisabled) and not first.newly
-        if isinstance(first, m.McpDisabled) and left_alone:
+        at_s = math.inf  # the recording shows whether it was time to try again
+        if isinstance(first, m.McpDisabled) and not first.newly:
             # A host may disable a server between two turns, with a reason of its own. So take the reason from
             # the recording.
-            self._connection = Disabled(first.reason)
-        at_s = 0.0 if left_alone else math.inf  # the recording shows whether it was time to try again
+            self._connection, at_s = Disabled(first.reason), 0.0
         order: ConnectionCommand | None = self._step(ConnectRequested(command.policy, at_s))
         while isinstance(order, Attempt):
             order = self._attempt(order, cause)

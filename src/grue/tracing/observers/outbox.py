@@ -48,13 +48,10 @@ def warn_once(warn: Warn | None = None) -> Warn:
 
     def say(text: str) -> None:
         with contextlib.suppress(Exception):
-            next(first, _silent)(text)
+            for show in first:
+                show(text)
 
     return say
-
-
-def _silent(text: str) -> None:
-    del text
 
 
 class Consumer(Protocol):
