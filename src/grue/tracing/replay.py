@@ -67,6 +67,7 @@ from grue.tracing.turn_slices import TurnSlice, causes, split_turns
 ReplayEnd: TypeAlias = Literal["finished", "crashed", "interrupted", "unfinished"]
 """How a recorded turn ends: with its outcome, by a crash of the agent, by a cancellation, or unfinished."""
 
+_Ending: TypeAlias = tuple[ReplayEnd, Divergence | None]
 
 _FOLLOWS = frozenset({"whole_chars"})
 """Fields that are not compared: they follow from a compared text, and a removed secret changes them."""
@@ -165,65 +166,26 @@ def recorded_turn(turn_slice: TurnSlice, *, cut_off: bool) -> AgentTurn | None:
     )
 
 
-class AgentReplay(Struct, frozen=True, kw_only=True):
-    """The result of replaying an agent.
+class AgentReplay:
+    """The replay of a turn's agent, with one order of its events.
 
     Attributes:
         compared: How many messages were compared.
-        end: How the turn ended.
-        divergence: The first message that differs from the recording.
         commands: The machine's commands, by the number of the corresponding recorded message.
+        end: How the turn ended.
+        divergence: The first message that differs from the recording; `None`: none differs.
     """
 
-    compared: int
-    end: ReplayEnd
-    divergence: Divergence | None
-    commands: dict[int, m.TurnCommand | m.TurnNote]
-
-
-def replay_agent(turn: AgentTurn, changes: Changes) -> AgentReplay:
-    """Feed a turn's events to the machine, in an order in which the agent can have handled them."""
-    replays: list[AgentReplay] = []
-    for order in _orders(turn):
-        replays.append(_Drive(turn, changes).through(order))
-        if replays[-1].divergence is None:
-            return replays[-1]
-    return max(replays, key=lambda replayed: replayed.compared)
-
-
-def _orders(turn: AgentTurn) -> Iterator[Sequence[EpisodeEnvelope]]:
-    """Yield the orders in which the agent can have handled its events, the most likely first.
-
-    Messages in the mailbox keep their order. But the agent handles an event from the clock or the supervisor
-    at once, while older messages may still be in the mailbox. Certain is only this: a message whose effects
-    were recorded before such an event was handled before the event.
-    """
-    answered = {envelope.cause: envelope.seq for envelope in reversed(turn.said)}
-    places: list[range] = []
-    for note in turn.noted:
-        entered = sum(message.seq < note.seq for message in turn.inbox)
-        read = [n for n, message in enumerate(turn.inbox) if answered.get(message.seq, note.seq) < note.seq]
-        places.append(range(entered, max(read, default=0), -1))
-    for chosen in product(*places):
-        if list(chosen) == sorted(chosen):
-            order = list(turn.inbox)
-            for note, place in reversed(list(zip(turn.noted, chosen, strict=True))):
-                order.insert(place, note)
-            yield order
-
-
-class _Drive:
-    """The replay of a turn with one order of events."""
-
-    def __init__(self, turn: AgentTurn, changes: Changes) -> None:
+    def __init__(self, turn: AgentTurn, changes: Changes, order: Sequence[EpisodeEnvelope]) -> None:
         self._turn = turn
         self._changes = changes
-        self._compared = 0
         self._taken: set[int] = set()
-        self._commands: dict[int, m.TurnCommand | m.TurnNote] = {}
         self._comparison = Comparison(ignored=_FOLLOWS, same_text=same_redacted if turn.redacted else None)
+        self.compared = 0
+        self.commands: dict[int, m.TurnCommand | m.TurnNote] = {}
+        self.end, self.divergence = self._replayed(order)
 
-    def through(self, order: Sequence[EpisodeEnvelope]) -> AgentReplay:
+    def _replayed(self, order: Sequence[EpisodeEnvelope]) -> _Ending:
         state: TurnState = Idle()
         for event in order:
             if isinstance(state, Finished):
@@ -235,14 +197,14 @@ class _Drive:
             for command in commands:
                 if self._had_nobody_to_tell(command, event):
                     continue
-                if self._compared == len(self._turn.said) and self._turn.may_stop:
-                    return self._ended(self._early_end())
+                if self.compared == len(self._turn.said) and self._turn.may_stop:
+                    return self._early_end(), None
                 if (divergence := self._compare(command, event)) is not None:
-                    return self._ended("unfinished", divergence)
+                    return "unfinished", divergence
             self._taken.add(event.seq)
-        if self._compared < len(self._turn.said):
-            return self._ended("unfinished", self._turn.unexpected(self._turn.said[self._compared]))
-        return self._ended("finished" if isinstance(state, Finished) else self._early_end())
+        if self.compared < len(self._turn.said):
+            return "unfinished", self._turn.unexpected(self._turn.said[self.compared])
+        return "finished" if isinstance(state, Finished) else self._early_end(), None
 
     def _body(self, envelope: EpisodeEnvelope) -> m.TurnEvent:
         body = envelope.body
@@ -255,7 +217,7 @@ class _Drive:
 
     def _compare(self, command: m.TurnCommand | m.TurnNote, event: EpisodeEnvelope) -> Divergence | None:
         said = self._turn.said
-        recorded = said[self._compared] if self._compared < len(said) else None
+        recorded = said[self.compared] if self.compared < len(said) else None
         because = self._turn.up_to(event)
         expected = derived(
             command,
@@ -271,14 +233,14 @@ class _Drive:
             return self._turn.unexpected(recorded)
         if recorded is None or recorded.cause not in (None, cause):
             return Divergence(turn=self._turn.run.turn, left=None, right=expected, because=because)
-        self._commands[recorded.seq] = command
+        self.commands[recorded.seq] = command
         carried = self._changes.carried(command, recorded.body)
         found = tuple(self._comparison.differences(recorded.body, carried))
         if found:
             return Divergence(
                 turn=self._turn.run.turn, left=recorded, right=expected, differences=found, because=because
             )
-        self._compared += 1
+        self.compared += 1
         return None
 
     def _receiver(self, command: m.TurnCommand | m.TurnNote) -> str:
@@ -306,21 +268,49 @@ class _Drive:
             for message in self._turn.inbox
         )
 
-    def _refused(self, event: EpisodeEnvelope, error: str) -> AgentReplay:
-        if self._turn.ended_by_refusal and self._compared == len(self._turn.said):
-            return self._ended("crashed")
-        if self._turn.cut_off and self._turn.may_stop and self._compared == len(self._turn.said):
-            return self._ended("unfinished")  # the event was still in the mailbox when the host was killed
+    def _refused(self, event: EpisodeEnvelope, error: str) -> _Ending:
+        if self._turn.ended_by_refusal and self.compared == len(self._turn.said):
+            return "crashed", None
+        if self._turn.cut_off and self._turn.may_stop and self.compared == len(self._turn.said):
+            return "unfinished", None  # the event was still in the mailbox when the host was killed
         divergence = self._turn.unexpected(event, f"the machine does not take it: {error}")
-        return self._ended("unfinished", divergence)
+        return "unfinished", divergence
 
     def _early_end(self) -> ReplayEnd:
         if self._turn.crash is not None:
             return "crashed"
         return "interrupted" if self._turn.interrupted else "unfinished"
 
-    def _ended(self, end: ReplayEnd, divergence: Divergence | None = None) -> AgentReplay:
-        return AgentReplay(compared=self._compared, end=end, divergence=divergence, commands=self._commands)
+
+def replay_agent(turn: AgentTurn, changes: Changes) -> AgentReplay:
+    """Feed a turn's events to the machine, in an order in which the agent can have handled them."""
+    replays: list[AgentReplay] = []
+    for order in _orders(turn):
+        replays.append(AgentReplay(turn, changes, order))
+        if replays[-1].divergence is None:
+            return replays[-1]
+    return max(replays, key=lambda replayed: replayed.compared)
+
+
+def _orders(turn: AgentTurn) -> Iterator[Sequence[EpisodeEnvelope]]:
+    """Yield the orders in which the agent can have handled its events, the most likely first.
+
+    Messages in the mailbox keep their order. But the agent handles an event from the clock or the supervisor
+    at once, while older messages may still be in the mailbox. Certain is only this: a message whose effects
+    were recorded before such an event was handled before the event.
+    """
+    answered = {envelope.cause: envelope.seq for envelope in reversed(turn.said)}
+    places: list[range] = []
+    for note in turn.noted:
+        entered = sum(message.seq < note.seq for message in turn.inbox)
+        read = [n for n, message in enumerate(turn.inbox) if answered.get(message.seq, note.seq) < note.seq]
+        places.append(range(entered, max(read, default=0), -1))
+    for chosen in product(*places):
+        if list(chosen) == sorted(chosen):
+            order = list(turn.inbox)
+            for note, place in reversed(list(zip(turn.noted, chosen, strict=True))):
+                order.insert(place, note)
+            yield order
 
 
 _PLACEHOLDER = "[redacted:"
