@@ -75,7 +75,7 @@ class Story {
   step(by) {
     const { items, active, indexOf } = this.list;
     const at = indexOf.get(active) ?? (by > 0 ? this.list.firstVisible - 1 : this.list.firstVisible + 1);
-    this.choose(items[Math.max(0, Math.min(items.length - 1, at + by))]);
+    this.choose(itemAt(items, at + by));
   }
 
   stepTurn(by) {
@@ -83,7 +83,7 @@ class Story {
     const atCard = this.list.items[this.list.firstVisible]?.card && !this.list.active?.at;
     const at = atCard && by > 0 && this.list.active?.number === undefined ? turns.findIndex(({ number }) => number) - 1 : turns.indexOf(this.turn);
     const within = by < 0 && this.list.active !== this.turn && this.list.active?.at === this.turn;
-    this.choose(turns[Math.max(0, Math.min(turns.length - 1, within ? at : at + by))], "top");
+    this.choose(itemAt(turns, within ? at : at + by), "top");
   }
 
   /** The turn of the active passage if this passage is in view, otherwise the turn of the passage at the top. */

@@ -406,7 +406,7 @@ class Viewer {
   step(by) {
     if (this.tab === "table") {
       const { items, active } = this.table;
-      if (items.length) this.showTurn(items[Math.max(0, Math.min(items.length - 1, active + by))]);
+      if (items.length) this.showTurn(itemAt(items, active + by));
       return;
     }
     if (this.tab === "story") {
@@ -416,7 +416,7 @@ class Viewer {
     }
     const { items, active } = this.list;
     const from = active >= 0 ? active : by > 0 ? -1 : items.length;
-    this.move(items[Math.max(0, Math.min(items.length - 1, from + by))], "near");
+    this.move(itemAt(items, from + by), "near");
   }
 
   stepTurn(by) {
@@ -519,7 +519,7 @@ class Viewer {
 
   /** In the overview of all turns, a click goes to a turn, and dragging chooses a range of turns. */
   listenToOverview() {
-    const turnAt = (event) => this.trace.turns[Math.max(0, Math.min(this.trace.turns.length - 1, Math.floor(event.offsetX / this.overview.step)))];
+    const turnAt = (event) => itemAt(this.trace.turns, Math.floor(event.offsetX / this.overview.step));
     let from = null;
     byId("overview").addEventListener("pointerdown", (event) => {
       from = turnAt(event);
@@ -537,7 +537,7 @@ class Viewer {
 
   stepInTurns(by) {
     const { items, active } = this.turnList;
-    const turn = items[Math.max(0, Math.min(items.length - 1, active + by))];
+    const turn = itemAt(items, active + by);
     if (this.tab === "messages") this.move(turn);
     else if (this.tab === "table" && turn) this.showTurn(turn);
     else this.toStory(turn);
