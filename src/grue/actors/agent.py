@@ -2,8 +2,8 @@
 
 The actor receives an event, passes it to `step` in `protocol/tool_loop.py`, and performs the commands that
 `step` returns: it sends them to the LLM actor or to a session actor, or records them. The decisions are all
-in `protocol/tool_loop.py`; change them there. How a command is performed, deadlines and cancellation are
-here.
+in `protocol/tool_loop.py`; change them there. This module performs the commands, and handles deadlines and
+cancellation.
 
 The deadline and the actor's own cancellation reach the state machine as events too. Otherwise there would be
 a second way to end a turn, one that skips the machine's rules: sessions would stay open, and the trace would
@@ -66,7 +66,8 @@ class AgentActor(Actor[m.TurnEvent]):
         approval: Mailbox of the actor that asks a person. Set it before the actor runs, if the turn's policy
             can ask.
         presumed: The tools that the turn presumes its servers to list. Set it before the actor runs.
-        forked: Set for a fork from the beginning of a recorded turn, and recorded after `RunTurn`.
+        forked: If the turn is a fork of a recorded turn from its beginning: the note that says so. It is
+            recorded after `RunTurn`.
         on_step: Called after each event, if set.
         end: How the turn ended, or that it waits for a batch; `None` while it runs.
         last_request: The last request that was sent to the LLM actor; `None`: none has been sent yet.
@@ -103,7 +104,7 @@ class AgentActor(Actor[m.TurnEvent]):
 
     @property
     def is_presuming(self) -> bool:
-        """Whether the next reply may still be dropped. Until that is known, the host sees nothing of it."""
+        """Whether the model's next reply may still be dropped. Until then the host is shown nothing of it."""
         return isinstance(self._state, Presuming | AwaitingDrop)
 
     @property
@@ -207,8 +208,8 @@ class AgentActor(Actor[m.TurnEvent]):
     ) -> tuple[TurnState, tuple[m.TurnCommand | m.TurnNote, ...]]:
         if not envelope.is_long:
             return step(self._state, envelope.body)
-        # Long arguments take long to parse, so a thread does the step. It is shielded, because a trace with
-        # an event whose commands are missing could not be replayed.
+        # Long arguments take long to parse, so a thread does the step. A cancellation waits for the thread: a
+        # trace that has an event, but not the commands that follow from it, could not be replayed.
         outcome: list[tuple[TurnState, tuple[m.TurnCommand | m.TurnNote, ...]]] = []
         with anyio.CancelScope(shield=True):
             outcome.append(await aside(step, self._state, envelope.body))

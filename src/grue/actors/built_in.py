@@ -34,7 +34,7 @@ class BuiltInTools(Actor[m.SessionCommand]):
         mailbox: Receives the batches.
         agent: Gets the settlements.
         note: Records each call.
-        answers: What answers a call, by the tool's name.
+        answers: The functions that answer the calls, by the tool's name.
     """
 
     def __init__(

@@ -263,7 +263,7 @@ class Asking:
         return RequestFailed(fault=fault, failure=self._endpoint.describe(fault), profile=profile)
 
     async def _posted(self, body: bytes, streamed: Streamed | None, permit: Permit | None) -> Reply | Fault:
-        """Send the request and read the reply. The permit is told the outcome even if this fails."""
+        """Send the request and read the reply. Settle the permit even if an exception is raised."""
         outcome = RequestOutcome()
         try:
             answer = await self._endpoint.post(body, streamed, self._on_sent, request=self._command.request)
@@ -363,8 +363,8 @@ class LentConversation(Struct):
     Attributes:
         id: The id by which the turn's requests name the conversation.
         encoded: The conversation. During the turn only the actor that it is lent to uses it.
-        save: Writes what is new in the conversation to its file. It is called before the agent can act on
-            that. Default: nothing is written.
+        save: Writes new entries of the conversation to its file. Called before the agent can act on a new
+            entry. Default: nothing is written.
         told: The last request whose items have been added to the conversation.
         reported: How many replies with thoughts that the endpoint cannot read have been reported.
     """
@@ -440,7 +440,7 @@ class _Asked(Struct):
     Attributes:
         lent: The conversation that gets the reply; `conversation` is a copy of it if the request has `aside`.
         begun: When the request was received, on the event loop's clock.
-        failures: The failures of the models that could not be asked.
+        failures: The failures of the models that have been asked so far.
     """
 
     command: m.RequestCompletion
@@ -458,7 +458,7 @@ class LlmActor(Actor[m.LlmCommand]):
         mailbox: Receives the requests.
         agent: Gets the replies.
         endpoint: The endpoint to ask, with its chain. The actor keeps their connections open while it runs.
-            They stay open afterwards if another user has entered them too.
+            The connections stay open afterwards if somebody else has entered the endpoint too.
         note: Records retries, cut replies and streamed text in the trace.
         lent: The conversation that the turn continues; `None`: the turn begins one of its own.
         on_sent: Called whenever a request has been written; `None`: nothing is called.
@@ -665,7 +665,7 @@ class LlmActor(Actor[m.LlmCommand]):
             say(m.SchemaIgnored(request=command.request, endpoint=endpoint.profile.name, model=model))
 
     def _judge_tools(self, asked: _Asked, reply: Reply) -> None:
-        """Report once for each endpoint that the model seems not to have been shown the tools."""
+        """Report, once for each endpoint, if its model seems not to have been shown the tools."""
         endpoint, conversation = self._endpoint, asked.conversation
         if reply.tool_calls or reply.written:
             endpoint.judged_tools = True
@@ -710,8 +710,8 @@ LlmFactory: TypeAlias = Callable[[Mailbox[m.LlmCommand], Mailbox[m.TurnEvent], N
 class LendingFactory(Protocol):
     """An `LlmFactory` whose actors can continue a conversation that began before their turn.
 
-    `Runner.conversation` and `Runner.resume` require such a factory. Yours becomes one by having these
-    members.
+    `Runner.conversation` and `Runner.resume` require such a factory. A factory of your own is one if it has
+    the members below.
     """
 
     @property

@@ -1,8 +1,8 @@
 """The session actor: owns one tool server, opens and closes it, and makes its calls one at a time.
 
 `_attempt` opens the connection, serves every message of the session and closes the connection again, all in
-one call. It has to be one task: a connection holds cancel scopes and task groups, and anyio requires the task
-that entered them to leave them.
+one call. All of this has to happen in one task: a connection holds cancel scopes and task groups, and anyio
+requires the task that entered them to leave them.
 
 `protocol/turn/connection.py` decides what to do after a failed connect, `protocol/tools/calls.py` which
 calls of a batch are made. The actor uses the server only through `ToolConnection`
@@ -77,8 +77,8 @@ class SessionActor(Actor[m.SessionCommand]):
         connection: The connection state now. Pass it to the next turn's actor.
         listed: The tools that the server listed last; `None`: it has listed none so far, or it also serves
             tools that it does not list.
-        reopens: Set for a fork of a turn whose session was open: the command that opens it again. No
-            `SessionOpened` is sent for it, because the record has one.
+        reopens: For a fork of a turn whose session was open: the command to open the session again. The agent
+            gets no `SessionOpened` then, because the record has one.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class SessionActor(Actor[m.SessionCommand]):
 
     @contextlib.asynccontextmanager
     async def around(self) -> AsyncIterator[None]:
-        """Open the session that a fork begins with. If cancelled, report that the process has ended."""
+        """Open the session that a fork begins with. If cancelled, report that the session is closed."""
         try:
             if self.reopens is not None:
                 await self._open(self.reopens, None)
@@ -277,10 +277,10 @@ class SessionActor(Actor[m.SessionCommand]):
             await self._report(m.ToolsChanged(server=self._server, tools=tools), cause)
 
     def _is_as_decided(self, call: m.ServerCall) -> bool:
-        """Return whether the tool is still the one for which the call was decided on.
+        """Return whether the tool is still the same as when the call was decided on.
 
-        The model, the policy, a person or a program decided on the call before it got here. Since then the
-        server may have changed the tool or removed it, or the tool lock may have come to refuse it.
+        The model, the policy, a person or a program has decided on the call earlier. Since then the server
+        may have changed or removed the tool, or the tool lock may refuse it now.
         """
         return is_as_decided(call, self._server, self._tools, serves_unlisted=self._serves_unlisted)
 

@@ -48,7 +48,7 @@ class TurnCounts:
         self._durations = array("d")
         self._slowest: list[tuple[float, int, SlowTurn]] = []
         self._clocks: dict[int, PhaseClock] = {}
-        self._after: Counter[int] = Counter()  # the calls that the host made itself after each turn
+        self._after: Counter[int] = Counter()  # by turn: calls that the host made itself after it
 
     def take(self, envelope: EpisodeEnvelope, changes: Sequence[StepChange]) -> None:
         """Count a message and the steps that begin or end with it."""
@@ -70,7 +70,7 @@ class TurnCounts:
             self._ended(envelope.body, round(envelope.t - ended.step.start_s, 6), clock.phases)
 
     def _begin_and_end(self, turn: int, changes: Sequence[StepChange]) -> StepEnded | None:
-        """Begin and end the clocks of turns; return the end of the turn that the current message reports."""
+        """Begin and end the clocks of turns. Return the end of a turn if the current message reports it."""
         ended = None
         for change in changes:
             if change.step.kind != "turn":

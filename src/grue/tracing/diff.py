@@ -47,8 +47,8 @@ IGNORED = frozenset(
         "asks",
     }
 )
-"""Fields that are not compared, because they differ from run to run, or because the recorded conditions of
-the episode have them too, such as the model."""
+"""Fields that are not compared: they differ from run to run, or, like the model, they are also among the
+episode's recorded conditions, so that a difference is reported there."""
 
 IDS = frozenset({"call_id", "batch", "conversation"})
 """Fields of messages that hold ids."""
@@ -113,7 +113,7 @@ def render(divergences: Iterable[Divergence], *, every: bool = False) -> Iterato
 
 
 def changed_answers(left: EpisodeReader, right: EpisodeReader) -> Iterator[str]:
-    """Yield a line for each of the first few turns to which the two traces have different answers."""
+    """Yield a line for each of the first few turns that have different answers in the two traces."""
     before, after = _answers(left), _answers(right)
     turns = [turn for turn in after if turn in before and before[turn] != after[turn]]
     for turn in turns[:_MOST_ANSWERS]:
@@ -155,7 +155,8 @@ class _Tree:
         self.by_seq = {envelope.seq: envelope for envelope in turn_slice.envelopes}
         self._children: dict[int, _Siblings] = {}
         self._parent: dict[int, int] = {}
-        self._origin: dict[int, tuple[int, int]] = {}  # the first cause, and how many causes lie between
+        # By number of a message: its first cause, and how many causes lie between the two.
+        self._origin: dict[int, tuple[int, int]] = {}
         for envelope in turn_slice.envelopes:
             cause = envelope.cause if envelope.cause in self.by_seq else None
             # A damaged trace may have causes with later numbers. Ignore them, because following them could
@@ -266,8 +267,8 @@ class _TurnDiff:
     def _differences(self, left: EpisodeEnvelope, right: EpisodeEnvelope) -> tuple[Difference, ...]:
         if _ended_as_asked(left.body, right.body):
             return ()
-        # Read the iterator to its end: each difference tells the comparison which ids of the two traces
-        # belong together, and the later messages need all of them.
+        # Read the iterator to its end: while it runs, it notes which ids of the two messages belong together,
+        # and the comparison of later messages needs all of these pairs.
         return tuple(self._comparison.differences(left.body, right.body))
 
     def _divergence(self, pair: _Pair) -> Divergence:
@@ -291,8 +292,8 @@ class _TurnDiff:
 def _gist(body: object, common: Callable[[str, object], object]) -> bytes:
     """Return a digest of a message without ignored fields.
 
-    `common` returns the id that stands for an id of the message in the digest, so that a pair of ids that are
-    known to belong together gives the same digest.
+    `common` returns what the digest has in the place of an id: the id in the right trace with which it is
+    paired, or `None`. So two messages that differ only in paired ids have the same digest.
     """
     return hashlib.sha256(msgspec.json.encode(_counting(body, common))).digest()
 
@@ -310,7 +311,7 @@ def _counting(value: object, common: Callable[[str, object], object]) -> object:
 
 
 KEPT_BYTES = 4 * 2**20
-"""The most bytes of a trace file whose messages are kept in memory."""
+"""Most bytes of a trace whose messages are in memory at a time; further messages are left in the file."""
 
 
 class LeftInFile(Struct, frozen=True):

@@ -73,7 +73,7 @@ class Comparison:
         return self._there.get((name, left))
 
     def paired(self, name: str, right: object) -> object:
-        """Return an id on the right if it is paired with one on the left; `None`: not yet."""
+        """Return an id on the right if it is paired with one on the left; `None`: it is not paired yet."""
         return right if (name, right) in self._back else None
 
     def _of_fields(self, left: Struct, right: object, path: str) -> Iterator[Difference]:
@@ -110,7 +110,7 @@ class Comparison:
     def _holds_special(self, value: object) -> bool:
         if isinstance(value, Struct):
             return not self._special.isdisjoint(_fields_within(type(value)))
-        # A tuple holds parts of messages; a list or a dict holds plain JSON.
+        # Messages have their parts in tuples. A list or a dict is plain JSON, which has no such fields.
         return isinstance(value, tuple) and any(map(self._holds_special, value))
 
 

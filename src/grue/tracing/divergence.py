@@ -17,7 +17,7 @@ from grue.tracing.message_words import kind_of, summarize
 from grue.tracing.reading import EpisodeBody, EpisodeEnvelope
 
 LAST_CAUSES = 12
-"""How many of the last causes are shown, in addition to the first one."""
+"""How many of a message's last causes are shown, in addition to its first cause."""
 
 _LINE_CHARS = 160
 _VALUE_CHARS = 100

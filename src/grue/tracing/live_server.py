@@ -94,7 +94,11 @@ class LiveFeed:
         return EpisodePage(title=title, header=header, file=self.reader.path.name, live=True)
 
     def answer(self, first: int) -> bytes:
-        """Return the pieces from a number on, as JSON: `next`, `over`, `error` and `pieces`.
+        """Return new pieces for a page, as JSON.
+
+        The answer has the `pieces` from number `first` on; `next`, the number of the piece to ask for next;
+        `over`, whether the page then has the whole episode; and `error`, why no further pieces come, or an
+        empty text.
 
         Raises:
             ValueError: `first` is negative, or higher than the number of pieces so far.

@@ -119,7 +119,7 @@ def name_of(kind: type[Struct]) -> str:
 
 
 def kind_of_line(line: RecordedLine[Any]) -> str:
-    """Return the name of the kind of a line's message. Decodes the message only if its first key is no tag.
+    """Return the name of the kind of a line's message. Decodes it only if it does not begin with its tag.
 
     Raises:
         TraceError: The message had to be decoded, and is damaged.

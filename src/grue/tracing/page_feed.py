@@ -3,7 +3,7 @@
 The page of a finished trace, the comparison of two, and the page that follows a trace all read from a
 `PageFeed`. The messages are in pieces, so that the page can show the first ones while it reads the others.
 
-A turn has a digest: where its time went, and what went wrong in it. A span says how long a step took, in
+Each turn has a summary: where its time went, and what went wrong in it. A span says how long a step took, in
 which actor, and how it ended; `steps.py` decides which messages begin and end a step. A span whose end is not
 recorded ends with the trace, with its turn, or where the host was killed.
 

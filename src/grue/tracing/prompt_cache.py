@@ -114,7 +114,7 @@ class _Sent(Struct, frozen=True, kw_only=True):
     """A prompt that was sent.
 
     Attributes:
-        head: Size of tools and system text together; prompts of other conversations may begin with the same.
+        head: Size of tools and system text together, with which prompts of other conversations may begin too.
         tools: The tools that the prompt offered.
         parts: Size of the tools, and size of the system text.
     """
@@ -456,7 +456,12 @@ class _Compared(Struct, frozen=True):
 
 
 def _blame(talk: _Prompted, place: tuple[int, str]) -> None:
-    """Record a message as the cause if it has changed messages that the last prompt had already."""
+    """If the part of the conversation that was in the last prompt has changed, record the cause.
+
+    Args:
+        talk: The conversation, in which the change has been made.
+        place: Number and kind of the message in the trace that changed the conversation.
+    """
     last = talk.last
     if last is not None:
         messages = last.whole[sum(last.parts) :]
@@ -570,7 +575,7 @@ def _changed_messages(talk: _Prompted, asked: _Asked) -> tuple[int, str, str]:
 
 
 def _changed_tool(pair: _Compared, talk: _Prompted, asked: _Asked) -> tuple[str, tuple[int, str, str]]:
-    """Return the name of the first tool that is offered otherwise than in the earlier prompt, and why."""
+    """Return the first tool that differs from the earlier prompt, and the message and the reason for it."""
     old, new = pair.earlier.tools, pair.sent.tools
     if not new:
         return "having no tools", _why_no_tools(talk, asked)
@@ -608,7 +613,7 @@ def _why_no_tools(talk: _Prompted, asked: _Asked) -> tuple[int, str, str]:
 def _listing(
     tool: m.ToolDefinition, pair: _Compared, talk: _Prompted, asked: _Asked, why: str
 ) -> tuple[int, str, str]:
-    """Return the message because of which the prompt offers `tool` otherwise than before.
+    """Return the message that made the prompt differ in `tool`, and the reason.
 
     Either the turn asks for other tools, or the server has sent another list of tools.
     """

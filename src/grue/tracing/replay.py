@@ -132,7 +132,8 @@ class AgentTurn(Struct, frozen=True, kw_only=True):
         Args:
             recorded: The message.
             reason: An explanation.
-            after: The message after which the replay has another one; `None`: the cause of `recorded`.
+            after: The event after which the replay has another message than `recorded`; default: the event
+                that caused `recorded`.
         """
         because = causes(recorded, self.by_seq) if after is None else self.up_to(after)
         return Divergence(turn=self.run.turn, left=recorded, right=None, because=because, reason=reason)
@@ -259,7 +260,7 @@ class AgentReplay:
     def _had_nobody_to_tell(self, command: m.TurnCommand | m.TurnNote, event: EpisodeEnvelope) -> bool:
         """Return whether `command` is a `CloseSession` that was not sent, as the session's actor had ended.
 
-        The agent then puts a `SessionClosed` into its own mailbox, which the recording has instead.
+        The agent then puts a `SessionClosed` into its own mailbox, and the recording has that message.
         """
         return isinstance(command, m.CloseSession) and any(
             isinstance(message.body, m.SessionClosed)
@@ -296,7 +297,7 @@ def _orders(turn: AgentTurn) -> Iterator[Sequence[EpisodeEnvelope]]:
     """Yield the orders in which the agent can have handled its events, the most likely first.
 
     Messages in the mailbox keep their order. But the agent handles an event from the clock or the supervisor
-    at once, while older messages may still be in the mailbox. Certain is only this: a message whose effects
+    at once, while older messages may still be in the mailbox. Only this is certain: a message whose effects
     were recorded before such an event was handled before the event.
     """
     answered = {envelope.cause: envelope.seq for envelope in reversed(turn.said)}
@@ -369,7 +370,7 @@ class Connections:
         return self._known.get(server, Untried())
 
     def begin(self, turn_slice: TurnSlice) -> None:
-        """Begin a turn. A resumed episode gets the state that its trace records."""
+        """Begin a turn. In a resumed episode the servers get the state that the trace records."""
         if turn_slice.resumed:
             self._known = dict(self._recorded)
 
@@ -662,7 +663,8 @@ def _replay_turn(
     agent = replay_agent(turn, changes)
     compared, found = replay_sessions(turn, turn_slice, connections, agent.commands if changes else {})
     if found and not changes:
-        # Try again without earlier state: the turns of a batch do not share what they learn about servers.
+        # The turns of a batch do not share what they learn about servers. If this is a turn of a batch, what
+        # earlier turns have learned leads to differences. So try again without it.
         alone, differences = replay_sessions(turn, turn_slice, Connections(), {})
         compared, found = (compared, found) if differences else (alone, [])
     found += [*_llm_divergences(turn, turn_slice), *_excluded(turn, turn_slice, changes)]

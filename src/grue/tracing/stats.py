@@ -155,10 +155,10 @@ class TurnStats(Struct, frozen=True, kw_only=True):
 
     Attributes:
         started: Number of turns that began.
-        outcomes: Number of turns by outcome: the kinds of `TurnCompleted`; `failed`; `unfinished`: killed,
-            crashed, or still under way.
+        outcomes: Number of turns by outcome: the kinds of `TurnCompleted`; `failed`; `parked`; `unfinished`:
+            killed, crashed, or still under way.
         iterations: Number of replies with tool calls in turns that have ended.
-        duration: The time of a turn from `RunTurn` to `TurnCompleted` or `TurnFailed`.
+        duration: The time of a turn from `RunTurn` to `TurnCompleted`, `TurnFailed` or `TurnParked`.
     """
 
     started: int

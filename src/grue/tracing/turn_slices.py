@@ -82,7 +82,7 @@ class TurnSplitter:
         if isinstance(envelope.body, EpisodeResumed) or anew:
             unfinished = [turn_slice for turn_slice in self.slices if not turn_slice.complete]
             if anew and not goes_on and len(unfinished) == 1:
-                # The host runs a batch again, and was not killed: after that, `EpisodeResumed` comes first.
+                # The host runs a batch again. It was not killed: `EpisodeResumed` would come first then.
                 unfinished[0].overtaken = True
             while self.slices:
                 yield self.slices.popleft()

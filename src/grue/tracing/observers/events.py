@@ -168,7 +168,7 @@ class EventFeed:
     def _is_known(self, drift: m.ToolDrifted) -> bool:
         """Return whether this drift was logged already, and count it as logged.
 
-        Every session of the episode records the same drift again.
+        Every session of the episode records the same drift again, but it is logged only once.
         """
         known = drift in self._drifted
         self._drifted.add(drift)

@@ -142,7 +142,7 @@ def _new_client(warn: Warn) -> Any:
         headers={
             "Authorization": f"Basic {b64encode(f'{public}:{secret}'.encode()).decode()}",
             "x-langfuse-public-key": public,
-            # Without this, observations appear in Langfuse only minutes later.
+            # Without this header, observations appear in Langfuse only minutes later.
             "x-langfuse-ingestion-version": "4",
         },
         timeout=_EXPORT_TIMEOUT_S,
@@ -193,7 +193,7 @@ class _LangfuseSink(SpanSink):
         self._for_the_whole_trace = _propagation(seed, name)
 
     def _start(self, inside: Any, at: float, beginning: m.JsonObject) -> Any:
-        """Create an observation in another one; `None`: on the outermost level of the trace."""
+        """Create an observation in the observation `inside`; `None`: on the outermost level of the trace."""
         with self._for_the_whole_trace():
             if inside is None:
                 observation = self._client.start_observation(trace_context=self._trace, **beginning)

@@ -57,7 +57,7 @@ def said(items: tuple[m.ConversationItem | m.AssistantReply, ...], *, capture: b
 
 
 def replied(reply: m.CompletionReceived) -> str:
-    """Return a reply of the model as the one message of an output."""
+    """Return a reply of the model as JSON for `gen_ai.output.messages`: a list of one message."""
     parts: list[m.JsonObject] = []
     if reply.reasoning:
         parts.append({"type": "reasoning", "content": clipped_text(reply.reasoning)})
@@ -68,7 +68,7 @@ def replied(reply: m.CompletionReceived) -> str:
 
 
 def answered(text: str) -> str:
-    """Return the answer of a turn or an episode as the one message of an output."""
+    """Return the answer of a turn or an episode as JSON for `gen_ai.output.messages`, as in `replied`."""
     return _output([_text(text)], "stop")
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 BOUND = 10_000
-"""How many envelopes the queue holds: those of some hundred turns, while the thread gets no time to run."""
+"""How many envelopes the queue holds: enough for some hundred turns in which the thread cannot run."""
 
 CLOSE_S = 5.0
 """How long `close` waits by default, in seconds."""

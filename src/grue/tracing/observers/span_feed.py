@@ -4,10 +4,10 @@
 in between. It does no I/O and reads no clock.
 
 An envelope belongs to the turn of the envelope that caused it. An envelope without a cause (a deadline, a
-crash) belongs to the latest open turn with its number. A session that was opened outside a turn, for example
-by `MCPManager`, is a child of the episode, and the calls that the host makes in it are children of the
-session. But if the host records such a call in the turn that has just ended, because it carries out that
-turn's answer, the call is a child of the turn, although it begins after the turn's end.
+crash) belongs to the latest open turn that has the envelope's turn number. A session that was opened outside
+a turn, for example by `MCPManager`, is a child of the episode, and the calls that the host makes in it are
+children of the session. But if the host records such a call in the turn that has just ended, because it
+carries out that turn's answer, the call is a child of the turn, although it begins after the turn's end.
 
 These rules hold for any sequence of envelopes:
 - Each span that is opened is closed exactly once (`finish` closes what is left). A span is closed after
@@ -19,7 +19,8 @@ These rules hold for any sequence of envelopes:
 - If a host has recorded `EpisodeStarted`, its `EpisodeEnded` decides how the episode ended. Without a host's
   facts, as with a plain `Runner`, the episode ended as its last turn did; if a turn is still open, the
   episode was cut off.
-- Time never runs backwards: it is monotonic, counted from the wall clock's time of the first envelope.
+- Times never run backwards: each is the wall clock's time of the first envelope, plus the monotonic time
+  since then.
 
 Source: P31-32
 """
