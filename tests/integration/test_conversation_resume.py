@@ -133,6 +133,19 @@ def test_what_was_learned_of_the_endpoint_is_loaded_too(tmp_path: Path) -> None:
         assert changed_prefixes(server) == 0
 
 
+def test_a_schema_that_was_told_beside_tools_is_loaded_too(tmp_path: Path) -> None:
+    path = tmp_path / "talk.jsonl"
+    with ScriptedLlmServer(['{"value": 3}', "It was 3."]) as server:
+        with runner_for(server).conversation("Answer briefly.", path=path) as talk:
+            assert talk.ask("How many?", answer=int).response == 3
+            written = talk.history
+        with Conversation.load(path, runner_for(server)) as talk:
+            assert talk.history == written
+            talk.ask("Which number was it?")
+        assert "JSON" in server.requests[0].messages[-1]["content"]
+        assert changed_prefixes(server) == 0
+
+
 def test_an_image_that_the_endpoint_refused_is_dropped_for_good(tmp_path: Path) -> None:
     def blind(request: LlmRequest) -> LlmReply:
         return error_reply(400, "Bad request.") if b"image_url" in request.raw else chatty(request)

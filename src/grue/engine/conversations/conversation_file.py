@@ -134,6 +134,7 @@ class SavedConversation(Struct):
         lines: The lines after the header that no `Undone` has taken back.
         cut_short: The last line was incomplete: the process was killed while it was written.
         size: Number of bytes that were read.
+        restored: How many of the entries that the header counts were read.
     """
 
     header: FileHeader
@@ -144,6 +145,32 @@ class SavedConversation(Struct):
     lines: tuple[Line, ...] = ()
     cut_short: bool = False
     size: int = 0
+    restored: int = 0
+
+    def take(self, line: Line) -> None:
+        """Add a line to the history, by the step that made it; raises `ValueError` if it does not fit."""
+        history = self.history
+        match line:
+            case Learned():
+                self.learned = line
+            case TurnMark():
+                self.mark = None if line.state == "over" else line
+            case TurnRecorded():
+                self.recorded = (*self.recorded, line)
+            case m.Said() | m.AssistantReply() if self.restored < self.header.entries:
+                self.restored += 1
+                history.restore(line)
+            case m.Said():
+                history.say(line.items, line.answer, beside_tools=line.beside_tools)
+            case m.AssistantReply():
+                history.say(())
+                history.keep(line)
+            case m.Rewritten():
+                history.rewrite(line)
+            case Dropped():
+                history.unread = None
+            case _:
+                raise ValueError("it is a second header")
 
 
 class ConversationFile:
@@ -233,10 +260,9 @@ def read_conversation(path: Path, text: bytes | None = None) -> SavedConversatio
         else:
             counting.append((number, line))
     saved.lines = tuple(line for _, line in counting)
-    reader = _LineReader(saved)
     for number, line in counting:
         try:
-            reader.take(line)
+            saved.take(line)
         except ValueError as error:
             raise _damaged(path, number, str(error)) from error
     return saved
@@ -245,9 +271,8 @@ def read_conversation(path: Path, text: bytes | None = None) -> SavedConversatio
 def begin_of_turn(saved: SavedConversation, began: m.HistoryReference) -> tuple[History, int] | None:
     """Return the history before a turn and its number of lines; `None`: the file lacks the turn's start."""
     before = SavedConversation(saved.header, _first_history(saved.header))
-    reader = _LineReader(before)
     for number, line in enumerate(saved.lines, start=1):
-        reader.take(line)
+        before.take(line)
         if isinstance(line, TurnMark) and (line.state, line.began) == ("running", began.digest):
             # A reply becomes an entry of the history only with the next step. The turn before this mark has
             # ended, so take an empty step, or its last reply would be missing in the ledger.
@@ -264,44 +289,6 @@ def _first_history(header: FileHeader) -> History:
     history = History(ledger, {*header.call_ids})
     history.plain = True  # results of tools are told plainly, until a turn says otherwise
     return history
-
-
-class _LineReader:
-    """Builds the history from the lines, by the steps that made them."""
-
-    def __init__(self, saved: SavedConversation) -> None:
-        self._saved = saved
-        self._counted = saved.header.entries
-
-    def take(self, line: Line) -> None:
-        """Add a line; raises `ValueError` if it does not fit the lines before it."""
-        history = self._saved.history
-        if isinstance(line, Learned):
-            self._saved.learned = line
-        elif isinstance(line, TurnMark):
-            self._saved.mark = None if line.state == "over" else line
-        elif isinstance(line, TurnRecorded):
-            self._saved.recorded = (*self._saved.recorded, line)
-        elif self._counted and isinstance(line, m.Said | m.AssistantReply):
-            self._counted -= 1
-            history.restore(line)
-        else:
-            self._step(history, line)
-
-    @staticmethod
-    def _step(history: History, line: Line) -> None:
-        match line:
-            case m.Said(items=items, answer=answer):
-                history.say(items, answer)
-            case m.AssistantReply():
-                history.say(())
-                history.keep(line)
-            case m.Rewritten():
-                history.rewrite(line)
-            case Dropped():
-                history.unread = None
-            case _:
-                raise ValueError("it is a second header")
 
 
 def _lines(path: Path, text: bytes | None) -> Iterator[tuple[int, Line | None, int]]:

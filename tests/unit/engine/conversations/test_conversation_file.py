@@ -15,7 +15,16 @@ from grue.engine.conversations.conversation_file import (
     read_conversation,
 )
 from grue.errors import ConversationError
-from grue.messages import AssistantReply, CallId, Rewritten, Said, ToolCall, ToolMessage, UserText
+from grue.messages import (
+    AnswerSchema,
+    AssistantReply,
+    CallId,
+    Rewritten,
+    Said,
+    ToolCall,
+    ToolMessage,
+    UserText,
+)
 from grue.protocol.chat_wire.profiles import GENERIC, OPENROUTER
 
 HEADER = FileHeader(format=FORMAT, id="c1", system="s")
@@ -46,6 +55,11 @@ def test_a_file_is_read_by_the_steps_that_wrote_it(tmp_path: Path) -> None:
     assert saved.history.unread is None, "the reply that was dropped"
     assert saved.size == path.stat().st_size
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_schema_that_was_asked_for_beside_tools_is_read_as_such(tmp_path: Path) -> None:
+    said = Said((UserText("u"),), AnswerSchema("number", {"type": "integer"}), beside_tools=True)
+    assert read_conversation(written(tmp_path / "talk.jsonl", HEADER, said)).history.entries == [said]
 
 
 def test_entries_that_were_counted_before_are_not_counted_again(tmp_path: Path) -> None:
