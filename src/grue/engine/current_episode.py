@@ -265,16 +265,11 @@ class CurrentEpisode:
         # Reentrant, because a signal handler may close the runner in a thread that already holds the lock.
         self._lock = threading.RLock()
 
-    @property
-    def is_in_use(self) -> bool:
-        """Whether a turn that is to run now must run in the episode's loop."""
-        return self.lasting or self._episode is not None
-
     def run(self, work: Work[T]) -> T:
         """Run a turn and return its result, blocking. It runs after the turns in the episode's loop."""
-        if not self.is_in_use:
+        if not self.lasting and self._episode is None:
             return _run_alone(work, "Runner.run_turn_async")
-        episode = self._enter()
+        episode = self._running(users=1)
         try:
             return episode.call(work)
         finally:
@@ -298,7 +293,7 @@ class CurrentEpisode:
 
     def submit(self, work: Work[T]) -> Call[T]:
         """Start a turn in the loop and return at once."""
-        episode = self._enter()
+        episode = self._running(users=1)
         try:
             # The running turn refers to this object through `self._keep`. So the loop stays alive until the
             # turn has ended, even if the runner is garbage collected.
@@ -313,7 +308,7 @@ class CurrentEpisode:
 
     def run_beside(self, work: Work[T]) -> T:
         """Run work in the loop without waiting for turns, and block until it is done."""
-        episode = self._enter()
+        episode = self._running(users=1)
         try:
             return episode.beside(work)
         finally:
@@ -330,7 +325,10 @@ class CurrentEpisode:
         return await working
 
     def _running(self, users: int = 0) -> Episode:
-        """Return the loop. If no loop runs, or the loop has failed, a new one is started."""
+        """Return the loop. If no loop runs, or the loop has failed, a new one is started.
+
+        `users`: how many more calls use the loop. Call `_leave` after each.
+        """
         refuse_reentry()
         with self._lock:
             episode = self._episode
@@ -341,10 +339,6 @@ class CurrentEpisode:
                 self._episode = episode
             episode.users += users
             return episode
-
-    def _enter(self) -> Episode:
-        """Return the loop for one more call. Call `_leave` after the call."""
-        return self._running(users=1)
 
     def _leave(self, episode: Episode) -> None:
         """Note that a call is done. The last one ends the loop, unless the loop is lasting."""

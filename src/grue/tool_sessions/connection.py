@@ -188,16 +188,12 @@ class TakesRequests(Protocol):
         ...
 
 
-class SharedConnection(Protocol):
-    """A connection to a session that has other users too. A batch of calls must have the session alone."""
-
-    def exclusive(self) -> contextlib.AbstractAsyncContextManager[object]:
-        """Return a context manager that waits for the batches of other users, and keeps them waiting."""
-        ...
-
-
 def exclusive(connection: ToolConnection | None) -> contextlib.AbstractAsyncContextManager[object]:
-    """Return a context manager in which a batch has the connection alone."""
+    """Return a context manager in which a batch of calls has the connection alone.
+
+    A connection to a session that has other users too has a method `exclusive`, whose context manager waits
+    for the batches of the other users, and keeps them waiting.
+    """
     # Not `isinstance`, which for a protocol takes longer than many a call of a function tool.
     alone: Callable[[], contextlib.AbstractAsyncContextManager[object]] | None
     alone = getattr(connection, "exclusive", None)

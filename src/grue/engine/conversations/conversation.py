@@ -8,7 +8,7 @@ lent to a turn in `engine/conversations/kept_conversation.py`, and how it is sav
 from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol, Self, TypedDict, Unpack, runtime_checkable
+from typing import Any, Protocol, Self, TypedDict, Unpack
 
 from grue import messages as m
 from grue.engine.answers import AnswerSpec, T
@@ -17,7 +17,6 @@ from grue.engine.turn import Image, TurnOutcome, TurnRequest
 from grue.errors import MCPConfigError, NothingToResume
 from grue.policies import ApprovalDecision, ApprovalQuestion, ContextPolicy, ToolSearch
 from grue.protocol.context.history import items_of
-from grue.protocol.turn.connection import Settled
 from grue.runtime.loops.closing import Closing
 from grue.runtime.safe_text import well_formed
 
@@ -39,17 +38,6 @@ class RunsTurns(Protocol):
 
     async def resume_async(self, *asked: Any, **how: Any) -> TurnOutcome[Any]:
         """Go on with a parked turn in the caller's event loop."""
-        ...
-
-
-@runtime_checkable
-class RemembersServers(Protocol):
-    """A runner that can be told which tools its servers have listed before, as a `Runner` can."""
-
-    def remember(
-        self, server: str, connection: Settled | None, listing: Sequence[m.ToolDefinition] = ()
-    ) -> None:
-        """Take over the tools that a server has listed."""
         ...
 
 
@@ -147,9 +135,10 @@ class Conversation(Closing):
         from grue.engine.conversations import recorded_conversation
 
         resumed = recorded_conversation.resume_conversation(path, name)
-        if isinstance(runner, RemembersServers):
+        remember = getattr(runner, "remember", None)  # a runner of the host's own may have no such method
+        if remember is not None:
             for server, listing in resumed.listings.items():
-                runner.remember(server, None, listing)
+                remember(server, None, listing)
         return cls(runner, resumed.kept)
 
     @property

@@ -12,7 +12,7 @@ goes on, the conversation is brought to the state that the trace records, so tha
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -69,17 +69,13 @@ def parked_turns(path: str | PathLike[str]) -> list[m.TurnParked]:
     return [end for end in found if isinstance(end, m.TurnParked)]
 
 
-def writer_for(path: str | PathLike[str], recorder: Recorder) -> TraceWriter:
-    """Return the trace's writer, whose lock keeps other processes from resuming from it.
+def _opened_writer(place: Path, recorder: Recorder) -> TraceWriter:
+    """Return a writer that continues the trace, and whose lock keeps other processes from resuming from it.
 
     Raises `TraceError` if another process writes this trace, or the recorder writes another trace.
     """
-    place, writers = _file_of(path), writers_of(recorder)
-    writer = _writer_of(place, writers)
-    if writer is not None:
-        return writer
-    if writers:
-        raise TraceError(f"The runner writes {writers[0].path}. Resume {place} with a runner of its own.")
+    for other in writers_of(recorder):
+        raise TraceError(f"The runner writes {other.path}. Resume {place} with a runner of its own.")
     reader = open_episode(place)
     next(iter(reader), None)
     writer = TraceWriter(place, episode=reader.header.episode, resume=True)
@@ -90,20 +86,6 @@ def writer_for(path: str | PathLike[str], recorder: Recorder) -> TraceWriter:
         raise TraceError(f"Resume {place} with a runner that has not run a turn yet: {error}.") from error
     recorder.add(writer)
     return writer
-
-
-def is_recorded_by(recorder: Recorder, path: str | PathLike[str]) -> bool:
-    """Return whether this recorder writes the trace, so that its runner has counted what the turns spent."""
-    return _writer_of(_file_of(path), writers_of(recorder)) is not None
-
-
-def _file_of(path: str | PathLike[str]) -> Path:
-    place = Path(path)
-    return place / TRACE_FILE if place.is_dir() else place
-
-
-def _writer_of(place: Path, writers: Iterable[TraceWriter]) -> TraceWriter | None:
-    return next((each for each in writers if each.path.absolute() == place.absolute()), None)
 
 
 @contextlib.contextmanager
@@ -234,12 +216,13 @@ def resumed_run(
 
     Raises as `resumed_turn` does.
     """
-    recorder = settings.wiring.recorder
-    ours = is_recorded_by(recorder, asked.trace)
-    writer = writer_for(asked.trace, recorder)
-    if not ours:
-        writers.append(writer)
-    with resumed_turn(asked, writer, settings, memory, counted=ours) as turn:
+    recorder, place = settings.wiring.recorder, Path(asked.trace)
+    place = place / TRACE_FILE if place.is_dir() else place
+    ours = next((each for each in writers_of(recorder) if each.path.absolute() == place.absolute()), None)
+    if ours is None:
+        writers.append(_opened_writer(place, recorder))
+    # If this recorder has written the trace, its runner has counted what the turn spent before it was parked.
+    with resumed_turn(asked, ours or writers[-1], settings, memory, counted=ours is not None) as turn:
         yield turn
 
 
