@@ -109,12 +109,12 @@ def in_place_of_json(body: bytes) -> LlmReply:
 
 
 def error_in_stream(reply: LlmReply = _GOOD_REPLY, *, after: float = 0.5) -> LlmReply:
-    """End a stream after a fraction of its events with an error event of the format."""
+    """End a stream after a fraction of its events with an error event; a reply without a stream is whole."""
     return replace(reply, amid="error", after=after)
 
 
 def garbage_in_stream(
     reply: LlmReply = _GOOD_REPLY, garbage: bytes = b"data: {garbage\n\n", *, after: float = 0.5
 ) -> LlmReply:
-    """Send these bytes between two events of a stream, then continue the stream."""
+    """Send these bytes between two events of a stream, then go on; a reply without a stream is whole."""
     return replace(reply, amid=garbage, after=after)

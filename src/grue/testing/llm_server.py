@@ -485,6 +485,8 @@ def _rendered(said: LlmReply, dialect: Dialect, request: Json) -> tuple[LlmReply
         wants_back, events = {}, ()
     if events:
         return _streamed(said, dialect, events), wants_back
+    if said.amid:
+        said = replace(said, after=None)  # the fraction is that of a stream's events: send the body whole
     # In the format of chat completions, send the bytes of the script unchanged.
     return (said if dialect is CHAT else replace(said, body=json.dumps(reply).encode())), wants_back
 

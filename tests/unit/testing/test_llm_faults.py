@@ -4,7 +4,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -19,6 +19,8 @@ from grue.testing.llm_faults import (
     dripping,
     empty,
     error_in_200,
+    error_in_stream,
+    garbage_in_stream,
     mistyped,
     rate_limited,
     redirect,
@@ -102,6 +104,13 @@ def test_truncated_json_has_its_right_length() -> None:
     response = got(truncated(SOUND, after=0.7))
     assert int(response.headers["content-length"]) == len(response.content)
     assert response.content == SOUND.body[: int(len(SOUND.body) * 0.7)]
+
+
+@pytest.mark.parametrize("fault", [error_in_stream, garbage_in_stream])
+def test_a_fault_of_streams_leaves_a_reply_without_a_stream_whole(
+    fault: Callable[[LlmReply], LlmReply],
+) -> None:
+    assert got(fault(SOUND)).json() == json.loads(SOUND.body)
 
 
 def test_an_error_inside_a_200() -> None:
