@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rows import first_of
 
 from grue.testing import faulty_server
 from grue.testing.llm_server import ScriptedLlmServer, text_reply
@@ -41,7 +42,7 @@ print(status)
 """
 
 
-@pytest.mark.parametrize("how", ["fork", "multiprocessing"])
+@pytest.mark.parametrize("how", first_of(["fork", "multiprocessing"]))
 def test_a_child_that_was_forked_during_an_import_runs_turns(how: str, tmp_path: Path) -> None:
     with ScriptedLlmServer(lambda _: text_reply("done")) as llm:
         command = [sys.executable, "-c", PROGRAM, llm.base_url, how, *faulty_server.argv()]

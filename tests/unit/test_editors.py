@@ -25,6 +25,7 @@ def test_an_editor_completes_every_public_name(tmp_path: Path) -> None:
     assert set(grue.__all__) <= completed("import grue\ngrue.", tmp_path)
 
 
+@pytest.mark.slow
 def test_an_editor_completes_what_a_runner_and_an_outcome_have(tmp_path: Path) -> None:
     text = "from grue import Runner, TurnRequest\nrunner = Runner(llm=None)\n"
     assert {"run_turn", "conversation", "map"} <= completed(f"{text}runner.", tmp_path)

@@ -11,6 +11,7 @@ import boxes
 import pytest
 from msgspec.structs import replace
 from real_servers import installed, npm_server
+from rows import first_of
 
 from grue import messages as m
 from grue.engine.outside_turns.tool_client import ToolClient
@@ -70,7 +71,7 @@ def emptied(folder: Path) -> None:
     folder.mkdir()
 
 
-@pytest.mark.parametrize("launcher", ["node", "npx"])
+@pytest.mark.parametrize("launcher", first_of(["node", "npx"]))
 @pytest.mark.parametrize("name", CALLS)
 def test_a_server_makes_all_its_calls_in_the_box_that_was_learned(
     name: str, launcher: str, tmp_path: Path
