@@ -98,18 +98,14 @@ def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
             return sessions.begin(event)  # 8
         case _, m.ToolsPresumed() if not isinstance(state, s.Idle):
             return sessions.presume(state, event)  # 10
-        case ((s.AwaitingSupport() | s.AwaitingSessions(asking=True)), m.ToolSupportChecked()):
+        case s.AwaitingSupport() | s.AwaitingSessions(asking=True), m.ToolSupportChecked():
             return sessions.supported(state) if event.supported else sessions.unsupported(state, event)  # 8
-        case s.AwaitingSessions(pending=pending), m.SessionOpened() | m.McpDisabled() if (
-            event.server in pending
-        ):
+        case s.AwaitingSessions(), m.SessionOpened() | m.McpDisabled() if event.server in state.pending:
             return sessions.reported(state, event)  # 8
         case s.AwaitingSessions(pending=pending), m.StartupFailed(server=server) if server in pending:
             others = s.without(pending, server)
             return end.fail(replace(state.turn, open=(*state.turn.open, *others)), event.failure)  # 11
-        case ((s.Presuming() | s.AwaitingDrop()), _) if (
-            early := sessions.step_early(state, event)
-        ) is not None:
+        case s.Presuming() | s.AwaitingDrop(), _ if (early := sessions.step_early(state, event)) is not None:
             return early  # 10
         case s.AwaitingCompletion(turn=turn, phase="loop"), m.CompletionReceived():
             return tools.loop_reply(asking.heard(turn, event), event)  # 1, 2, 6, 7
@@ -149,12 +145,9 @@ def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
             return tools.refuse_answer(state, reason)  # 6
         case s.AwaitingClose(pending=pending), m.SessionClosed(server=server) if server in pending:
             return end.closed(state, server)  # 11
-        case (
-            (s.AwaitingClose(turn=turn) | s.Waiting(turn=turn)),
-            m.SessionClosed(server=server),
-        ) if server in turn.run.servers:
+        case s.AwaitingClose() | s.Waiting(), m.SessionClosed() if event.server in state.turn.run.servers:
             return state, ()  # 11
-        case ((s.AwaitingClose() | s.Waiting() | s.Finished()), _) if not isinstance(
+        case s.AwaitingClose() | s.Waiting() | s.Finished(), _ if not isinstance(
             event, _UNEXPECTED_AT_THE_END
         ):
             return state, ()  # 11
