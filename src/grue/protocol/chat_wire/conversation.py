@@ -505,13 +505,8 @@ class EncodedConversation:
             isinstance(item, m.UserText) and item.cache_points for item in items
         ):
             return ()
-        for at in range(len(items) - 1, -1, -1):
-            item = items[at]
-            if isinstance(item, m.UserText) or (
-                isinstance(item, m.ToolMessage) and self.format.marks_results
-            ):
-                return (at,)
-        return ()
+        kinds = (m.UserText, m.ToolMessage) if self.format.marks_results else (m.UserText,)
+        return tuple(at for at, item in enumerate(items) if isinstance(item, kinds))[-1:]
 
     def _with_given_markers(self, items: tuple[w.WireItem, ...]) -> tuple[w.WireItem, ...]:
         """Return the items with as many of their own markers as the endpoint takes."""

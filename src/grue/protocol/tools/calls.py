@@ -361,23 +361,15 @@ def tool_messages(
 
     Source: R5.4, P44
     """
-    if not plain:
-        told = tool_results.told
-        return tuple(
-            m.ToolMessage(item.call_id, *told(item.result, max_result_chars, room, _note_on(item)))
-            for item in records
-        )
-    # A result of `read_result` gets no handle, because it is part of a result that has one.
-    handles = {item.call_id: item.call_id for item in records if refers and item.name != READ_RESULT.name}
-    return tuple(
-        m.ToolMessage(
-            item.call_id,
-            *tool_results.told_plainly(
-                item.result, max_result_chars, room, _note_on(item), handle=handles.get(item.call_id, "")
-            ),
-        )
-        for item in records
-    )
+
+    def told(item: m.ToolCallRecord) -> tool_results.Told:
+        if not plain:
+            return tool_results.told(item.result, max_result_chars, room, _note_on(item))
+        # A result of `read_result` gets no handle, because it is part of a result that has one.
+        handle = item.call_id if refers and item.name != READ_RESULT.name else ""
+        return tool_results.told_plainly(item.result, max_result_chars, room, _note_on(item), handle=handle)
+
+    return tuple(m.ToolMessage(item.call_id, *told(item)) for item in records)
 
 
 def _note_on(item: m.ToolCallRecord) -> str:

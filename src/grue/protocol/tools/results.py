@@ -305,10 +305,7 @@ def is_small(value: object, most: int = _SMALL_VALUES) -> bool:
 
 def is_kept_as_text(answer: m.JsonObject) -> bool:
     """Return whether part of this `tools/call` result was left as JSON text because of its many values."""
-    blocks = answer.get("content")
-    texts = (
-        [block.get("text") for block in blocks if isinstance(block, dict)] if isinstance(blocks, list) else []
-    )
+    texts = [block.get("text") for block in _blocks(answer)]
     return any(isinstance(part, JsonText) for part in (answer.get("structuredContent"), *texts))
 
 
@@ -318,8 +315,7 @@ def from_mcp(answer: m.JsonObject) -> m.ToolCallResult:
     The content is the first of these that the result has: the structured content; the parsed JSON of a single
     text block that is an object or array; the text, if all blocks are text; the list of blocks.
     """
-    blocks = answer.get("content")
-    blocks = [block for block in blocks if isinstance(block, dict)] if isinstance(blocks, list) else []
+    blocks = _blocks(answer)
     structured = answer.get("structuredContent")
     content = structured if structured is not None else _unstructured(blocks)
     beside = [block for block in blocks if block.get("type") != "text"] if structured is not None else []
@@ -332,12 +328,12 @@ def from_mcp(answer: m.JsonObject) -> m.ToolCallResult:
 
 def content_blocks(answer: m.JsonObject) -> tuple[m.JsonObject, ...]:
     """Return all content blocks of the result object of `tools/call`, also those that `from_mcp` drops."""
+    return tuple(map(json_object, _blocks(answer)))
+
+
+def _blocks(answer: m.JsonObject) -> list[m.JsonObject]:
     blocks = answer.get("content")
-    return (
-        tuple(json_object(each) for each in blocks if isinstance(each, dict))
-        if isinstance(blocks, list)
-        else ()
-    )
+    return [block for block in blocks if isinstance(block, dict)] if isinstance(blocks, list) else []
 
 
 def _unstructured(blocks: list[m.JsonObject]) -> object:
