@@ -11,17 +11,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.policies import ContextItem, ContextOverflow, ContextPolicy, ForceReason, ToolSearch
-from grue.protocol.context.fit import (
-    ContextLedger,
-    Fit,
-    StubFor,
-    clear,
-    cut_last,
-    fit,
-    room_in,
-    stub_of,
-    without_oldest,
-)
+from grue.protocol.context import fit
 from grue.protocol.tools.built_in import READ_RESULT
 from grue.protocol.tools.calls import without_doubles
 from grue.protocol.tools.names import is_built_in
@@ -170,7 +160,7 @@ def begun(run: m.RunTurn) -> Turn:
         turn = turn.referring()
     if run.context is None:
         return turn
-    ledger = ContextLedger(bytes_per_token=run.context.bytes_per_token)
+    ledger = fit.ContextLedger(bytes_per_token=run.context.bytes_per_token)
     if run.earlier:
         head, *items = run.earlier
         ledger = replace(ledger, head=head, items=tuple(items), current=len(items))
@@ -205,21 +195,23 @@ def _searching(turn: Turn) -> Turn:
 def _are_many(turn: Turn, search: ToolSearch) -> bool:
     if search.above >= 1:
         return sum(not is_built_in(tool) for tool in turn.tools) > search.above
-    ledger = turn.ledger or ContextLedger()
+    ledger = turn.ledger or fit.ContextLedger()
     return ledger.offer(turn.tools).tools.tokens > search.above * (turn.window or _WINDOW)
 
 
-def _make_room(turn: Turn, new: tuple[m.ConversationItem, ...], *, may_summarise: bool) -> tuple[Turn, Fit]:
+def _make_room(
+    turn: Turn, new: tuple[m.ConversationItem, ...], *, may_summarise: bool
+) -> tuple[Turn, fit.Fit]:
     """Return the turn with its new sizes, and what has to change so that a request that adds `new` fits."""
     policy, ledger = _kept(turn)
     if turn.relisted:
         ledger = ledger.offer(turn.offered)
     turn = replace(turn, ledger=ledger)
     if turn.window is None:
-        return turn, Fit(ledger=ledger, new=new)
-    room = room_in(policy, turn.window)
+        return turn, fit.Fit(ledger=ledger, new=new)
+    room = fit.room_in(policy, turn.window)
     named = _named(turn, new)
-    found = fit(ledger, new, room, _stubs(turn), named, may_summarise=may_summarise)
+    found = fit.fit(ledger, new, room, _stubs(turn), named, may_summarise=may_summarise)
     turn = replace(turn, ledger=found.ledger)
     pairs = zip(new, found.new, strict=True)
     cut = {item.call_id for whole, item in pairs if isinstance(item, m.ToolMessage) and item != whole}
@@ -278,17 +270,17 @@ def _after_overflow(
     ledger = ledger.counted(overflow.prompt_tokens or 0)
     windows = [size for size in (overflow.window_tokens, turn.window) if size is not None]
     window = min(windows, default=ledger.tokens)
-    room = room_in(policy, window)
-    ledger, cleared = clear(ledger.scaled_to(room.high), room.low, _stubs(turn))
+    room = fit.room_in(policy, window)
+    ledger, cleared = fit.clear(ledger.scaled_to(room.high), room.low, _stubs(turn))
     cleared = cleared or m.Cleared()
     if ledger.tokens > room.low:
-        ledger, shorter = cut_last(ledger, turn.last, room.low)
+        ledger, shorter = fit.cut_last(ledger, turn.last, room.low)
         named, cut = _named(turn, turn.last), {result.call_id for result in shorter}
         shorter = tuple(_with_handle(turn, result, cut, named) for result in shorter)
         cleared = replace(cleared, results=(*cleared.results, *shorter))
     changes: tuple[m.Cleared | m.Shortened, ...] = () if cleared == m.Cleared() else (cleared,)
     if ledger.tokens > room.high:
-        shortened = without_oldest(ledger, room.low)
+        shortened = fit.without_oldest(ledger, room.low)
         if shortened is not None:
             ledger, share = shortened
             changes = (*changes, m.Shortened(share))
@@ -299,19 +291,19 @@ def _after_overflow(
     return replace(turn, ledger=ledger, window=window), changes
 
 
-def _kept(turn: Turn) -> tuple[ContextPolicy, ContextLedger]:
+def _kept(turn: Turn) -> tuple[ContextPolicy, fit.ContextLedger]:
     assert turn.run.context is not None, "only a turn with a policy keeps a ledger"
     assert turn.ledger is not None, "a turn with a policy keeps a ledger"
     return turn.run.context, turn.ledger
 
 
-def _stubs(turn: Turn) -> StubFor:
+def _stubs(turn: Turn) -> fit.StubFor:
     policy, _ = _kept(turn)
     offered = {tool.name: tool for tool in turn.tools}
 
     def stub_for(item: ContextItem) -> str:
         handle = item.call_id if _has_handle(turn, item.tool) else ""
-        return stub_of(item.tool, policy, offered, plain=turn.run.plain_results, handle=handle)
+        return fit.stub_of(item.tool, policy, offered, plain=turn.run.plain_results, handle=handle)
 
     return stub_for
 

@@ -27,18 +27,10 @@ from grue.protocol.tools.built_in import named_call
 from grue.protocol.tools.calls import tool_of, without_doubles
 from grue.protocol.tools.policy import UNMATCHED, unmatched_patterns
 from grue.protocol.turn import states as s
+from grue.protocol.turn import tools
 from grue.protocol.turn.asking import ask, begun, force, heard, refused
 from grue.protocol.turn.end import fail
 from grue.protocol.turn.states import Commands, Transition, Turn, TurnState, without
-from grue.protocol.turn.tools import (
-    call,
-    changed_tools,
-    loop_reply,
-    open_session,
-    servers_at_start,
-    with_report,
-    with_unstarted,
-)
 
 
 def begin(run: m.RunTurn) -> Transition:
@@ -48,7 +40,7 @@ def begin(run: m.RunTurn) -> Transition:
     turn = begun(run)
     if not run.servers or run.limits.max_tool_iterations < 1:
         return ask(turn, "only", turn.opening)
-    turn = with_unstarted(turn)
+    turn = tools.with_unstarted(turn)
     if run.support_check == "before":
         return s.AwaitingSupport(turn), (m.CheckToolSupport(),)
     return open_all(turn, asking=run.support_check == "beside")
@@ -56,8 +48,8 @@ def begin(run: m.RunTurn) -> Transition:
 
 def open_all(turn: Turn, *, asking: bool) -> Transition:
     """Open the session of every server that does not wait for a call; `asking` checks the model meanwhile."""
-    opening = servers_at_start(turn)
-    commands: Commands = tuple(open_session(turn.run, server) for server in opening)
+    opening = tools.servers_at_start(turn)
+    commands: Commands = tuple(tools.open_session(turn.run, server) for server in opening)
     state = s.AwaitingSessions(turn, opening, turn.opening, asking)
     if asking:
         return state, (*commands, m.CheckToolSupport())
@@ -67,10 +59,10 @@ def open_all(turn: Turn, *, asking: bool) -> Transition:
 
 def _begin_again(run: m.RunTurn, resumed: m.Resumption) -> Transition:
     """Start a resumed turn: open the sessions, and then go on with the reply that it was parked at."""
-    turn = with_unstarted(_turn_after(run, resumed.parked))
-    opening = servers_at_start(turn)
+    turn = tools.with_unstarted(_turn_after(run, resumed.parked))
+    opening = tools.servers_at_start(turn)
     following, commands = when_all_reported(s.AwaitingSessions(turn, opening, resumed.new))
-    return following, (*(open_session(run, server) for server in opening), *commands)
+    return following, (*(tools.open_session(run, server) for server in opening), *commands)
 
 
 def _turn_after(run: m.RunTurn, parked: m.TurnParked) -> Turn:
@@ -108,7 +100,7 @@ def reopen(state: s.AwaitingReconnect) -> Transition:
         serving_unlisted=without(turn.serving_unlisted, server),
         reconnected=True,
     )
-    return s.AwaitingSessions(turn, (server,), state.new), (open_session(turn.run, server),)
+    return s.AwaitingSessions(turn, (server,), state.new), (tools.open_session(turn.run, server),)
 
 
 def unsupported(state: s.AwaitingSupport | s.AwaitingSessions, event: m.ToolSupportChecked) -> Transition:
@@ -120,7 +112,7 @@ def unsupported(state: s.AwaitingSupport | s.AwaitingSessions, event: m.ToolSupp
 
 def reported(state: s.AwaitingSessions, event: m.SessionOpened | m.McpDisabled) -> Transition:
     """Take over the tools of a session that has opened, or go on without those of a server."""
-    turn, pending = with_report(state.turn, event), without(state.pending, event.server)
+    turn, pending = tools.with_report(state.turn, event), without(state.pending, event.server)
     return when_all_reported(replace(state, turn=turn, pending=pending))
 
 
@@ -161,7 +153,7 @@ def _with_all_tools(state: s.AwaitingSessions, resumed: m.Resumption | None) -> 
     turn = state.turn
     if resumed is not None and resumed.parked.calls:
         parked = resumed.parked
-        return call(
+        return tools.call(
             turn,
             parked.calls,
             settled=parked.settled,
@@ -272,7 +264,7 @@ def step_early(state: s.Presuming | s.AwaitingDrop, event: m.TurnEvent) -> Trans
 
 def _presumed_reported(state: s.Presuming, event: m.SessionOpened | m.McpDisabled) -> Transition:
     """Note that a server has reported; after the last one, compare the presumed tools with the listed."""
-    turn = with_report(state.turn, event)
+    turn = tools.with_report(state.turn, event)
     pending = without(state.pending, event.server)
     following, commands = _when_verified(replace(state, turn=turn, pending=pending))
     return following, commands if pending else (*unmatched_notes(turn), *commands)
@@ -306,9 +298,9 @@ def _dropped(state: s.AwaitingDrop, event: m.ReplyDropped) -> Transition:
 def _when_verified(state: s.Presuming) -> Transition:
     if state.pending:
         return state, ()
-    tools, doubles = without_doubles(state.turn.tools)
-    turn = replace(state.turn, tools=tools)
-    changed = changed_tools(state.offered, turn.callable)
+    listed, doubles = without_doubles(state.turn.tools)
+    turn = replace(state.turn, tools=listed)
+    changed = tools.changed_tools(state.offered, turn.callable)
     if not changed and not turn.unlisted:
         return _go_on(replace(turn, relisted=False), state.reply, (_verified(turn),))
     match state.reply:
@@ -316,7 +308,7 @@ def _when_verified(state: s.Presuming) -> Transition:
             _is_kept(call, state.offered, turn) for call in calls
         ):
             return _go_on(turn, state.reply, (*doubles, _verified(turn, changed)))
-        case None if turn.searching or len(changed) < len({tool.name for tool in (*state.offered, *tools)}):
+        case None if turn.searching or len(changed) < len({tool.name for tool in (*state.offered, *listed)}):
             # At least one tool is as it was presumed, and the reply may call only such tools.
             return state, ()
         case _:
@@ -335,7 +327,7 @@ def _go_on(
         case None:
             return state, notes
         case m.CompletionReceived():
-            following, commands = loop_reply(turn, reply)
+            following, commands = tools.loop_reply(turn, reply)
         case _:
             following, commands = refused(state, reply)
     return following, (*notes, *commands)
