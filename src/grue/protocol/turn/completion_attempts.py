@@ -51,6 +51,7 @@ from grue import messages as m
 from grue.policies import ContextOverflow, FailureKind
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
+from grue.protocol.chat_wire.profiles import adapt_profile, may_blame_attachments
 from grue.protocol.chat_wire.wire_format import Reply
 from grue.protocol.retry import RetryPolicy, next_delay
 
@@ -304,9 +305,6 @@ def _after_failure(state: Sent, event: RequestFailed) -> AttemptTransition:
 
 def _adaptation(event: RequestFailed) -> tuple[AdaptProfile | DropAttachments, ...]:
     """Return the one change after which the request is sent again at once; empty: it is not sent again."""
-    # Imported at the first failure, because it compiles many patterns.
-    from grue.protocol.chat_wire.profiles import adapt_profile, may_blame_attachments
-
     overflow = event.failure.overflow
     if overflow is None and adapt_profile(event.profile, event.fault.status, event.fault.message) is not None:
         return (AdaptProfile(event.fault),)
