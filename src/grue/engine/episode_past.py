@@ -188,6 +188,8 @@ class Past(Struct, Generic[_Started], kw_only=True):
                 return Spent(requests=unended.requests + 1, usage=unended.usage)
             case m.CompletionReceived(usage=usage) if envelope.receiver == "agent":
                 return unended.plus(0, usage)
+            case m.ReplyDropped(usage=usage):
+                return unended.plus(0, usage)
             case m.TurnCompleted() | m.TurnFailed() as end:
                 self.end = end if _has_a_result(end, answered=self.answered) else None
                 self.answered = self.answered or (isinstance(end, m.TurnCompleted) and end.kind != "fallback")

@@ -11,6 +11,7 @@ from grue.errors import TraceError
 from grue.messages import (
     DeadlineMissed,
     McpDisabled,
+    ReplyDropped,
     RequestCompletion,
     RequireAnswer,
     RunTurn,
@@ -86,6 +87,11 @@ def test_an_unfinished_turn_is_paid_for(tmp_path: Path) -> None:
     read = past(tmp_path, STARTED, run(), LATE, run(2), ASK)
     assert read.spent == Spent(requests=2)
     assert read.end == LATE
+
+
+def test_a_reply_that_an_unfinished_turn_dropped_is_paid_for(tmp_path: Path) -> None:
+    read = past(tmp_path, STARTED, run(), ASK, ReplyDropped(request=1, usage=USAGE), ASK)
+    assert read.spent == Spent(requests=2, usage=USAGE)
 
 
 def test_a_parked_turn_waits_and_is_counted_once(tmp_path: Path) -> None:
