@@ -46,6 +46,11 @@ _THINK_EVERY: Final = 5
 _TRY_EVERY: Final = 3
 
 
+def _round(*texts: str, revises: int | None = None, branches_from: int | None = None) -> tuple[Thought, ...]:
+    """Return the thoughts of one reply. A revision or a branch is that of its last thought."""
+    return (*map(Thought, texts[:-1]), Thought(texts[-1], revises, branches_from))
+
+
 def explore(situation: Situation) -> Step:
     """Return the next step of exploring. The same situation always gives the same step."""
     command, why = _choose(situation)
@@ -171,32 +176,24 @@ _HOUSE_OBJECTIVES: Final = {
 _HOUSE_ROUNDS: Final = {
     # One reply with two calls.
     "open teapot": (
-        (
-            Thought(
-                "Everything in this pantry stands where one wants it, except the teapot on the top shelf."
-            ),
-            Thought(
-                "Who hides a teapot hides what is in it. Small, then, and worth a climb: off with the lid."
-            ),
+        _round(
+            "Everything in this pantry stands where one wants it, except the teapot on the top shelf.",
+            "Who hides a teapot hides what is in it. Small, then, and worth a climb: off with the lid.",
         ),
     ),
     "give sardines to cat": (
-        (
-            Thought(
-                "The cat sleeps on something square with a ring in it, and does not get up for people. I "
-                "have sardines, for persuasion, with a paw-print on the tin. This is not a hard case."
-            ),
+        _round(
+            "The cat sleeps on something square with a ring in it, and does not get up for people. I "
+            "have sardines, for persuasion, with a paw-print on the tin. This is not a hard case."
         ),
     ),
     # Two replies: the second thought starts a branch.
     "light lantern": (
-        (Thought("The trapdoor is free. I could go down now; it is dark there, but I know the way back."),),
-        (
-            Thought(
-                "Or I light the lantern first and give whatever keeps its elbows in the dark no reason to be "
-                "embarrassed. I prefer this branch: it has fewer teeth.",
-                branches_from=1,
-            ),
+        _round("The trapdoor is free. I could go down now; it is dark there, but I know the way back."),
+        _round(
+            "Or I light the lantern first and give whatever keeps its elbows in the dark no reason to be "
+            "embarrassed. I prefer this branch: it has fewer teeth.",
+            branches_from=1,
         ),
     ),
 }
@@ -227,43 +224,27 @@ _ZORK_OBJECTIVES: Final = {
 _ZORK_ROUNDS: Final = {
     # One reply with two calls.
     "open window": (
-        (
-            Thought(
-                "The doors of the white house are boarded up, which leaves whatever the carpenter forgot."
-            ),
-            Thought(
-                "Behind the house one window is slightly ajar. It is small, but so is my luggage: an egg."
-            ),
+        _round(
+            "The doors of the white house are boarded up, which leaves whatever the carpenter forgot.",
+            "Behind the house one window is slightly ajar. It is small, but so is my luggage: an egg.",
         ),
     ),
     # Three replies: the last thought revises an earlier one.
     "move rug": (
-        (
-            Thought(
-                "The living room has a door to the west that is nailed shut, a case, a lamp and a large rug."
-            ),
-        ),
-        (
-            Thought(
-                "The lamp must be for some dark place. The only way on seems to be the nailed door, then."
-            ),
-        ),
-        (
-            Thought(
-                "Not so: one does not light a lamp for a door that is nailed shut. A dark place belongs "
-                "below, and what lies over it is the rug. Move that, and look for a trap door.",
-                revises=2,
-            ),
+        _round("The living room has a door to the west that is nailed shut, a case, a lamp and a large rug."),
+        _round("The lamp must be for some dark place. The only way on seems to be the nailed door, then."),
+        _round(
+            "Not so: one does not light a lamp for a door that is nailed shut. A dark place belongs "
+            "below, and what lies over it is the rug. Move that, and look for a trap door.",
+            revises=2,
         ),
     ),
     # The last thought starts a branch.
     "turn on lamp": (
-        (Thought("A rickety staircase leads down into darkness. I could feel my way."),),
-        (
-            Thought(
-                "Or I could turn on the lamp before I go, which no grue has ever had anything to say to.",
-                branches_from=1,
-            ),
+        _round("A rickety staircase leads down into darkness. I could feel my way."),
+        _round(
+            "Or I could turn on the lamp before I go, which no grue has ever had anything to say to.",
+            branches_from=1,
         ),
     ),
 }
@@ -329,20 +310,16 @@ def _with_sum(step: Step, case: Case) -> Step:
         step,
         why=f"The pictures, {words['order']}, less Edwin's improvement: {answer}. Nobody need guess.",
         rounds=(
-            (
-                Thought(
-                    f"The Bible says who came when: {names[1]} ran for the midwife when {names[2]} was born, "
-                    f"and {names[0]} held {names[1]} at the font. Aunt Hesper wants them {words['order']}: "
-                    f"{', '.join(counted)}."
-                ),
+            _round(
+                f"The Bible says who came when: {names[1]} ran for the midwife when {names[2]} was born, "
+                f"and {names[0]} held {names[1]} at the font. Aunt Hesper wants them {words['order']}: "
+                f"{', '.join(counted)}."
             ),
-            (Thought(f"The pictures, in that order: {as_hung}. That would make {figures}."),),
-            (
-                Thought(
-                    f"Not so fast: Edwin owns up that it was he who {words['meddling']}. Without that it is "
-                    f"{answer}. There is a pianola overhead, so I had rather be right than quick.",
-                    revises=2,
-                ),
+            _round(f"The pictures, in that order: {as_hung}. That would make {figures}."),
+            _round(
+                f"Not so fast: Edwin owns up that it was he who {words['meddling']}. Without that it is "
+                f"{answer}. There is a pianola overhead, so I had rather be right than quick.",
+                revises=2,
             ),
         ),
     )
