@@ -125,7 +125,8 @@ class BatchDesk:
                 record = self._folder.keep(replace(record, file_id=await self._upload(record)))
             answer = await self._create(record)
             if isinstance(answer, Answered) and 200 <= answer.status < 300:
-                return self._folder.keep(replace(record, state="sent", batch_id=self._state_of(answer).id))
+                made = self._read_as("a batch", self._state_in, answer)
+                return self._folder.keep(replace(record, state="sent", batch_id=made.id))
             fault = _fault(answer)
             if isinstance(answer, Answered) and answer.status not in RETRYABLE:
                 self._folder.forget(record)  # The provider has sent no request of this batch to the model.
@@ -155,11 +156,8 @@ class BatchDesk:
         after, name = "", "after" if isinstance(self._form, OpenAIBatches) else "after_id"
         while True:
             page = {"limit": "100"} | ({name: after} if after else {})
-            answer = await self._surely(partial(self._endpoint.call, "GET", self._form.path, params=page))
-            try:
-                found, after = batches_in(self._form, answer.body)
-            except (ValueError, TypeError, AttributeError) as error:
-                raise self._unreadable("the list of batches", error) from error
+            ask = partial(self._endpoint.call, "GET", self._form.path, params=page)
+            found, after = await self._surely("the list of batches", partial(batches_in, self._form), ask)
             for each in found:
                 if _made_at(each) >= since:
                     yield each
@@ -269,14 +267,11 @@ class BatchDesk:
             yield bytes(rest)
 
     async def _state(self, batch: str) -> BatchState:
-        answer = await self._surely(lambda: self._endpoint.call("GET", f"{self._form.path}/{batch}"))
-        return self._state_of(answer)
+        ask = partial(self._endpoint.call, "GET", f"{self._form.path}/{batch}")
+        return await self._surely("a batch", self._state_in, ask)
 
-    def _state_of(self, answer: Answered) -> BatchState:
-        try:
-            return self._form.state(msgspec.json.decode(answer.body, type=dict))
-        except (ValueError, TypeError, AttributeError) as error:
-            raise self._unreadable("a batch", error) from error
+    def _state_in(self, body: bytes) -> BatchState:
+        return self._form.state(msgspec.json.decode(body, type=dict))
 
     async def _upload(self, record: Submission) -> str:
         name = f"grue-{record.key}.jsonl".encode()
@@ -289,26 +284,26 @@ class BatchDesk:
         upload = Upload(
             head, source, b"\r\n--%b--\r\n" % _BOUNDARY, f"multipart/form-data; boundary={_BOUNDARY.decode()}"
         )
-        answer = await self._surely(lambda: self._endpoint.call("POST", "/files", upload=upload))
-        try:
-            return str(msgspec.json.decode(answer.body, type=dict)["id"])
-        except (ValueError, KeyError) as error:
-            raise self._unreadable("an uploaded file", error) from error
+        ask = partial(self._endpoint.call, "POST", "/files", upload=upload)
+        return await self._surely("an uploaded file", lambda body: str(msgspec.json.decode(body)["id"]), ask)
 
     def _list_of(self, number: int) -> "Upload":
         return Upload(b'{"requests":[', self._folder.requests_of(number), b"]}", commas=True)
 
-    async def _surely(self, call: Callable[[], Awaitable[Answered | Fault]]) -> Answered:
-        """Repeat a call that changes nothing, or may be made twice, until it is answered.
+    async def _surely(
+        self, what: str, read: Callable[[bytes], T], ask: Callable[[], Awaitable[Answered | Fault]]
+    ) -> T:
+        """Repeat a request that changes nothing, or may be sent twice, until it is answered; read the answer.
 
         Raises:
-            BatchRefused: The provider refuses the call, or it has failed for `Batching.patience_s`.
+            BatchRefused: The provider refuses the request, or it has failed for `Batching.patience_s`. Or
+                `read` cannot read the answer, which is called `what` in the error.
         """
         patience = self._patience()
         while True:
-            answer = await call()
+            answer = await ask()
             if isinstance(answer, Answered) and 200 <= answer.status < 300:
-                return answer
+                return self._read_as(what, read, answer)
             fault = _fault(answer)
             if isinstance(answer, Answered) and answer.status not in RETRYABLE:
                 raise BatchRefused(self._endpoint.describe(fault))
@@ -317,9 +312,12 @@ class BatchDesk:
     def _patience(self) -> "_Patience":
         return _Patience(self._endpoint, self._batching.patience_s, self._sleep)
 
-    def _unreadable(self, what: str, error: Exception) -> BatchRefused:
-        fault = Fault(kind="invalid_reply", message=f"{what} cannot be read: {error}")
-        return BatchRefused(self._endpoint.describe(fault))
+    def _read_as(self, what: str, read: Callable[[bytes], T], answer: Answered) -> T:
+        try:
+            return read(answer.body)
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            fault = Fault(kind="invalid_reply", message=f"{what} cannot be read: {error}")
+            raise BatchRefused(self._endpoint.describe(fault)) from error
 
 
 class _Patience:
