@@ -22,6 +22,7 @@ when the text has ended.
 
 import heapq
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import BytesIO
 from operator import attrgetter
@@ -238,8 +239,10 @@ class Redaction:
     """The registered secrets, by the names that their placeholders show. Thread-safe."""
 
     def __init__(self, secrets: Mapping[str, str] | None = None) -> None:
-        # Replaced, never changed in place, because another thread may be using it.
+        # Replaced, never changed in place, because another thread may be using it. The lock keeps two threads
+        # that register secrets from replacing the same index, which would lose one of the secrets.
         self._index = _SecretIndex()
+        self._lock = threading.Lock()
         for name, value in (secrets or {}).items():
             self.hide(name, value)
 
@@ -253,10 +256,13 @@ class Redaction:
 
         An empty value is ignored, and so is a value that is not Unicode, because no message can contain it.
         """
-        secrets = self._index.secrets
-        if not value or not _is_unicode(value) or any(value == secret.value for secret in secrets):
+        if not value or not _is_unicode(value) or value in self.secrets:
             return
-        self._index = _SecretIndex.of((*secrets, _Secret(value, f"[redacted:{name}]", forms_of(value))))
+        secret = _Secret(value, f"[redacted:{name}]", forms_of(value))
+        with self._lock:
+            secrets = self._index.secrets
+            if value not in self.secrets:
+                self._index = _SecretIndex.of((*secrets, secret))
 
     def may_contain_secrets(self, written: bytes) -> bool:
         """Return whether a text may contain a secret. A quick test: only its `False` is certain."""

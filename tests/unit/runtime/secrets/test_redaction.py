@@ -3,15 +3,19 @@
 import gc
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import promises
 import pytest
 from case_tables import each_case
 from hypothesis import given
 from hypothesis import strategies as st
 from plain_messages import Counted, Said, Seen, shown
 
+from grue.runtime.secrets import redaction as secret_redaction
 from grue.runtime.secrets.redaction import Redaction
+from grue.runtime.secrets.secret_forms import SecretForms
 from grue.runtime.trace.recorder import Recorder
 
 SECRET = "sk-live-0123456789"
@@ -315,3 +319,20 @@ def test_the_beginning_of_a_short_secret_before_the_mark_of_a_cut_is_replaced(be
 
 def test_fewer_characters_than_that_are_left_alone() -> None:
     assert Redaction({"PASSWORD": "hunter2x"}).redact_text("hunte…") == "hunte…"
+
+
+def test_a_secret_is_not_lost_if_two_threads_register_one_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    redaction = Redaction()
+    forms_of = secret_redaction.forms_of
+    threads = ThreadPoolExecutor(1)
+
+    def slow(value: str) -> SecretForms:
+        if value == SECRET:
+            threads.submit(redaction.hide, "OTHER", "pk-test-9876543210").result(promises.GUARD_S)
+        return forms_of(value)
+
+    monkeypatch.setattr(secret_redaction, "forms_of", slow)
+    redaction.hide("KEY", SECRET)
+    threads.shutdown()
+    shown = redaction.redact_text(f"{SECRET} pk-test-9876543210")
+    assert shown == "[redacted:KEY] [redacted:OTHER]"
