@@ -214,6 +214,11 @@ class LineFile:
         except OSError as error:
             self.close()
             raise self._refused(error) from error
+        except ValueError as error:
+            name = str(path).replace("\0", "\\0")
+            raise TraceError(
+                f"Cannot write the {what} {name}: its name has a NUL character in it."
+            ) from error
 
     @property
     def size(self) -> int:

@@ -86,3 +86,8 @@ def test_only_a_regular_file_is_made_private(tmp_path: Path) -> None:
         LineFile(path, "log").close()
         modes[name] = path.stat().st_mode & 0o777
     assert modes == {"file": 0o600, "pipe": 0o644}, "what else a path leads to, a device say, is others' too"
+
+
+def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"Cannot write the trace file .*its name has a NUL character"):
+        LineFile(tmp_path / "a\0b", "trace file")
