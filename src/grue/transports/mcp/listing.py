@@ -265,12 +265,13 @@ class ListingCache:
         """Yield a sentence for each file that is left out, with the reason."""
         try:
             _require_own_folder(self.folder)
+            files = sorted(self.folder.iterdir())
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:
             yield f"{self.folder} is not used: {_reason(error)}"
             return
-        for path in sorted(self.folder.iterdir()):
+        for path in files:
             try:
                 content = _content(path)
                 if path.name != _KEY_FILE:

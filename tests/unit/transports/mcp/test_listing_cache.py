@@ -1,5 +1,6 @@
 """The cache of listings: what is stored and for whom, and every file that is left out."""
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -195,3 +196,14 @@ def test_the_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp
     assert cache_folder() == tmp_path / "grue" / "listings"
     monkeypatch.setenv("GRUE_CACHE", str(tmp_path / "mine"))
     assert cache_folder() == tmp_path / "mine" / "listings"
+
+
+def test_a_folder_that_cannot_be_listed_is_a_fault(
+    cache: ListingCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_folder: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    cache.save(PROGRAM, TOOLS)
+    monkeypatch.setattr(Path, "iterdir", refused)
+    assert list(cache.faults()) == [f"{cache.folder} is not used: Permission denied"]
