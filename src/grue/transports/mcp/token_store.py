@@ -236,6 +236,8 @@ def _taken(lock: int) -> bool:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError:  # the file system has no locks, so no process can hold this one
+        return True
     return True
 
 

@@ -1,5 +1,8 @@
 """When a stored token counts as ended."""
 
+import errno
+import fcntl
+import os
 import time
 from pathlib import Path
 
@@ -49,3 +52,15 @@ def test_a_damaged_file_counts_as_no_login(tmp_path: Path, content: bytes) -> No
     store = TokenStore(HttpServer(name="far", url="http://h/"), tmp_path)
     store.file.write_bytes(content)
     assert store.load() is None
+
+
+@pytest.mark.anyio
+async def test_a_file_system_without_locks_keeps_nobody_from_renewing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_file: int, _how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    async with TokenStore(HttpServer(name="far", url="http://h/"), tmp_path).locked():
+        pass
