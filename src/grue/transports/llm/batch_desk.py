@@ -224,7 +224,7 @@ class BatchDesk:
         Return whether all lines of the results could be read.
         """
         sound = True
-        with draft.open("wb") as file:
+        with self._folder.using(), draft.open("wb") as file:
             for path in state.results:
                 async for line in self._lines(path):
                     result = self._read(line)

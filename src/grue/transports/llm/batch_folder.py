@@ -116,7 +116,7 @@ class BatchFolder(Closing):
         self._replies: dict[str, tuple[int, int, int]] = {}
         self.submissions: dict[int, Submission] = {}
         try:
-            with self._used():
+            with self.using():
                 for name in ("turns", "requests", "submissions", "replies"):
                     (path / name).mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._take_lock()
@@ -163,7 +163,7 @@ class BatchFolder(Closing):
 
     def set_aside(self, turn: int) -> None:
         """Move the trace of a failed turn aside, so that the turn is run again from its beginning."""
-        with self._used():
+        with self.using():
             self.turn(turn).rename(self._failed(turn, self._attempt(turn)))
 
     def turn_of(self, item: str) -> str:
@@ -208,7 +208,7 @@ class BatchFolder(Closing):
             return None
         number, offset, length = place
         path = self.replies_of(number)
-        with self._used(), path.open("rb") as file:
+        with self.using(), path.open("rb") as file:
             file.seek(offset)
             return _decoded(path, file.read(length), Result)
 
@@ -221,14 +221,14 @@ class BatchFolder(Closing):
 
     def keep(self, submission: Submission) -> Submission:
         """Record the progress of a submission on disk."""
-        with self._used():
+        with self.using():
             write_whole(self._submission_of(submission.number), msgspec.json.encode(submission), fsync=True)
         self.submissions[submission.number] = submission
         return submission
 
     def forget(self, submission: Submission) -> None:
         """Forget a submission that the provider has refused, so that the file can be sent again."""
-        with self._used():
+        with self.using():
             self._submission_of(submission.number).unlink(missing_ok=True)
         self.submissions.pop(submission.number, None)
 
@@ -239,7 +239,7 @@ class BatchFolder(Closing):
     def settle(self, submission: Submission, results: Iterable[Result]) -> list[str]:
         """Write the results of all requests of a file, as one whole file. Return the ids of the requests."""
         settled = []
-        with self._used():
+        with self.using():
             with replacing(self.replies_of(submission.number), fsync=True) as file:
                 for each in results:
                     file.write(msgspec.json.encode(each) + b"\n")
@@ -257,7 +257,7 @@ class BatchFolder(Closing):
         self._by_turn.setdefault(self.turn_of(item), []).append(item)
 
     @contextmanager
-    def _used(self) -> Iterator[None]:
+    def using(self) -> Iterator[None]:
         """Translate an `OSError` of the block, which works on files of the folder."""
         try:
             yield
