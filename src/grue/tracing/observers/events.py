@@ -84,59 +84,29 @@ class _Call(Struct, frozen=True):
     arguments: str = ""
 
 
-class EventFeed:
-    """Turn the envelopes of one episode into its events.
+class _Turn:
+    """Makes the lines of one turn's messages that depend on earlier messages of the turn.
 
     Args:
-        episode_id: The episode's id in each event, until an `EpisodeStarted` gives another id.
+        servers: The servers of the turn.
+        attempts: By server, the latest attempt to connect that has failed, in any turn.
     """
 
-    def __init__(self, episode_id: str = "") -> None:
-        self._episode_id = episode_id
-        self._attempts: dict[m.ServerName, m.ConnectFailed] = {}
-        self._drifted: set[m.ToolDrifted] = set()
-        self._begin(())
-
-    def _begin(self, servers: tuple[m.ServerName, ...]) -> None:
+    def __init__(
+        self, servers: tuple[m.ServerName, ...], attempts: dict[m.ServerName, m.ConnectFailed]
+    ) -> None:
+        self._attempts = attempts
         self._expected = set(servers)
         self._open: set[m.ServerName] = set()
         self._newly_disabled = False
         self._iteration = 0
         self._used: list[str] = []
-        self._begin_reply(())
-
-    def _begin_reply(self, calls: tuple[m.ToolCall, ...]) -> None:
-        self._calls: dict[str, _Call] = {
-            call.call_id: _Call(call.name, call.name.partition(".")[0], call.arguments) for call in calls
-        }
+        self._calls: dict[str, _Call] = {}
         self._broken_by: str | None = None
 
-    def feed(self, envelope: Envelope[Any]) -> list[Event]:
-        """Return the events that `envelope` makes, in order; most envelopes make none or one."""
-        body = envelope.body
-        if isinstance(body, EpisodeStarted | EpisodeResumed):
-            self._episode_id = body.episode_id
-        turn = envelope.turn or (body.turns if isinstance(body, EpisodeEnded) else getattr(body, "turn", 0))
-        if isinstance(body, m.ToolDrifted) and self._is_known(body):
-            return []
-        return [
-            Event(
-                at=envelope.at,
-                level=line.level,
-                event_type=line.event,
-                message=printable(line.message, MESSAGE_LIMIT),
-                episode_id=self._episode_id,
-                turn=turn,
-                fields=line.fields,
-            )
-            for line in (*log_lines(body), *self._of_sequence(body))
-        ]
-
-    def _of_sequence(self, body: object) -> Iterator[LogLine]:
+    def lines(self, body: object) -> Iterator[LogLine]:
         """Yield the lines of a message that depend on earlier messages too."""
         match body:
-            case m.RunTurn(servers=servers):
-                self._begin(servers)
             case m.ConnectFailed(server=server):
                 self._attempts[server] = body
             case m.SessionOpened(server=server, attempt=attempt):
@@ -165,15 +135,6 @@ class EventFeed:
             case _:
                 yield from self._of_calls(body)
 
-    def _is_known(self, drift: m.ToolDrifted) -> bool:
-        """Return whether this drift was logged already, and count it as logged.
-
-        Every session of the episode records the same drift again, but it is logged only once.
-        """
-        known = drift in self._drifted
-        self._drifted.add(drift)
-        return known
-
     def _disabled(self, body: m.McpDisabled) -> LogLine:
         failed = self._attempts.pop(body.server, None)
         error = body.reason if failed is None else failed.failure.cause
@@ -190,7 +151,11 @@ class EventFeed:
     def _of_calls(self, body: object) -> Iterator[LogLine]:
         match body:
             case m.CompletionReceived(tool_calls=calls):
-                self._begin_reply(tuple(map(named_call, calls)))
+                self._broken_by = None
+                self._calls = {
+                    call.call_id: _Call(call.name, call.name.partition(".")[0], call.arguments)
+                    for call in map(named_call, calls)
+                }
             case m.ToolCalled(server=server, tool=tool, arguments=arguments):
                 call = self._calls[body.call_id] = _Call(f"{server}.{tool}", server)
                 self._used.append(call.name)
@@ -289,6 +254,57 @@ class EventFeed:
             tools_used=sorted(set(self._used)),
             final_action=action,
         )
+
+
+class EventFeed:
+    """Turn the envelopes of one episode into its events.
+
+    Args:
+        episode_id: The episode's id in each event, until an `EpisodeStarted` gives another id.
+    """
+
+    def __init__(self, episode_id: str = "") -> None:
+        self._episode_id = episode_id
+        self._attempts: dict[m.ServerName, m.ConnectFailed] = {}
+        self._drifted: set[m.ToolDrifted] = set()
+        self._latest = _Turn((), self._attempts)
+        self._running: dict[int, _Turn] = {}  # turns overlap in a batch
+
+    def feed(self, envelope: Envelope[Any]) -> list[Event]:
+        """Return the events that `envelope` makes, in order; most envelopes make none or one."""
+        body = envelope.body
+        if isinstance(body, EpisodeStarted | EpisodeResumed):
+            self._episode_id = body.episode_id
+        turn = envelope.turn or (body.turns if isinstance(body, EpisodeEnded) else getattr(body, "turn", 0))
+        if isinstance(body, m.ToolDrifted) and self._is_known(body):
+            return []
+        if isinstance(body, m.RunTurn):
+            self._latest = self._running[envelope.turn] = _Turn(body.servers, self._attempts)
+        # What a host does outside turns, such as a call of its own, belongs to the turn that has begun last.
+        of_turn = self._running.get(envelope.turn, self._latest)
+        if isinstance(body, m.TurnEnd):
+            self._running.pop(envelope.turn, None)
+        return [
+            Event(
+                at=envelope.at,
+                level=line.level,
+                event_type=line.event,
+                message=printable(line.message, MESSAGE_LIMIT),
+                episode_id=self._episode_id,
+                turn=turn,
+                fields=line.fields,
+            )
+            for line in (*log_lines(body), *of_turn.lines(body))
+        ]
+
+    def _is_known(self, drift: m.ToolDrifted) -> bool:
+        """Return whether this drift was logged already, and count it as logged.
+
+        Every session of the episode records the same drift again, but it is logged only once.
+        """
+        known = drift in self._drifted
+        self._drifted.add(drift)
+        return known
 
 
 _RESERVED = {*vars(logging.makeLogRecord({})), "message", "asctime"}

@@ -1,5 +1,6 @@
 """Which events the messages of an episode make, each with its exact text and fields."""
 
+from itertools import zip_longest
 from typing import Any
 
 import pytest
@@ -499,3 +500,15 @@ def test_p21_one_failure_event_for_each_error_in_the_conversation(
     assert len(named(events, "mcp_tool_result")) == len(returned)
     complete = only(events, "mcp_session_complete")[2]
     assert (complete["iterations"], complete["tool_calls_count"]) == (end.iterations, len(sent))
+
+
+def test_turns_that_overlap_have_the_events_that_each_has_alone() -> None:
+    one, other = Tape(), Tape()
+    Play(one, run_turn(1), [[Called("thoughtbox.think")], [Called("thoughtbox.think")], "look"])
+    batch = [Called("clear.think", outcome="timeout", took_s=30.0), Called("clear.think")]
+    Play(other, run_turn(2, "clear"), [batch, "wait"])
+    feed = EventFeed("ep-1")
+    pairs = zip_longest(one.envelopes, other.envelopes)
+    mixed = [event for pair in pairs for envelope in pair if envelope for event in feed.feed(envelope)]
+    assert [event for event in mixed if event.turn == 1] == events_of(one)
+    assert [event for event in mixed if event.turn == 2] == events_of(other)
