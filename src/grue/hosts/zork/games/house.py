@@ -17,8 +17,7 @@ from grue.errors import GameError
 from grue.hosts.zork.games.game import Observation
 from grue.hosts.zork.games.house_case import case_for
 from grue.hosts.zork.games.house_parser import Phrase, parse
-from grue.hosts.zork.games.house_rules import play_verb
-from grue.hosts.zork.games.house_state import (
+from grue.hosts.zork.games.house_rules import (
     RefusalError,
     State,
     Turn,
@@ -26,6 +25,7 @@ from grue.hosts.zork.games.house_state import (
     fault_of,
     inventory,
     is_dark,
+    play_verb,
     score,
 )
 from grue.hosts.zork.games.house_world import (

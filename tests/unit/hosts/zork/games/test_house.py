@@ -14,8 +14,7 @@ from grue.errors import GameError
 from grue.hosts.zork.games.house import HouseGame, walkthrough
 from grue.hosts.zork.games.house_case import NUMBERS, case_for
 from grue.hosts.zork.games.house_parser import DIRECTIONS, VERBS
-from grue.hosts.zork.games.house_things import THINGS
-from grue.hosts.zork.games.house_world import AWARDS, DEATHS, MAX_SCORE, ROOMS
+from grue.hosts.zork.games.house_world import AWARDS, DEATHS, MAX_SCORE, ROOMS, THINGS
 
 
 @each_case("seed", [*range(300), -1, 2**63])
