@@ -741,20 +741,18 @@ def _entry(place: KeyPath) -> str:
     return f"MCP server {server!r}" + (f": {path}" if path else "")
 
 
+_JSON_KINDS = {
+    type(None): "null",
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    str: "a string",
+    list: "a list",
+}
+
+
 def _json_kind(value: object) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "true or false"
-        case int() | float():
-            return "a number"
-        case str():
-            return "a string"
-        case list():
-            return "a list"
-        case _:
-            return "an object"
+    return _JSON_KINDS.get(type(value), "an object")
 
 
 def missing_servers(path: Path, *, named: bool) -> str:

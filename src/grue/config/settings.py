@@ -13,6 +13,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
@@ -111,9 +112,8 @@ class Unwritten(int):
     """A default that the user has not written. It is replaced by a value that suits the server better."""
 
 
-_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), WrapValidator(_as_written)]
+_Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False), WrapValidator(_as_written)]
 _NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), WrapValidator(_as_written)]
-_Amount = Annotated[float, Field(gt=0, allow_inf_nan=False), WrapValidator(_as_written)]
 _Price = Annotated[InstanceOf[Price], BeforeValidator(_price)]
 _Share = Annotated[float, Field(ge=0, le=1), WrapValidator(_as_written)]
 
@@ -166,7 +166,7 @@ class RetrySettings(_Table):
     max_delay: _NotNegative = 60.0
     exponential_base: Annotated[float, Field(ge=1, allow_inf_nan=False), WrapValidator(_as_written)] = 2.0
     jitter_factor: _Share = 0.1
-    timeout_seconds: _Seconds = 120.0
+    timeout_seconds: _Above0 = 120.0
     max_asked_delay: _NotNegative = 600.0
 
 
@@ -181,11 +181,11 @@ class BudgetSettings(_Table):
 
     turn_requests: _Count | None = None
     turn_tokens: _Count | None = None
-    turn_cost_usd: _Amount | None = None
+    turn_cost_usd: _Above0 | None = None
     episode_requests: _Count | None = None
     episode_tokens: _Count | None = None
-    episode_cost_usd: _Amount | None = None
-    prices: dict[_Text, _Price] = dataclasses.field(default_factory=dict)
+    episode_cost_usd: _Above0 | None = None
+    prices: dict[_Text, _Price] = field(default_factory=dict)
 
 
 @dataclass(config=_STRICT)
@@ -199,8 +199,8 @@ class NextModel(_Table):
     agent_model: _Text
     client_base_url: Annotated[str, WrapValidator(_base_url)] = "https://openrouter.ai/api/v1"
     wire_format: WireName | None = None
-    extra_headers: dict[_Text, str] = dataclasses.field(default_factory=dict)
-    extra_body: dict[_Text, Any] = dataclasses.field(default_factory=dict)
+    extra_headers: dict[_Text, str] = field(default_factory=dict)
+    extra_body: dict[_Text, Any] = field(default_factory=dict)
 
 
 def _next_models(value: Any) -> Any:
@@ -230,6 +230,7 @@ def _next_models(value: Any) -> Any:
     return models
 
 
+_NextModels = Annotated[list[InstanceOf[NextModel]], BeforeValidator(_next_models)]
 _NESTED: Mapping[str, type[_Table]] = {
     "agent_sampling": AgentSampling,
     "retry": RetrySettings,
@@ -282,8 +283,8 @@ class GameConfiguration(_Table):
     mcp_enabled: bool = False
     mcp_config_file: Annotated[_Text, BeforeValidator(_path_text)] = "mcp_config.json"
     mcp_max_tool_iterations: _Count = 20
-    mcp_tool_call_timeout_seconds: _Seconds = 30
-    mcp_server_startup_timeout_seconds: _Seconds = Unwritten(10)
+    mcp_tool_call_timeout_seconds: _Above0 = 30
+    mcp_server_startup_timeout_seconds: _Above0 = Unwritten(10)
     mcp_force_tool_support: bool = False
     mcp_tool_lock: Literal["report", "refuse", "off"] = "report"
     mcp_start: StartWhen = DEFAULT_START
@@ -291,16 +292,14 @@ class GameConfiguration(_Table):
     client_base_url: Annotated[str, WrapValidator(_base_url)] = "https://openrouter.ai/api/v1"
     agent_model: _Text = "anthropic/claude-haiku-5.5"
     wire_format: WireName | None = None
-    turn_timeout_seconds: _Seconds | None = TURN_TIMEOUT_S
-    extra_headers: dict[_Text, str] = dataclasses.field(default_factory=dict)
-    extra_body: dict[_Text, Any] = dataclasses.field(default_factory=dict)
+    turn_timeout_seconds: _Above0 | None = TURN_TIMEOUT_S
+    extra_headers: dict[_Text, str] = field(default_factory=dict)
+    extra_body: dict[_Text, Any] = field(default_factory=dict)
     text_tool_calls: TextToolCalls = "ask"
-    then: Annotated[list[InstanceOf[NextModel]], BeforeValidator(_next_models)] = dataclasses.field(
-        default_factory=list
-    )
-    agent_sampling: AgentSampling = dataclasses.field(default_factory=AgentSampling)
-    retry: RetrySettings = dataclasses.field(default_factory=RetrySettings)
-    budget: BudgetSettings = dataclasses.field(default_factory=BudgetSettings)
+    then: _NextModels = field(default_factory=list)
+    agent_sampling: AgentSampling = field(default_factory=AgentSampling)
+    retry: RetrySettings = field(default_factory=RetrySettings)
+    budget: BudgetSettings = field(default_factory=BudgetSettings)
     tool_policy: InstanceOf[ToolPolicy] = ToolPolicy()
     context: InstanceOf[ContextPolicy] | None = None
     tool_search: InstanceOf[ToolSearch] | None = None
@@ -391,7 +390,7 @@ def _whole(error: MCPConfigError) -> list[MCPConfigError.Problem]:
 
 
 def _fields(settings: type[_Table]) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(settings))
+    return tuple(each.name for each in dataclasses.fields(settings))
 
 
 def _chosen(table: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
@@ -413,9 +412,9 @@ def _unknown_keys(
         )
 
 
-def _toml_place(field: str) -> tuple[str, str]:
+def _toml_place(name: str) -> tuple[str, str]:
     """Return the table and the key of a field of `GameConfiguration` itself."""
-    return ("mcp", field.removeprefix(_MCP)) if field.startswith(_MCP) else ("llm", field)
+    return ("mcp", name.removeprefix(_MCP)) if name.startswith(_MCP) else ("llm", name)
 
 
 def _what_is_wrong(error: ErrorDetails) -> str:

@@ -10,7 +10,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from msgspec.structs import replace
 
@@ -100,11 +100,8 @@ def _listed(holder: object, name: str) -> Sequence[Any]:
 
 
 def _kind(error: Exception, status: int | None, words: str) -> FailureKind:
-    if isinstance(error, LLMError):
-        known: tuple[FailureKind, ...] = get_args(FailureKind)
-        for kind in known:
-            if error.kind == kind:
-                return kind
+    if isinstance(error, LLMError) and error.kind in get_args(FailureKind):
+        return cast("FailureKind", error.kind)
     if status is not None:
         return kind_of_status(status, words)
     if isinstance(error, TimeoutError) or "timeout" in type(error).__name__.lower():

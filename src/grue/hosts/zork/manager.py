@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from grue import MCPError, Recorder, StdioServer
+from grue import MCPError, Recorder
 from grue import messages as m
 from grue.config.mcp_servers import MCPConfig, to_tool_server
 from grue.config.wiring import on_tool_drift, tool_lock, turn_limits
@@ -146,11 +146,6 @@ class MCPManager:
         self._session: OwnedSession | None = None
         self._last_session: OwnedSession | None = None
         self._sessions = 0
-
-    @property
-    def stdio_server(self) -> StdioServer | None:
-        """How to start the server's process; `None` for a server that is reached by URL."""
-        return self.tool_server if isinstance(self.tool_server, StdioServer) else None
 
     @property
     def is_disabled(self) -> bool:

@@ -389,19 +389,10 @@ class ZorkOrchestratorV2:
         past = self.setup.past
         unrecorded = self._come_back(past) if past is not None else []
         self.mcp_manager = self._initialize_mcp()
-        self.agent = self._make_agent()
-        self._conditions = conditions_of(self.agent)
-        self.changes = () if past is None else past.changes(self._conditions)
-        if past is not None:
-            require_same_tools(past.started, self.agent.server)
-            self.agent.resume(past.turns, past.spent, past.connections, past.listings)
-            self._record_resumption(past, unrecorded)
-
-    def _make_agent(self) -> ZorkAgent:
-        agent = ZorkAgent(
+        self.agent = ZorkAgent(
             config=self.config,
             client=self.setup.client,
-            episode_id=self.game_state.episode_id,
+            episode_id=episode_id,
             mcp_manager=self.mcp_manager,
             recorder=self.recorder,
             policy=self.setup.policy,
@@ -409,8 +400,13 @@ class ZorkOrchestratorV2:
             turn_timeout_s=self.setup.turn_timeout_s,
             start=self.setup.start,
         )
-        agent.stream = self.setup.stream
-        return agent
+        self.agent.stream = self.setup.stream
+        self._conditions = conditions_of(self.agent)
+        self.changes = () if past is None else past.changes(self._conditions)
+        if past is not None:
+            require_same_tools(past.started, self.agent.server)
+            self.agent.resume(past.turns, past.spent, past.connections, past.listings)
+            self._record_resumption(past, unrecorded)
 
     def play_episode(self) -> EpisodeResult:
         """Play until the episode ends, and return the result.

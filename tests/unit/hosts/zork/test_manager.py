@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from promises import GUARD_S, within
 from slow_imports import SlowImports
 
+from grue import StdioServer
 from grue.config.settings import GameConfiguration
 from grue.errors import MCPConfigError, MCPError, MCPServerStartupError
 from grue.hosts.zork.manager import MCPManager
@@ -63,7 +64,8 @@ def heard(of: MCPManager, kind: type) -> asyncio.Event:
 def test_r2_1_it_loads_the_configuration_when_it_is_made(tmp_path: Path) -> None:
     box = manager(tmp_path, env={"DISABLE_THOUGHT_LOGGING": "true"})
     assert (box.server_name, box.server_config.command) == ("box", sys.executable)
-    assert box.stdio_server.env == {"DISABLE_THOUGHT_LOGGING": "true"}
+    assert isinstance(box.tool_server, StdioServer)
+    assert box.tool_server.env == {"DISABLE_THOUGHT_LOGGING": "true"}
     assert (box.is_disabled, box.connection, box.timeout_seconds) == (False, Untried(), GUARD_S)
 
 
