@@ -89,6 +89,8 @@ def test_functions_of_a_test_are_tools(mock_mcp_server: Callable[..., Any]) -> N
     def price(article: str) -> int:
         return len(article)
 
+    with pytest.raises(TypeError, match="give page_size to the MockServer itself"):
+        mock_mcp_server(shop, page_size=2)
     with ToolClient({"shop": mock_mcp_server(shop)}) as client:
         assert client.call("shop.price", {"article": "lamp"}).content == {"result": 4}
 
@@ -134,6 +136,7 @@ def test_the_command_serves_a_server_of_the_users_until_it_is_interrupted(tmp_pa
         (("shop", "--stdio"), "write MODULE:NAME or FILE.py:NAME"),
         (("json:loads", "--stdio"), "'loads' in 'json' is not a MockServer"),
         (("--stdio", "--without", "toys"), "there is no feature 'toys'"),
+        (("shop.py:shop", "--stdio", "--page-size", "2"), "set them in your MockServer(...)"),
         (("--stdio", "--era", "old"), "era is one of both, initialize, stateless"),
     ],
 )

@@ -29,7 +29,7 @@ def serve(
 
     Args:
         target: `MODULE:NAME` or `FILE.py:NAME` of a `MockServer`; `None`: the reference server.
-        options: Arguments of the reference server. They do not apply to a server of the user's.
+        options: Arguments of the reference server; refused with a server of the user's, which has its own.
         port: Serve HTTP on this port of 127.0.0.1, 0 for a free one; `None`: standard input and output.
         transport: The HTTP transport.
 
@@ -67,6 +67,10 @@ def _server(target: str | None, options: dict[str, Any]) -> "MockServer":
             return reference_server(**options)
         except ValueError as error:
             raise MCPConfigError(f"{error}.") from error
+    if options != {"without": (), "page_size": None, "era": "both"}:
+        raise MCPConfigError(
+            "--without, --page-size and --era are for the reference server: set them in your MockServer(...)."
+        )
     module, _, name = target.rpartition(":")
     if not module or not name:
         raise MCPConfigError(f"{target!r} does not name a server: write MODULE:NAME or FILE.py:NAME.")

@@ -107,6 +107,8 @@ def mock_mcp_server(request: pytest.FixtureRequest) -> "Iterator[ServesMockServe
                 from grue.testing.mock_features import reference_server
 
                 server = reference_server(**options)
+            elif options:
+                raise TypeError(f"mock_mcp_server: give {', '.join(options)} to the MockServer itself.")
             assert isinstance(server, MockServer), "mock_mcp_server takes a MockServer"
             url = running.enter_context(server.serve_http(transport=transport))
             return HttpServer(name=server.name, url=url, transport=transport)
