@@ -427,18 +427,8 @@ class PresumedListings:
             return None
         source, tools = found
         if source != "runner":
-            tools = self._screened_once(name, tools, policy)
+            tools = self._screened(name, tools, policy)
         return m.PresumedListing(server=name, tools=tools, source=source)
-
-    def _screened_once(
-        self, name: m.ServerName, tools: tuple[m.ToolDefinition, ...], policy: FailurePolicy
-    ) -> tuple[m.ToolDefinition, ...]:
-        before = self._screenings.get((name, policy.on_tool_drift))
-        if before is not None and before[0] is tools:
-            return before[1]
-        screened = self._screened(name, tools, policy)
-        self._screenings[name, policy.on_tool_drift] = tools, screened
-        return screened
 
     def _may_presume(self, name: m.ServerName) -> bool:
         locked = self._start_of(name) == "beside_if_locked" and name in self._locked
@@ -456,14 +446,18 @@ class PresumedListings:
     def _screened(
         self, name: m.ServerName, tools: tuple[m.ToolDefinition, ...], policy: FailurePolicy
     ) -> tuple[m.ToolDefinition, ...]:
-        """Return the tools that a session would offer if the server listed these."""
+        """Return the tools that a session would offer if the server listed these; kept for the next turn."""
+        before = self._screenings.get((name, policy.on_tool_drift))
+        if before is not None and before[0] is tools:
+            return before[1]
         server = self._servers[name]
-        tools = tuple(replace(tool, server=name, trusted=False) for tool in tools)
+        screened = tuple(replace(tool, server=name, trusted=False) for tool in tools)
         if isinstance(server, StdioServer | HttpServer):
-            tools = in_its_box(server, server.options.select(tools, lambda _kind, _text: None))
+            screened = in_its_box(server, server.options.select(screened, lambda _kind, _text: None))
         if self._lock is not None:
-            tools, _ = screen(self._lock.pins(name), name, tools, policy.on_tool_drift)
-        return tools
+            screened, _ = screen(self._lock.pins(name), name, screened, policy.on_tool_drift)
+        self._screenings[name, policy.on_tool_drift] = tools, screened
+        return screened
 
 
 def _known(name: m.ServerName, listing: Listing) -> m.PresumedListing | None:

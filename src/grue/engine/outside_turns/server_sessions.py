@@ -9,6 +9,7 @@ The methods that both offer are in `tool_access.py`.
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
 import anyio
@@ -346,6 +347,7 @@ class ServerSessions:
                 ) from session.fault
 
 
+@dataclass
 class _ServerState:
     """The state of one server.
 
@@ -357,12 +359,11 @@ class _ServerState:
         session: The last session that was opened.
     """
 
-    def __init__(self) -> None:
-        self.lock = asyncio.Lock()
-        self.attempts = 0
-        self.reconnects = 0
-        self.outcome: m.SessionOpened | m.ServerFailure | None = None
-        self.session: OwnedSession | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    attempts: int = 0
+    reconnects: int = 0
+    outcome: m.SessionOpened | m.ServerFailure | None = None
+    session: OwnedSession | None = None
 
 
 SessionWork: TypeAlias = Callable[[ServerSessions], Awaitable[T]]
