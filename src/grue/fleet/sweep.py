@@ -174,7 +174,7 @@ def _check(sweep: Sweep, file: _File) -> None:
             raise file.error(both, f"{both!r} is an axis of the grid and a setting of a case.")
     size = sweep.repetitions * max(1, len(sweep.cases))
     for axis in sweep.grid.values():
-        size *= len(_values(axis))
+        size *= axis.last - axis.first + 1 if isinstance(axis, Span) else len(axis)
     if size > MOST_CASES:
         raise FleetError(f"{file.path}: the grid has {size:,} episodes; the most are {MOST_CASES:,}.")
 

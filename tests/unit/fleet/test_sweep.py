@@ -102,6 +102,10 @@ def test_a_sweep_without_a_grid_has_one_case(tmp_path: Path) -> None:
         ),
         ('work = "zork"\n[[cases]]\nsed = 1\n', "line 3: unknown setting 'sed'"),
         ('work = "zork"\n[grid]\nseed = {first = 1, last = 2000000}\n', "the most are 1,000,000"),
+        (
+            'work = "zork"\n[grid]\nseed = {first = 1, last = 99999999999999999999}\n',
+            "the most are 1,000,000",
+        ),
         ("version = 1\n", "missing required field `work`|expected `str"),
         ('\nwork = "zrk"\n', "line 2: work = 'zrk' names no function.* Did you mean 'zork'"),
         ('\nwork = "grue.fleet.zork_work:pley"\n', "line 2: .* no function 'pley'. Did you mean 'play'"),
