@@ -8,6 +8,7 @@ This module has only what differs from the local engine.
 import contextlib
 import functools
 import itertools
+import math
 import os
 import queue
 import sys
@@ -29,7 +30,7 @@ from grue.runtime.processes.server_gate import set_server_gate
 from grue.transports.llm.exchange import RequestOutcome, WantedRequest, set_request_gate
 
 _LOOK_S = 0.1
-_COSTS_EVERY_S = 1.0
+_REPORT_EVERY_S = 1.0
 
 
 class RayBroker:
@@ -38,6 +39,11 @@ class RayBroker:
     def __init__(self, folder: Path, limits: Limits) -> None:
         self._accounts = Accounts(FleetFolder(folder), limits)
         self._claims: dict[str, Claims] = {}
+        self._running: set[str] = set()
+
+    async def begin(self, attempt: str) -> None:
+        """Note that an attempt has begun, and no longer waits for room in the cluster."""
+        self._running.add(attempt)
 
     async def ask(self, machine: str, attempt: str, id_: int, wanted: WantedRequest | None) -> str:
         """Wait until a request, or without `wanted` a server on this machine, may start.
@@ -54,12 +60,13 @@ class RayBroker:
 
     async def lost(self, attempt: str) -> None:
         """After an attempt has ended, charge its requests under way in full, and free its places."""
+        self._running.discard(attempt)
         if attempt in self._claims:
             self._claims.pop(attempt).lost()
 
-    async def costs(self) -> Costs:
-        """Return the cost of all requests so far."""
-        return self._accounts.costs()
+    async def report(self) -> tuple[Costs, set[str]]:
+        """Return the cost of all requests so far, and the attempts that are running."""
+        return self._accounts.costs(), self._running
 
 
 class RayEngine:
@@ -103,10 +110,11 @@ class RayEngine:
         self._broker = actor.remote(self._folder, limits)
         task = ray.remote(_attempt).options(max_retries=0, num_cpus=1)
         self._start = functools.partial(task.remote, self._broker, limits, list(sys.path))
-        self._tasks: dict[Any, tuple[Task, float | None]] = {}
+        self._tasks: dict[Any, tuple[Task, float]] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._costs = Costs()
+        self._failed: Lost | None = None
         self._thread = threading.Thread(target=self._collect, name="grue fleet ray", daemon=True)
         self._thread.start()
 
@@ -116,10 +124,11 @@ class RayEngine:
 
     def submit(self, job: Task) -> None:
         """Make an attempt as soon as the cluster has room."""
-        deadline = None if self._timeout_s is None else time.monotonic() + self._timeout_s
-        reference = self._start(job)
         with self._lock:
-            self._tasks[reference] = (job, deadline)
+            if self._failed is None:
+                self._tasks[self._start(job)] = (job, math.inf)
+                return
+        self.ended.put((job, self._failed))
 
     def cancel(self) -> None:
         """End all attempts."""
@@ -140,26 +149,50 @@ class RayEngine:
     def _collect(self) -> None:
         """Report each attempt that has ended; runs in a thread."""
         asked_at = 0.0
-        while not self._closed.is_set():
+        try:
+            while not self._closed.is_set():
+                self._look()
+                if time.monotonic() - asked_at > _REPORT_EVERY_S:
+                    asked_at = time.monotonic()
+                    with contextlib.suppress(Exception):
+                        self._costs, running = self._ray.get(
+                            self._broker.report.remote(), timeout=_REPORT_EVERY_S
+                        )
+                        self._set_limits(running)
+        except BaseException as error:  # noqa: BLE001 - the driver waits for all jobs, and raises this error
             with self._lock:
-                references = list(self._tasks)
-            if references:
-                done, _ = self._ray.wait(references, num_returns=1, timeout=_LOOK_S)
-            else:
-                done = []
-                self._closed.wait(_LOOK_S)
-            for reference in done:
-                self._end(reference, self._outcome(reference))
-            self._end_late_ones()
-            if time.monotonic() - asked_at > _COSTS_EVERY_S:
-                asked_at = time.monotonic()
-                with contextlib.suppress(Exception):
-                    self._costs = self._ray.get(self._broker.costs.remote(), timeout=_COSTS_EVERY_S)
+                self._failed = Lost("unable", f"The engine has failed: {type(error).__name__}: {error}.")
+                tasks, self._tasks = self._tasks, {}
+            for job, _ in tasks.values():
+                self.ended.put((job, self._failed))
+
+    def _look(self) -> None:
+        """Wait a moment for attempts to end, and end those that take too long."""
+        with self._lock:
+            references = list(self._tasks)
+        if references:
+            done, _ = self._ray.wait(references, num_returns=1, timeout=_LOOK_S)
+        else:
+            done = []
+            self._closed.wait(_LOOK_S)
+        for reference in done:
+            self._end(reference, self._outcome(reference))
+        self._end_late_ones()
+
+    def _set_limits(self, running: set[str]) -> None:
+        """Begin the time limit of each attempt that no longer waits for room in the cluster."""
+        if self._timeout_s is None:
+            return
+        now = time.monotonic()
+        with self._lock:
+            for reference, (job, until) in self._tasks.items():
+                if until == math.inf and job.folder.name in running:
+                    self._tasks[reference] = (job, now + self._timeout_s)
 
     def _end_late_ones(self) -> None:
         now = time.monotonic()
         with self._lock:
-            late = [each for each, (_, until) in self._tasks.items() if until is not None and now > until]
+            late = [each for each, (_, until) in self._tasks.items() if now > until]
         for reference in late:
             self._ray.cancel(reference, force=True)
             why = f"the episode did not end within {self._timeout_s:g} s"
@@ -193,6 +226,7 @@ class RayEngine:
 def _attempt(broker: Any, limits: Limits, path: list[str], job: Task) -> Attempted:
     """Make an attempt within a Ray task."""
     sys.path[:] = [*sys.path, *(each for each in path if each not in sys.path)]
+    broker.begin.remote(job.folder.name)
     gate = _RayGate(broker, job.folder.name)
     set_request_gate(gate if limits.on_requests else None)
     set_server_gate(gate if limits.servers.at_once is not None else None)
