@@ -104,7 +104,7 @@ class Gate:
         return {**found, "NO_PROXY": direct, "no_proxy": direct, "NODE_USE_ENV_PROXY": "1"}
 
     def serve(self, listener: int) -> None:
-        """Start to answer. `listener` is the filter's descriptor; the gate closes it when it ends."""
+        """Start to answer. `listener` is the filter's descriptor, which is closed when the gate ends."""
         self._listener = listener
         self._thread = threading.Thread(target=self._wait, name="grue-gate", daemon=True)
         self._thread.start()
@@ -294,7 +294,7 @@ class Gate:
                     client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     self._proxy(client)
         except (OSError, ValueError):
-            pass  # one of the two has closed its connection, or was silent for too long
+            pass  # the client or the host has closed its connection, or was silent for too long
         finally:
             with self._changed:
                 self._count -= 1
@@ -501,7 +501,7 @@ def _say(client: socket.socket, status: int, text: str) -> None:
 
 
 def _relay(one: socket.socket, other: socket.socket) -> None:
-    """Copy bytes both ways until both sides have ended, one is silent for too long, or there are too many."""
+    """Copy up to `_MOST_BYTES` both ways, until both sides have ended or none has sent for `_IDLE_S`."""
     poll, left = select.poll(), _MOST_BYTES
     to = {one.fileno(): (one, other), other.fileno(): (other, one)}
     for fd in to:

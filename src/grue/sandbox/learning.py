@@ -167,7 +167,7 @@ class _WatchingGate(Gate):
                 with asked.socket:
                     if asked.place is not None or asked.family == socket.AF_UNSPEC:
                         return self._connect(asked), 0
-                    self._watch.unix = True  # The call is not about the network, so it goes on.
+                    self._watch.unix = True  # not the internet: as a rule a Unix socket
             else:
                 self._remember(name, pid, arguments)
         return 0, _CONTINUE

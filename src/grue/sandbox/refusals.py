@@ -4,9 +4,10 @@ The kernel tells a program no more than "permission denied". So this module look
 program's own texts name beside those words, and at the connections that the gate has refused. The texts are
 not trusted: a path is mentioned only if the box does not open it, and the box is not changed.
 
-If this shows nothing, the kernel's audit records may: since Linux 6.15 Landlock writes what it refuses, if
-auditing is on. The records are read where this user may read them. A record names its box by a number, and
-the first record of a box names the thread that made it; so that thread has a name of its own, the box's mark.
+If these show nothing, the kernel's audit records may show what was refused: since Linux 6.15 Landlock writes
+it there, if auditing is on. The records are read where this user may read them. A record names its box by a
+number, and the first record of a box names the thread that made it; so that thread has a name of its own, the
+box's mark.
 """
 
 import contextlib
