@@ -344,7 +344,7 @@ class Driver:
                 return
             if self._batches is not None and end.outcome == "infrastructure":
                 ask_failed_again(job.folder)
-        except (FleetError, TraceError) as error:  # the work has damaged its requests or replies
+        except (FleetError, TraceError) as error:  # the work has damaged the episode's files
             self._give_up(id_, str(error))
             return
         self._last.append((end.kind, end.endpoint))

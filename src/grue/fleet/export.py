@@ -553,7 +553,7 @@ def query(sql: str, episodes: Iterable[EpisodeRow], exported: Sequence[Path] = (
         for folder in exported:
             for name in wanted:
                 written = _quoted(str(folder / f"{name}.parquet"))
-                tables.run(f"INSERT INTO {name} BY NAME SELECT * FROM {written}")  # noqa: S608 - quoted
+                tables.run(f"INSERT INTO {name} BY NAME SELECT * FROM {written}")  # noqa: S608 - the path is quoted
         columns, rows = tables.run(sql)
         return Answer(columns=columns, rows=rows, read=read)
 
@@ -600,7 +600,7 @@ class _Tables:
         for name, path in paths.items():
             columns = ", ".join(f"'{column}': '{type_}'" for column, type_ in _columns(TABLES[name]))
             self.run(
-                f"CREATE {kind} {name} AS SELECT * FROM read_json({_quoted(str(path))},"  # noqa: S608 - quoted
+                f"CREATE {kind} {name} AS SELECT * FROM read_json({_quoted(str(path))},"  # noqa: S608 - the path is quoted
                 f" format = 'newline_delimited', maximum_object_size = {size}, columns = {{{columns}}})"
             )
         return done

@@ -159,7 +159,7 @@ def _check(sweep: Sweep, file: _File) -> None:
     if sweep.episode_timeout_s is not None and not 0 < sweep.episode_timeout_s < float("inf"):
         raise file.error("episode_timeout_s", "episode_timeout_s must be above 0.")
     try:
-        sweep.cap  # noqa: B018 - making it checks it
+        sweep.cap  # noqa: B018 - `ServerCap` checks its values when it is made
     except FleetError as error:
         raise file.error("servers", str(error)) from error
     for name, axis in sweep.grid.items():

@@ -87,7 +87,7 @@ def _made(job: Task, *, last: bool) -> WorkerSaid:
         return WorkerSaid(error=text_of(error))
     try:
         return WorkerSaid(ended, fit=not last and _holds(before, _marks()))
-    except Exception:  # noqa: BLE001 - `_marks` fails, for example as the working directory is gone
+    except Exception:  # noqa: BLE001 - `_marks` fails if the working directory is gone, for example
         return WorkerSaid(ended)
 
 

@@ -94,7 +94,7 @@ def reads_audit() -> bool:
 
 
 def _lines(log: str) -> Iterator[str]:
-    """Yield the last lines of a log file, or all records of the kernel's own log, which come one a read."""
+    """Yield the last lines of a log file, or all records of the kernel's own log. Each read returns one."""
     try:
         descriptor = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

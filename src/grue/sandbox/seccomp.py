@@ -140,7 +140,7 @@ REFUSED = (
         "Access lists of files are attributes, and Landlock has no rule for attributes.",
         EOPNOTSUPP,  # as a file system without attributes answers, so programs that copy files go on
     ),
-    # For `clone`, whose flags are in a register, see `_conditions`. glibc and musl fall back to it if clone3,
+    # For `clone`, whose flags are in a register, see `_conditions`. glibc and musl use `clone` if `clone3`,
     # whose flags are in memory, gives this error.
     Refused("clone3", "Its flags cannot be seen, and may ask for a new user namespace.", ENOSYS),
 )
