@@ -84,7 +84,7 @@ class _Call(Struct, frozen=True):
     arguments: str = ""
 
 
-class _Turn:
+class _TurnLines:
     """Makes the lines of one turn's messages that depend on earlier messages of the turn.
 
     Args:
@@ -267,8 +267,8 @@ class EventFeed:
         self._episode_id = episode_id
         self._attempts: dict[m.ServerName, m.ConnectFailed] = {}
         self._drifted: set[m.ToolDrifted] = set()
-        self._latest = _Turn((), self._attempts)
-        self._running: dict[int, _Turn] = {}  # turns overlap in a batch
+        self._latest = _TurnLines((), self._attempts)
+        self._running: dict[int, _TurnLines] = {}  # turns overlap in a batch
 
     def feed(self, envelope: Envelope[Any]) -> list[Event]:
         """Return the events that `envelope` makes, in order; most envelopes make none or one."""
@@ -279,7 +279,7 @@ class EventFeed:
         if isinstance(body, m.ToolDrifted) and self._is_known(body):
             return []
         if isinstance(body, m.RunTurn):
-            self._latest = self._running[envelope.turn] = _Turn(body.servers, self._attempts)
+            self._latest = self._running[envelope.turn] = _TurnLines(body.servers, self._attempts)
         # What a host does outside turns, such as a call of its own, belongs to the turn that has begun last.
         of_turn = self._running.get(envelope.turn, self._latest)
         if isinstance(body, m.TurnEnd):
