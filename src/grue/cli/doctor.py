@@ -52,12 +52,7 @@ from grue.transports.mcp.sdk_version import require_mcp
 
 
 def boxes(servers: Mapping[str, McpServer], source: str) -> Iterator[Finding]:
-    """Report which limits of a box this machine can enforce, and what each server process can reach.
-
-    Args:
-        servers: The servers by name.
-        source: Where they are configured, for the text.
-    """
+    """Report which limits of a box this machine can enforce, and what each server process can reach."""
     started = {name: server for name, server in servers.items() if isinstance(server, StdioServer)}
     yield machine(needed=any(server.sandbox for server in started.values()))
     for name, server in started.items():
@@ -109,12 +104,9 @@ def before_start(server: McpServer) -> Launch | None:
 
 
 def boot_lines(launch: Launch, opened: m.SessionOpened, limits: TurnLimits) -> Iterator[str]:
-    """Yield the parts of a server's start with their times. Starts the server up to twice more.
+    """Yield the parts of a server's start with their times.
 
-    Args:
-        launch: The facts from before the start.
-        opened: The first start.
-        limits: The limits for the further starts.
+    `opened` was the first start. This starts the server up to twice more.
     """
     launcher, first_s = launch.launcher, opened.elapsed_s
     again = None if launch.installed else _started(launch.server, limits)
@@ -205,11 +197,8 @@ def examine(
 ) -> bool:
     """Print each finding as soon as it is known, and return whether everything is in order.
 
-    Args:
-        mcp_config: A file of MCP servers; `None`: the project's.
-        network: Also contact the LLM's endpoint and the servers that have a URL.
-        base_url: The endpoint to check; `None`: the project's.
-        model: The model to check; `None`: the project's.
+    Each argument that is `None` is taken from the project. Without `network`, neither the LLM's endpoint nor
+    a server by URL is contacted.
     """
     counts: Counter[Verdict] = Counter()
     lacking = []

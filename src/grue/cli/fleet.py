@@ -38,9 +38,7 @@ class FleetRunOptions(Struct, frozen=True, kw_only=True):
 def run_fleet(options: FleetRunOptions, *, retry: bool = False) -> bool:
     """Run a sweep and print its progress; return whether all episodes are done.
 
-    Args:
-        options: The options of the command.
-        retry: Try the episodes again that were given up.
+    With `retry`, the episodes that were given up are tried again.
 
     Raises:
         FleetError, MCPConfigError: The sweep or the folder cannot be used.

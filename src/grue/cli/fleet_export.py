@@ -52,12 +52,9 @@ def export_fleet(directory: Path, target: Path | None, form: str, score: str) ->
 
 
 def print_query(sql: str, places: Sequence[Path], *, as_json: bool) -> None:
-    """Print the answer of a query, as a table or as one JSON object a line.
+    """Print the answer of a query, as a table, or as one JSON object a line, in which no value is cut.
 
-    Args:
-        sql: The query.
-        places: Fleets, run folders, traces, folders of those, and folders of exported tables.
-        as_json: Print one JSON object a line, in which no value is cut.
+    The query is about `places`: fleets, run folders, traces, folders of those, folders of exported tables.
 
     Raises:
         FleetError: A place has no episodes, or the query is wrong.

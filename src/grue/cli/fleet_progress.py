@@ -25,8 +25,7 @@ class Seen(Struct, frozen=True, kw_only=True):
     """The state of a fleet, as the display shows it.
 
     Attributes:
-        tally: The counts.
-        running: The running episodes: their ids, with the time of their start in monotonic seconds.
+        running: The ids of the running episodes, with the time of their start in monotonic seconds.
         costs: The cost of the requests, as the broker knows it.
         elapsed_s: How long the fleet has run.
     """
@@ -60,13 +59,7 @@ class Seen(Struct, frozen=True, kw_only=True):
 
 
 class FleetProgress:
-    """Shows the progress of a fleet from time to time.
-
-    Args:
-        out: Standard output or a stand-in.
-        place: The fleet's folder, for commands.
-        budget: The limits on cost.
-    """
+    """Shows the progress of a fleet from time to time. Commands that it proposes name `place`, the folder."""
 
     def __init__(self, out: TextIO, place: Path, budget: FleetBudget) -> None:
         self._terminal = Terminal(out)

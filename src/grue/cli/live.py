@@ -50,11 +50,7 @@ The object `resumed` still names the options that have changed since the episode
 
 
 class JsonPrinter:
-    """Prints JSON, one object a line.
-
-    Args:
-        out: Where to print.
-    """
+    """Prints JSON, one object a line."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out

@@ -16,13 +16,7 @@ from grue.transports.mcp.token_store import TokenRecord, token_store
 
 
 def login(server: str, mcp_config: Path | None, *, scope: str | None, browser: bool) -> None:
-    """Have a person log in to a server, and store the tokens.
-
-    Args:
-        server: The server's name.
-        mcp_config: A file of MCP servers; `None`: the project's.
-        scope: Further scopes to ask for.
-        browser: Open a browser where there is one.
+    """Have a person log in to a server, and store the tokens; see the help of `grue login`.
 
     Raises:
         MCPError: There is no such server, or the login was refused.

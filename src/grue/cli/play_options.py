@@ -18,11 +18,9 @@ class PlayOptions(Struct, frozen=True, kw_only=True):
 
     Attributes:
         interpreter: The interpreter for a story file; `None`: the first installed one that prints all of it.
-        mcp: Play with tools.
         turns: Most turns to play. 0: the default, or with `resume` the number of the first run.
         resume: The run folder of the episode to resume, with the options of its first run.
         started_in: The folder in which the episode is played; `None`: the working directory.
-        start: When each turn's server starts; `None`: as the project says.
         output: `live`: lines for people; `json`: objects for programs; `quiet`: only the result.
     """
 
@@ -109,15 +107,10 @@ def recorded_options(options: Struct, names: Iterable[str]) -> m.JsonObject:
 
 
 def started_options(recorded: m.JsonObject, kind: type[S], otherwise: str) -> S:
-    """Return the options that were recorded.
-
-    Args:
-        recorded: As `recorded_options` has returned them.
-        kind: The class of the options.
-        otherwise: The beginning of the error's text.
+    """Return options from what `recorded_options` has returned about them.
 
     Raises:
-        MCPConfigError: The recorded values are not options of this kind.
+        MCPConfigError: The recorded values are not options of this kind. The text begins with `otherwise`.
     """
     try:
         return msgspec.convert(recorded, kind, dec_hook=lambda type_, value: type_(value))

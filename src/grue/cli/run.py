@@ -50,11 +50,7 @@ _PRINTED: tuple[type[Fact], ...] = (*FACTS, RunStarted, EpisodeResumed, RunEnded
 
 
 class RunStory(Story):
-    """Turn the messages of a run into lines.
-
-    Args:
-        beside_status: Whether a status line shows the running calls; see `Story`.
-    """
+    """Turn the messages of a run into lines."""
 
     def __init__(self, *, beside_status: bool = False) -> None:
         super().__init__(beside_status=beside_status)
@@ -132,7 +128,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
         agent: The configuration; `None`: `agent.yaml`, or the example with `offline`.
         task: The task; empty: that of the configuration.
         resume: The run folder to resume, with the configuration of its first run.
-        output: `live`, `json` or `quiet`.
+        output: As in `PlayOptions`.
     """
 
     agent: Path | None = None

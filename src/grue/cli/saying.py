@@ -36,12 +36,7 @@ GRUE = grue_from(Path.cwd())
 
 
 def say(text: str = "", *, err: bool = False) -> None:
-    """Print text of one or more lines.
-
-    Args:
-        text: Any text; it is escaped, and secrets are removed.
-        err: Print to standard error.
-    """
+    """Print any text, escaped and without secrets, to standard output or standard error."""
     typer.echo(shown(text), err=err)
 
 

@@ -14,9 +14,7 @@ from grue.runtime.safe_text import printable
 def list_served_skills(agent: Path, *, approve: bool) -> bool:
     """Print each skill with its files and whether it is approved; return whether all of them could be used.
 
-    Args:
-        agent: The agent's configuration.
-        approve: Approve all listed skills in their current form: write `mcp_skills.lock`.
+    With `approve`, all listed skills are approved in their current form: `mcp_skills.lock` is written.
 
     Raises:
         MCPConfigError: The configuration or the lock cannot be used.

@@ -122,11 +122,8 @@ Outcome = m.SessionOpened | m.ServerFailure | str
 def list_tools(server: str | None, mcp_config: Path | None, *, as_json: bool, lock: bool) -> bool:
     """Print every tool of every server, or of one; return whether all servers could be reached.
 
-    Args:
-        server: Only this server; `None`: all.
-        mcp_config: A file of MCP servers; `None`: the project's.
-        as_json: Print one JSON object, and nothing else on stdout.
-        lock: Approve the listed tools: write them into the tool lock, and print what changes.
+    With `as_json`, standard output gets one JSON object and nothing else. With `lock`, the listed tools are
+    approved: they are written into the tool lock, and what changes there is printed.
 
     Raises:
         MCPConfigError: The configuration or the lock cannot be used, or there is no such server.

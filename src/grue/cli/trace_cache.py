@@ -29,9 +29,7 @@ def cache(file: Path, *, as_json: bool, width: int | None = None) -> None:
 def render(report: CacheReport, width: int | None = None) -> Iterator[str]:
     """Yield the lines of the report: a row for each request, the reasons why repetitions end, and the sums.
 
-    Args:
-        report: As `cache_report` returns it.
-        width: Columns of the terminal, to which the rows are cut; `None`: lines are not cut.
+    The rows are cut to `width` columns.
     """
     yield printable(f"Prompts of {report.episode}", 200)
     rows = [_HEADINGS, *map(_row, report.prompts)]

@@ -14,12 +14,7 @@ from grue.tracing.replay import replay as replay_turns
 
 
 def replay(file: Path, changes: Changes, turn: int | None = None) -> bool:
-    """Print the result of a replay; return whether it is identical to the recording.
-
-    Args:
-        file: A trace file or a run folder.
-        changes: The settings to change; see `changes_from`.
-        turn: Replay only this turn.
+    """Print the result of a replay of one or all turns; return whether it is identical to the recording.
 
     Raises:
         MCPConfigError: The trace has no such turn.

@@ -25,12 +25,7 @@ from grue.tracing.viewer import write_comparison, write_html
 
 
 def diagram(file: Path, *, turn: int | None = None, as_mermaid: bool = False) -> bool:
-    """Print a sequence diagram of a trace; return whether there was anything to draw.
-
-    Args:
-        file: A trace file or a run folder.
-        turn: Draw only this turn; `None`: all.
-        as_mermaid: Print Mermaid source instead of text.
+    """Print a sequence diagram of one or all turns; return whether there was anything to draw.
 
     Raises:
         MCPConfigError: The trace has no such turn.
@@ -56,13 +51,7 @@ def _width() -> int:
 
 
 def diff(left: Path, right: Path, *, every: bool = False) -> bool:
-    """Print where two traces differ; return whether they are identical.
-
-    Args:
-        left: A trace file or a run folder.
-        right: Another one.
-        every: Describe each difference, not only the first.
-    """
+    """Print where two traces first differ, or `every` difference; return whether they are identical."""
     readers = open_episode(left), open_episode(right)
     identical = True
 

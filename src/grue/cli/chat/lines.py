@@ -61,9 +61,7 @@ def result_words(result: m.ToolCallResult) -> str:
 def question_lines(question: ApprovalQuestion, rows: Iterable[str]) -> Iterator[Line]:
     """Return the lines that a person reads before a call is approved: the name, all arguments, the reason.
 
-    Args:
-        question: The question.
-        rows: The arguments, as `shown_whole` returns them.
+    The arguments are `rows`, as `shown_whole` returns them.
     """
     yield Line(f"The model wants to call {printable(question.name)}", YELLOW)
     for row in rows:

@@ -29,10 +29,8 @@ class ChatOptions(Struct, frozen=True, kw_only=True):
     Attributes:
         mcp: Whether the chat has tools.
         instructions: The system text.
-        ask: Ask before every tool call that the configured policy allows.
         resume: The run folder to resume, with the options of its first run.
         started_in: The folder in which the chat was started; `None`: the working directory.
-        quiet: Print only the answers.
         learn: A server to run without a box and to watch; the box that it needs is printed at the end.
     """
 
@@ -79,8 +77,6 @@ class ChatWiring(Struct, frozen=True, kw_only=True):
     """The parts of a chat.
 
     Attributes:
-        endpoint: The model's endpoint.
-        servers: The MCP servers, by name.
         notes: Sentences about settings that have no effect.
         learned: Returns, as text, the sandbox that the server of `--learn` turned out to need; `None` without
             `--learn`.

@@ -126,11 +126,7 @@ class PromptReader:
 
 
 class ChatCompleter(Completer):
-    """Completes commands, names of tools, and paths.
-
-    Args:
-        tools: Returns the names of the tools.
-    """
+    """Completes commands, paths, and the names of tools, which `tools` returns."""
 
     def __init__(self, tools: Callable[[], Sequence[str]]) -> None:
         self._tools = tools

@@ -58,12 +58,7 @@ class Screen(Protocol):
 
 
 class TerminalScreen(Closing):
-    """Prints to a terminal. Use it as a context manager.
-
-    Args:
-        output: The terminal.
-        redaction: The secrets that are not to be shown.
-    """
+    """Prints to a terminal, and replaces secrets. Use it as a context manager."""
 
     def __init__(self, output: Terminal, redaction: Redaction) -> None:
         self._output = output
@@ -157,8 +152,7 @@ class TerminalScreen(Closing):
 class PipeScreen:
     """Prints answers and the output of commands to standard output, everything else to standard error.
 
-    Args:
-        quiet: Print nothing but answers and errors.
+    If it is `quiet`, it does not print the tool calls of a turn.
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
