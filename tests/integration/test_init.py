@@ -71,6 +71,15 @@ def test_what_it_writes_passes_at_once(tmp_path: Path, home: Path) -> None:
     assert linted.returncode == 0, linted.stdout
 
 
+def test_a_user_without_a_home_folder_gets_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    init.start_project(tmp_path / "bot", ())
+    assert written(tmp_path / "bot").keys() == {"agent.py", "test_agent.py", "mcp_config.json"}
+
+
 @pytest.mark.parametrize("way", first_of(["v/bin/grue", "ABSOLUTE"]))
 def test_the_commands_to_go_on_with_work_from_the_new_folder(tmp_path: Path, home: Path, way: str) -> None:
     """Also if grue is not on the PATH, and was called by a path from the folder above."""

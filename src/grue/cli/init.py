@@ -164,7 +164,9 @@ def _own_server() -> dict[str, Any]:
 
 
 def _offered(folder: Path) -> list[FoundServers]:
-    found = [each for each in find_hosts(Path.home(), folder.absolute()) if each.servers]
+    found: list[FoundServers] = []
+    with suppress(RuntimeError):  # this user has no home folder
+        found += [each for each in find_hosts(Path.home(), folder.absolute()) if each.servers]
     asks = sys.stdin.isatty() and sys.stdout.isatty()
     chosen = []
     for each in found:
