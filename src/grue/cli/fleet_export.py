@@ -4,11 +4,9 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
-import msgspec
-
 from grue.cli.fleet_view import require_fleet, say_columns
 from grue.cli.runs import holds, traces_in
-from grue.cli.saying import say, shown_path
+from grue.cli.saying import say, say_json, shown_path
 from grue.errors import FleetError
 from grue.fleet.export import (
     EpisodeRow,
@@ -65,7 +63,7 @@ def print_query(sql: str, places: Sequence[Path], *, as_json: bool) -> None:
     answer = query(sql, chain.from_iterable(_episodes(place) for place in others), exported)
     if as_json:
         for row in answer.rows:
-            say(msgspec.json.encode(dict(zip(answer.columns, row, strict=True)), enc_hook=str).decode())
+            say_json(dict(zip(answer.columns, row, strict=True)))
     else:
         say_columns([answer.columns, *([_word(value) for value in row] for row in answer.rows)])
     _say_rest(answer.read)

@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 
 from grue.cli.fleet_view import require_fleet
-from grue.cli.saying import say
+from grue.cli.saying import say, say_json
 from grue.errors import TraceError
 from grue.fleet.compare import short_words
 from grue.fleet.course import read_said
-from grue.fleet.failures import WORDS, group_failures, passing_score, trace_command
+from grue.fleet.failures import WORDS, FailureGroup, group_failures, passing_score, trace_command
 from grue.fleet.results import Result, latest_results
 from grue.fleet.scoring import ScoreTally, read_scoring, score_fleet
 from grue.runtime.safe_text import shortened
@@ -33,20 +33,12 @@ def print_failures(
     found = {each.id: each for each in latest}
     least = passing_score(found.values(), score) if passing is None else passing
     groups = group_failures(found.values(), score, least)
+
+    def commands(group: FailureGroup) -> list[str]:
+        return [shlex.join(trace_command(found[each.id], directory)) for each in group.episodes]
+
     if as_json:
-        say(
-            msgspec.json.encode(
-                [
-                    {
-                        **msgspec.to_builtins(group),
-                        "commands": [
-                            shlex.join(trace_command(found[each.id], directory)) for each in group.episodes
-                        ],
-                    }
-                    for group in groups
-                ]
-            ).decode()
-        )
+        say_json([{**msgspec.to_builtins(group), "commands": commands(group)} for group in groups])
         return
     count = sum(len(group.episodes) for group in groups)
     below = "" if least is None else f" or have a {score} below {least:g}"

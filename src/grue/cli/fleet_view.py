@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from grue.cli.saying import say, shown_path
+from grue.cli.saying import say, say_json, shown_path
 from grue.fleet.accounts import read_ledger
 from grue.fleet.compare import Cell, Options, cell_axes, compare, in_order, setting_word
 from grue.fleet.folder import MANIFEST, TRACE, FleetFolder, Manifest, no_fleet
@@ -57,7 +57,7 @@ def print_status(directory: Path, *, as_json: bool) -> None:
         "models": {name or "unknown": count for name, count in models.items()},
     }
     if as_json:
-        say(msgspec.json.encode(counts).decode())
+        say_json(counts)
         return
     _say_outcomes(directory, manifest, outcomes)
     if earlier:
@@ -127,7 +127,7 @@ def print_table(
         for key, scores in cells.items()
     ]
     if as_json:
-        say(msgspec.json.encode(rows).decode())
+        say_json(rows)
         return
     _print_rows(axes, rows, [id_[:10] for id_ in first.values()])
     if rows:
@@ -165,7 +165,7 @@ def print_comparison(
         else found.is_worse(options.margin, lower_is_better=options.lower_is_better)
     )
     if as_json:
-        say(msgspec.json.encode({**msgspec.to_builtins(found), "worse": worse}).decode())
+        say_json({**msgspec.to_builtins(found), "worse": worse})
     else:
         say(found.text(commands=True, everything=show_all))
         if options.margin is not None:

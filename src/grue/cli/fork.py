@@ -14,7 +14,7 @@ from grue import Runner, TurnOutcome
 from grue import messages as m
 from grue.cli.project import known_servers
 from grue.cli.runs import FORK, RUNS
-from grue.cli.saying import GRUE, say, shown_path
+from grue.cli.saying import GRUE, say, say_json, shown_path
 from grue.cli.trace_replay import text_of, value_of
 from grue.config import tool_lock_file
 from grue.config.settings import GameConfiguration
@@ -106,11 +106,10 @@ def fork_turn(options: ForkOptions) -> None:
         elif options.run_dir is None:
             shutil.rmtree(folder)
         raise
-    say(
-        outcome.response
-        if isinstance(outcome.response, str)
-        else msgspec.json.encode(outcome.response).decode()
-    )
+    if isinstance(outcome.response, str):
+        say(outcome.response)
+    else:
+        say_json(outcome.response)
     calls = counted(len(outcome.tool_calls), "tool call")
     mine, yours = shown_path(options.trace), shown_path(folder)
     kind = f"{outcome.kind} ({printable(outcome.reason)})" if outcome.reason else outcome.kind

@@ -11,6 +11,7 @@ import webbrowser
 from pathlib import Path
 from shlex import quote
 
+import msgspec
 import typer
 
 from grue.runtime.safe_text import printable, written_out
@@ -38,6 +39,13 @@ GRUE = grue_from(Path.cwd())
 def say(text: str = "", *, err: bool = False) -> None:
     """Print any text, escaped and without secrets, to standard output or standard error."""
     typer.echo(shown(text), err=err)
+
+
+def say_json(value: object) -> None:
+    """Print a value as one line of JSON. Unprintable characters are escaped as JSON has it."""
+    from grue.tracing.show import printable_json
+
+    say(printable_json(msgspec.json.encode(value, enc_hook=str)))
 
 
 def shown(text: str) -> str:

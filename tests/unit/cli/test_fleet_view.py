@@ -47,6 +47,11 @@ def test_an_episode_without_any_score_has_a_row(tmp_path: Path, capsys: pytest.C
         "n  n  episode\n1  0  0000000000\n"
         f"An episode of each row is named; to see it: grue fleet show {tmp_path} ID\n"
     )
+    other = fleet.episode("1" * 24)
+    attempt = other.begin(CaseFile(work="m:f", version="1", settings={"n": "\U000e0041"}))
+    other.make_commit(attempt, AttemptEnd(outcome="scored"), version="1")
+    print_table(tmp_path, ["n"], as_json=True)
+    assert {"n": "\U000e0041"} in json.loads(capsys.readouterr().out), "a character that is not printable"
 
 
 def test_a_big_table_has_the_rows_that_have_enough_cases_and_says_what_they_are_means_over(
