@@ -63,9 +63,14 @@ def play(case: dict[str, Any], episode: Episode) -> dict[str, float]:
     """Play an episode of the case's game.
 
     Raises:
+        FleetError: The case has an unknown setting.
         MCPError: The episode could not be played to its end.
     """
-    result = _played(msgspec.convert(case, PlayCase), episode)
+    try:
+        settings = msgspec.convert(case, PlayCase)
+    except msgspec.ValidationError as error:
+        raise FleetError(f"The case cannot be played: {error}.") from error
+    result = _played(settings, episode)
     if result.reason == "failed" or result.reason == "fallbacks":
         raise MCPError(f"The episode ended with {result.reason}: {result.detail}")
     return {
