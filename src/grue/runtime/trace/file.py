@@ -271,11 +271,14 @@ class TraceWriter(Closing):
         header = _header_to_resume(self.path, episode) if resume else None
         self._file = LineFile(self.path, "trace file")
         try:
-            self._lock()
-            if header is not None:
-                self._go_on(len(header))
-            else:
+            if not self._file.lock():
+                raise TraceError(
+                    f"The episode of {self.path} is still being played: another process writes it."
+                )
+            if header is None:
                 self._begin(episode, time.time() if started_at is None else started_at)
+            elif (last := self._last_whole_line(len(header))) is not None:
+                self.last_seq, self.last_t = last.seq, last.t
         except BaseException:
             self._file.close()
             raise
@@ -331,21 +334,12 @@ class TraceWriter(Closing):
         finally:
             self._lines.close()
 
-    def _lock(self) -> None:
-        if not self._file.lock():
-            raise TraceError(f"The episode of {self.path} is still being played: another process writes it.")
-
     def _begin(self, episode: str, started_at: float) -> None:
         if self._file.size:
             raise TraceError(f"The trace file {self.path} exists already: choose another name, or remove it.")
         version = self._options.version
         header = TraceHeader(format=FORMAT, episode=episode, started_at=started_at, version=version)
         self._file.write(msgspec.json.encode(header))
-
-    def _go_on(self, after: int) -> None:
-        last = self._last_whole_line(after)
-        if last is not None:
-            self.last_seq, self.last_t = last.seq, last.t
 
     def _last_whole_line(self, after: int) -> TraceLine | None:
         """Repair the end of the file and return the last line after the header; `None`: none follows it."""
@@ -410,17 +404,14 @@ class TraceWriter(Closing):
     def _kept(self, content: memoryview) -> str:
         """Write a payload file, and return the hash that names it."""
         sha256 = hashlib.sha256(content).hexdigest()
-        self._keep_payload(payload_path(self.path, sha256), content)
-        return sha256
-
-    def _keep_payload(self, path: Path, body: memoryview) -> None:
+        path = payload_path(self.path, sha256)
         try:
-            if path.exists() and path.stat().st_size == len(body):
-                return
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-            write_whole(path, body, fsync=self._options.fsync, draft=path.with_suffix(".part").name)
+            if not path.exists() or path.stat().st_size != len(content):
+                path.parent.mkdir(mode=0o700, exist_ok=True)
+                write_whole(path, content, fsync=self._options.fsync, draft=path.with_suffix(".part").name)
         except OSError as error:
             raise TraceError(f"Cannot write the trace's payload {path}: {error.strerror}.") from error
+        return sha256
 
 
 def writers_of(recorder: Recorder) -> list[TraceWriter]:
