@@ -340,10 +340,6 @@ class Link:
         return True
 
     async def _send(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        with library_logs_to(self._library_logged):
-            return await self._sent(method, params)
-
-    async def _sent(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         sent: dict[str, Any] = {"method": method, "params": dict(params)}
         options: CallOptions = {"on_progress": self._progress} if method == "tools/call" else {}
         if method.startswith("tasks/") and self.task_form == "extension":
@@ -353,14 +349,11 @@ class Link:
             options["headers"] = mirrored
         # Only the session knows the metadata and HTTP headers that a revision requires in every request.
         self._session._stamp(sent, options)  # noqa: SLF001 - there is no public way to a stamped raw request
-        request = self._dispatcher.send_raw_request
-        if self._abilities.elicit is None:
-            return await request(method, sent["params"], options)
         if self._interrupt is None:
-            with anyio.CancelScope() as scope:
+            with library_logs_to(self._library_logged), anyio.CancelScope() as scope:
                 self._waiting.add(scope)
                 try:
-                    return await request(method, sent["params"], options)
+                    return await self._dispatcher.send_raw_request(method, sent["params"], options)
                 finally:
                     self._waiting.remove(scope)
         assert self._interrupt is not None, "nothing else cancels the scope"
