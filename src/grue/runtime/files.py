@@ -194,9 +194,7 @@ _LOOK_BACK = 65_536
 class LineFile:
     """Append lines to a file. When `write` returns, the line has been passed to the operating system.
 
-    Args:
-        path: The file. It is created if it does not exist.
-        what: Name of this kind of file for error texts, such as `event log`.
+    A file that does not exist is created. `what` names its kind in error texts, such as `event log`.
 
     Raises:
         TraceError: The file cannot be created. Names the path and the cause.

@@ -42,12 +42,8 @@ async def call_in_daemon_thread(call: Callable[[], T], *, limiter: anyio.Capacit
     """Return the result of `call`, or raise its exception.
 
     Cancellation ends the wait. The call goes on in its thread, its result is dropped, and the interpreter's
-    exit cuts it off.
-
-    Args:
-        call: The function. A `StopIteration` that it raises becomes a `RuntimeError`, because a coroutine
-            cannot raise it.
-        limiter: Limits how many calls run at once; `None`: anyio's limiter of this event loop.
+    exit cuts it off. A `StopIteration` becomes a `RuntimeError`, because a coroutine cannot raise it. Without
+    a `limiter`, anyio's limiter of this event loop limits how many calls run at once.
 
     Raises:
         RuntimeError: The system has no threads left.
@@ -115,10 +111,7 @@ def context_of(library: str | None) -> Context:
 
     anyio and httpx ask sniffio, where it is installed, which async library is running, and sniffio reads a
     context variable. A plain copy would have the caller's value, and `anyio.run` would refuse to start a loop
-    in another thread.
-
-    Args:
-        library: The library that the code will run under, such as `asyncio`; `None`: it runs under none.
+    in another thread. `None`: the code will run under no async library.
     """
     context = copy_context()
     if _library is not None:

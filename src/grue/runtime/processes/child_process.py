@@ -469,10 +469,7 @@ _READS_AT_END = 64
 
 
 class Capture:
-    """The beginning and the end of a stream of bytes.
-
-    Args:
-        max_bytes: How much is kept, half of it from each end.
+    """The beginning and the end of a stream of bytes: `max_bytes`, half of them from each end.
 
     Attributes:
         size: How many bytes the stream had so far.
@@ -507,12 +504,8 @@ class Capture:
 class Command(ChildProcess):
     """A running command. Enter it, call `finish`, leave it; then no process of its group is alive.
 
-    Args:
-        program: What to start.
-        registry: Holds the process until it is reaped.
-        limits: Time limits for ending the command.
-        max_output_bytes: How much of each stream is kept.
-        max_written_bytes: How much the command may write to both streams together before `finish` gives up.
+    Of each stream `max_output_bytes` are kept. If the command writes more than `max_written_bytes` to both
+    streams together, `finish` gives up.
 
     Attributes:
         stdout: What the command has written to standard output.

@@ -66,10 +66,8 @@ class LineQueue:
     The thread runs until `close` or the interpreter's exit, and writes all queued lines first. A forked child
     does not have the thread. There the queue is closed, and the parent writes the queued lines.
 
-    Args:
-        file: Written and closed by the thread only.
-        write: Called in the thread with the lines to write. Raises `TraceError` if it cannot.
-        fsync: Call `fsync` at each flush.
+    Only the thread writes and closes `file`. It calls `write` with the lines to write, which raises
+    `TraceError` if it cannot. With `fsync` each flush calls `fsync`.
 
     Raises:
         TraceError: The system has no thread left.

@@ -90,11 +90,8 @@ class BatchFolder(Closing):
 
     Any method raises `BatchFolderError` if a file cannot be read or written.
 
-    Args:
-        path: The folder; made if it does not exist.
-        manifest: What the requests are for.
-        form: The provider's form and its limits.
-        most_items: Most requests of a batch; `None`: as many as the provider takes.
+    A folder that does not exist is made. `form` is the provider's form of a batch, with its limits. A batch
+    has at most `most_items` requests; `None`: as many as the provider takes.
 
     Raises:
         BatchFolderError: The folder holds requests to another model, is in use or damaged, or cannot be

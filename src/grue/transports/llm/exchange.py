@@ -220,10 +220,7 @@ class Connections:
 class Connection:
     """Sends one request at a time to one endpoint.
 
-    Args:
-        https: Whether the endpoint's URL begins with `https://`.
-        proxy: The URL of the proxy; `None`: no proxy is used.
-        transport: Replaces the network.
+    `proxy` is the URL of the proxy; `None`: no proxy is used. `transport` replaces the network.
     """
 
     def __init__(
@@ -235,12 +232,9 @@ class Connection:
     async def send(self, request: httpx.Request, on_sent: Callable[[], None] | None = None) -> "HttpReply":
         """Send a request and return its reply, whose body is still to be read.
 
-        A cancellation closes the connection.
-
-        Args:
-            request: The request, whose headers are sent unchanged.
-            on_sent: Called when the request has been written. A user's transport does not tell when that is,
-                so with such a transport `on_sent` is called before the request is sent.
+        The headers are sent unchanged. A cancellation closes the connection. `on_sent` is called when the
+        request has been written. A user's transport does not tell when that is, so with such a transport
+        `on_sent` is called before the request is sent.
 
         Raises:
             ExchangeError: No reply has arrived.
@@ -568,14 +562,10 @@ async def exchange(
     streamed: Streamed | None = None,
     on_sent: Callable[[], None] | None = None,
 ) -> Answered | Fault:
-    """Send a request and return the answer or the fault.
+    """Send a request over one of the connections, and return the answer or the fault.
 
-    Args:
-        connections: The connections to the endpoint, of which one is leased for the exchange.
-        request: The request.
-        patience: The time limits.
-        streamed: Receives the reply if it is streamed; `None`: no stream is expected.
-        on_sent: Called when the request has been written, or has failed; `None`: nothing is called.
+    `patience` has the time limits. `streamed` receives the reply if it is streamed; `None`: no stream is
+    expected. `on_sent` is called when the request has been written, or has failed.
     """
     request.extensions["timeout"] = timeouts_of(patience)
     try:
@@ -716,9 +706,8 @@ def _answered(reply: HttpReply, body: bytes, first_chunk_s: float | None) -> Ans
 class _Incoming:
     """A reply while it arrives. It counts as a stream if events arrive, whatever its content type is.
 
-    Args:
-        streamed: Receives the events; `None`: no stream is expected.
-        named: Whether the content type announces events.
+    `streamed` receives the events; `None`: no stream is expected. With `named` the content type announces
+    events.
 
     Attributes:
         first_event_at: When the first event arrived, on the event loop's clock; `None` before that.

@@ -76,11 +76,8 @@ async def read_pages(
 ) -> ListedTools:
     """Read all pages of a listing. After a repeated cursor or `max_pages` pages, return what was read.
 
-    Args:
-        ask: Sends `tools/list` with these parameters; its errors pass through.
-        server: The server's name in the configuration.
-        max_pages: Most pages that are read.
-        notify: Receives a `bad_tool` notice for each tool or page that is left out.
+    `ask` sends `tools/list` with these parameters; its errors pass through. Each tool or page that is left
+    out is reported by a `bad_tool` notice.
 
     Raises:
         ValueError: A page has no list of tools at all.

@@ -134,11 +134,8 @@ def log_in(
 ) -> TokenRecord:
     """Log in to a server and store the tokens; blocks until the person has finished in the browser.
 
-    Args:
-        server: The server; it has `auth` settings.
-        show: Called with the address to open, in a thread.
-        scope: Further scopes to ask for, separated by spaces.
-        timeout_s: How long to wait for the person.
+    `show` is called in a thread, with the address to open. `scope` names further scopes to ask for, separated
+    by spaces.
 
     Raises:
         LoginRefused: The server wants no login, the authorization server refuses, or nobody finished it.

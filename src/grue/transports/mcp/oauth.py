@@ -110,12 +110,10 @@ def _tls() -> ssl.SSLContext:
 
 
 def adapted(answer: httpx2.Response, issuers: Sequence[str]) -> httpx2.Response:
-    """Return the answer in the form that the SDK reads; an answer that is no JSON object is not changed.
+    """Return an answer with metadata or tokens in the form that the SDK reads.
 
-    Args:
-        answer: Metadata, or tokens.
-        issuers: The known issuers. An issuer that differs from one of them only by a slash at its end is
-            replaced by the known one.
+    An answer that is no JSON object is not changed. An issuer that differs from one of the known `issuers`
+    only by a slash at its end is replaced by the known one.
     """
     try:
         said = msgspec.json.decode(answer.content)
