@@ -75,7 +75,7 @@ def render(dialect: Dialect, reply: LlmReply, request: dict[str, Any]) -> Sound:
     """Return a chat completion as it is sent in a format."""
     said = dialect.reply(reply.body, 200, request)
     assert said is not None
-    events = dialect.stream(said, request) if request.get("stream") else ()
+    events = tuple(dialect.events(said, request)) if request.get("stream") else ()
     return Sound(dialect.name, json.dumps(said).encode(), events)
 
 

@@ -10,9 +10,8 @@ from msgspec import Struct
 from grue.cli.fleet_view import score_text
 from grue.cli.live_terminal import Terminal
 from grue.cli.saying import shown, shown_path
-from grue.fleet.broker import Amount, FleetBudget
+from grue.fleet.broker import Amount, Costs, FleetBudget
 from grue.fleet.driver import Tally
-from grue.fleet.engine import Costs
 from grue.fleet.folder import FleetFolder
 
 _SHOWN_EVERY_S = {True: 0.2, False: 10.0}

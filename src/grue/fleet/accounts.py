@@ -16,8 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from grue.errors import FleetError
-from grue.fleet.broker import Amount, Broker, Granted, Limits, NotYet, Refused
-from grue.fleet.engine import Costs
+from grue.fleet.broker import Amount, Broker, Costs, Granted, Limits, NotYet, Refused
 from grue.fleet.folder import LEDGER, FleetFolder
 from grue.fleet.server_places import ServerPlaces
 from grue.transports.llm.exchange import RequestOutcome, WantedRequest

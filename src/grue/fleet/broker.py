@@ -131,6 +131,19 @@ class Amount(Struct, frozen=True):
         )
 
 
+class Costs(Struct, frozen=True):
+    """The cost of a fleet's requests so far.
+
+    Attributes:
+        overloads: Number of answers that reported an overload.
+        refused: Why the budget refuses requests; empty if it admits them.
+    """
+
+    spent: Amount = Amount()
+    overloads: int = 0
+    refused: str = ""
+
+
 class Granted(Struct, frozen=True):
     """The request may start now; `reserved` is the most that the request can cost."""
 

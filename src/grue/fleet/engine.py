@@ -10,7 +10,7 @@ from typing import Literal, Protocol, TypeAlias
 from msgspec import Struct
 
 from grue.fleet.attempt import Attempted, Task
-from grue.fleet.broker import Amount
+from grue.fleet.broker import Costs
 
 LossKind: TypeAlias = Literal["died", "timed_out", "cancelled", "error", "unable"]
 
@@ -27,19 +27,6 @@ class Lost(Struct, frozen=True):
 
     kind: LossKind
     why: str = ""
-
-
-class Costs(Struct, frozen=True):
-    """The cost of a fleet's requests so far.
-
-    Attributes:
-        overloads: Number of answers that reported an overload.
-        refused: Why the budget refuses requests; empty if it admits them.
-    """
-
-    spent: Amount = Amount()
-    overloads: int = 0
-    refused: str = ""
 
 
 Ended: TypeAlias = tuple[Task, Attempted | Lost]

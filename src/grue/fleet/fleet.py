@@ -15,10 +15,10 @@ import grue
 from grue.engine.batch import drawn_progress
 from grue.errors import FleetError
 from grue.field_checks import check_settings
-from grue.fleet.broker import FleetBudget, Limits, Rate
+from grue.fleet.broker import Costs, FleetBudget, Limits, Rate
 from grue.fleet.compare import Cell, Comparison, Options, compare, setting_word
 from grue.fleet.driver import Driver, Finished, Plan, Tally
-from grue.fleet.engine import Costs, Engine
+from grue.fleet.engine import Engine
 from grue.fleet.folder import FleetFolder, Manifest, driver_lock
 from grue.fleet.identity import Case, fault_of
 from grue.fleet.local import LocalEngine, default_workers

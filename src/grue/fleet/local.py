@@ -27,9 +27,9 @@ from typing import Any
 import msgspec
 
 from grue.fleet.attempt import Task
-from grue.fleet.broker import Limits
+from grue.fleet.broker import Costs, Limits
 from grue.fleet.broker_server import BrokerServer
-from grue.fleet.engine import Costs, Ended, Lost
+from grue.fleet.engine import Ended, Lost
 from grue.fleet.folder import FleetFolder
 from grue.fleet.worker import READY, Place, WorkerSaid, work
 from grue.runtime.loops.interrupts import born_without_interrupts

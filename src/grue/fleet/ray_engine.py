@@ -22,9 +22,9 @@ import anyio.to_thread
 from grue.errors import FleetError, MissingDependencyError
 from grue.fleet.accounts import GONE, Accounts, Claims
 from grue.fleet.attempt import Attempted, Task, text_of
-from grue.fleet.broker import Limits
+from grue.fleet.broker import Costs, Limits
 from grue.fleet.broker_link import Claim
-from grue.fleet.engine import Costs, Ended, Lost
+from grue.fleet.engine import Ended, Lost
 from grue.fleet.folder import FleetFolder
 from grue.runtime.processes.server_gate import set_server_gate
 from grue.transports.llm.exchange import RequestOutcome, WantedRequest, set_request_gate

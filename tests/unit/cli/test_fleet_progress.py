@@ -9,9 +9,8 @@ import pytest
 
 from grue.cli import fleet_progress
 from grue.cli.fleet_progress import FleetProgress, Seen, clock, counts_row
-from grue.fleet.broker import Amount, FleetBudget
+from grue.fleet.broker import Amount, Costs, FleetBudget
 from grue.fleet.driver import Tally
-from grue.fleet.engine import Costs
 from grue.fleet.folder import CaseFile, FleetFolder
 
 ID = "ab" + "0" * 22

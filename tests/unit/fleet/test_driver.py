@@ -13,8 +13,9 @@ from msgspec.structs import replace
 from grue.errors import FleetError
 from grue.fleet import driver as driver_module
 from grue.fleet.attempt import Attempted, Job
+from grue.fleet.broker import Costs
 from grue.fleet.driver import Driver, Finished, Plan, Tally, stop
-from grue.fleet.engine import Costs, Ended, Lost
+from grue.fleet.engine import Ended, Lost
 from grue.fleet.folder import AttemptEnd, CaseFile, EpisodeFolder, FleetFolder
 from grue.fleet.identity import Case
 from grue.fleet.work import KnownWork

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from grue.engine import batch
+from grue.fleet.broker import Costs
 from grue.fleet.driver import Tally
-from grue.fleet.engine import Costs
 from grue.fleet.fleet import shown_progress
 
 

@@ -268,7 +268,7 @@ def _offer_served_skills(run: Run) -> None:
     folder = Path() if run.config.path is None else run.config.path.parent
     servers = [name for name in wanted if name in run.manager.servers]
     served = ServedSkills(run.manager, servers, folder)
-    run.skills.serve(served)
+    run.skills.add(served.as_skills(), served.text)
     for problem in served.problems:
         run.note(SkillProblem(problem=problem))
 

@@ -15,9 +15,9 @@ A `SKILL.md` begins with front matter between two lines `---`: YAML with `name` 
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, TypeGuard
+from typing import Literal, Protocol, TypeGuard
 
 from msgspec import Struct
 
@@ -34,9 +34,6 @@ from grue.errors import MCPConfigError, MissingDependencyError
 from grue.hosting import ConfinedFolder
 from grue.hosts.skill_agent.registry import AGENT, ActionType
 from grue.runtime.files import read_regular
-
-if TYPE_CHECKING:
-    from grue.hosts.skill_agent.served_skills import ServedSkills  # it imports this module
 
 SKILL_FILE = "SKILL.md"
 _MOST_SKILLS = 200
@@ -236,12 +233,12 @@ class Skills:
 
     def __init__(self, folder: Path | None) -> None:
         self.by_name, self.problems = ({}, []) if folder is None else read_skills(folder)
-        self._served: ServedSkills | None = None
+        self._texts: dict[str, Callable[[str, str], str]] = {}
 
-    def serve(self, served: "ServedSkills") -> None:
-        """Offer the approved skills of servers beside those of the folder."""
-        self._served = served
-        self.by_name |= served.as_skills()
+    def add(self, skills: Mapping[str, Skill], text: Callable[[str, str], str]) -> None:
+        """Offer further skills, such as those of servers. `text` returns what the method `text` does."""
+        self.by_name |= skills
+        self._texts |= dict.fromkeys(skills, text)
 
     def text(self, name: str, file: str = "") -> str:
         """Return the Markdown of a skill, with the names of its other files; or the text of its `file`.
@@ -254,8 +251,8 @@ class Skills:
         skill = self.by_name.get(name)
         if skill is None:
             raise ValueError(f"There is no skill {name!r}; there are {', '.join(self.by_name) or 'none'}.")
-        if self._served is not None and name in self._served.by_name:
-            return self._served.text(name, file)
+        if name in self._texts:
+            return self._texts[name](name, file)
         files = ConfinedFolder(skill.folder)
         if file:
             return files.read(file)

@@ -67,7 +67,7 @@ def test_nothing_is_read_before_it_is_asked_for(tmp_path: Path) -> None:
     server = Server()
     served = approved(server, tmp_path)
     skills = Skills(None)
-    skills.serve(served)
+    skills.add(served.as_skills(), served.text)
     assert server.read == []
     assert [(each.name, each.description) for each in skills.by_name.values()] == [("docs/pdf", "Fill forms")]
     assert skills.text("docs/pdf") == "Read FORMS.md.\n\nFiles of this skill: ref/FORMS.md"
