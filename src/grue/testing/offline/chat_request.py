@@ -81,7 +81,7 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     messages: tuple[ChatMessage, ...]
     tools: tuple[Tool, ...] = ()
     tool_choice: Literal["auto", "none"] = "auto"
-    response_format: ResponseFormat = ResponseFormat()
+    response_format: ResponseFormat | None = None
 
     @property
     def offered(self) -> tuple[Function, ...]:

@@ -86,14 +86,15 @@ def _decision(why: str, command: str, objective: str | None = None) -> m.JsonObj
 
 def _answer_without_game(request: ChatRequest) -> str:
     instructions = (text_of(each.content) for each in request.messages if each.role == "system")
-    if request.response_format.type != "text" or any('"action"' in text for text in instructions):
+    shape = request.response_format
+    if (shape is not None and shape.type != "text") or any('"action"' in text for text in instructions):
         return _in_shape(request, _decision(_NO_GAME, "look"))
     return f"{_NO_GAME} {_SCRIPTED}"
 
 
 def _in_shape(request: ChatRequest, decision: m.JsonObject) -> str:
     """Return the decision as JSON text, in the shape that the request demands."""
-    named = request.response_format.json_schema
+    named = None if request.response_format is None else request.response_format.json_schema
     if named is None:
         return msgspec.json.encode(decision).decode()
     try:
