@@ -35,7 +35,6 @@ from grue.messages import (
 from grue.policies import FailurePolicy, SupportCheck, TurnLimits
 from grue.protocol.tool_loop import step
 from grue.protocol.tools.calls import Run, Unmade, read_calls, runs_of
-from grue.protocol.tools.policy import Terms
 from grue.protocol.turn.states import Idle, TurnState
 
 A, B = ServerName("a"), ServerName("b")
@@ -75,7 +74,7 @@ def sort_calls(
 ) -> tuple[tuple[Run, ...], tuple[Unmade, ...]]:
     """Sort the calls of a reply as a turn does whose policy allows all of them."""
     valid, rejected = read_calls(calls, tools, serving_unlisted)
-    return runs_of((each, Terms()) for each in valid), rejected
+    return runs_of(valid), rejected
 
 
 def support(supported: bool) -> ToolSupportChecked:

@@ -61,12 +61,14 @@ class ValidCall(Struct, frozen=True):
 
     Attributes:
         task: Set if the server has the call already, as this task.
+        terms: What the policy says about the call.
     """
 
     call: m.ToolCall
     tool: m.ToolDefinition
     arguments: m.JsonObject
     task: m.ToolTask | None = None
+    terms: Terms = Terms()
 
 
 class Run(Struct, frozen=True):
@@ -230,20 +232,20 @@ def _unknown(name: str) -> str:
     return f"Unknown MCP tool: {name}"
 
 
-def runs_of(calls: Iterable[tuple[ValidCall, Terms]], *, bind: bool = False) -> tuple[Run, ...]:
+def runs_of(calls: Iterable[ValidCall], *, bind: bool = False) -> tuple[Run, ...]:
     """Group consecutive calls to one server; a call that may run in parallel is a run of its own.
 
     Args:
-        calls: Valid calls, and what the policy says about each.
+        calls: Valid calls, in order.
         bind: Give each call the digest of its tool's definition. The call is then made only if the tool
             still has that definition when the call is sent.
     """
     digests: dict[str, str] = {}
     runs: list[tuple[m.ServerName, bool, list[m.ServerCall]]] = []
-    for valid, terms in calls:
-        server = valid.tool.server
-        if not runs or terms.parallel or runs[-1][:2] != (server, False):
-            runs.append((server, terms.parallel, []))
+    for valid in calls:
+        server, parallel = valid.tool.server, valid.terms.parallel
+        if not runs or parallel or runs[-1][:2] != (server, False):
+            runs.append((server, parallel, []))
         call = m.ServerCall(
             call_id=valid.call.call_id, tool=valid.tool.tool, arguments=valid.arguments, task=valid.task
         )

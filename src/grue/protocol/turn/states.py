@@ -19,7 +19,7 @@ from grue.protocol.context.fit import ContextLedger
 from grue.protocol.tools.built_in import CALL_TOOL, READ_RESULT, find_tools, named_call, with_tool
 from grue.protocol.tools.calls import Run, ValidCall, tool_messages, tool_of
 from grue.protocol.tools.names import SERVER, is_built_in
-from grue.protocol.tools.policy import Terms, matches_any
+from grue.protocol.tools.policy import matches_any
 from grue.protocol.tools.results import MediaRoom, is_referred
 
 T = TypeVar("T")
@@ -319,13 +319,6 @@ class AwaitingSummary(Struct, frozen=True):
     new: tuple[m.ConversationItem, ...]
 
 
-class JudgedCall(Struct, frozen=True):
-    """A valid call, and what the policy says about it."""
-
-    valid: ValidCall
-    terms: Terms
-
-
 CallNote: TypeAlias = m.ToolRejected | m.ToolDenied | m.ToolSkipped
 """A note about a call that is not made."""
 
@@ -351,7 +344,7 @@ class JudgedReply(Struct, frozen=True, kw_only=True):
     """
 
     calls: Mapping[m.CallId, m.ToolCall]
-    open: tuple[JudgedCall, ...]
+    open: tuple[ValidCall, ...]
     earlier: tuple[m.ToolCallRecord, ...] = ()
     settled: tuple[m.ToolCallRecord, ...]
     used_before: Mapping[str, int] = {}

@@ -53,7 +53,7 @@ from grue.protocol.tools.calls import (
     skip,
     without_doubles,
 )
-from grue.protocol.tools.policy import Decisions, Terms, definition_digest, judge, judged, question_about
+from grue.protocol.tools.policy import Decisions, definition_digest, judge, judged, question_about
 from grue.protocol.tools.policy import settled as settled_decisions
 from grue.protocol.tools.results import NOT_AS_DECIDED
 from grue.protocol.turn import states as s
@@ -76,7 +76,7 @@ def start_calls(
         changed: The arguments of calls that a person has changed.
         notes: Notes to record before the calls.
     """
-    runs = runs_of([(each.valid, each.terms) for each in reply.open], bind=turn.run.binds_calls)
+    runs = runs_of(reply.open, bind=turn.run.binds_calls)
     if not runs:
         # The notes of calls that were rejected or denied have the next batch's number. No batch is sent
         # here, so count one; the notes of the next reply would have the same number otherwise.
@@ -100,7 +100,7 @@ def _placed(reply: s.JudgedReply) -> tuple[s.PlacedNote, ...]:
     if not reply.noted:
         return ()
     notes = {note.call_id: note for note in reply.noted}
-    made = {each.valid.call.call_id for each in reply.open}
+    made = {each.call.call_id for each in reply.open}
     placed: list[s.PlacedNote] = []
     settled = len(reply.settled)
     for call_id in reply.calls:
@@ -303,16 +303,13 @@ def call(
     before = turn.used
     turn, judged = _judged(turn, valid)
     if tasks:
-        judged = _in_order(calls, (*judged, *_under_way(calls, tasks)))
-    outdated = {
-        each.valid.call.call_id: each.valid.call for each in judged if _is_outdated(each, definitions)
-    }
-    judged = tuple(each for each in judged if each.valid.call.call_id not in outdated)
+        under_way = (open_call(call, tasks[call.call_id]) for call in calls if call.call_id in tasks)
+        judged = _in_order(calls, (*judged, *under_way))
+    outdated = {each.call.call_id: each.call for each in judged if _is_outdated(each, definitions)}
+    judged = tuple(each for each in judged if each.call.call_id not in outdated)
     error = f"Tool call failed: {NOT_AS_DECIDED}"
     rejected = (*rejected, *(Unmade(each, error) for each in outdated.values()))
-    denied = tuple(
-        Unmade(each.valid.call, each.terms.reason) for each in judged if each.terms.verdict == "deny"
-    )
+    denied = tuple(Unmade(each.call, each.terms.reason) for each in judged if each.terms.verdict == "deny")
     batch = m.BatchId(turn.batches + 1)
     rejections, rejected_records = reject(rejected, turn.iterations, batch)
     denials, denied_records = deny(denied, turn.iterations, batch)
@@ -336,12 +333,12 @@ def _noted(
     return replace(reply, noted=(*reply.noted, *notes)), ()
 
 
-def _is_outdated(each: s.JudgedCall, definitions: Mapping[str, str]) -> bool:
+def _is_outdated(each: ValidCall, definitions: Mapping[str, str]) -> bool:
     """Return whether the tool has changed since the call was decided on, and nobody is asked about it now."""
-    if each.terms.verdict == "ask" or each.valid.task is not None:
+    if each.terms.verdict == "ask" or each.task is not None:
         return False
-    made_for = definitions.get(each.valid.tool.name)
-    return made_for is not None and made_for != definition_digest(each.valid.tool)
+    made_for = definitions.get(each.tool.name)
+    return made_for is not None and made_for != definition_digest(each.tool)
 
 
 def _ask(
@@ -394,33 +391,26 @@ def parked_at_questions(state: s.AwaitingApproval, expires_at: float | None = No
 
 
 def _questions(turn: Turn, reply: s.JudgedReply) -> tuple[ApprovalQuestion, ...]:
-    asked = ((each.valid, each.terms.reason) for each in reply.open if each.terms.verdict == "ask")
     show = turn.run.show_schemas
     return tuple(
-        question_about(valid.call.call_id, valid.tool, valid.arguments, reason, show_schema=show)
-        for valid, reason in asked
+        question_about(each.call.call_id, each.tool, each.arguments, each.terms.reason, show_schema=show)
+        for each in reply.open
+        if each.terms.verdict == "ask"
     )
 
 
-def _judged(turn: Turn, valid: tuple[ValidCall, ...]) -> tuple[Turn, tuple[s.JudgedCall, ...]]:
+def _judged(turn: Turn, valid: tuple[ValidCall, ...]) -> tuple[Turn, tuple[ValidCall, ...]]:
     policy = turn.run.tool_policy
     if not policy.rules:
-        return turn, tuple(s.JudgedCall(each, Terms()) for each in valid)
+        return turn, valid
     terms, used = judge(policy, (each.tool for each in valid), turn.used)
-    return replace(turn, used=used), tuple(map(s.JudgedCall, valid, terms))
+    judged = (replace(each, terms=found) for each, found in zip(valid, terms, strict=True))
+    return replace(turn, used=used), tuple(judged)
 
 
-def _under_way(
-    calls: tuple[m.ToolCall, ...], tasks: Mapping[m.CallId, m.OpenTask]
-) -> tuple[s.JudgedCall, ...]:
-    return tuple(
-        s.JudgedCall(open_call(call, tasks[call.call_id]), Terms()) for call in calls if call.call_id in tasks
-    )
-
-
-def _in_order(calls: tuple[m.ToolCall, ...], judged: tuple[s.JudgedCall, ...]) -> tuple[s.JudgedCall, ...]:
+def _in_order(calls: tuple[m.ToolCall, ...], judged: tuple[ValidCall, ...]) -> tuple[ValidCall, ...]:
     place = {call.call_id: number for number, call in enumerate(calls)}
-    return tuple(sorted(judged, key=lambda each: place[each.valid.call.call_id]))
+    return tuple(sorted(judged, key=lambda each: place[each.call.call_id]))
 
 
 def _changed_before(tasks: Mapping[m.CallId, m.OpenTask]) -> dict[m.CallId, m.JsonObject]:
@@ -440,33 +430,32 @@ def _send(
     turn: Turn, reply: s.JudgedReply, decisions: Decisions, notes: tuple[m.TurnNote, ...]
 ) -> Transition:
     """Answer the calls that were denied, and have the others made."""
-    approved: list[s.JudgedCall] = []
+    approved: list[ValidCall] = []
     denied: list[Unmade] = []
     changed = _changed_before(turn.open_tasks)
     for each in reply.open:
-        made_call = each.valid.call
-        outcome = _decided(each, decisions.get(made_call.call_id))
+        outcome = _decided(each, decisions.get(each.call.call_id))
         if isinstance(outcome, Unmade):
             denied.append(outcome)
             continue
         approved.append(outcome)
         if outcome is not each:
-            changed[made_call.call_id] = outcome.valid.arguments
+            changed[each.call.call_id] = outcome.arguments
     denials, records = deny(tuple(denied), turn.iterations, m.BatchId(turn.batches + 1))
     reply = replace(reply, open=tuple(approved), settled=(*reply.settled, *records))
     reply, at_once = _noted(turn, reply, denials)
     return start_calls(turn, reply, changed, (*notes, *at_once))
 
 
-def _decided(each: s.JudgedCall, decision: ApprovalDecision | None) -> s.JudgedCall | Unmade:
+def _decided(each: ValidCall, decision: ApprovalDecision | None) -> ValidCall | Unmade:
     if decision is None:  # nobody was asked about this call
         return each
     found = judged(decision)
     if found.denied:
-        return Unmade(each.valid.call, found.denied)
+        return Unmade(each.call, found.denied)
     if found.changed is None:
         return each
-    return replace(each, valid=replace(each.valid, arguments=found.changed))
+    return replace(each, arguments=found.changed)
 
 
 DECLINED = "the model declined to answer: {words}"
