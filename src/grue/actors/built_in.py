@@ -13,12 +13,11 @@ import anyio.to_thread
 from grue import messages as m
 from grue.protocol.tools import results as tool_results
 from grue.protocol.tools.calls import (
-    BatchArrived,
     CallSettled,
     MakeCall,
-    NoBatch,
     ReportSettlement,
     batch_step,
+    begin_batch,
 )
 from grue.runtime.actor import Actor, Mailbox, Note
 from grue.runtime.trace.recorder import Envelope
@@ -53,7 +52,7 @@ class BuiltInTools(Actor[m.SessionCommand]):
         """Answer the calls of a batch, one after the other. A cancellation gives up the call under way."""
         batch = envelope.body
         assert isinstance(batch, m.CallTools), "it has no session to open or close"
-        state, commands = batch_step(NoBatch(), BatchArrived(batch))
+        state, commands = begin_batch(batch)
         while commands:
             settlement: CallSettled | None = None
             for command in commands:

@@ -22,13 +22,12 @@ from grue import messages as m
 from grue.policies import AfterFailedConnect
 from grue.protocol.tools import results as tool_results
 from grue.protocol.tools.calls import (
-    BatchArrived,
     CallSettled,
     MakeCall,
-    NoBatch,
     ReadChangedTools,
     ReportSettlement,
     batch_step,
+    begin_batch,
     is_as_decided,
     not_as_decided,
 )
@@ -248,7 +247,7 @@ class SessionActor(Actor[m.SessionCommand]):
             await self._serve_batch(connection, batch, cause)
 
     async def _serve_batch(self, connection: ToolConnection | None, batch: m.CallTools, cause: int) -> None:
-        state, commands = batch_step(NoBatch(), BatchArrived(batch, connected=connection is not None))
+        state, commands = begin_batch(batch, connected=connection is not None)
         while commands:
             settlement: CallSettled | None = None
             for command in commands:

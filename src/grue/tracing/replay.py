@@ -32,13 +32,12 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.protocol.tool_loop import AGENT, NOTED_EVENTS, IllegalEvent, step
 from grue.protocol.tools.calls import (
-    BatchArrived,
     CallSettled,
     MakeCall,
-    NoBatch,
     ReadChangedTools,
     ReportSettlement,
     batch_step,
+    begin_batch,
 )
 from grue.protocol.turn.connection import (
     Attempt,
@@ -520,7 +519,7 @@ class _Session:
                 raise _Diverged(self._turn.unexpected(recorded, reason, after=cause))
 
     def _call(self, batch: m.CallTools, cause: EpisodeEnvelope) -> None:
-        state, commands = batch_step(NoBatch(), BatchArrived(batch, connected=self._connected))
+        state, commands = begin_batch(batch, connected=self._connected)
         while commands:
             settled: CallSettled | None = None
             for command in commands:

@@ -1,8 +1,8 @@
 """The tool calls of a reply: batches for each server, which calls of a batch are made, how each call ends.
 
-`protocol/turn/tools.py` decides when a batch is sent. `batch_step` is the state machine of one batch within
-its session: the session actor carries out its commands, in order; a replay computes them again from the
-recorded settlements and compares. Its rules:
+`protocol/turn/tools.py` decides when a batch is sent. `begin_batch` and `batch_step` are the state machine of
+one batch within its session: the session actor carries out its commands, in order; a replay computes them
+again from the recorded settlements and compares. Its rules:
 
 - One call at a time: the next call is made when the one before is settled and its settlement reported. A
   server may handle concurrent requests in any order.
@@ -400,17 +400,8 @@ class Calling(Struct, frozen=True):
 BatchState: TypeAlias = NoBatch | Calling
 
 
-class BatchArrived(Struct, frozen=True):
-    """A batch is to be served; `connected` says whether the session has a server."""
-
-    batch: m.CallTools
-    connected: bool = True
-
-
 CallSettled: TypeAlias = m.ToolReturned | m.ToolTimedOut | m.ServerDied | m.ToolSkipped
 """The event that follows `MakeCall`: `ToolSkipped` if the call is refused before it is sent."""
-
-BatchEvent: TypeAlias = BatchArrived | CallSettled
 
 
 class ReadChangedTools(Struct, frozen=True):
@@ -438,34 +429,20 @@ BatchCommand: TypeAlias = ReadChangedTools | MakeCall | ReportSettlement
 BatchTransition: TypeAlias = tuple[BatchState, tuple[BatchCommand, ...]]
 
 
-class IllegalBatchEvent(Exception):  # noqa: N818 - a bug in the caller, named for what it met
-    """The event cannot happen in this state. This is a bug in the caller."""
+def begin_batch(batch: m.CallTools, *, connected: bool = True) -> BatchTransition:
+    """Return the first state of a batch and its first commands; `connected`: the session has a server."""
+    if connected:
+        return _next_call(batch, 0)
+    return NoBatch(), _skipped(batch, 0, tool_results.SKIPPED_AFTER_DEATH)
 
 
-def batch_step(state: BatchState, event: BatchEvent) -> BatchTransition:
-    """Return the next state, and the commands to carry out, in order; a `MakeCall` is the last of them.
-
-    Raises:
-        IllegalBatchEvent: The event cannot happen in this state; the text names both.
-    """
-    match state, event:
-        case NoBatch(), BatchArrived(batch, connected=True):
-            return _next_call(batch, 0)
-        case NoBatch(), BatchArrived(batch):
-            return NoBatch(), _skipped(batch, 0, tool_results.SKIPPED_AFTER_DEATH)
-        case Calling(batch, position), BatchArrived():
-            raise IllegalBatchEvent(
-                f"BatchArrived in state Calling: call {position + 1} of batch {batch.batch} is not settled"
-            )
-        case Calling(
-            batch, position
-        ), m.ToolReturned() | m.ToolTimedOut() | m.ServerDied() | m.ToolSkipped() if (
-            event.batch,
-            event.call_id,
-        ) == (batch.batch, batch.calls[position].call_id):
+def batch_step(state: BatchState, event: CallSettled) -> BatchTransition:
+    """Return the next state, and the commands to carry out, in order; a `MakeCall` is the last of them."""
+    if isinstance(state, Calling):
+        batch, position = state.batch, state.position
+        if (event.batch, event.call_id) == (batch.batch, batch.calls[position].call_id):
             return _settled(batch, position, event)
-        case _:
-            return state, ()
+    return state, ()
 
 
 def _settled(batch: m.CallTools, position: int, event: CallSettled) -> BatchTransition:

@@ -2,7 +2,6 @@
 
 from typing import Any, get_args
 
-import pytest
 from case_tables import each_case
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,18 +20,16 @@ from grue.messages import (
     ToolTimedOut,
 )
 from grue.protocol.tools.calls import (
-    BatchArrived,
     BatchCommand,
-    BatchEvent,
     BatchState,
     Calling,
     CallSettled,
-    IllegalBatchEvent,
     MakeCall,
     NoBatch,
     ReadChangedTools,
     ReportSettlement,
     batch_step,
+    begin_batch,
     not_as_decided,
 )
 from grue.protocol.tools.results import INTERRUPTED, SKIPPED_AFTER_DEATH, SKIPPED_AFTER_TIMEOUT
@@ -76,14 +73,7 @@ def skipped(number: int, reason: str) -> ReportSettlement:
 
 READ = ReadChangedTools()
 TWO, PATIENT = batch_of(2), batch_of(2, "continue")
-ROWS: list[tuple[BatchState, BatchEvent, BatchState, tuple[BatchCommand, ...]]] = [
-    (NoBatch(), BatchArrived(TWO), Calling(TWO, 0), (READ, made(0))),
-    (
-        NoBatch(),
-        BatchArrived(TWO, connected=False),
-        NoBatch(),
-        (skipped(0, SKIPPED_AFTER_DEATH), skipped(1, SKIPPED_AFTER_DEATH)),
-    ),
+ROWS: list[tuple[BatchState, CallSettled, BatchState, tuple[BatchCommand, ...]]] = [
     (Calling(TWO, 0), returned(0), Calling(TWO, 1), (ReportSettlement(returned(0)), READ, made(1))),
     (Calling(TWO, 1), returned(1), NoBatch(), (READ, ReportSettlement(returned(1)))),
     (
@@ -114,20 +104,21 @@ ROWS: list[tuple[BatchState, BatchEvent, BatchState, tuple[BatchCommand, ...]]] 
 
 
 def test_the_table_is_complete() -> None:
-    pairs = {(type(state), type(event)) for state, event, *_ in ROWS} | {(Calling, BatchArrived)}
-    assert pairs == {(state, event) for state in get_args(BatchState) for event in get_args(BatchEvent)}
+    pairs = {(type(state), type(event)) for state, event, *_ in ROWS}
+    assert pairs == {(state, event) for state in get_args(BatchState) for event in get_args(CallSettled)}
 
 
 @each_case("state, event, following, commands", ROWS)
 def test_a_listed_pair_leads_on(
-    state: BatchState, event: BatchEvent, following: BatchState, commands: tuple[BatchCommand, ...]
+    state: BatchState, event: CallSettled, following: BatchState, commands: tuple[BatchCommand, ...]
 ) -> None:
     assert batch_step(state, event) == (following, commands)
 
 
-def test_a_second_batch_while_one_is_under_way_is_illegal() -> None:
-    with pytest.raises(IllegalBatchEvent, match="BatchArrived in state Calling: call 2 of batch 1"):
-        batch_step(Calling(TWO, 1), BatchArrived(TWO))
+def test_a_batch_begins_with_its_first_call_or_is_skipped_without_a_server() -> None:
+    assert begin_batch(TWO) == (Calling(TWO, 0), (READ, made(0)))
+    dead = (skipped(0, SKIPPED_AFTER_DEATH), skipped(1, SKIPPED_AFTER_DEATH))
+    assert begin_batch(TWO, connected=False) == (NoBatch(), dead)
 
 
 FATES = st.lists(st.sampled_from([returned, timed_out, died, outdated]), min_size=1, max_size=8)
@@ -139,7 +130,7 @@ def test_every_call_is_settled_once_in_order_and_one_is_under_way_at_a_time(
     fates: list[Any], late: list[int], after_timeout: str, connected: bool
 ) -> None:
     batch = batch_of(len(fates), after_timeout)
-    state, commands = batch_step(NoBatch(), BatchArrived(batch, connected))
+    state, commands = begin_batch(batch, connected=connected)
     settled: list[Any] = []
     calls: list[ToolCalled] = []
     while commands:
@@ -172,7 +163,7 @@ def test_a_call_that_was_sent_before_is_asked_for_by_its_task_or_may_have_taken_
     asked = batch_of(2)
     first, second = asked.calls
     batch = replace(asked, calls=(first, replace(second, task=task)))
-    state, _ = batch_step(NoBatch(), BatchArrived(batch))
+    state, _ = begin_batch(batch)
     _, commands = batch_step(state, returned(0))
     (make,) = (each for each in commands if isinstance(each, MakeCall))
     assert make.called.task == task
