@@ -29,7 +29,7 @@ shorter secret may occur in a text by chance."""
 
 
 class SecretPattern(NamedTuple):
-    """A family of forms of one secret.
+    """A family of the forms in which one secret may be written, such as its base64 forms.
 
     Attributes:
         probe: Bytes that each form contains.

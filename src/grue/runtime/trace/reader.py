@@ -76,7 +76,10 @@ class RecordedLine(Struct, Generic[B], frozen=True):
 
     @property
     def tag(self) -> str:
-        """The tag of the body's type. Empty: the body, which grue cannot have written, begins without it."""
+        """The tag of the body's type; empty if the body does not begin with a tag.
+
+        Each body that grue has written begins with its tag.
+        """
         body = self.line.body
         tag = tag_at_start(body)
         if not tag and bytes(memoryview(cast("Any", body))[: len(REFERENCE_START)]) == REFERENCE_START:

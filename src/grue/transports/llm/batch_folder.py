@@ -159,7 +159,7 @@ class BatchFolder(Closing):
         return f"{self.manifest.run}-{turn}-{request}-{digest}-{attempt}"
 
     def set_aside(self, turn: int) -> None:
-        """Move the trace of a failed turn aside, so that the turn is run again from its beginning."""
+        """Rename the trace of a failed turn, so that the turn is run again from its beginning."""
         with self.using():
             self.turn(turn).rename(self._failed(turn, self._attempt(turn)))
 
