@@ -151,8 +151,8 @@ class ToolDefinition(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
             none.
         trusted: The annotations can be trusted, because the tool lock holds this definition. Never set by a
             server.
-        boxed: The tool's server runs in a box that this machine enforces whole. Set by the host, never by a
-            server.
+        boxed: The tool's server runs in a box, and this machine enforces every limit of the box. Set by the
+            host, never by a server.
     """
 
     server: ServerName
@@ -559,7 +559,7 @@ class DeadlineMissed(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Interrupted(Struct, frozen=True, kw_only=True, tag=True):
-    """The turn was cancelled from outside, by Ctrl-C or by the caller, or by another actor's crash."""
+    """The turn was cancelled: by Ctrl-C, by the caller, or because another actor crashed."""
 
     reason: str
 
@@ -680,11 +680,11 @@ class ReplyFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ReplyTokens(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The tokens of a reply, as the endpoint says that the model wrote them. No code decides by them.
+    """The tokens of a reply, as the endpoint reports them. No code decides by them.
 
     Attributes:
-        ids: The tokens' ids, in order; empty: the endpoint does not say.
-        logprobs: The tokens' log-probabilities, in the same order; empty: the endpoint does not say.
+        ids: The tokens' ids, in order; empty: the endpoint does not report ids.
+        logprobs: The tokens' log-probabilities, in the same order; empty: the endpoint reports none.
     """
 
     ids: tuple[int, ...] = ()

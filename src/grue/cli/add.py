@@ -515,7 +515,7 @@ def _taken(name: str, path: Path) -> str:
 
 
 def _require_consent(adding: Adding, question: str, otherwise: str) -> None:
-    """Ask the user, unless the command has `--yes`; without a yes, raise an error that says `otherwise`."""
+    """Ask the user, unless the command has `--yes`. If the answer is no, raise an error with `otherwise`."""
     if adding.yes:
         return
     if not _at_a_terminal():

@@ -42,7 +42,7 @@ class Commands(TyperGroup):
     """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command. If people type this word for another command, raise an error that names that."""
+        """Find the command. For a word that people type in place of a command, the error names the command."""
         try:
             return super().resolve_command(ctx, args)
         except _UsageError as error:

@@ -239,7 +239,10 @@ _ABOUT = (
 
 
 def _names(module: Any) -> list[str]:
-    """Return the classes and functions of grue that a module exports; of `messages`, all that it defines."""
+    """Return the classes and functions of grue that a module exports; of `messages`, all that it defines.
+
+    The decorator `tool` is left out: a test has no use for it, and the word is in many texts.
+    """
     listed: list[str] = dir(module) if module is m else getattr(module, "__all__", None) or dir(module)
     own = [each for each in listed if isinstance(getattr(module, each), type | FunctionType)]
     return [each for each in own if getattr(module, each).__module__.startswith("grue.") and each != "tool"]
@@ -524,7 +527,7 @@ def _listed(run: RecordedRun) -> list[m.ToolDefinition]:
 
 
 def _history(run: RecordedRun) -> list[Any]:
-    """Return the history before the turn, as plain data."""
+    """Return what was said in the turn's conversation before the turn: texts, replies and tool results."""
     if not run.earlier:
         return []
     past = run.begun.history

@@ -48,7 +48,7 @@ class Reader(Protocol):
         """
 
     def forget(self) -> None:
-        """Discard what was typed before now; a person types an answer after having seen the question."""
+        """Discard what was typed before now, so that only what follows the question counts as an answer."""
 
     def answer(self, question: str, default: str = "") -> str:
         """Ask for a short answer; empty if the input has ended.
