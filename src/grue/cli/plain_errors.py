@@ -42,7 +42,7 @@ class Commands(TyperGroup):
     """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command. For a word that people type in place of a command, the error names the command."""
+        """Find the command. For a word in `_MEANT`, the error names the command that is meant."""
         try:
             return super().resolve_command(ctx, args)
         except _UsageError as error:

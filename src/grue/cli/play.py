@@ -167,7 +167,7 @@ def _configuration(options: PlayOptions) -> tuple[GameConfiguration, Any]:
     config.mcp_enabled = True
     if options.output not in ("json", "quiet"):
         why = "no MCP servers are configured"
-        if (file := config.mcp_config_path).is_file():  # Other commands do use this file.
+        if (file := config.mcp_config_path).is_file():  # Other commands use it, so say why this one does not.
             why = f"{shown_path(file)} is not used without --mcp-config, or enabled = true"
         say(
             f"grue: {why}, so the bundled server, {BUNDLED_NAME!r}, is used. For none:"
