@@ -340,6 +340,7 @@ def test_an_address_and_a_command_are_told_how_to_be_added(tmp_path: Path) -> No
     for source, says in (
         ("http://127.0.0.1:9/mcp", "grue add http://127.0.0.1:9/mcp --use remote --name NAME"),
         ("npx", "'npx' is a command. Write npm:PACKAGE in its place"),
+        ("https://[::1/mcp", "'https://[::1/mcp' is not a URL: Invalid IPv6 URL."),
         ("absent.py", "There is no file 'absent.py'. Name a program of yours"),
     ):
         refused = grue("add", source, "--yes", cwd=tmp_path)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 import msgspec
 import typer
@@ -107,7 +107,7 @@ def _own(adding: Adding, folder: Path) -> descriptions.Described | None:
     """Return the server if the source is a program file of the user's, or a URL; otherwise `None`."""
     source = Path(adding.source)
     if adding.kind == "remote" and "://" in adding.source:
-        name = adding.name or descriptions.default_name(urlsplit(adding.source).hostname or "")
+        name = adding.name or descriptions.default_name(_address(adding.source).hostname or "")
         entry = {"url": adding.source}
         return descriptions.Described(name=name, title="A server by URL", entry=entry, kind="remote")
     command = own_python() if source.suffix == ".py" else _SCRIPTS.get(source.suffix)
@@ -157,7 +157,7 @@ def _downloaded(offered: descriptions.OfferedBundle, adding: Adding) -> Iterator
     Raises:
         MCPConfigError: The user did not agree, or the bundle cannot be downloaded.
     """
-    where = printable(urlsplit(offered.url).hostname or "")
+    where = printable(_address(offered.url).hostname or "")
     say(f"download {printable(offered.url, 500)}")
     question = f"Download it from {where}? Nothing of it is started yet."
     _require_consent(adding, question, "Nothing was downloaded.")
@@ -337,7 +337,7 @@ def _check_answer(answer: object, name: str) -> None:
 def _fetched(url: str) -> object:
     """Fetch a description: one request, no redirect, no key of the user's, at most 1 MiB."""
     content = b"".join(_pieces(url, most=_MOST_FETCHED))
-    where = printable(urlsplit(url).hostname or "")
+    where = printable(_address(url).hostname or "")
     try:
         return parse_json(content.decode(), Path(where)).value
     except UnicodeDecodeError as error:
@@ -348,7 +348,7 @@ def _pieces(url: str, *, most: int, redirects: int = 0) -> Iterator[bytes]:
     """Yield the content of an address. Sends no key of the user's, and follows no redirect to http."""
     import httpx
 
-    parts = urlsplit(url)
+    parts = _address(url)
     where = printable(parts.hostname or "")
     if parts.scheme not in ("http", "https") or not where:
         raise MCPConfigError("An address begins with http:// or https:// and has a host.")
@@ -369,6 +369,13 @@ def _pieces(url: str, *, most: int, redirects: int = 0) -> Iterator[bytes]:
     if further is None or not redirects or (parts.scheme, further.url.scheme) == ("https", "http"):
         raise MCPConfigError(f"{where} has answered with status {status}.")
     yield from _pieces(str(further.url), most=most, redirects=redirects - 1)
+
+
+def _address(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError as error:
+        raise MCPConfigError(f"'{printable(url, 200)}' is not a URL: {error}.") from error
 
 
 def _up_to(most: int, pieces: Iterator[bytes], where: str) -> Iterator[bytes]:
