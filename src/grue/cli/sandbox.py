@@ -99,6 +99,8 @@ def try_command(name: str, command: list[str], mcp_config: Path | None) -> int:
         for line in started.refusals("", died=status != 0):
             say(printable(line), err=True)
         return status if status >= 0 else 128 - status
+    except OSError as error:
+        raise MCPConfigError(f"{printable(program)} cannot be started: {error.strerror}.") from error
     finally:
         started.end()
 

@@ -156,6 +156,11 @@ def test_the_commands_show_try_and_learn(tmp_path: Path) -> None:
     assert sandbox_of(json.loads(learned.stdout)["sandbox"]) == Sandbox()
     unknown = commands.grue("sandbox", "try", "absent", "--mcp-config", str(path), "--", "true", cwd=tmp_path)
     assert "no preset and no server 'absent'" in unknown.stderr
+    (tmp_path / "garbage").write_bytes(b"\x01\x02")
+    (tmp_path / "garbage").chmod(0o755)
+    garbage = commands.grue("sandbox", "try", "files", "--", "./garbage", cwd=tmp_path)
+    assert garbage.returncode == 2
+    assert "garbage cannot be started: Exec format error." in garbage.stderr
 
 
 def test_a_ctrl_c_ends_what_is_tried_and_leaves_no_scratch_folder(tmp_path: Path) -> None:
