@@ -7,8 +7,9 @@ from grue.testing.llm_replies import text_reply
 script = [stalled(text_reply("take lamp")), rate_limited(1), text_reply("take lamp")]
 ```
 
-Each fault works with whole replies and with streams, in every format. Two more are `silence` and `hang_up` in
-`llm_replies.py`. Replies that hang or pause end immediately when the server closes.
+Each fault works with whole replies and with streams, in every format. Only `error_in_stream` and
+`garbage_in_stream` need a stream: without one, the reply is sent as it is. Two more faults are `silence` and
+`hang_up` in `llm_replies.py`. Replies that hang or pause end immediately when the server closes.
 """
 
 import gzip
@@ -109,12 +110,12 @@ def in_place_of_json(body: bytes) -> LlmReply:
 
 
 def error_in_stream(reply: LlmReply = _GOOD_REPLY, *, after: float = 0.5) -> LlmReply:
-    """End a stream after a fraction of its events with an error event; a reply without a stream is whole."""
+    """End a stream after a fraction of its events with an error event."""
     return replace(reply, amid="error", after=after)
 
 
 def garbage_in_stream(
     reply: LlmReply = _GOOD_REPLY, garbage: bytes = b"data: {garbage\n\n", *, after: float = 0.5
 ) -> LlmReply:
-    """Send these bytes between two events of a stream, then go on; a reply without a stream is whole."""
+    """Send these bytes between two events of a stream, then continue the stream."""
     return replace(reply, amid=garbage, after=after)
