@@ -45,8 +45,9 @@ from grue.engine.turn_actors import GoesOn, TurnResources
 from grue.engine.wiring import TurnsUnderWay
 from grue.errors import BudgetSpent, MCPConfigError, MCPError, TraceError
 from grue.policies import Batching, Budget
+from grue.protocol.chat_wire.batch_forms import batch_form_of
 from grue.protocol.chat_wire.failures import Fault
-from grue.protocol.chat_wire.formats import FORMATS, batch_form_of
+from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.profile import shown_endpoint
 from grue.protocol.context.history import History, take_step
 from grue.protocol.turn.prices import most_usage

@@ -30,9 +30,9 @@ from msgspec import Struct
 from grue.errors import FleetError, TraceError
 from grue.fleet.request_count import RequestCount
 from grue.policies import Batching
-from grue.protocol.chat_wire.batch_forms import Result
+from grue.protocol.chat_wire.batch_forms import Result, batch_form_of
 from grue.protocol.chat_wire.failures import Fault
-from grue.protocol.chat_wire.formats import FORMATS, WireName, batch_form_of
+from grue.protocol.chat_wire.formats import FORMATS, WireName
 from grue.protocol.chat_wire.profile import shown_endpoint
 from grue.runtime.files import LineFile, read_regular
 from grue.transports.llm.batch_desk import BatchDesk, BatchRefused

@@ -16,7 +16,6 @@ from msgspec import Struct, field
 
 from grue import messages as m
 from grue.protocol.chat_wire import wire_format as w
-from grue.protocol.chat_wire.batch_forms import AnthropicBatches
 from grue.protocol.chat_wire.failures import Fault, fault_in, fault_of_error
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
 from grue.protocol.chat_wire.server_events import (
@@ -264,7 +263,6 @@ class AnthropicMessages(w.WireFormat):
     echoes_text = True
     results_carry_media = True
     marks_results = True
-    batches = AnthropicBatches()
 
     def headers(self, key: str) -> dict[str, str]:
         """Return the headers with the API version and the key, which is left out if it is empty."""

@@ -9,11 +9,13 @@ batch. Anthropic keeps none, so there a batch of the same time and size counts a
 ids.
 """
 
+from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct, field
 
+from grue.errors import MCPConfigError
 from grue.policies import FailureKind, FailureReason
 from grue.protocol.chat_wire.failures import STATUS_OF_TYPE, Fault
 
@@ -237,6 +239,24 @@ class _AnthropicLine(Struct):
 
 
 BatchForm: TypeAlias = OpenAIBatches | AnthropicBatches
+
+FORMS: Mapping[str, BatchForm] = {
+    "chat_completions": OpenAIBatches(),
+    "responses": OpenAIBatches(),
+    "messages": AnthropicBatches(),
+}
+"""The forms of batches by the name of the wire format whose providers take them."""
+
+
+def batch_form_of(wire: str) -> BatchForm:
+    """Return the form in which a wire format's providers take batches.
+
+    Raises:
+        MCPConfigError: The providers of this format take no batches.
+    """
+    if wire not in FORMS:
+        raise MCPConfigError(f"No batches are known for the wire format {wire!r}. Ask without `batch`.")
+    return FORMS[wire]
 
 
 def batches_in(form: BatchForm, body: bytes) -> tuple[list[BatchState], str]:

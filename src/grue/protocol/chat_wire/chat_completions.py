@@ -14,7 +14,6 @@ from msgspec import Struct, field
 
 from grue import messages as m
 from grue.protocol.chat_wire import wire_format as w
-from grue.protocol.chat_wire.batch_forms import BatchForm, OpenAIBatches
 from grue.protocol.chat_wire.failures import Fault, error_in, fault_in, fault_of_error
 from grue.protocol.chat_wire.profile import WireProfile
 from grue.protocol.chat_wire.server_events import DamagedStream, OversizedStream, ServerEvent, intact
@@ -40,7 +39,6 @@ class ChatCompletions(w.WireFormat):
     echoes_text = False
     results_carry_media = False
     marks_results = False
-    batches: BatchForm | None = OpenAIBatches()
 
     def encode_items(
         self, items: Sequence[w.WireItem], marked: Collection[int], profile: WireProfile

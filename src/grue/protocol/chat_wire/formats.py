@@ -3,9 +3,7 @@
 from collections.abc import Mapping
 from typing import Literal
 
-from grue.errors import MCPConfigError
 from grue.protocol.chat_wire.anthropic_messages import AnthropicMessages
-from grue.protocol.chat_wire.batch_forms import BatchForm
 from grue.protocol.chat_wire.chat_completions import ChatCompletions
 from grue.protocol.chat_wire.responses import Responses
 from grue.protocol.chat_wire.wire_format import WireFormat
@@ -18,15 +16,3 @@ _ALL: list[WireFormat] = [ChatCompletions(), Responses(), AnthropicMessages()]
 
 FORMATS: Mapping[str, WireFormat] = {each.name: each for each in _ALL}
 """The formats by name."""
-
-
-def batch_form_of(wire: str) -> BatchForm:
-    """Return the form in which a wire format's providers take batches.
-
-    Raises:
-        MCPConfigError: The providers of this format take no batches.
-    """
-    form = FORMATS[wire].batches
-    if form is None:
-        raise MCPConfigError(f"No batches are known for the wire format {wire!r}. Ask without `batch`.")
-    return form

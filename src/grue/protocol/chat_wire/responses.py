@@ -22,7 +22,6 @@ from msgspec import Struct, field
 
 from grue import messages as m
 from grue.protocol.chat_wire import wire_format as w
-from grue.protocol.chat_wire.batch_forms import OpenAIBatches
 from grue.protocol.chat_wire.failures import Fault, fault_in, fault_of_error
 from grue.protocol.chat_wire.profile import WireProfile
 from grue.protocol.chat_wire.server_events import (
@@ -353,7 +352,6 @@ class Responses(w.WireFormat):
     echoes_text = True
     results_carry_media = True
     marks_results = False
-    batches = OpenAIBatches()
 
     def encode_items(
         self, items: Sequence[w.WireItem], marked: Collection[int], profile: WireProfile

@@ -1,7 +1,8 @@
 """The interface of a wire format, a decoded reply, and the code that the formats share.
 
 To add a wire format, derive a class from `WireFormat` and write an assembler for its streams, each in a
-module of its own, and add a row to `formats.py`. mypy names what the class lacks.
+module of its own, and add a row to `formats.py`. mypy names what the class lacks. If its providers take
+batches, add a row to `batch_forms.py` too.
 
 The body of a request has three parts, each encoded once: a head (model, sampling), the messages, and a tail
 (tools, or the schema of the answer). Whatever changes from request to request is in the tail. Each request
@@ -18,7 +19,7 @@ import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -326,9 +327,6 @@ def cost(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and 0 <= value < _ABSURD else None
 
 
-if TYPE_CHECKING:
-    from grue.protocol.chat_wire.batch_forms import BatchForm
-
 SHOWN_NEXT = "shown in the next message"
 REFUSED = "not shown: the model's endpoint refused it"
 
@@ -534,9 +532,6 @@ class WireFormat(Protocol):
 
     marks_results: bool
     """Whether tool messages can have a cache marker."""
-
-    batches: "BatchForm | None"
-    """The form in which providers of this format take batches; `None`: they take none."""
 
     def headers(self, key: str) -> dict[str, str]:
         """Return the header with the key, if there is one, and the other headers that the format needs."""

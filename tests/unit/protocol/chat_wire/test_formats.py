@@ -6,17 +6,8 @@ from typing import get_args
 import pytest
 
 from grue.errors import MCPConfigError
-from grue.protocol.chat_wire import formats
-from grue.protocol.chat_wire.batch_forms import AnthropicBatches, OpenAIBatches
-from grue.protocol.chat_wire.chat_completions import ChatCompletions
-from grue.protocol.chat_wire.formats import FORMATS, WireName, batch_form_of
-
-
-class Plain(ChatCompletions):
-    """A format whose providers take no batches."""
-
-    name = "plain"
-    batches = None
+from grue.protocol.chat_wire.batch_forms import AnthropicBatches, OpenAIBatches, batch_form_of
+from grue.protocol.chat_wire.formats import FORMATS, WireName
 
 
 def test_every_row_has_a_name_that_settings_can_have() -> None:
@@ -33,9 +24,6 @@ def test_the_wire_format_decides_the_form_of_batches() -> None:
     }
 
 
-def test_a_format_without_batches_is_not_asked_in_the_form_of_another(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(formats, "FORMATS", {"plain": Plain()})
+def test_a_format_without_batches_is_not_asked_in_the_form_of_another() -> None:
     with pytest.raises(MCPConfigError, match="No batches are known for the wire format 'plain'"):
         batch_form_of("plain")
