@@ -15,7 +15,7 @@ counts as damage if the last event does not repeat the items, because then nothi
 event.
 """
 
-from collections.abc import Collection, Iterable, Sequence, Sized
+from collections.abc import Collection, Iterable, Iterator, Sequence, Sized
 from typing import Literal, assert_never
 
 from msgspec import Struct, field
@@ -285,17 +285,24 @@ class ResponsesAssembler:
 
     def _told(self, item: m.JsonObject, index: int) -> _CallEvents | None:
         """Return the call that an item of the response repeats, if no other item has repeated it."""
-        ids = _ids(item)
-        found = [call for given in ids for call in self._by_id.get(given, ())]
-        here = self._named.get((index, ""))
-        if here is not None and item.get("type") == _CALL and not (ids and here.ids):
-            found.append(here)
-        # Some gateways give the calls new ids in the response, so also look for the same name and arguments.
-        found += [call for call in self._calls[:_MOST_COMPARED] if call.agrees(item)]
-        call = next((call for call in found if not call.told), None)
+        call = next((call for call in self._alike(item, index) if not call.told), None)
         if call is not None:
             call.told = True
         return call
+
+    def _alike(self, item: m.JsonObject, index: int) -> Iterator[_CallEvents]:
+        """Yield the calls that an item of the response may repeat, the likeliest first."""
+        ids = _ids(item)
+        for given in ids:
+            calls = self._by_id.get(given, [])
+            while calls and calls[0].told:  # there may be thousands, if all have one id
+                calls.pop(0)
+            yield from calls
+        here = self._named.get((index, ""))
+        if here is not None and item.get("type") == _CALL and not (ids and here.ids):
+            yield here
+        # Some gateways give the calls new ids in the response, so also look for the same name and arguments.
+        yield from (call for call in self._calls[:_MOST_COMPARED] if call.agrees(item))
 
 
 def _ids(item: m.JsonObject) -> frozenset[str]:

@@ -1,6 +1,7 @@
 """The rules that each format gives its events. A stream that breaks one is damaged, whatever is left."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -348,6 +349,15 @@ def test_a_response_of_too_many_texts_ends_the_stream(monkeypatch: pytest.Monkey
     monkeypatch.setattr(wire_format, "MAX_CALLS", 2)
     with pytest.raises(OversizedStream, match="more than 2 items"):
         feed(ResponsesAssembler(), *[said("x", number) for number in range(4)])
+
+
+def test_the_most_calls_with_one_id_are_compared_without_a_standstill() -> None:
+    calls = [tool("a", "s.read", "{}")] * wire_format.MAX_CALLS
+    events = [done(item, output_index=number) for number, item in enumerate(calls)]
+    assembler = feed(ResponsesAssembler(), *events)
+    began = time.process_time()
+    assert feed(assembler, completed(*calls)).whole
+    assert time.process_time() - began < 1.0, "a search of all calls for each of them takes seconds"
 
 
 def test_a_stream_that_names_a_long_call_again_and_again_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
