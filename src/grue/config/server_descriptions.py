@@ -616,7 +616,8 @@ class _Fill:
 def _converted(value: object, kind: type[_T], what: str) -> _T:
     try:
         return msgspec.convert(value, kind)
-    except (msgspec.ValidationError, RecursionError) as error:
+    # A key with half a surrogate pair raises UnicodeError.
+    except (msgspec.ValidationError, UnicodeError, RecursionError) as error:
         raise MCPConfigError(f"This is not {what}: {printable(str(error), 300)}.") from error
 
 

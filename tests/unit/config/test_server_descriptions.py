@@ -240,7 +240,9 @@ def test_a_description_without_bounds_is_refused() -> None:
     assert "not a server.json" in refusal({**NPM, "environmentVariables": [{"name": "A", **deep}]})
 
 
-@pytest.mark.parametrize("written", [None, [], "x", {}, {"name": 1}, {"name": "a/b", "packages": {}}])
+@pytest.mark.parametrize(
+    "written", [None, [], "x", {}, {"name": 1}, {"name": "a/b", "packages": {}}, {"\ud800": 1}]
+)
 def test_what_is_no_description_is_refused(written: object) -> None:
     with pytest.raises(MCPConfigError, match=r"This is not a server\.json"):
         read_server(written, defaults)
