@@ -33,6 +33,7 @@ KeyPath = tuple[int | str, ...]
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>[^`]*)`")
 _PLAIN = "tag:yaml.org,2002:"
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 _MOST_LEVELS = 100
 
 
@@ -456,9 +457,9 @@ class _Reading:
     def _mapping(self, node: Any, keys: KeyPath) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            key = key_node.value
-            if key_node.id != "scalar" or key == "<<":
+            if key_node.id != "scalar" or key_node.value == "<<":
                 raise self._error(key_node, "a key should be a text")
+            key = self._text(key_node)
             path = (*keys, key)
             if key in found:
                 raise self._error(
@@ -469,7 +470,7 @@ class _Reading:
         return found
 
     def _scalar(self, node: Any) -> Any:
-        text = node.value
+        text = self._text(node)
         tag = node.tag.removeprefix(_PLAIN)
         if tag not in ("str", "int", "float", "bool", "null", "timestamp"):
             raise self._error(node, f"the tag {node.tag!r} is not supported")
@@ -480,6 +481,12 @@ class _Reading:
         if text.lower() in ("true", "false"):
             return text.lower() == "true"
         return _number(text)
+
+    def _text(self, node: Any) -> str:
+        text: str = node.value
+        if _SURROGATE.search(text):
+            raise self._error(node, "half of a surrogate pair is no character: write the character itself")
+        return text
 
     def _line(self, node: Any) -> int:
         return self._first_line + int(node.start_mark.line)

@@ -114,3 +114,9 @@ def test_an_unknown_key_in_a_list_of_tables_is_named_with_its_line(text: str, li
     with pytest.raises(MCPConfigError, match=problem) as refused:
         parse_yaml(text, Path("shelf.yaml")).convert(Shelf)
     assert "Known keys: size." in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ['size: 1\n"\\ud800": 1', 'size: 1\nname: "\\ud83d"'])
+def test_half_a_surrogate_pair_is_refused(text: str) -> None:
+    with pytest.raises(MCPConfigError, match="line 2: half of a surrogate pair is no character"):
+        parse_yaml(text, Path("shelf.yaml"))
