@@ -40,8 +40,8 @@ _LEAST_SHOWN = 3
 """A fact's text with fewer characters than this is not looked for in the prompt, where it is likely to occur
 by chance."""
 _MOST_SHOWN = 20
-"""How many facts before a prompt are remembered by their longest text. If the prompt contains one of these
-texts, its passage is `shown`."""
+"""The longest text of each fact before a prompt is remembered, for at most so many facts. If the prompt
+contains one of these texts, its passage has the text `shown`."""
 
 
 class Passage(Struct, frozen=True, kw_only=True, array_like=True):
