@@ -257,6 +257,18 @@ def test_a_turn_says_what_went_wrong_in_it_and_what_took_long(open_messages: Any
     expect(page.locator("#detail-title")).to_contain_text("ToolCalled")
 
 
+def test_a_link_that_is_followed_at_once_is_not_lost(open_messages: Any, html: Path, trace: Path) -> None:
+    page = open_messages(html).page
+    page.evaluate("() => { kept = setTimeout; delayed = []; setTimeout = (act) => delayed.push(act); }")
+    turns(page).get_by_role("option").nth(2).click()
+    [timed_out] = numbers(trace, "ToolTimedOut")
+    # The address of the turn is due when a link has been followed, and before the page is told of that.
+    page.evaluate(
+        "(seq) => { location.hash = seq; delayed.forEach((act) => act()); setTimeout = kept; }", timed_out
+    )
+    expect(page.locator("#detail-title")).to_contain_text("ToolTimedOut")
+
+
 def test_the_time_line_is_to_scale_and_leads_to_its_messages(open_messages: Any, html: Path) -> None:
     page = open_messages(html, at="turn-2").page
     line = page.get_by_role("region", name="Time line of the turn")

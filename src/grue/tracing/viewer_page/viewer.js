@@ -327,7 +327,9 @@ class Viewer {
   addressSoon() {
     clearTimeout(this.addressing);
     this.awaited = null;
-    this.addressing = setTimeout(() => setAddress(this.address), ADDRESS_DELAY_MS);
+    const { hash } = location;
+    // If a link has been followed meanwhile, keep its address: the page shows it at the event `hashchange`.
+    this.addressing = setTimeout(() => location.hash === hash && setAddress(this.address), ADDRESS_DELAY_MS);
   }
 
   /** Show the item that the address names, because a link was followed or the page was opened with an address. */
