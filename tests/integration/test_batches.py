@@ -434,7 +434,8 @@ def test_a_driver_that_is_killed_at_any_moment_asks_nothing_twice_and_loses_noth
         llm.batches.faults.in_place = seen
         kills, said = -1, ""
         while running is None or running.returncode:
-            kills, left = kills + 1, chance.randint(1, 2)
+            # On a busy machine these lives may be too short, so the eighth one is not ended.
+            kills, left = kills + 1, chance.randint(1, 2) if kills < 7 else 0
             running = program(llm, "chat_completions", tmp_path / "batch", 30)
             said, _ = running.communicate()
             assert running.returncode in (0, -signal.SIGKILL)
