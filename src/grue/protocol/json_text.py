@@ -178,16 +178,12 @@ _TOO_DEEP = "[nested too deeply]"
 
 def is_crowded(text: str | bytes, most: int = MAX_VALUES) -> bool:
     """Return whether JSON text contains more than `most` values; stops counting when it does."""
-    if len(text) <= most or _marks(text) <= most:
+    # Quotes, brackets and commas, also those inside strings, are at least as many as the values.
+    if len(text) <= most or count_of(text, '"[{,') <= most:
         return False
     found = _IN_TEXT.finditer(text) if isinstance(text, str) else _IN_BYTES.finditer(text)
     # Counted in Python code and not in one call into C, so that other threads can run meanwhile.
     return sum(1 for _ in islice(found, most + 1)) > most
-
-
-def _marks(text: str | bytes) -> int:
-    """Return an upper bound of the number of values: quotes, brackets and commas, also inside strings."""
-    return count_of(text, '"[{,')
 
 
 def past_space(text: str, at: int) -> int:
