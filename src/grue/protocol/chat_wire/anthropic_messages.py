@@ -263,6 +263,7 @@ class AnthropicMessages(w.WireFormat):
     echoes_text = True
     results_carry_media = True
     marks_results = True
+    batches = "anthropic"
 
     def headers(self, key: str) -> dict[str, str]:
         """Return the headers with the API version and the key, which is left out if it is empty."""

@@ -18,6 +18,8 @@ from msgspec import Struct, field
 from grue.errors import MCPConfigError
 from grue.policies import FailureKind, FailureReason
 from grue.protocol.chat_wire.failures import STATUS_OF_TYPE, Fault
+from grue.protocol.chat_wire.formats import FORMATS
+from grue.protocol.chat_wire.wire_format import BatchFormName
 
 Json: TypeAlias = dict[str, Any]
 
@@ -240,12 +242,7 @@ class _AnthropicLine(Struct):
 
 BatchForm: TypeAlias = OpenAIBatches | AnthropicBatches
 
-FORMS: Mapping[str, BatchForm] = {
-    "chat_completions": OpenAIBatches(),
-    "responses": OpenAIBatches(),
-    "messages": AnthropicBatches(),
-}
-"""The forms of batches by the name of the wire format whose providers take them."""
+FORMS: Mapping[BatchFormName, BatchForm] = {"openai": OpenAIBatches(), "anthropic": AnthropicBatches()}
 
 
 def batch_form_of(wire: str) -> BatchForm:
@@ -254,9 +251,10 @@ def batch_form_of(wire: str) -> BatchForm:
     Raises:
         MCPConfigError: The providers of this format take no batches.
     """
-    if wire not in FORMS:
+    form = FORMATS[wire].batches
+    if form is None:
         raise MCPConfigError(f"No batches are known for the wire format {wire!r}. Ask without `batch`.")
-    return FORMS[wire]
+    return FORMS[form]
 
 
 def batches_in(form: BatchForm, body: bytes) -> tuple[list[BatchState], str]:

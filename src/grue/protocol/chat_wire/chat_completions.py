@@ -39,6 +39,7 @@ class ChatCompletions(w.WireFormat):
     echoes_text = False
     results_carry_media = False
     marks_results = False
+    batches: w.BatchFormName | None = "openai"
 
     def encode_items(
         self, items: Sequence[w.WireItem], marked: Collection[int], profile: WireProfile

@@ -359,6 +359,7 @@ class Responses(w.WireFormat):
     echoes_text = True
     results_carry_media = True
     marks_results = False
+    batches = "openai"
 
     def encode_items(
         self, items: Sequence[w.WireItem], marked: Collection[int], profile: WireProfile

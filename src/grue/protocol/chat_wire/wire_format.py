@@ -1,8 +1,7 @@
 """The interface of a wire format, a decoded reply, and the code that the formats share.
 
 To add a wire format, derive a class from `WireFormat` and write an assembler for its streams, each in a
-module of its own, and add a row to `formats.py`. mypy names what the class lacks. If its providers take
-batches, add a row to `batch_forms.py` too.
+module of its own, and add a row to `formats.py`. mypy names what the class lacks.
 
 The body of a request has three parts, each encoded once: a head (model, sampling), the messages, and a tail
 (tools, or the schema of the answer). Whatever changes from request to request is in the tail. Each request
@@ -32,6 +31,8 @@ from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
 from grue.protocol.chat_wire.server_events import ServerEvent
 from grue.protocol.json_text import from_json, past_space, strict_object, to_json
 from grue.protocol.tools.names import CUT_MARK, WireNames, openai_tool
+
+BatchFormName: TypeAlias = Literal["openai", "anthropic"]
 
 NAMELESS = "unnamed"
 """The name given to a call whose name is missing."""
@@ -532,6 +533,9 @@ class WireFormat(Protocol):
 
     marks_results: bool
     """Whether tool messages can have a cache marker."""
+
+    batches: BatchFormName | None
+    """The form in which providers of this format take batches (`batch_forms.py`); `None`: they take none."""
 
     def headers(self, key: str) -> dict[str, str]:
         """Return the header with the key, if there is one, and the other headers that the format needs."""

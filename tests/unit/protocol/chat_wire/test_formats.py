@@ -6,7 +6,9 @@ from typing import get_args
 import pytest
 
 from grue.errors import MCPConfigError
+from grue.protocol.chat_wire import batch_forms
 from grue.protocol.chat_wire.batch_forms import AnthropicBatches, OpenAIBatches, batch_form_of
+from grue.protocol.chat_wire.chat_completions import ChatCompletions
 from grue.protocol.chat_wire.formats import FORMATS, WireName
 
 
@@ -24,6 +26,16 @@ def test_the_wire_format_decides_the_form_of_batches() -> None:
     }
 
 
-def test_a_format_without_batches_is_not_asked_in_the_form_of_another() -> None:
+class Plain(ChatCompletions):
+    """A format whose providers take no batches."""
+
+    name = "plain"
+    batches = None
+
+
+def test_a_format_without_batches_is_not_asked_in_the_form_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batch_forms, "FORMATS", {"plain": Plain()})
     with pytest.raises(MCPConfigError, match="No batches are known for the wire format 'plain'"):
         batch_form_of("plain")
