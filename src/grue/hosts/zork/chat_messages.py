@@ -12,7 +12,7 @@
 Source: R4.2, R4.3
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypedDict
 
@@ -124,7 +124,7 @@ def conversation_of(
     that the history names are used, for endpoints that require a list of tools.
 
     Raises:
-        MCPError: A message has an unknown role, or content other than text.
+        MCPError: A message has an unknown role, content other than text, or a call without its parts.
         ValueError: A tool message does not belong to a call of the assistant's message before it.
     """
     given = sum(len(_cache_points(message)) for message in messages)
@@ -172,7 +172,7 @@ def _tokens(usage: m.Usage) -> dict[str, int] | None:
 
 
 def _named_in(messages: Iterable[ChatMessage]) -> list[m.ToolDefinition]:
-    names = [call["function"]["name"] for message in messages for call in message.get("tool_calls") or ()]
+    names = [call.name for message in messages for call in _calls(message)]
     return [given_tool({"function": {"name": name}}) for name in dict.fromkeys(names)]
 
 
@@ -191,15 +191,20 @@ def _item(message: ChatMessage) -> m.ConversationItem:
 
 def _reply(message: ChatMessage) -> Reply:
     echo: m.JsonObject = {key: message[key] for key in _ECHOED if message.get(key)}
-    calls = tuple(
-        m.ToolCall(
-            call_id=m.CallId(call["id"]),
-            name=call["function"]["name"],
-            arguments=call["function"]["arguments"],
-        )
-        for call in message.get("tool_calls") or ()
-    )
-    return Reply(content=_text(message.get("content")) or None, tool_calls=calls, echo=echo)
+    content = _text(message.get("content")) or None
+    return Reply(content=content, tool_calls=tuple(_calls(message)), echo=echo)
+
+
+def _calls(message: ChatMessage) -> Iterator[m.ToolCall]:
+    for call in message.get("tool_calls") or ():
+        match call:
+            case {"id": str(call_id), "function": {"name": str(name), "arguments": str(arguments)}}:
+                yield m.ToolCall(call_id=m.CallId(call_id), name=name, arguments=arguments)
+            case _:
+                raise MCPError(
+                    "Each of an assistant's 'tool_calls' has an 'id', and a 'function' with 'name' and"
+                    " 'arguments'; all three are texts."
+                )
 
 
 def _cache_points(message: ChatMessage) -> tuple[m.CachePoint, ...]:

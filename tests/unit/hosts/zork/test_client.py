@@ -294,6 +294,9 @@ def test_every_text_is_sent_in_its_order(said: list[tuple[str, str]]) -> None:
     [
         ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "text only"),
         ({"role": "wizard", "content": "Hello."}, "role 'wizard'"),
+        ({"role": "assistant", "tool_calls": [{"id": "a"}]}, "Each of an assistant's 'tool_calls' has"),
+        ({"role": "assistant", "tool_calls": [{**CALL, "id": 3}]}, "all three are texts"),
+        ({"role": "assistant", "tool_calls": ["think"]}, "all three are texts"),
     ],
 )
 def test_what_cannot_be_sent_is_refused(message: dict[str, Any], complaint: str) -> None:
