@@ -25,9 +25,7 @@ def judge(request: ChatRequest) -> Reply:
     system, user = (text_of(each.content) for each in request.messages[:2])
     complaint = "!" in user or ("money" in user and "wants" in system)
     return Reply(
-        content=json.dumps({"value": complaint})
-        if request.response_format.type != "text"
-        else f"It is {complaint}."
+        content=json.dumps({"value": complaint}) if request.response_format else f"It is {complaint}."
     )
 
 
