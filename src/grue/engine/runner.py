@@ -47,7 +47,7 @@ from grue.engine.turn import (
 from grue.engine.turn_actors import TurnResources
 from grue.engine.wiring import OwnTrace, recorder_that_tells, wire
 from grue.errors import MCPConfigError
-from grue.field_checks import own_keywords
+from grue.field_checks import own_keywords, shown
 from grue.policies import (
     DEFAULT_START,
     ApprovalDecision,
@@ -522,7 +522,7 @@ class Runner(AsyncToolAccess, Closing):
         if isinstance(requests, str | TurnRequest):
             raise MCPConfigError(f"map() wants a list of requests, not one {type(requests).__name__}.")
         if not isinstance(concurrency, int) or concurrency < 1:
-            raise ValueError(f"concurrency is a whole number, at least 1, not {concurrency!r}")
+            raise ValueError(f"concurrency is a whole number, at least 1, not {shown(concurrency)}")
 
         def begin() -> Episode:
             sessions = self._episode.batch_sessions

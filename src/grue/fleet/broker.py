@@ -24,7 +24,7 @@ from typing import TypeAlias
 from msgspec import Struct, field
 
 from grue.errors import FleetError
-from grue.field_checks import check_settings
+from grue.field_checks import check_settings, is_usable, shown
 from grue.fleet.server_places import ServerCap
 from grue.protocol.turn.prices import Price, price_of
 from grue.transports.llm.exchange import RequestOutcome, WantedRequest
@@ -66,8 +66,8 @@ class FleetBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         check_settings(self, any_number=("money_usd", "tokens", "requests"))
         for name in ("money_usd", "tokens", "requests"):
             limit = getattr(self, name)
-            if limit is not None and not 0 <= limit < math.inf:
-                raise FleetError(f"{name} is {limit:g}: a limit is a number, 0 or more.")
+            if limit is not None and not is_usable(limit, above_0=False):
+                raise FleetError(f"{name} is {_number(limit)}: a limit is a number, 0 or more.")
         if self.money_usd is not None and not self.prices and self.requests is None:
             raise FleetError(
                 "money_usd needs the prices of the models (prices.MODEL = { input, output }, in dollars per"
@@ -96,8 +96,12 @@ class Rate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         check_settings(self, any_number=self.__struct_fields__)
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise FleetError(f"{name} is {value:g}: give a number above 0.")
+            if value is not None and not is_usable(value, above_0=True):
+                raise FleetError(f"{name} is {_number(value)}: give a number above 0.")
+
+
+def _number(value: float) -> str:
+    return f"{value:g}" if isinstance(value, float) else shown(value)
 
 
 class Limits(Struct, frozen=True):

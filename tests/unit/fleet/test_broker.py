@@ -103,6 +103,9 @@ def test_a_price_may_be_that_of_a_pattern() -> None:
         (lambda: FleetBudget(requests=-3), "requests is -3"),
         (lambda: Rate(requests_per_minute=0), "requests_per_minute is 0: give a number above 0"),
         (lambda: Rate(concurrency=0), "concurrency is 0"),
+        (lambda: FleetBudget(requests=-(10**400)), "requests is -1000"),
+        (lambda: FleetBudget(tokens=10**5000), "tokens is an integer of 16,610 bits: a limit is a number"),
+        (lambda: Rate(concurrency=-(10**5000)), "concurrency is an integer of 16,610 bits"),
     ],
 )
 def test_limits_that_cannot_be_kept_are_refused(wrong: Callable[[], object], error: str) -> None:

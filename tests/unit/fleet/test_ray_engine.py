@@ -12,8 +12,8 @@ from promises import GUARD_S
 
 from grue.fleet import ray_engine
 from grue.fleet.attempt import Task
-from grue.fleet.broker import Limits
-from grue.fleet.engine import Costs, Lost
+from grue.fleet.broker import Costs, Limits
+from grue.fleet.engine import Lost
 from grue.fleet.folder import FleetFolder
 
 LIMIT_S = 0.3
