@@ -79,7 +79,7 @@ def test_a_function_that_exits_the_program_ends_no_other_turn(model: WordedModel
     assert outcomes[1].tool_calls[0].result.is_error
 
 
-@pytest.mark.parametrize("concurrency", ["8", 1.5, None, 0, -1, -(10**5000)])
+@pytest.mark.parametrize("concurrency", ["8", 1.5, None, 0, -1, pytest.param(-(10**5000), id="huge")])
 def test_a_concurrency_that_is_none_is_refused_before_anything_begins(
     model: WordedModel, concurrency: Any
 ) -> None:
