@@ -21,7 +21,7 @@ class AuthConfig(BaseModel):
         private_key: The client's private key in the PEM format.
         private_key_file: A file with that key, relative to the configuration file.
         signing_algorithm: The algorithm with which the key signs.
-        secret_method: How the secret is sent.
+        secret_method: How the client's secret is sent to the authorization server.
         issuer: The authorization server that the credentials belong to.
         scope: The scopes to ask for, separated by spaces.
         client_metadata_url: An https URL with the client's metadata.

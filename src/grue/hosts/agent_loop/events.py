@@ -63,7 +63,7 @@ class ToolEnded(Struct, frozen=True, kw_only=True):
 LoopEvent: TypeAlias = Words | ToolStarted | ToolEnded
 
 _NO_CALL = m.ToolCall(call_id=m.CallId(""), name="", arguments="")
-"""Stands for the call in the record of a settlement, of which only the result and the duration are used."""
+"""The call that `record_settlement` is given; only the result and the duration of its record are used."""
 
 
 class EventFeed:
