@@ -245,7 +245,10 @@ def offered_bundle(description: object, *, kind: str | None = None) -> OfferedBu
     server, found, offer, others = _chosen(description, kind)
     if found != BUNDLE or not isinstance(offer, _Package):
         return None
-    address = urlsplit(offer.identifier)
+    try:
+        address = urlsplit(offer.identifier)
+    except ValueError:  # a bracket without its other half
+        address = urlsplit("")
     if address.scheme not in ("http", "https") or not address.hostname or "@" in address.netloc:
         raise MCPConfigError(f"The description has no address of its bundle: {_quoted(offer.identifier)}.")
     if not _SHA256.fullmatch(offer.file_sha256):

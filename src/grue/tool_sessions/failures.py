@@ -50,6 +50,14 @@ class WireFault(Struct, frozen=True):
     needs_login: bool = False
 
 
+SESSION_LOST = WireFault(
+    "session lost: the server does not know this session any more",
+    ends_session=True,
+    remedy="The server has restarted, or has given the session up; the next turn opens a new one.",
+)
+"""The fault of an HTTP server that does not know the session (any more)."""
+
+
 class ToolTimedOutError(MCPError, TimeoutError):
     """A tool call was not answered in time, and the server was sent a cancellation for it.
 

@@ -378,9 +378,9 @@ class HttpServer(_Address, metaclass=OwnKeywords, frozen=True, kw_only=True):
             raise MCPConfigError(f"HttpServer(name={self.name!r}): write options=ServerOptions(...).")
         check_settings(self, above_0=("connect_timeout_s",))
         fault = _url_fault(self.url)
-        msgspec.structs.force_setattr(self, "name", self.name or urlsplit(self.url).hostname or "")
         if fault is not None:
             raise MCPConfigError(f"MCP server {self.name!r}: its URL {fault}.")
+        msgspec.structs.force_setattr(self, "name", self.name or urlsplit(self.url).hostname or "")
         for name, value in self.headers.items():
             if not _HEADER_NAME.fullmatch(name):
                 raise MCPConfigError(f"MCP server {self.name!r}: {name!r} cannot be the name of a header.")

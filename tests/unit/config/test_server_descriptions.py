@@ -263,6 +263,7 @@ def test_a_bundle_of_a_description_has_an_address_and_a_digest() -> None:
         ({"identifier": "file:///etc/passwd"}, "has no address of its bundle"),
         ({"identifier": "https://me:key@example.com/x.mcpb"}, "has no address of its bundle"),
         ({"identifier": "x.mcpb"}, "has no address of its bundle"),
+        ({"identifier": "https://[::1/x.mcpb"}, "has no address of its bundle"),
     ]:
         with pytest.raises(MCPConfigError, match=problem):
             offered_bundle(description({**at, **changes}))

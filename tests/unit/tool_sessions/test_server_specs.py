@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from grue.errors import MCPConfigError
 from grue.runtime.secrets.secret_forms import secrets_in
 from grue.tool_sessions.server_specs import HttpServer, StdioServer
 
@@ -57,6 +58,11 @@ def test_a_server_has_a_name_and_its_arguments_may_be_a_list() -> None:
     assert (server.name, server.args) == ("npx", ("-y", "thing"))
     assert HttpServer(url="https://tools.test/mcp").name == "tools.test"
     assert StdioServer(command="x", name="mine").name == "mine"
+
+
+def test_an_address_that_cannot_be_read_is_refused_also_without_a_name() -> None:
+    with pytest.raises(MCPConfigError, match="its URL cannot be read"):
+        HttpServer(url="https://[::1/x")
 
 
 def test_the_declared_arguments_of_a_local_server_are_its_fields() -> None:

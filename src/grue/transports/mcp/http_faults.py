@@ -25,11 +25,6 @@ _CREDENTIALS = (
     ' `"Authorization": "Bearer ${TOKEN}"`.'
 )
 _SCHEME = re.compile(r"\s*([A-Za-z][A-Za-z0-9-]{0,30})(?=\s|,|$)")
-SESSION_LOST = WireFault(
-    "session lost: the server does not know this session any more",
-    ends_session=True,
-    remedy="The server has restarted, or has given the session up; the next turn opens a new one.",
-)
 ENDPOINT_AT_OTHER_HOST = WireFault(
     "it names an endpoint at another host, which is not used: what is sent is meant for the configured one",
     ends_session=True,

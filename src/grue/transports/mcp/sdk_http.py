@@ -38,7 +38,7 @@ from grue.runtime.large_data import CutLineError, EventBuffer, LineTooLongError
 from grue.runtime.loops.beside_loop import Pace, aside
 from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.safe_text import beginning, plain_text
-from grue.tool_sessions.failures import WireFault, first_fault
+from grue.tool_sessions.failures import SESSION_LOST, WireFault, first_fault
 from grue.tool_sessions.notices import Notify
 from grue.tool_sessions.server_specs import HttpServer
 from grue.transports.mcp.authorization import Authorization
@@ -48,7 +48,6 @@ from grue.transports.mcp.http_faults import (
     ENDPOINT_AT_OTHER_HOST,
     NOT_A_MESSAGE,
     NOT_READING,
-    SESSION_LOST,
     TOO_MANY_MESSAGES,
     AuthorizationRefused,
     content_fault,
