@@ -32,7 +32,8 @@ Imports = Mapping[str, set[str]]
 
 def module_imports(*, type_checking: bool = False) -> Imports:
     """Return what each module imports of grue; `type_checking`: for type checkers only, too."""
-    graph = grimp.build_graph("grue", exclude_type_checking_imports=not type_checking)
+    # Without its cache, which has kept an import for type checkers that was gone.
+    graph = grimp.build_graph("grue", exclude_type_checking_imports=not type_checking, cache_dir=None)
     return {name: set(graph.find_modules_directly_imported_by(name)) for name in graph.modules}
 
 
