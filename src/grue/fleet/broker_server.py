@@ -9,6 +9,7 @@ The server runs in a thread with an event loop of its own, so that the driver st
 reads and writes the lines; `accounts.py` decides what is answered.
 """
 
+import asyncio
 import contextlib
 import itertools
 import tempfile
@@ -21,7 +22,6 @@ import anyio
 import anyio.abc
 import anyio.from_thread
 import msgspec
-from anyio.streams.buffered import BufferedByteReceiveStream
 from msgspec import Struct
 
 from grue.fleet.accounts import Accounts, Claims
@@ -94,38 +94,48 @@ class BrokerServer:
         self._stack.close()
 
     async def _serve(self, *, task_status: anyio.abc.TaskStatus[anyio.CancelScope]) -> None:
-        listener = await anyio.create_unix_listener(self.address, mode=0o600)
-        with anyio.CancelScope() as scope:
-            async with listener:
-                task_status.started(scope)
-                await listener.serve(self._worker)
+        async with anyio.create_task_group() as workers:
 
-    async def _worker(self, stream: anyio.abc.ByteStream) -> None:
+            def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                workers.start_soon(self._worker, reader, writer)
+
+            # With asyncio's streams. If a stream of anyio is cancelled just when its peer closes it, asyncio
+            # writes a traceback to standard error: anyio sets the result of a future that is cancelled.
+            server = await asyncio.start_unix_server(connected, self.address, limit=MOST_LINE_BYTES)
+            try:
+                task_status.started(workers.cancel_scope)
+                await anyio.sleep_forever()
+            finally:
+                server.close()
+
+    async def _worker(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         claims = Claims(self.accounts, str(next(self._workers)))
 
         async def answer(ask: Ask, scope: anyio.CancelScope) -> None:
             reply = Reply(ask.id, await claims.answer(ask.id, ask.wanted, scope))
-            with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-                await stream.send(msgspec.json.encode(reply) + b"\n")
+            with contextlib.suppress(ConnectionError):
+                writer.write(msgspec.json.encode(reply) + b"\n")
+                await writer.drain()
 
-        async with stream, anyio.create_task_group() as tasks:
+        async with anyio.create_task_group() as tasks:
             try:
-                async for line in _received(BufferedByteReceiveStream(stream)):
+                async for line in _received(reader):
                     match _REQUESTS.decode(line):
                         case Ask() as ask:
                             tasks.start_soon(answer, ask, claims.begin(ask.id))
                         case GiveBack(id_, outcome):
                             claims.give_back(id_, outcome)
             except msgspec.MsgspecError:
-                pass  # the worker was killed in the middle of a line, or another program has connected
+                pass  # another program has connected
             finally:
                 tasks.cancel_scope.cancel()
                 claims.lost()
+                writer.close()
 
 
-async def _received(stream: BufferedByteReceiveStream) -> AsyncIterator[bytes]:
+async def _received(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
     while True:
         try:
-            yield await stream.receive_until(b"\n", MOST_LINE_BYTES)
-        except (anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError, anyio.DelimiterNotFound):
+            yield await reader.readuntil(b"\n")
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
             return

@@ -1,5 +1,6 @@
 """A worker's requests, asked for at the broker over its socket."""
 
+import socket
 import threading
 from pathlib import Path
 
@@ -123,3 +124,17 @@ def test_the_ledger_of_a_lost_driver_counts_open_requests_in_full(tmp_path: Path
     ]
     (tmp_path / LEDGER).write_bytes(b"\n".join(map(msgspec.json.encode, lines)))
     assert read_ledger(FleetFolder(tmp_path)) == Amount(2, 110, 0.1)
+
+
+async def test_workers_that_end_with_the_driver_leave_no_traceback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(20):
+        with BrokerServer(FleetFolder(tmp_path), Limits()) as server:
+            workers = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(30)]
+            for worker in workers:
+                worker.connect(server.address)
+            ending = threading.Thread(target=lambda all_: [each.close() for each in all_], args=(workers,))
+            ending.start()
+        ending.join()
+    assert [record.message for record in caplog.records if record.name == "asyncio"] == []
