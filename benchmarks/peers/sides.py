@@ -82,9 +82,10 @@ TURNS = [
         "grue-ahead",
         "turn_worker.py",
         "ahead",
-        note="keep='loop' with start='after_turn': each turn's process boots while the other sides have "
-        "theirs, as it does while a host plays its move; `left` counts the process that has started for "
-        "the next turn. HTTP connections stay open. Its trace goes into a file.",
+        note="keep='loop' with start='after_turn'. The sides take their turns one after another. The process "
+        "for this side's next turn boots while the other sides take theirs, so the boot is not in its time; "
+        "in a game it would boot while the host plays its move. `left` is not 0, because that process "
+        "already runs when the turn ends. HTTP connections stay open. Its trace goes into a file.",
     ),
     Side(
         "sdk-script",

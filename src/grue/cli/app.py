@@ -55,8 +55,10 @@ _McpConfig = Annotated[
 _Start = Annotated[
     Literal[StartWhen, StartAhead] | None,
     typer.Option(
-        help="When each turn's server starts: before the first request; beside it (beside_if_locked: if the "
-        "tool lock has its tools); or when called. after_turn and beside_turn: the next turn's, in advance.",
+        help="When each turn's server starts. before: before the first request. beside_if_locked: together "
+        "with it, if the tool lock has the server's tools. beside: together with it, if the tools are known. "
+        "when_called: at the first call. after_turn: when the turn before has ended. beside_turn: during the "
+        "turn before.",
         show_default="the project's",
     ),
 ]
@@ -216,10 +218,11 @@ def add(
         bool, typer.Option("--yes", "-y", help="Do not ask; start it and approve its tools.")
     ] = False,
 ) -> bool:
-    """Add an MCP server to mcp_config.json: shows what would run, asks, and approves its tools.
+    """Add an MCP server to mcp_config.json.
 
-    Keys are written as ${VARIABLE}, never as values. A program that is not your own runs in a
-    sandbox (see grue sandbox), if this machine can make one.
+    Shows what would run, starts it if you agree, and approves its tools. Keys are written as
+    ${VARIABLE}, never as values. A program that is not your own runs in a sandbox (see grue sandbox), if this
+    machine can make one.
     """
     from grue.cli.add import Adding, add_server
 
@@ -274,7 +277,7 @@ def chat(
     ] = False,
     learn: Annotated[
         str | None,
-        typer.Option(metavar="SERVER", help="Run this server without a box, and print the box it needs."),
+        typer.Option(metavar="SERVER", help="Run this server without a sandbox, and print the one it needs."),
     ] = None,
 ) -> bool:
     """Chat with an agent that has MCP tools. In a pipe: a line in, an answer out."""
@@ -329,8 +332,8 @@ def run(
 ) -> None:
     """Run a task with an agent that plans its actions as JSON and carries them out one by one.
 
-    AGENT.yaml names the model, the servers, the skills and the limits: --offline writes an example of it, and
-    runs that.
+    AGENT.yaml names the model, the servers, the skills and the limits. Without an agent.yaml, --offline
+    writes an example and runs it.
     """
     from grue.cli.run import STATUSES, RunOptions, run_task
 
@@ -383,7 +386,8 @@ def fork(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Offer the tools in this mcp_tools.lock or listing file; `lock`: the project's lock.",
+            help="Offer these tools: an mcp_tools.lock, or the listing that `grue tools --lock` writes "
+            "beside it. `lock`: the project's lock.",
         ),
     ] = None,
     misses: Annotated[
@@ -396,8 +400,8 @@ def fork(
 ) -> None:
     """Run a recorded turn again from a place in it, with another model, prompt, limit, tool or result.
 
-    What comes before that place is repeated from the trace, and calls are answered from it. Compare the fork
-    with `grue trace diff`.
+    The turn is repeated from the trace up to that place. After it, tool calls get their recorded results; for
+    calls that have none, see --misses. Compare the fork with `grue trace diff`.
     """
     from grue.cli.fork import ForkOptions, fork_turn
     from grue.cli.hosts import load_hosts
@@ -552,7 +556,7 @@ def mock_server(
         typer.Argument(
             metavar="MODULE:NAME",
             help="A MockServer in your code; FILE.py:NAME also works.",
-            show_default="one of everything",
+            show_default="a bundled server with every feature",
         ),
     ] = None,
     stdio: Annotated[bool, typer.Option("--stdio", help="Serve standard input and output.")] = False,

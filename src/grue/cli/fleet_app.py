@@ -34,7 +34,10 @@ OtherSystem = Annotated[Path | None, typer.Option(metavar="FILE", help="Another 
 
 _Batch = Annotated[
     bool,
-    typer.Option("--batch", help="Ask by the providers' batches: half the price, an answer within a day."),
+    typer.Option(
+        "--batch",
+        help="Send requests through the providers' batch APIs: half the price, an answer within a day.",
+    ),
 ]
 
 
@@ -153,7 +156,7 @@ def table(
         str | None,
         typer.Option(
             metavar="SETTING,...",
-            help="A row for each value of these settings.",
+            help="A row for each combination of these settings.",
             show_default="what makes few rows",
         ),
     ] = None,
@@ -162,7 +165,7 @@ def table(
     ] = False,
     as_json: _Json = False,
 ) -> None:
-    """Print the mean scores of each cell of the grid, with standard error, and the id of an episode."""
+    """Print the mean scores of each combination of settings, with standard error and an episode's id."""
     from grue.cli.fleet_view import print_table
 
     take_interrupts()
@@ -249,7 +252,7 @@ def score(
         typer.Argument(metavar="SCORERS.toml|MODULE:FUNCTION", help="The functions that give the scores."),
     ],
     again: Annotated[
-        bool, typer.Option("--again", help="Score again what has these scores already.")
+        bool, typer.Option("--again", help="Also score episodes that have these scores already.")
     ] = False,
 ) -> bool:
     """Give finished episodes further scores, from their traces. Nothing is played again."""
@@ -322,7 +325,8 @@ def export(
         typer.Option(
             "--as",
             metavar="parquet|samples|atif",
-            help="Tables; a record for each request, for training; or a trajectory for each episode.",
+            help="parquet: tables. samples: a record for each request, for training. atif: a trajectory for "
+            "each episode.",
         ),
     ] = "parquet",
     out: Annotated[

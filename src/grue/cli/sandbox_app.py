@@ -11,7 +11,7 @@ from grue.cli.plain_errors import Commands
 sandbox_app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    help="Show what a box opens, try a command in one, or learn which one a server needs.",
+    help="Show what a box (a sandbox) opens, try a command in one, or learn which one a server needs.",
 )
 
 _McpConfig = Annotated[
@@ -24,7 +24,7 @@ _McpConfig = Annotated[
 def sandbox_show(
     name: Annotated[
         str | None,
-        typer.Argument(help="A server, or pure, files, web.", show_default="all servers"),
+        typer.Argument(help="A server, or a preset: pure, files, web.", show_default="all servers"),
     ] = None,
     mcp_config: _McpConfig = None,
     seatbelt: Annotated[

@@ -115,10 +115,10 @@ def trace_cache(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     width: _Width = None,
 ) -> None:
-    """Show how much of each prompt a provider could read from its cache, and what ended it.
+    """Show how much of each prompt a provider could read from its cache, and what made the rest differ.
 
     Compares each prompt with those before it, byte by byte, and names the first difference and the message
-    that caused it. Whether the provider did read it from its cache is in the column `billed`.
+    that caused it. The column `billed` shows how much the provider says it read from its cache.
     """
     from grue.cli.trace_cache import cache
 

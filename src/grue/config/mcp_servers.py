@@ -286,7 +286,7 @@ class MCPServerConfig(BaseModel):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """One sentence for each key of the entry that has no effect, or perhaps not the intended one."""
+        """One sentence for each key of the entry that has no effect, or perhaps another than intended."""
         kind, without_effect = ("url", _ONLY_STARTED) if self.url is not None else ("command", _ONLY_BY_URL)
         found = [f"grue does not use the key {key!r}." for key in self._unused_keys]
         found += [
@@ -478,7 +478,7 @@ class MCPConfig(BaseModel):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """One sentence for each key of a server that has no effect, or perhaps not the intended one."""
+        """One sentence for each key of a server that has no effect, or perhaps another than intended."""
         return tuple(
             f"MCP server {name!r}: {warning}"
             for name, server in self.mcpServers.items()

@@ -138,7 +138,7 @@ class Approval(Struct, frozen=True):
         return None if writer is None else writer.path.absolute()
 
     def require_parking(self, command: m.RunTurn, *, given_history: bool = False) -> None:
-        """Raise `MCPConfigError` if turns may be parked and this one could not be."""
+        """Raise `MCPConfigError` if parking is configured but this turn could not be parked."""
         if self.parking is not None:
             self.parking.require(command, given_history=given_history)
 

@@ -262,7 +262,9 @@ _GLOB = re.compile(r"[*?[]")
 
 
 def usable_policy(policy: ToolPolicy | None, servers: Mapping[m.ServerName, ToolServer]) -> ToolPolicy:
-    """Return the policy, with the host's functions and commands trusted; `None`: all calls are allowed.
+    """Return the policy, with servers of host functions and host commands added to `trusted`.
+
+    If `policy` is `None`, return the default policy, which allows all calls.
 
     Raises:
         MCPConfigError: A value in the policy cannot be used; the error names the rule and the field.

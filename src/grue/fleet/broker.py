@@ -62,7 +62,10 @@ class FleetBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     prices: dict[str, Price] = {}
 
     def __post_init__(self) -> None:
-        """Refuse a negative limit, and a limit on money without prices or a limit on requests."""
+        """Refuse a limit that is not a number of 0 or more.
+
+        Also refuse `money_usd` if neither `prices` nor `requests` is given.
+        """
         check_settings(self, any_number=("money_usd", "tokens", "requests"))
         for name in ("money_usd", "tokens", "requests"):
             limit = getattr(self, name)

@@ -154,9 +154,9 @@ def log_lines(body: Struct) -> tuple[LogLine, ...]:
 
 
 def told_lines(body: Struct) -> Iterator[tuple[str, str]]:
-    """Yield pairs of a cause and a line of text about a message, for a program that has no recorder.
+    """Yield pairs `(key, line)` about a message, for a program that has no recorder.
 
-    A line with the same cause as an earlier one need not be shown again. The text is untrusted.
+    A program may skip a line whose key it has shown already. The text is untrusted.
     """
     match body:
         case m.ServerDied(server=server, failure=failure):

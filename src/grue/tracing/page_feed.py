@@ -40,8 +40,8 @@ _LEAST_SHOWN = 3
 """A fact's text with fewer characters than this is not looked for in the prompt, where it is likely to occur
 by chance."""
 _MOST_SHOWN = 20
-"""The longest text of each fact before a prompt is remembered, for at most so many facts. If the prompt
-contains one of these texts, its passage has the text `shown`."""
+"""Of the facts before a prompt, at most this many are remembered, each by its longest text. If the prompt
+contains one of these, the `text` of the prompt's passage is `shown`."""
 
 
 class Passage(Struct, frozen=True, kw_only=True, array_like=True):

@@ -114,6 +114,7 @@ class _Sent(Struct, frozen=True, kw_only=True):
     """A prompt that was sent.
 
     Attributes:
+        whole: The bytes of the prompt: tools, system text and messages.
         head: Size of tools and system text together, with which prompts of other conversations may begin too.
         tools: The tools that the prompt offered.
         parts: Size of the tools, and size of the system text.
@@ -147,9 +148,10 @@ class _Prompted(Struct, kw_only=True):
     """The state of a conversation.
 
     Attributes:
+        whole: Whether the trace holds all earlier messages of the conversation.
         sent: The last prompt with tools (`True`) and the last without (`False`).
-        blame: The changes to messages that the last prompt had already: for each, up to which byte the
-            messages are still the same, and the message in the trace that changed them.
+        blame: Changes, since the last prompt, to messages which that prompt contained. Each is: the byte up
+            to which they are still the same, and number and kind of the trace message that made the change.
         adapted: The message since which requests are encoded in another form than the last prompt.
         notes: Reasons why the next request offers no tools, from the messages since the last request.
     """

@@ -69,7 +69,8 @@ ReplayEnd: TypeAlias = Literal["finished", "crashed", "interrupted", "unfinished
 _Ending: TypeAlias = tuple[ReplayEnd, Divergence | None]
 
 _FOLLOWS = frozenset({"whole_chars"})
-"""Fields that are not compared: they follow from a compared text, and a removed secret changes them."""
+"""Fields that are not compared. They are computed from a text that is compared itself, and they differ if a
+secret was removed from it."""
 
 
 class AgentTurn(Struct, frozen=True, kw_only=True):
@@ -321,7 +322,10 @@ _CUT = "… [cut: "
 
 
 def same_redacted(one: str, other: str) -> bool:
-    """Return whether two texts differ only around placeholders, as far as neither of them was cut."""
+    """Return whether two texts differ only around placeholders.
+
+    If a text was cut, only the part before the cut is compared.
+    """
     first, second = _around_placeholders(one), _around_placeholders(other)
     if first == second:
         return True

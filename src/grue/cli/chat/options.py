@@ -54,8 +54,9 @@ RECORDED = ("offline", "model", "base_url", "mcp_config", "mcp", "instructions",
 
 
 def as_started(options: ChatOptions, past: ChatPast) -> ChatOptions:
-    """Return the options of a chat's first run, with the time limit and the output of this command.
+    """Return the options of the chat's first run, with the model that the chat used last.
 
+    `turn_timeout_s` (if given) and `quiet` are those of the command that resumes it.
     If the folder in which the chat was started no longer exists, the working directory is used.
 
     Raises:

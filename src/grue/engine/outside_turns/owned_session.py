@@ -156,8 +156,9 @@ class OwnedSession:
     ) -> m.ToolCallResult:
         """Call a tool, one at a time. Cancellation cancels this call only; the session stays open.
 
-        The result has the server's content blocks in `blocks`. The trace has blocks only where the result of
-        a call in a turn would have them too, so that a text is not recorded twice.
+        The result has the server's content blocks in `blocks`. The trace has `blocks` only if
+        structured content came together with images, audio, links or resources, as for a call in a turn, so
+        that a text is not recorded twice.
 
         `turn` is the turn that the call is recorded in; 0: none. `definition` is the one that the call was
         decided for; `None`: the one in `tools`.

@@ -331,7 +331,7 @@ class ZorkAgent:
         return self._result(outcome)
 
     def close(self) -> None:
-        """Stop what runs between turns, and flush the manager's Langfuse client; takes at most seconds.
+        """Stop what runs between turns, and flush the manager's Langfuse client; may take a few seconds.
 
         Without this call, the client is flushed at the program's end. A second call does nothing.
         """

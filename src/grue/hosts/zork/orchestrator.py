@@ -448,7 +448,7 @@ class ZorkOrchestratorV2:
         )
 
     def close(self) -> None:
-        """Close the agent and the game, and flush Langfuse; takes at most seconds."""
+        """Close the agent and the game, and flush Langfuse; may take a few seconds."""
         self.agent.close()
         self.game.close()
         if self._langfuse is not None:

@@ -281,8 +281,8 @@ _KEPT = ("error", "id", "model", "usage", "service_tier", "system_fingerprint")
 """Members of chunks that belong to the whole completion; the last value of each counts."""
 
 _LARGE_WEIGHT = 16 * 2**10
-"""A member that weighs at least this much counts each time that it comes, because endpoints repeat only
-smaller members, such as `usage`."""
+"""A member of a chunk whose `weight` is more than this is added to `held` each time that it comes. A smaller
+one replaces its earlier value in `held`, because endpoints repeat small members, such as `usage`."""
 
 _MOST_READ = 64 * 2**20
 """Most characters of arguments that are read, some of them repeatedly, to see whether a call is complete."""

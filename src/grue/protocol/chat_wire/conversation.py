@@ -15,7 +15,8 @@ its `history`, as plain data; the encoded messages are made from the history and
 - If an endpoint refuses or ignores the schema of an answer, the schema is sent as text, once for each schema.
   A request with tools never has a field for the schema: there it is text at every endpoint, added to the
   user's text of the first such request. So the bytes of earlier messages stay the same.
-- Thoughts and signatures go back to the format and the model that they came from, and to no other.
+- An echo holds the parts of a reply that the provider needs again in later requests, such as thoughts and
+  signatures. It goes back to the format and the model that it came from, and to no other.
 
 A request holds all messages, so joining them one by one would cost every request more than the one before it.
 In `EncodedMessages` older messages are joined once and stay joined: however long the conversation is, a
@@ -47,7 +48,7 @@ MARK = b',"cache_control":' + to_json(w.EPHEMERAL)
 
 
 class EncodedMessages:
-    """Messages in order, the newest marked ones with their markers.
+    """Encoded messages in order. Only the newest `room` marked messages keep their cache markers.
 
     Args:
         room: How many messages may have a marker. It may be lowered before the first message is marked.
@@ -72,11 +73,11 @@ class EncodedMessages:
         return parts
 
     def add(self, messages: Sequence[bytes], *, marked: bool = False) -> None:
-        """Add messages; if `marked` is set, the last one of them that has a marker is one of the newest.
+        """Add messages. If `marked` is set, the last of them that contains a marker counts as marked.
 
-        A marker is cut out of its message when enough newer ones have come. The message is not encoded again
-        without the marker, because then more would differ: a text without a marker is a string, and a text
-        with a marker is a list of parts.
+        Its marker is cut out when `room` newer marked messages have been added. The message is not encoded
+        again without the marker, because then more would differ: a text without a marker is a string, and a
+        text with a marker is a list of parts.
         """
         places = [at for at, message in enumerate(messages) if marked and MARK in message]
         for at, message in enumerate(messages):
@@ -176,7 +177,7 @@ def _in_valid_text(reply: w.Reply, profile: WireProfile) -> w.Reply:
 
 
 def _without_text(echo: m.JsonObject, profile: WireProfile) -> m.JsonObject:
-    """Return a reply's echo; an empty one if the echoes of its format repeat the reply's text."""
+    """Return `echo`, or `{}` if this wire format's echoes contain the reply's text."""
     return {} if FORMATS[profile.wire].echoes_text else echo
 
 

@@ -227,7 +227,7 @@ def _for_model(profile: WireProfile, model: str) -> WireProfile:
     if profile in (OPENAI, OPENAI_CHAT) and _REASONING.search(model):
         profile = replace(profile, system_role="developer", sampling=frozenset({"max_tokens"}))
     if _NO_INSTRUCTIONS.search(model):
-        return replace(profile, system_role="user")  # this also holds for such a model behind a gateway
+        return replace(profile, system_role="user")  # not limited to one profile
     if profile == OPENAI and _UNREASONING.search(model):
         return replace(profile, reasoning="none")
     return profile

@@ -55,7 +55,8 @@ _PAIRS = {
     "<|tool_call|>": "<|/tool_call|>",
     "<|function_call|>": "<|message_sep|>",
 }
-"""Marks before calls in JSON, each with the mark at their end, which the last two may be without."""
+"""The mark before calls in JSON, with the mark after them. After the last two marks the end mark may be
+missing."""
 
 _END_IN_PROMPT = ("<|tool_call|>", "<|function_call|>")
 _FORMS = (
@@ -72,7 +73,8 @@ _SIGNS = ("<", "[", "`")
 """Each mark contains one of these characters. Most texts have none, and are not searched for marks."""
 
 _FIRST_CHARS = re.compile(r"[<\[\]]")
-"""The first characters of marks that may follow a text directly. A search for these alone is much quicker."""
+"""The first characters of marks that may stand in the same line as the text before them, without a space
+between. A search for these alone is much quicker."""
 
 _NO_TEXT = frozenset(" \t\n\r`'\"([")
 _MOST_LOOKED_AT = 10_000
@@ -315,7 +317,10 @@ def _marked(text: str, tools: _Tools) -> Written | None:
 
 
 def _attached_mark(text: str) -> "re.Match[str] | None":
-    """Return the first mark directly behind a text; `None` for a JSON object, which is an answer."""
+    """Return the first mark in the same line as the text before it, without a space between.
+
+    `None`: there is none, or the text is a JSON object, which is an answer.
+    """
     if text.startswith("{"):
         return None
     form = re.compile(_FORMS)
@@ -327,7 +332,7 @@ def _attached_mark(text: str) -> "re.Match[str] | None":
 
 
 def _read_attached(text: str, mark: "re.Match[str]", tools: _Tools) -> Written | None:
-    """Return the calls that directly follow a text in the same line, if they name tools that are offered."""
+    """Return the calls at a mark that `_attached_mark` has found, if they name tools that are offered."""
     form, before, rest = str(mark.lastgroup), text[: mark.start()].strip(), text[mark.end() :]
     if text.count("```", 0, mark.start()) % 2:
         return None

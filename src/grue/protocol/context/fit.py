@@ -57,8 +57,8 @@ _SMALL = 48
 """A result of at most this many tokens is about as long as its stub, so it is never cleared."""
 
 _SLACK = 8
-"""If a count and the estimates differ by a larger factor, the earlier counts of parts are taken to be wrong
-too, and all sizes are corrected."""
+"""If the endpoint's count and our estimate of the uncounted parts differ by more than this factor, the sizes
+counted earlier are taken to be wrong too, and all are corrected."""
 
 
 class ContextLedger(Struct, frozen=True, kw_only=True):

@@ -142,6 +142,7 @@ def named_call(call: m.ToolCall) -> m.ToolCall:
     if not isinstance(wrapped, dict) or not isinstance(name, str) or not name:
         return call
     arguments = wrapped.get("arguments", {})
-    # Small models write the object of arguments as a text, which is taken as its JSON.
+    # Small models write `arguments` as a string that contains JSON instead of as an object. Use such a string
+    # unchanged.
     text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
     return replace(call, name=name, arguments=text)

@@ -1,7 +1,9 @@
-"""The part of the turn's machine that asks the model: the next request, the forced one, a summary.
+"""The part of the turn's machine that asks the model.
 
-It also keeps the conversation within the context window: `context/fit.py` decides what is cleared and when,
-and these functions make commands of that. The other parts of the machine call them; they are pure.
+It makes the next request, the request that forces a final answer (without tools), and the request for a
+summary. It also keeps the conversation within the context window: `context/fit.py` decides what is cleared
+and when, and these functions make commands of that. These functions are pure; the other parts of the machine
+call them.
 """
 
 from collections.abc import Collection, Mapping

@@ -96,7 +96,10 @@ def start_calls(
 
 
 def _placed(reply: s.JudgedReply) -> tuple[s.PlacedNote, ...]:
-    """Return the notes about calls that are not made, each with how many calls are settled when it is due."""
+    """Return the notes about calls that are not made.
+
+    Each has the number of calls that have to be settled before it is recorded.
+    """
     if not reply.noted:
         return ()
     notes = {note.call_id: note for note in reply.noted}
