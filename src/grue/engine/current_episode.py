@@ -21,6 +21,7 @@ from grue.engine.turn_actors import TurnResources
 from grue.errors import MCPConfigError, MCPError
 from grue.field_checks import shown
 from grue.policies import DEFAULT_START, Keep, Start, StartAhead, StartWhen, starts_ahead
+from grue.runtime.loading import importing
 from grue.runtime.loops.interrupts import INTERRUPT_GRACE_S, defer_interrupts, refuse_reentry
 from grue.runtime.loops.loop_thread import Call, EpisodeLoop
 from grue.runtime.loops.sync_edge import run_blocking, warn_if_blocking
@@ -177,7 +178,8 @@ class Episode:
 
     def _with_pool(self, group: TaskGroup) -> TurnResources:
         # imported here: a runner without `keep` needs no pool, and its first turn would wait for the import
-        from grue.tool_sessions.session_pool import SessionPool
+        with importing():
+            from grue.tool_sessions.session_pool import SessionPool
 
         pool = SessionPool(group, self._recorder, self._sessions, self._expects_turn)
         self._pools.append(pool)

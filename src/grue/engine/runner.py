@@ -65,6 +65,7 @@ from grue.policies import (
 from grue.protocol.tools.lock import ToolLock
 from grue.protocol.turn.connection import Settled, Untried
 from grue.protocol.turn.prices import Spent
+from grue.runtime.loading import importing
 from grue.runtime.loops.closing import Closing
 from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.trace.file import TraceWriter
@@ -517,7 +518,8 @@ class Runner(AsyncToolAccess, Closing):
             ValueError: `concurrency` is not a whole number, or less than 1.
             MCPConfigError: `requests` is a single request instead of an iterable of requests.
         """
-        from grue.engine.batch import Batch, CompletedTurns, run_batch, with_bar  # it delays a first turn
+        with importing():  # imported here: it would delay a first turn
+            from grue.engine.batch import Batch, CompletedTurns, run_batch, with_bar
 
         if isinstance(requests, str | TurnRequest):
             raise MCPConfigError(f"map() wants a list of requests, not one {type(requests).__name__}.")
@@ -560,12 +562,14 @@ class Runner(AsyncToolAccess, Closing):
         self._episode.run_beside(self._prepare_endpoint)
 
     def _outside_turns(self, work: "SessionWork[V]") -> V:
-        from grue.engine.outside_turns.server_sessions import outside_turns  # few runners need it
+        with importing():  # imported here, because few runners need it
+            from grue.engine.outside_turns.server_sessions import outside_turns
 
         return self._episode.run_outside_turns(outside_turns(self._settings(), work))
 
     async def _outside_turns_async(self, work: "SessionWork[V]") -> V:
-        from grue.engine.outside_turns.server_sessions import outside_turns
+        with importing():
+            from grue.engine.outside_turns.server_sessions import outside_turns
 
         return await self._episode.run_outside_turns_async(outside_turns(self._settings(), work))
 

@@ -29,6 +29,7 @@ from grue.protocol.turn.connection import Connecting, ConnectionState, Disabled,
 from grue.protocol.turn.end import kept_for_closing
 from grue.protocol.turn.states import TurnProgress
 from grue.runtime.actor import Mailbox, Note, Supervisor
+from grue.runtime.loading import importing
 from grue.runtime.loops.beside_loop import call_in_daemon_thread
 from grue.runtime.loops.host_code import host_code
 from grue.runtime.processes.process_group import ProcessRegistry
@@ -392,7 +393,8 @@ class TurnActors:
         answers: dict[str, AnswersCall] = {}
         if command.references != "never":
             # imported here: only a turn whose model asks for it has this actor
-            from grue.tool_sessions.result_reading import ResultReader
+            with importing():
+                from grue.tool_sessions.result_reading import ResultReader
 
             reader = ResultReader(self._result_of, command.limits.max_result_chars)
             answers["read_result"] = reader.read_result

@@ -55,6 +55,7 @@ from grue.protocol.context.history import History, Ledger, SaidStep, history_of,
 from grue.protocol.tools.built_in import READ_RESULT, offers
 from grue.protocol.tools.names import WireNames
 from grue.protocol.tools.results import is_referred
+from grue.runtime.loading import importing
 from grue.runtime.trace.format import REFERENCE_START, TRACE_FILE
 from grue.transports.llm.endpoint import LlmEndpoint
 
@@ -133,7 +134,8 @@ def _in_trace(trace: Path, turns: set[int], call_id: m.CallId) -> m.ToolCallResu
     """Return the last result of a call in these turns of a trace."""
     if not (trace / TRACE_FILE if trace.is_dir() else trace).exists():
         return None
-    from grue.tracing.reading import open_episode  # imported here, because few conversations need it
+    with importing():  # imported here, because few conversations need it
+        from grue.tracing.reading import open_episode
 
     found: m.ToolCallResult | None = None
     written = msgspec.json.encode(call_id)

@@ -17,6 +17,7 @@ from grue.tool_sessions.failures import remedy_for
 from grue.tool_sessions.notices import Notify
 from grue.tool_sessions.redaction import Redactor
 from grue.tool_sessions.server_specs import StdioServer
+from grue.transports.mcp import launchers
 
 if TYPE_CHECKING:
     from grue.transports.mcp.message_stream import MessageStream
@@ -95,15 +96,12 @@ class ProcessWire:
         )
         if phase not in ("initialize", "list"):
             return advice
-        # imported here: only a server that failed needs it
-        from grue.transports.mcp.launchers import ASK_AFTER_TIMEOUT_S, ASK_S, node_too_old, npx_cache_broken
-
-        broken_cache = npx_cache_broken(self._server) if self._process.exited is not None else None
+        broken_cache = launchers.npx_cache_broken(self._server) if self._process.exited is not None else None
         if broken_cache is not None:
             return broken_cache
         # After a timeout the start-up limit has been used up, so asking Node gets only a short time.
-        limit_s = ASK_AFTER_TIMEOUT_S if timed_out else ASK_S
-        found = await node_too_old(self._server, self._registry, limit_s=limit_s)
+        limit_s = launchers.ASK_AFTER_TIMEOUT_S if timed_out else launchers.ASK_S
+        found = await launchers.node_too_old(self._server, self._registry, limit_s=limit_s)
         if found is None:
             return advice
         # A server that still runs may only be slow, so give the general advice too.
@@ -146,9 +144,7 @@ class ProcessWire:
 
 def _check_npx_package(server: StdioServer) -> None:
     """Refuse a server that is not installed and that npx must not install; npx takes seconds to do so."""
-    from grue.transports.mcp.launchers import missing_npx_package
-
-    package = missing_npx_package(server)
+    package = launchers.missing_npx_package(server)
     if package is not None:
         raise SpawnError(
             f"the npm package {package} is not installed, and npx is not allowed to install it",
