@@ -104,7 +104,7 @@ class AgentActor(Actor[m.TurnEvent]):
 
     @property
     def is_presuming(self) -> bool:
-        """Whether the model's next reply may still be dropped. Until then the host is shown nothing of it."""
+        """Whether the next reply may still be dropped. While it may, the host is shown nothing of it."""
         return isinstance(self._state, Presuming | AwaitingDrop)
 
     @property

@@ -33,7 +33,7 @@ def grue_from(folder: Path) -> str:
 
 
 GRUE = grue_from(Path.cwd())
-"""What the user has to type for `grue`; for commands that grue proposes."""
+"""How the user starts `grue`. Commands that grue proposes begin with it."""
 
 
 def say(text: str = "", *, err: bool = False) -> None:

@@ -304,7 +304,7 @@ class _Entry:
         self.paths: list[str] = []
 
     def described(self, title: str, kind: str, others: tuple[str, ...] = ()) -> Described:
-        """Return the entry with what the user is told, after the checks of the module's docstring."""
+        """Return the entry and the notes for the user, after the checks that the module's docstring lists."""
         allowed = {"workspaceFolder", "userHome", *self.variables}
         for text in _texts(self.entry):
             if not text.isprintable():

@@ -153,7 +153,7 @@ class Accounts:
 
 
 class Claims:
-    """What one worker has asked for and was given: requests to models, and places for server processes.
+    """The requests to models and the places for server processes that one worker waits for or holds.
 
     The worker numbers its questions, and uses the same number when it gives back what it was given.
 

@@ -290,7 +290,7 @@ class KeptConversation:
 
     @property
     def refers(self) -> bool:
-        """Whether the model was told the handle of a result, and so can ask for the whole result."""
+        """Whether the model knows the handle of a result. With a handle it can ask for the whole result."""
         return self._told_handles or offers(self.tools, READ_RESULT)
 
     @property

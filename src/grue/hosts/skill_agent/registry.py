@@ -294,7 +294,7 @@ def _shape(schema: m.JsonObject) -> str:
 
 
 class HasWorkspace(Protocol):
-    """What the context of an action must have for `FILE_ACTIONS`: a folder, which no path can leave."""
+    """A context of actions that `FILE_ACTIONS` can use: it has a folder, which no path can leave."""
 
     @property
     def workspace(self) -> ConfinedFolder:

@@ -72,7 +72,7 @@ class _Schemas:
 
     _field: ClassVar[Literal["input_schema", "output_schema"]]
     _value: ClassVar[str]
-    """What a value that is checked is called in notices."""
+    """The name that notices give to the value that is checked."""
 
     def __init__(self, notify: Notify) -> None:
         self._notify = notify
