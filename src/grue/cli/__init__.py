@@ -1,12 +1,12 @@
-"""The command `grue`, and the effect of a Ctrl-C while it starts and while it exits.
+"""The command `grue`. This module decides what a Ctrl-C does while the command starts and while it exits.
 
-Python raises KeyboardInterrupt at any instruction. Raised during an import, it would give a traceback, or the
-imported module would turn it into another exception. So until a command has imported all that it needs, and
-again after its work is done, a Ctrl-C ends the process at once, with status 130. The guard then kills servers
-that have not ended yet, as it does when the program is killed.
+Python raises KeyboardInterrupt at any instruction. If it is raised during an import, the user sees a
+traceback, or the imported module turns it into another exception. So until a command has imported all that
+it needs, and again after its work is done, a Ctrl-C ends the process at once, with status 130. Servers that
+still run are then killed by the guard, a small process beside this one (`grue.runtime.processes.guard`).
 
-This code is in `__init__` because the command imports it first. A Ctrl-C before that interrupts Python's own
-start.
+This code is in `__init__` because Python runs it before any other module of grue. A Ctrl-C before that
+interrupts Python's own start.
 """
 
 import os
@@ -20,7 +20,7 @@ def _quit(_signum: int, _frame: object) -> None:
 
 
 def quit_at_once() -> None:
-    """From now on, let a Ctrl-C end the process. Does nothing if a host has its own handler."""
+    """From now on, let a Ctrl-C end the process. Does nothing if somebody has installed a SIGINT handler."""
     _swap(default_int_handler, _quit)
 
 

@@ -1,9 +1,9 @@
 """`grue add` and `grue remove`: write a server into `mcp_config.json`, and remove one from there.
 
-The description of a server and its bundle are untrusted: the command that would run is shown before anything
-is written, and the program is started only after that, in its box. Only two things are downloaded: the
-description of the server that the user names, from the registry that the user names, and its bundle, if the
-user agrees to its address.
+A server's description and its bundle are untrusted. So the user sees the command that would run before
+anything is written, and the program is started only after that, in a sandbox. Only two things are downloaded:
+the description, from the registry or the URL that the user has named, and the bundle, if the user agrees to
+its address.
 """
 
 import json
@@ -69,7 +69,9 @@ class Adding(Struct, frozen=True, kw_only=True):
 
 
 def add_server(adding: Adding) -> bool:
-    """Add a server; return whether it started. If it only waits for unset variables, that counts as started.
+    """Add a server; return `False` if it was started and failed.
+
+    A server whose environment variables are not set yet is added without being started.
 
     Raises:
         MCPConfigError: The description, the file or an answer is not usable, or the user did not agree.
@@ -104,7 +106,7 @@ def add_server(adding: Adding) -> bool:
 
 
 def _own(adding: Adding, folder: Path) -> descriptions.Described | None:
-    """Return the server if the source is a program file of the user's, or a URL; otherwise `None`."""
+    """Return the server if the source is a script of the user, or a URL with `--use remote`; else `None`."""
     source = Path(adding.source)
     if adding.kind == "remote" and "://" in adding.source:
         name = adding.name or descriptions.default_name(_address(adding.source).hostname or "")
@@ -150,9 +152,9 @@ def _add_bundle(
 
 @contextmanager
 def _downloaded(offered: descriptions.OfferedBundle, adding: Adding) -> Iterator[Path]:
-    """Download a bundle if the user agrees, and yield its file. The caller checks its digest in the block.
+    """Download a bundle if the user agrees, and yield the path of the file. The caller checks its digest.
 
-    When the block ends, the file is deleted.
+    The file is deleted at the end of the `with` block.
 
     Raises:
         MCPConfigError: The user did not agree, or the bundle cannot be downloaded.
@@ -181,7 +183,7 @@ def _add(
 ) -> bool:
     answers.refuse_unused()
     name, entry = server.name, _in_a_box(server)
-    if not re.fullmatch(r"[A-Za-z0-9_-]+", name):  # the folder of a bundle or its packages gets this name
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", name):  # it becomes a folder's name
         raise MCPConfigError(
             f"A server's name has letters, digits, '-' and '_'; '{printable(name)}' has others."
         )
@@ -226,7 +228,7 @@ def _approved(name: str, path: Path) -> bool:
         say(line)
     others = [each for each in (*known.servers, *known.unusable) if each != name]
     if others and tool_lock_file.read_tool_lock(tool_lock_file.lock_path(path)) is None:
-        # Do not write a lock with this server alone: it would say that no tool of the others is approved.
+        # Do not write a lock with this server alone: the tools of all others would count as not approved.
         say(f"The file's servers have no tool lock. To approve the tools of all: {GRUE} tools --lock")
     else:
         say("\n".join(approve(known, {name: outcome.tools})))
@@ -262,7 +264,7 @@ def remove_server(name: str, mcp_config: Path | None) -> None:
         say(f"removed  its approved tools from {shown_path(lock)}")
     for kind in (descriptions.BUNDLES, descriptions.PACKAGES):
         folder = path.parent / kind / name
-        # Remove only a folder that `grue add` can have made: never a link, nor a name with a slash in it.
+        # Remove only what `grue add` can have made: no symbolic link, and no path outside these two folders.
         if (
             Path(name).name == name
             and folder.is_dir()
@@ -283,8 +285,8 @@ def _description(adding: Adding, config: GameConfiguration) -> object:
                 "Its arguments, as in a shell (none: press Enter)", default="", show_default=False
             )
             arguments = shlex.split(typed)
-        # Make paths absolute: the agent may be started in another folder, and the server's sandbox opens only
-        # what is named by an absolute path.
+        # Make paths absolute: the agent may be started in another folder, and the server's sandbox lets it
+        # read only those arguments that are absolute paths.
         absolute = [
             _absolute(each) if "/" in each and Path(each).exists() else each for each in arguments or ()
         ]
@@ -335,7 +337,7 @@ def _check_answer(answer: object, name: str) -> None:
 
 
 def _fetched(url: str) -> object:
-    """Fetch a description: one request, no redirect, no key of the user's, at most 1 MiB."""
+    """Fetch a description of at most 1 MiB, with one request: redirects are errors, no API key is sent."""
     content = b"".join(_pieces(url, most=_MOST_FETCHED))
     where = printable(_address(url).hostname or "")
     try:
@@ -345,7 +347,7 @@ def _fetched(url: str) -> object:
 
 
 def _pieces(url: str, *, most: int, redirects: int = 0) -> Iterator[bytes]:
-    """Yield the content of an address. Sends no key of the user's, and follows no redirect to http."""
+    """Yield the body at `url`, `most` bytes at most. Sends no API key, refuses redirects to plain http."""
     import httpx
 
     parts = _address(url)
@@ -388,7 +390,7 @@ def _up_to(most: int, pieces: Iterator[bytes], where: str) -> Iterator[bytes]:
 
 
 class _Answers:
-    """The values that a description asks for: from the command line, at the terminal, or by default."""
+    """The values that a server's description asks for: from `--set`, typed at the terminal, or defaults."""
 
     def __init__(self, given: tuple[str, ...], *, ask: bool) -> None:
         self._ask = ask
@@ -431,9 +433,9 @@ class _Answers:
         return tuple(shlex.split(typed)) if wanted.repeated else (typed,) if typed else ()
 
     def refuse_unused(self) -> None:
-        """Refuse a `--set` whose name the description does not ask for.
+        """Raise `MCPConfigError` for a `--set NAME=VALUE` whose name the description does not ask for.
 
-        The name may be misspelt, or be that of an API key, which is set in the environment instead.
+        The user may have misspelt the name, or meant an API key, which belongs into the environment.
         """
         for name in self._given.keys() - self._used:
             known = ", ".join(sorted(self._used)) or "nothing"
@@ -448,10 +450,10 @@ def _absolute(path: str) -> str:
 
 
 def _in_a_box(server: descriptions.Described) -> dict[str, Any]:
-    """Return the server's entry for the file of servers.
+    """Return the server's entry for `mcp_config.json`.
 
-    A program that is not the user's own gets a box, and only the environment variables that every program
-    needs.
+    A program that is not the user's own gets a sandbox, and of the environment only variables such as PATH
+    and HOME.
     """
     entry = dict(server.entry)
     if server.kind in ("remote", _OWN):
@@ -465,7 +467,7 @@ def _in_a_box(server: descriptions.Described) -> dict[str, Any]:
         read.insert(0, f"${{workspaceFolder}}/{descriptions.BUNDLES}/{server.name}")
     caches = _CACHES.get(entry["command"])
     if caches is not None:
-        # Give the server its own download folder: in a shared one it could change the packages of others.
+        # Give each server its own package cache: in a shared one it could change the packages of others.
         folder = f"${{workspaceFolder}}/{descriptions.PACKAGES}/{server.name}"
         entry["env"] = {**entry.get("env", {}), **{each: f"{folder}/{each.lower()}" for each in caches}}
         box |= {"preset": "web", "write": [folder]}
@@ -522,7 +524,7 @@ def _taken(name: str, path: Path) -> str:
 
 
 def _require_consent(adding: Adding, question: str, otherwise: str) -> None:
-    """Ask the user, unless the command has `--yes`. If the answer is no, raise an error with `otherwise`."""
+    """Ask the user, unless `--yes` was given. If the answer is no, raise `MCPConfigError(otherwise)`."""
     if adding.yes:
         return
     if not _at_a_terminal():

@@ -1,4 +1,4 @@
-"""The commands and their options. Each command is implemented in the module of the same name."""
+"""The commands of `grue` and their options. Each command is implemented in the module of the same name."""
 
 from pathlib import Path
 from typing import Annotated, Literal

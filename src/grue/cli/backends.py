@@ -1,4 +1,4 @@
-"""Choose Langfuse and OpenTelemetry by the options of a command."""
+"""Export a trace to Langfuse or OpenTelemetry, if a command has `--langfuse` or `--otel`."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -10,12 +10,13 @@ if TYPE_CHECKING:
 
 @contextmanager
 def chosen_backends(episode_id: str, *, langfuse: bool, otel: bool) -> "Iterator[list[Outbox]]":
-    """Yield the observers that the options ask for.
+    """Yield the trace observers that the options ask for.
 
-    At the end of the block each observer sends the data that it has not sent yet, and takes seconds at most.
+    At the end of the `with` block each observer sends the data that it has not sent yet, which takes a few
+    seconds at most.
 
     Raises:
-        MissingDependencyError: A package that one of them needs is not installed.
+        MissingDependencyError: A package that an observer needs is not installed.
     """
     with ExitStack() as open_ones:
         chosen: list[Outbox] = []

@@ -25,13 +25,13 @@ from grue.runtime.trace.recorder import Envelope, Recorder
 
 
 def read_arguments(tool: m.ToolDefinition, text: str | None, pairs: Sequence[str]) -> m.JsonObject:
-    """Return the arguments of a call; a pair replaces the member of `text` that has the same name.
+    """Return the arguments of a call: the members of `text`, then `pairs`, which replace equal names.
 
     Args:
         tool: The tool's definition from its server.
         text: A JSON object, or `None`.
-        pairs: `NAME=VALUE` each. If the schema asks for a string, the value is text, otherwise JSON. If the
-            schema gives no type, the value is JSON if it can be parsed, otherwise text.
+        pairs: `NAME=VALUE` each. If the schema asks for a string, VALUE is taken as text, otherwise it is
+            parsed as JSON. If the schema gives no type, VALUE is parsed as JSON where possible, else text.
 
     Raises:
         MCPConfigError: An argument cannot be read; the text says what is expected.
@@ -62,11 +62,11 @@ def _object(text: str) -> m.JsonObject:
 
 
 def json_value(text: str) -> object:
-    """Return the JSON value that a person has written.
+    """Parse JSON that a person has typed.
 
     Raises:
-        ValueError: It is not JSON; or it holds NaN or an infinite number, which Python would read and send as
-            `null`.
+        ValueError: The text is not JSON; or it holds NaN or Infinity, which `json.loads` accepts, but which
+            would be sent as `null`.
         RecursionError: The value is nested too deeply.
     """
     value: object = json.loads(text)
@@ -88,7 +88,7 @@ def _value(pair: str, written: str, kinds: frozenset[str]) -> object:
 
 
 def _kinds(schema: object) -> frozenset[str]:
-    """Return the types that a schema names; empty if it names none."""
+    """Return the types that a JSON Schema allows, such as "string"; empty if it allows any."""
     if not isinstance(schema, dict):
         return frozenset()
     if isinstance(schema.get("enum"), list):
@@ -114,7 +114,7 @@ _KINDS = {
 
 
 def _kinds_of(value: object) -> frozenset[str]:
-    """Return JSON Schema's names for a JSON value's type."""
+    """Return the types of a JSON value in JSON Schema's words; for 1, "integer" and "number"."""
     if isinstance(value, float):
         return frozenset(["number", "integer"] if value.is_integer() else ["number"])
     return frozenset(_KINDS[type(value)])
@@ -153,7 +153,7 @@ def call_tool(
         given = read_arguments(tool, arguments, pairs)
         _require_all(client.recorder.redacted_body(tool), given)
         result = client.call(name, given, timeout_s)
-        # Replace secrets of the host's environment and of the server's configuration.
+        # Replace secrets that come from this environment or from the server's configuration.
         shown = client.recorder.redacted_body(result)
     if as_json:
         say(json.dumps(shown.to_dict()))
@@ -163,7 +163,7 @@ def call_tool(
 
 
 def _require_all(tool: m.ToolDefinition, arguments: m.JsonObject) -> None:
-    """Refuse a call that lacks an argument that its tool requires, and list all arguments of the tool."""
+    """Raise an error that lists the tool's arguments, if the call lacks a required one."""
     missing = [printable(name) for name in required_of(tool) if name not in arguments]
     if missing:
         taken = "\n".join(arguments_of(tool, _WIDTH))[:_MOST_CHARS]

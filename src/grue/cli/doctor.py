@@ -52,7 +52,7 @@ from grue.transports.mcp.sdk_version import require_mcp
 
 
 def boxes(servers: Mapping[str, McpServer], source: str) -> Iterator[Finding]:
-    """Report which limits of a box this machine can enforce, and what each server process can reach."""
+    """Report which sandbox limits this machine can enforce, and what each server process can reach."""
     started = {name: server for name, server in servers.items() if isinstance(server, StdioServer)}
     yield machine(needed=any(server.sandbox for server in started.values()))
     for name, server in started.items():
@@ -66,7 +66,11 @@ def boxes(servers: Mapping[str, McpServer], source: str) -> Iterator[Finding]:
 
 
 def machine(*, needed: bool) -> Finding:
-    """Report which limits of a box this machine can enforce. A missing limit is a fault only if `needed`."""
+    """Report which sandbox limits this machine can enforce.
+
+    Args:
+        needed: Whether a server has a sandbox. Only then is a missing limit noted as a problem.
+    """
     have = coverage()
     missing = have.missing(hosts=True)
     about = f"Landlock {have.landlock or 'absent'}, seccomp {'present' if have.seccomp else 'absent'}"
@@ -82,11 +86,11 @@ _SHEBANG_BYTES = 256
 
 
 class Launch(Struct, frozen=True):
-    """What is known about a server's start before it is started.
+    """What is known, before its start, about a server that is launched by npx or uvx.
 
     Attributes:
         launcher: npx or uvx.
-        installed: Whether npx is known to have the package, so that the start downloads nothing.
+        installed: Whether npx has the package installed already, so that the start downloads nothing.
     """
 
     server: StdioServer
@@ -95,18 +99,18 @@ class Launch(Struct, frozen=True):
 
 
 def before_start(server: McpServer) -> Launch | None:
-    """Look at a server before it is started; `None` if its command is neither npx nor uvx."""
+    """Return what is known about a server's start; `None` if its command is neither npx nor uvx."""
     if not isinstance(server, StdioServer) or (launcher := launcher_of(server)) is None:
         return None
-    # For uvx, `installed` stays false, so `boot_lines` starts the server again: the difference of the times
-    # shows whether uv had the package in its cache.
+    # For uvx, nothing tells whether the package is cached. So `installed` is false, and `boot_lines` starts
+    # the server a second time: if that is much faster, the first start has downloaded the package.
     return Launch(server, launcher, installed=launcher == "npx" and direct_command(server) is not None)
 
 
 def boot_lines(launch: Launch, opened: m.SessionOpened, limits: TurnLimits) -> Iterator[str]:
-    """Yield the parts of a server's start with their times.
+    """Yield lines that say how long each part of a server's start takes, and how to make it faster.
 
-    `opened` was the first start. This starts the server up to twice more.
+    Starts the server up to twice more, to compare with its first start, `opened`.
     """
     launcher, first_s = launch.launcher, opened.elapsed_s
     again = None if launch.installed else _started(launch.server, limits)
@@ -134,7 +138,7 @@ def _advice(launcher: Launcher, direct: Direct, times: str) -> Iterator[str]:
     command = f'"command": {json.dumps(server.command, ensure_ascii=False)}'
     args = f'"args": {json.dumps(server.args, ensure_ascii=False)}'
     if hidden["args"] != server.args:
-        # the arguments are not shown, because one of them looks like a key
+        # Do not show the arguments, because one of them looks like an API key.
         args = "with the arguments that follow the package now"
     how = "from uv's cache" if "--offline" in server.args else f"without {launcher}"
     yield printable(f"faster {how}, {times}: {command}, {args}")
@@ -142,7 +146,7 @@ def _advice(launcher: Launcher, direct: Direct, times: str) -> Iterator[str]:
 
 
 def _started(server: StdioServer, limits: TurnLimits) -> m.SessionOpened | None:
-    """Start a server and end it; return what its start reported, `None` if it did not start."""
+    """Start a server and end it; return the result of the start, or `None` if it failed."""
     with ToolClient({server.name: server}, limits=limits) as client:
         outcome = client.connect()[server.name]
     return outcome if isinstance(outcome, m.SessionOpened) else None
@@ -153,7 +157,10 @@ def _names(opened: m.SessionOpened) -> set[str]:
 
 
 def _interpreter_s(server: StdioServer) -> tuple[str, float] | None:
-    """Return the program's interpreter and the time of its bare start; `None`: no known interpreter."""
+    """Return the interpreter in the program's `#!` line, and how many seconds it takes to run nothing.
+
+    Returns `None` if that is neither Node.js nor Python, or if it fails.
+    """
     command = _shebang(Path(server.command))
     name = PurePath(command[-1]).name if command else ""
     words = next((words for known, words in _DO_NOTHING.items() if name.startswith(known)), None)
@@ -195,10 +202,10 @@ _NOTICED_S = 0.1
 def examine(
     mcp_config: Path | None, *, network: bool, base_url: str | None = None, model: str | None = None
 ) -> bool:
-    """Print each finding as soon as it is known, and return whether everything is in order.
+    """Print each finding as soon as it is known, and return whether nothing is wrong.
 
     Each argument that is `None` is taken from the project. Without `network`, neither the LLM's endpoint nor
-    a server by URL is contacted.
+    any server that has a URL is contacted.
     """
     counts: Counter[Verdict] = Counter()
     lacking = []
@@ -278,7 +285,7 @@ def _project(config: GameConfiguration) -> Finding:
 
 
 class _Named(NamedTuple):
-    """A program that names its endpoint and its model, such as `grue init` writes."""
+    """A Python file with `LlmSettings(base_url="...", model="...")`, such as `grue init` writes."""
 
     path: Path
     base_url: str
@@ -286,7 +293,7 @@ class _Named(NamedTuple):
 
 
 def _programs() -> Iterator[_Named]:
-    """Yield the programs of this folder that name an endpoint and a model. They are parsed, not run."""
+    """Yield the Python files of this folder that name an endpoint and a model. They are parsed, not run."""
     programs = sorted(path for path in Path().glob("*.py") if not path.name.startswith("test_"))
     for path in programs[:_MOST_PROGRAMS]:
         with suppress(OSError, SyntaxError, ValueError, RecursionError):
@@ -305,10 +312,11 @@ def _settings_in(path: Path, program: ast.Module) -> Iterator[_Named]:
 
 
 def _named_llm(config: GameConfiguration, *, chosen: bool) -> Iterator[Finding]:
-    """Yield the endpoints that programs name, and choose the first if nothing else names one.
+    """Yield a finding for each endpoint that a Python file of this folder names.
 
     Args:
-        config: The settings. The chosen endpoint and model are written into them and checked later.
+        config: The settings. Unless `chosen`, the first of these endpoints is written into them, so that it
+            is checked later.
         chosen: Whether the project or the command line names an endpoint.
     """
     for named in dict.fromkeys(_programs()):
@@ -336,7 +344,7 @@ def _server_file(known: KnownServers, mcp_config: Path | None) -> Iterator[Findi
 
 
 def _lock(known: KnownServers, config: GameConfiguration, mcp_config: Path | None) -> Iterator[Finding]:
-    """Report if no turn would start, because the tool lock cannot be read, or is required and missing."""
+    """Report a tool lock that cannot be read, or that is required and missing: no turn would start."""
     try:
         list(drifts(known, {}, config))
         if mcp_config is None and known.source != BUNDLED:
@@ -380,14 +388,14 @@ def _servers(known: KnownServers, config: GameConfiguration, *, network: bool) -
 def _tools(
     known: KnownServers, config: GameConfiguration, opened: m.SessionOpened, notices: list[str]
 ) -> Iterator[Finding]:
-    """Report the tools of a server that are malformed, or differ from the approved definition.
+    """Report the tools of a server that are malformed, or that differ from the approved definition.
 
-    The verdict is `WRONG` if a changed tool is refused, because the user can mend that with one command. If a
-    tool is malformed, it is a `note`: only the server's author can mend it, and the other tools work.
+    The verdict is `WRONG` if a changed tool is refused, because the user can approve it with one command. A
+    malformed tool gives only a `note`: only the server's author can mend it, and the other tools work.
     """
     name = opened.server
     drifted: list[m.ToolDrifted] = []
-    with suppress(MCPConfigError):  # the lock cannot be used, which `_lock` has reported
+    with suppress(MCPConfigError):  # `_lock` has reported that the lock cannot be used
         drifted += drifts(known, {name: opened.tools}, config)
     said = [*map(drift_text, drifted), *notices]
     if not said:
@@ -401,7 +409,7 @@ def _tools(
 
 
 def saved_when_called(server: McpServer, opened: m.SessionOpened) -> Iterator[str]:
-    """Propose to start a server only when it is called, if its start is long enough to be noticed."""
+    """Propose the setting "start": "when_called" for a server whose start takes noticeably long."""
     if opened.elapsed_s < _NOTICED_S or server.options.start in ("beside", "when_called"):
         return
     took = f"{opened.elapsed_s * 1000:.0f} ms"
@@ -427,7 +435,7 @@ def _server(opened: m.SessionOpened, closed: m.SessionClosed | None, source: str
 
 
 def _listing_cache() -> Iterator[Finding]:
-    """Report the cache of listings, if there is one, and its problems."""
+    """Report the cache of tool listings, if there is one, and the files in it that cannot be used."""
     cache = ListingCache()
     faults = list(cache.faults())
     count = cache.count()
@@ -440,7 +448,7 @@ def _listing_cache() -> Iterator[Finding]:
 
 
 def _keys(known: KnownServers) -> Iterator[Finding]:
-    """Name the keys that each server can see in its environment, never their values."""
+    """Report which API keys each server can see in its environment, by name, without their values."""
     for name, server in known.servers.items():
         if not isinstance(server, StdioServer):
             continue
@@ -458,7 +466,7 @@ def _keys(known: KnownServers) -> Iterator[Finding]:
 
 
 def _logins(known: KnownServers) -> Iterator[Finding]:
-    """Report which servers by URL have a stored login, and until when it holds."""
+    """Report which servers that have a URL have a stored login, and when it expires."""
     for name, server in known.servers.items():
         try:
             told = stored_login(server) if isinstance(server, HttpServer) else None
@@ -497,14 +505,14 @@ def _node(known: KnownServers) -> Iterator[Finding]:
 
 
 def _plays_stories() -> bool:
-    """Return whether this folder has a story file, or settings for the Zork host."""
+    """Return whether this folder has a Z-machine story file, or settings for the bundled game host."""
     project = project_tables()
     of_game = project is not None and any(root == ZORKGPT for root in project.roots.values())
     return of_game or any(re.fullmatch(r"\.(z[1-8]|dat)", each.suffix.lower()) for each in Path().iterdir())
 
 
 def _interpreters() -> Iterator[Finding]:
-    """Report which interpreter plays which story files, and why."""
+    """Report which installed Z-machine interpreter plays which versions of story files, and why."""
     try:
         plain, styled = choose_interpreter(3), choose_interpreter(5)
     except MissingDependencyError as error:

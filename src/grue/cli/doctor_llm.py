@@ -1,9 +1,9 @@
 """The checks of `grue doctor` for the configured LLM endpoint.
 
-They request the list of models, which no provider charges for, and then run three small turns as a host
-would: a short reply, a turn with a tool, and an answer with a schema. If the model does not call the tool,
-one more request is sent without it: if the prompt then has as many tokens, the endpoint did not show the tool
-to the model. All of these cost a few dozen tokens.
+They request the list of models, which no provider charges for, and then run three small turns: one that
+asks for a short reply, one with a tool, and one whose answer has a schema. If the model does not call the
+tool, the same prompt is sent once more without the tool. If both prompts have the same number of tokens, the
+endpoint does not pass tools on to the model. All these requests together cost a few dozen tokens.
 """
 
 import difflib
@@ -41,9 +41,9 @@ class Finding(Struct, frozen=True):
 
     Attributes:
         verdict: The result; `open` if the check could not decide.
-        text: What was found; its further lines say what to do.
-        lacking: The part that is not in order, such as "tools of files". The last line of the output names it
-            after "Everything is in order, except for". Empty if there is no such part.
+        text: The first line says what was found, the further lines what to do.
+        lacking: What cannot be used, such as "tools of files"; the summary at the end of the output names it.
+            Empty if there is no such thing.
     """
 
     verdict: Verdict
@@ -84,8 +84,9 @@ def look_at_llm(config: GameConfiguration, *, network: bool, named: bool) -> Ite
 
     Args:
         config: The settings.
-        network: Also send requests to the endpoint.
-        named: Whether the project, a program or the command line names this endpoint.
+        network: Whether requests may be sent to the endpoint.
+        named: Whether the project, a Python file of the folder or the command line names this endpoint;
+            otherwise it is the default.
     """
     url = shown_endpoint(config.client_base_url)
     try:
@@ -107,7 +108,7 @@ def look_at_llm(config: GameConfiguration, *, network: bool, named: bool) -> Ite
 
 
 def names_an_endpoint(config: GameConfiguration) -> bool:
-    """Return whether the project has settings for the model, or names another endpoint than the default."""
+    """Return whether the project has settings for the LLM, or the endpoint is not the default."""
     project = project_tables()
     return (
         bool(project and project.tables["llm"])
@@ -116,7 +117,7 @@ def names_an_endpoint(config: GameConfiguration) -> bool:
 
 
 def _patient(settings: LlmSettings) -> LlmSettings:
-    """Return settings with which a check ends soon: no retries, and no second request for a cut reply.
+    """Return settings with which a check ends soon: no retries, and a cut reply is not requested again.
 
     A time limit that the user has configured is kept, even if it is longer than `_PATIENCE_S`.
     """
@@ -173,7 +174,7 @@ def _model_list(endpoint: LlmEndpoint, answer: Answered | Fault) -> Finding:
 
 
 def _brief(endpoint: LlmEndpoint) -> LlmEndpoint:
-    """Return the same endpoint, which lets the model write a short reply only."""
+    """Return the same endpoint with a limit of `_SHORT` tokens for a reply."""
     return LlmEndpoint(structs.replace(endpoint.settings, max_tokens=_SHORT))
 
 
@@ -206,9 +207,10 @@ def _tools(endpoint: LlmEndpoint, spoken: "_Tried") -> Finding:
 
 
 def _open_tools(endpoint: LlmEndpoint, spoken: "_Tried", failure: MCPError) -> Finding:
-    """Return the finding for a failed turn with a tool. After a timeout, ask for a short reply instead.
+    """Return the finding for a turn with a tool that failed.
 
-    A short reply is enough to compare the numbers of prompt tokens with and without the tool.
+    After a timeout, ask again for a short reply: it is enough to compare the prompt's tokens with and without
+    the tool.
     """
     open_question = isinstance(failure, LLMError) and failure.kind == "timed_out"
     brief = _Tried(_brief(endpoint), _CALL, tool=True) if open_question else None
@@ -225,9 +227,10 @@ def _not_shown(counts: tuple[int, int]) -> Finding:
 
 
 def _left_out(endpoint: LlmEndpoint, offered: "_Tried", spoken: "_Tried") -> tuple[int, int] | None:
-    """Return the prompt's tokens with a tool and without it, if these counts show that the tool is left out.
+    """Return the prompt's tokens with a tool and without it, if the counts show that the tool is left out.
 
-    If an endpoint reports the same count for another text, it does not really count, so nothing is known.
+    If the endpoint reports the same count for two different texts, its counts mean nothing, and `None` is
+    returned.
     """
     bare = _Tried(_brief(endpoint), _CALL)
     counts = [tried.replies[0].prompt_tokens if tried.replies else 0 for tried in (offered, bare, spoken)]
@@ -262,7 +265,7 @@ def _in_a_word(failure: MCPError) -> str:
 
 
 class _Tried:
-    """A small turn that has been run: its replies, and in `failure` why it failed, if it did."""
+    """Runs a small turn, and keeps its replies. If the turn has failed, `failure` is the error."""
 
     def __init__(self, endpoint: LlmEndpoint, user: str, *, tool: bool = False, answer: Any = None) -> None:
         self.replies: list[m.CompletionReceived] = []
@@ -277,7 +280,7 @@ class _Tried:
             try:
                 runner.run_turn(TurnRequest(system=_SYSTEM, user=user, answer=answer))
             except (AnswerError, LLMError) as error:
-                # An answer that cannot be used counts as a reply: the check asks whether the model replies.
+                # An answer of the wrong form is no failure here: it shows that the model replies.
                 self.failure = None if isinstance(error, AnswerError) else error
             except MCPError as error:
                 self.failure = error

@@ -1,8 +1,8 @@
 """Carry questions from a turn to the person at the terminal, and the answers back.
 
-The turn runs in a thread of its own, but only the main thread reads the terminal: two threads that read it
-would take each other's keys. So the turn reports a question as an event, with a future, and waits. A
-cancelled turn stops waiting at once, and an answer that comes later is dropped.
+The turn runs in a thread of its own, but only the main thread reads the terminal: if two threads read it,
+each would get some of the keys. So the turn reports a `Question` as an event to the main thread, and waits
+for its future. A cancelled turn stops waiting at once, and an answer that comes later is dropped.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ A = TypeVar("A")
 
 
 class Question(Generic[A]):
-    """A question that a turn waits for; an event of the loop."""
+    """A question to the user, reported as an event of the turn. The turn waits until it is answered."""
 
     def __init__(self) -> None:
         self._answered: Future[A] = Future()
@@ -35,7 +35,7 @@ class Question(Generic[A]):
 
 
 class CallsQuestion(Question[Sequence[ApprovalDecision]]):
-    """Asks whether these calls of a reply may be made."""
+    """Asks the user whether to make `calls`, the tool calls of one model reply."""
 
     def __init__(self, calls: tuple[ApprovalQuestion, ...]) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class CallsQuestion(Question[Sequence[ApprovalDecision]]):
 
 
 class ServerQuestion(Question[m.JsonObject | Declined]):
-    """A server asks the user for input."""
+    """Asks the user for the input that an MCP server has requested (elicitation)."""
 
     def __init__(self, request: ElicitationRequest) -> None:
         super().__init__()
@@ -61,13 +61,13 @@ class Asker:
         self.report: Callable[[Question[Any]], object]
 
     async def approve(self, calls: tuple[ApprovalQuestion, ...]) -> Sequence[ApprovalDecision]:
-        """Ask about tool calls."""
+        """Ask the user whether to make `calls`, and wait for a decision about each."""
         question = CallsQuestion(calls)
         self.report(question)
         return await question.wait()
 
     async def elicit(self, request: ElicitationRequest) -> m.JsonObject | Declined:
-        """Ask for the input that a server requests."""
+        """Ask the user for the input that a server requests, and wait for it."""
         question = ServerQuestion(request)
         self.report(question)
         return await question.wait()

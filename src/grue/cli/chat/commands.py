@@ -37,7 +37,7 @@ class UnknownCommand(MCPError):  # noqa: N818 - a state of the input
 
 
 class ChatCommands:
-    """Runs commands.
+    """Runs the slash commands of a chat.
 
     Args:
         talk: The conversation.

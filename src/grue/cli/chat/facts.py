@@ -1,4 +1,4 @@
-"""The facts that `grue chat` records beside its turns' messages, and the function that reads them back."""
+"""The facts that `grue chat` records in the trace between its turns, and `read_chat`, which reads them."""
 
 from pathlib import Path
 from typing import ClassVar
@@ -24,7 +24,7 @@ class EpisodeStarted(facts.EpisodeStarted, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """Return the words for an episode of this kind in headings."""
+        """Return what a heading calls this episode: "a chat"."""
         return "a chat"
 
 
@@ -32,8 +32,8 @@ class UserSaid(Fact, frozen=True, kw_only=True, tag="chat.Said"):
     """The user says something, and the turn begins.
 
     Attributes:
-        file: Name of the file that holds the conversation, in the run folder.
-        size: Its size in bytes before the turn. A copy that ends there is the conversation without the turn.
+        file: Name of the conversation's file in the run folder.
+        size: Size of that file in bytes before the turn. `/undo` copies only these bytes.
     """
 
     between_turns: ClassVar[bool] = True
@@ -70,12 +70,12 @@ class TakenBack(Fact, frozen=True, kw_only=True, tag="chat.TakenBack"):
     calls: tuple[str, ...] = ()
 
     def summary(self) -> str:
-        """Return the turn, and the calls that remain."""
+        """Return the number of the turn, and the names of its tool calls, which cannot be undone."""
         remains = f"; done all the same: {', '.join(self.calls)}" if self.calls else ""
         return f"turn {self.turn} is no longer part of the conversation{remains}"
 
     def severity(self) -> Severity:
-        """Return `warn` if the turn had called tools, because what they did remains."""
+        """Return `warn` if the turn has called tools, because their effects remain."""
         return "warn" if self.calls else ""
 
 
@@ -88,18 +88,18 @@ class ModelChanged(Fact, frozen=True, kw_only=True, tag="chat.ModelChanged"):
     now: str
 
     def summary(self) -> str:
-        """Return both names."""
+        """Return the names of the old and the new model."""
         return f"{self.before} -> {self.now}"
 
 
 class ChatPast(Past[EpisodeStarted], kw_only=True):
-    """The recorded part of a chat.
+    """The state of a chat, read from its trace, from which the chat can be resumed.
 
     Attributes:
-        said: The turns that are part of the conversation, oldest first.
-        calls: The tools that each turn has called.
-        file: Name of the file that holds the conversation; empty: nothing was said.
-        model: The model that was chosen last; empty if the chat still has the model of its start.
+        said: The turns that are still part of the conversation, oldest first.
+        calls: The names of the called tools, by the turn's number.
+        file: Name of the conversation's file; empty if nothing was said.
+        model: The model that was last chosen by `/model`; empty if none was.
         turn: Number of the last turn.
     """
 
@@ -126,13 +126,13 @@ class ChatPast(Past[EpisodeStarted], kw_only=True):
 
 
 def called_in(envelope: EpisodeEnvelope) -> list[str]:
-    """Return a list with the tool whose call the envelope records; empty if it records no call."""
+    """Return `["server.tool"]` if the envelope records a tool call, otherwise an empty list."""
     body = envelope.body
     return [f"{body.server}.{body.tool}"] if isinstance(body, m.ToolCalled) else []
 
 
 def read_chat(path: Path) -> ChatPast:
-    """Read how far a chat got.
+    """Read the state of a chat from its trace.
 
     Raises:
         TraceError: The trace cannot be read, or is not one of `grue chat`.

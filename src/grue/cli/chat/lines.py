@@ -36,7 +36,7 @@ def started(event: ToolStarted) -> Line:
 
 
 def ended(event: ToolEnded) -> Line:
-    """Return the line for a call that was answered, with its result in short."""
+    """Return the line for a call that has ended: its duration and shortened result, or why it failed."""
     if event.duration_s is None:
         why = printable(event.result.error_message or "", _RESULT_CHARS)
         return Line(f"  ! {_name(event.name)} was not called: {why}", YELLOW, "    ")
@@ -48,7 +48,7 @@ def ended(event: ToolEnded) -> Line:
 
 
 def result_words(result: m.ToolCallResult) -> str:
-    """Return a result in one printable line; images and long texts by their size only."""
+    """Return a tool result as one printable line: a long text is cut, and media are named by their size."""
     parts = [*_parts(result.content), *(_block(block) for block in result.blocks)]
     text = printable(" ".join(part for part in parts if part), _RESULT_CHARS) or "nothing"
     total = sum(map(len, parts))
@@ -59,9 +59,11 @@ def result_words(result: m.ToolCallResult) -> str:
 
 
 def question_lines(question: ApprovalQuestion, rows: Iterable[str]) -> Iterator[Line]:
-    """Return the lines that a person reads before a call is approved: the name, all arguments, the reason.
+    """Yield the lines that a person reads before approving a call: name, arguments, reason for asking.
 
-    The arguments are `rows`, as `shown_whole` returns them.
+    Args:
+        question: The call.
+        rows: All arguments, as lines that `shown_whole` has returned.
     """
     yield Line(f"The model wants to call {printable(question.name)}", YELLOW)
     for row in rows:
@@ -71,13 +73,16 @@ def question_lines(question: ApprovalQuestion, rows: Iterable[str]) -> Iterator[
 
 
 def request_lines(message: str) -> Iterator[Line]:
-    """Return the lines of a question that a server asks the user."""
+    """Yield the lines of a question that a server asks the user."""
     yield Line("A tool server asks you:", YELLOW)
     yield Line(f"  {printable(message, _QUESTION_CHARS)}", "", "  ")
 
 
 def tool_lines(tools: Sequence[m.ToolDefinition], wanted: str) -> Iterator[Line]:
-    """Yield the tools whose names contain `wanted`; if it is a tool's full name, that tool's definition."""
+    """Yield a line for each tool whose name contains `wanted`.
+
+    If `wanted` is the full name of a tool, yield only that tool, with its input schema.
+    """
     found = [tool for tool in tools if wanted.casefold() in tool.name.casefold()]
     exact = [tool for tool in found if tool.name in (wanted, f"mcp.{wanted}")]
     if not found:
@@ -95,7 +100,7 @@ def tool_lines(tools: Sequence[m.ToolDefinition], wanted: str) -> Iterator[Line]
 
 
 def cost_lines(spent: Spent, budget: str) -> Iterator[Line]:
-    """Return the line on the model's cost so far; `budget`: the text on the budget, or empty."""
+    """Yield a line with the requests, tokens and cost so far, and the sentence `budget`, if not empty."""
     usage = spent.usage
     requests = counted(spent.requests, "request")
     cached = f" ({usage.cached_tokens:,} from the cache)" if usage.cached_tokens else ""
@@ -106,7 +111,7 @@ def cost_lines(spent: Spent, budget: str) -> Iterator[Line]:
 
 
 def undone_lines(first_words: str, calls: Sequence[str]) -> Iterator[Line]:
-    """Return the lines about a turn that was taken back."""
+    """Yield the lines about a turn that was taken back: its first words, and the tool calls that it made."""
     yield Line(f"Taken back: {printable(first_words, 80)}", GREEN)
     if calls:
         names = ", ".join(_name(name) for name in dict.fromkeys(calls))
@@ -115,7 +120,7 @@ def undone_lines(first_words: str, calls: Sequence[str]) -> Iterator[Line]:
 
 
 def greeting(model: str, tools: Sequence[str], *, scripted: bool) -> Iterator[Line]:
-    """Return the lines at the start."""
+    """Yield the lines that a chat shows at its start: the model, the servers, and the keys."""
     who = f"{printable(model, _NAME_CHARS)} (a script, no LLM)" if scripted else printable(model, _NAME_CHARS)
     with_tools = ", ".join(_name(name) for name in tools) if tools else "no tools"
     yield Line(f"{who} · {with_tools}", BOLD)
@@ -135,7 +140,7 @@ def notice(text: str) -> Line:
 
 
 def _parts(content: object) -> list[str]:
-    """Return the texts of a result's content; an image or other media is described by its kind and size."""
+    """Return the texts in a result's content; for an image or other media, its type and size in brackets."""
     if content is None:
         return []
     if isinstance(content, str):

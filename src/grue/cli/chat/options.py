@@ -31,7 +31,8 @@ class ChatOptions(Struct, frozen=True, kw_only=True):
         instructions: The system text.
         resume: The run folder to resume, with the options of its first run.
         started_in: The folder in which the chat was started; `None`: the working directory.
-        learn: A server to run without a box and to watch; the box that it needs is printed at the end.
+        learn: Name of a server that runs without a sandbox and is watched; the sandbox that it would have
+            needed is printed at the end.
     """
 
     offline: bool = False
@@ -54,10 +55,10 @@ RECORDED = ("offline", "model", "base_url", "mcp_config", "mcp", "instructions",
 
 
 def as_started(options: ChatOptions, past: ChatPast) -> ChatOptions:
-    """Return the options of the chat's first run, with the model that the chat used last.
+    """Return the options for resuming a chat: those of its first run, with the model that it used last.
 
-    `turn_timeout_s` (if given) and `quiet` are those of the command that resumes it.
-    If the folder in which the chat was started no longer exists, the working directory is used.
+    `quiet`, and `turn_timeout_s` if it was given, are taken from `options`. If the folder in which the chat
+    was started no longer exists, `started_in` is `None`.
 
     Raises:
         MCPConfigError: The options were recorded by another version of `grue chat`.
@@ -79,8 +80,8 @@ class ChatWiring(Struct, frozen=True, kw_only=True):
 
     Attributes:
         notes: Sentences about settings that have no effect.
-        learned: Returns, as text, the sandbox that the server of `--learn` turned out to need; `None` without
-            `--learn`.
+        learned: A function that returns, as JSON, the sandbox that the server of `--learn` has turned out to
+            need; `None` without `--learn`.
     """
 
     endpoint: LlmEndpoint

@@ -41,7 +41,7 @@ class Reader(Protocol):
     asks: bool
 
     def read(self) -> str | None:
-        """Return the next input, of one or more lines; `None` at the end of the input.
+        """Return what the user types next, one or more lines; `None` at the end of the input.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed.
@@ -51,7 +51,7 @@ class Reader(Protocol):
         """Discard what was typed before now, so that only what follows the question counts as an answer."""
 
     def answer(self, question: str, default: str = "") -> str:
-        """Ask for a short answer; empty if the input has ended.
+        """Ask a question and return the answer, one line; empty if the input has ended.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed.
@@ -71,7 +71,7 @@ class LineReader:
         self.asks = asks
 
     def read(self) -> str | None:
-        """Return the next input; `None`: the pipe has ended.
+        """Return the next input; `None` at its end.
 
         Raises:
             MCPConfigError: A line is too long.
@@ -92,14 +92,14 @@ class LineReader:
             forget_typed(self._source)
 
     def answer(self, question: str, default: str = "") -> str:
-        """Ask on standard error, and read a line; an empty one stands for `default`."""
+        """Ask on standard error, and return the next line, or `default` if that line is empty."""
         say(question, err=True)
         return (self._line() or "").strip() or default
 
     def _line(self) -> str | None:
         line = self._source.readline(MAX_LINE + 1)
         if len(line) > MAX_LINE:
-            while line and not line.endswith(b"\n"):  # the rest of the line is no input of its own
+            while line and not line.endswith(b"\n"):  # skip the rest of the line
                 line = self._source.readline(MAX_LINE)
             raise MCPConfigError(f"A line of the input is longer than {MAX_LINE // 2**20} MiB: shorten it.")
         return line.decode("utf-8", errors="replace").rstrip("\r\n") if line else None
@@ -128,7 +128,7 @@ class Field(Struct, frozen=True, kw_only=True):
 
     @property
     def prompt(self) -> str:
-        """The text that is shown before the input."""
+        """The text before the cursor, such as `Colour (red | blue), may be empty: `."""
         choice = f" ({' | '.join(self.options)})" if self.options else ""
         may = "" if self.required else ", may be empty"
         kind = "" if self.kind == "string" else f", {self.kind}"
@@ -153,10 +153,10 @@ def fields_of(schema: m.JsonObject) -> Iterator[Field]:
 
 
 def value_of(field: Field, text: str) -> Any:
-    """Return the value that a text stands for.
+    """Return what was typed into a field as a value of the field's type.
 
     Raises:
-        ValueError: The field cannot have this value. The text says what is expected.
+        ValueError: The field cannot have this value. The message says what is expected.
     """
     if field.options:
         if text not in field.options:
@@ -188,10 +188,10 @@ _ANSWER_CHARS = 1000
 
 
 class Person:
-    """Asks the person at the terminal, and remembers which tools they have always allowed.
+    """Asks the person at the terminal, and remembers for which tools the answer was "always".
 
     Args:
-        reader: Returns the reader of the answers.
+        reader: Called before each question; returns the `Reader` of the answer.
         screen: Where questions are shown.
         redaction: The secrets that are not to be shown.
     """
@@ -239,7 +239,7 @@ class Person:
                     return question.deny(f"the user says: {given[:_ANSWER_CHARS]}")
 
     def fill_in(self, request: ElicitationRequest) -> m.JsonObject | Declined:
-        """Return the person's answer to a server, or `Declined`.
+        """Ask the person to fill in the form of a server; return the values, or `Declined` with the reason.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed.
@@ -262,7 +262,7 @@ class Person:
         return filled
 
     def _filled(self, field: Field) -> Any:
-        """Return the value of a field; `None` if the field is optional and was left empty."""
+        """Ask until the field has a valid value, and return it; `None` if it is optional and left empty."""
         while True:
             text = self._reader().answer(field.prompt, printable(field.default))
             if not text and not field.required:
@@ -273,7 +273,11 @@ class Person:
                 self._screen.tell(lines.complaint(f"That cannot be used: {error}."))
 
     def _edited(self, question: ApprovalQuestion) -> ApprovalDecision | None:
-        """Return the decision with edited arguments; `None` if these hold a secret or are no JSON object."""
+        """Let the person edit the arguments, and return the decision.
+
+        Returns `None` if the arguments hold a secret, and so cannot be shown for editing, or if the edited
+        text is not a JSON object. The person is then asked about the call again.
+        """
         before = json.dumps(question.arguments, ensure_ascii=False)
         if not before.isprintable():
             before = json.dumps(question.arguments)

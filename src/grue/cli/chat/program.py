@@ -1,4 +1,4 @@
-"""`grue chat`: read, ask, print, until the user leaves."""
+"""`grue chat`: the loop that reads the user's input, asks the model, and prints the answer."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ from grue.tracing.message_words import DIM
 
 
 def chat(options: ChatOptions) -> bool:
-    """Chat until the user leaves. Return whether every input had an answer.
+    """Chat until the user leaves. Return `False` if the input is a pipe and some line of it had no answer.
 
     Raises:
         MCPConfigError: An option or a file cannot be used; nothing was started.
@@ -75,7 +75,7 @@ def _chat(options: ChatOptions, here: Path) -> bool:
                 screen.tell(lines.notice(f"{change.text}."))
             program.run()
         except BaseException as error:
-            # Write the result, which says why the chat ended. If that fails too, raise the first error.
+            # Write `result.json`, which says why the chat ended. Even if that fails too, raise `error`.
             with suppress(TraceError):
                 talk.finish("failed" if isinstance(error, MCPError) else "interrupted")
             raise
@@ -136,7 +136,7 @@ class ChatProgram:
         return [tool.name for tool in self.talk.tools()]
 
     def run(self) -> None:
-        """Read and answer until the input ends.
+        """Read and answer until the input ends or the user types `/quit`.
 
         Raises:
             KeyboardInterrupt: Ctrl-C, if the input is not a terminal.
@@ -158,7 +158,7 @@ class ChatProgram:
                 self._screen.end(None)
                 self._screen.tell(Line("(Ctrl-D or /quit leaves.)", DIM))
             except UnknownCommand as error:
-                # The model was not asked, so the program does not exit with the status of a failed turn.
+                # Do not set `failed`: a mistyped command is no failed turn, so the exit status stays 0.
                 self._screen.end(None)
                 self._screen.tell(lines.complaint(str(error)))
             except MCPError as error:
@@ -179,7 +179,7 @@ class ChatProgram:
                 self._screen.on_event(event)
 
     def status(self) -> str:
-        """Return the row below the prompt."""
+        """Return the text of the row below the prompt: the model, the number of turns, the cost."""
         cost = self.talk.spent.usage.cost_usd
         parts = [self.talk.model, counted(self.talk.turns, "turn")]
         if cost is not None:
@@ -205,7 +205,7 @@ class ChatProgram:
         self._screen.tell(lines.complaint(text))
 
     def _is_final(self, error: MCPError) -> bool:
-        """Return whether input from a pipe has to stop, because every further line would fail too."""
+        """Return whether to stop reading a pipe, because every further line would fail in the same way."""
         return (
             not self.reader.asks
             and isinstance(error, LLMError)

@@ -1,7 +1,7 @@
-"""The prompt at a terminal: editing of several lines, history, completion; uses prompt_toolkit.
+"""The prompt at a terminal, with multi-line editing, history and completion. Uses prompt_toolkit.
 
-The history of inputs is kept from chat to chat in `$XDG_STATE_HOME/grue/chat_history`, by default below
-`~/.local/state`, readable only by its owner. Secrets of the environment are replaced in it.
+All chats share a history of inputs, in `$XDG_STATE_HOME/grue/chat_history`, by default below
+`~/.local/state`. Only its owner can read the file. Values of secret environment variables are redacted in it.
 """
 
 import contextlib
@@ -52,15 +52,15 @@ _STYLE = Style.from_dict(
 
 @contextlib.contextmanager
 def typing_ahead_hidden() -> Iterator[None]:
-    """Hide typed text while no prompt is shown. The next prompt shows it.
+    """Hide what the user types while no prompt is shown, such as during a turn. The next prompt shows it.
 
-    Otherwise the terminal would echo the text into the program's output. prompt_toolkit would then expect the
-    first row of the prompt in another place, and draw over other text.
+    Otherwise the terminal would echo the keys into the program's output. The echo moves the cursor without
+    the knowledge of prompt_toolkit, which would then draw its prompt over other text.
     """
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
-    # An earlier chat that was killed may have left the terminal in raw mode or without echo. Nobody starts a
-    # program in such a terminal on purpose, so switch these modes on, also for the time after this chat.
+    # An earlier chat that was killed may have left the terminal in raw mode or without echo. Nobody wants
+    # such a terminal, so switch echo and line mode on in `before`, too, which is restored after this chat.
     for modes, wanted in _USABLE.items():
         before[modes] |= wanted
     termios.tcsetattr(descriptor, termios.TCSANOW, before)
@@ -106,14 +106,14 @@ class PromptReader:
         )
 
     def read(self) -> str | None:
-        """Return the next input; `None`: Ctrl-D."""
+        """Return the next input; `None` after Ctrl-D."""
         try:
             return self._session.prompt()
         except EOFError:
             return None
 
     def forget(self) -> None:
-        """Discard text typed before now: in the terminal's buffer, and what a prompt has read ahead."""
+        """Discard what was typed before now, in the terminal's buffer and in that of prompt_toolkit."""
         forget_typed(sys.stdin)
         clear_typeahead(self._short.input)
 
@@ -126,7 +126,7 @@ class PromptReader:
 
 
 class ChatCompleter(Completer):
-    """Completes commands, paths, and the names of tools, which `tools` returns."""
+    """Completes slash commands, the path of `/save`, and names of tools. `tools` returns these names."""
 
     def __init__(self, tools: Callable[[], Sequence[str]]) -> None:
         self._tools = tools
@@ -151,7 +151,7 @@ class ChatCompleter(Completer):
 
 def _matching(names: Iterable[str], begun: str) -> Iterable[Completion]:
     for name in names:
-        # Match `server.tool` by the beginning of `tool` too: people type a tool's name without its server.
+        # Also match the part after the dot: for `server.tool`, people type only the beginning of `tool`.
         if name.startswith(begun) or (begun and f".{begun}" in name):
             yield Completion(printable(name), start_position=-len(begun))
 
@@ -170,7 +170,7 @@ def _keys() -> KeyBindings:
         else:
             buffer.validate_and_handle()
 
-    # Do not bind Ctrl-J to a new line: an Enter that is typed while a turn runs arrives as Ctrl-J.
+    # Do not bind Ctrl-J to a new line: an Enter pressed during a turn reaches the next prompt as Ctrl-J.
     @keys.add("escape", "enter")
     def _(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
@@ -184,14 +184,14 @@ def _continuation(width: int, line_number: int, is_soft_wrap: int) -> StyleAndTe
 
 
 class _PrivateHistory(FileHistory):
-    """A history in a file, without secrets. If the file cannot be written, the history is in memory."""
+    """A history file without secrets. An input that cannot be written to it is kept in memory only."""
 
     def __init__(self, path: Path, redaction: Redaction) -> None:
         super().__init__(path)
         self._redaction = redaction
 
     def store_string(self, string: str) -> None:
-        """Append what was typed."""
+        """Append an input to the file, redacted."""
         with contextlib.suppress(OSError):
             super().store_string(self._redaction.redact_text(string))
 
@@ -210,7 +210,7 @@ def _history(redaction: Redaction) -> History:
 
 
 def _shorten(path: Path) -> None:
-    """Keep only the later half of a long history."""
+    """Cut a history file down to its newest entries, about half of `_MAX_HISTORY_BYTES`."""
     kept = path.read_bytes()[-_MAX_HISTORY_BYTES // 2 :]
-    # Cut at the beginning of an entry, which is an empty line and a comment.
+    # Each entry begins with an empty line and a comment. Drop the cut entry before the first of these.
     write_whole(path, kept[max(0, kept.find(b"\n\n#")) :])

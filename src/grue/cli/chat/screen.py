@@ -1,7 +1,8 @@
-"""The output of a chat: a terminal, which shows each word as it comes, or a pipe, which gets the answers.
+"""The output of a chat: at a terminal each word as it arrives, in a pipe only whole answers.
 
-At a terminal a row shows what the turn waits for. The row is erased before anything else is printed, so that
-the cursor is always where the next text belongs. The cursor is never hidden, so it need not be restored.
+At a terminal a status row shows what the turn waits for. The row is erased before anything else is printed,
+so that the cursor is always where the next text belongs. The cursor is never hidden, so it need not be
+restored.
 """
 
 import sys
@@ -30,7 +31,7 @@ _NARROWEST = 20
 
 
 class Noticed(Struct, frozen=True, kw_only=True):
-    """A problem that does not end the turn; the text is untrusted."""
+    """An event of a turn: a problem that does not end the turn. Its text is untrusted."""
 
     text: str
 
@@ -39,26 +40,26 @@ class Screen(Protocol):
     """Prints the events of a chat."""
 
     def begin(self, what: str = "thinking") -> None:
-        """Show the work that the user waits for; by default the beginning of a turn."""
+        """Show that the user has to wait, and for what."""
 
     def on_event(self, event: LoopEvent | Noticed) -> None:
         """Print an event of the turn."""
 
     def end(self, answer: str | None) -> None:
-        """Print the part of the answer that was not streamed; `None`: the turn has no answer."""
+        """End the output of a turn. Print the answer, if there is one and it was not streamed already."""
 
     def show(self, shown: Iterable[Line]) -> None:
-        """Print the output of a command."""
+        """Print the output of a slash command, or a question to the user."""
 
     def tell(self, line: Line) -> None:
-        """Print a message to the user, which is not the output of a command."""
+        """Print a message about the chat, such as an error. In a pipe it goes to standard error."""
 
     def close(self) -> None:
-        """Stop printing."""
+        """End the status row, if there is one."""
 
 
 class TerminalScreen(Closing):
-    """Prints to a terminal, and replaces secrets. Use it as a context manager."""
+    """Prints to a terminal, and redacts secrets. Use it as a context manager."""
 
     def __init__(self, output: Terminal, redaction: Redaction) -> None:
         self._output = output
@@ -69,7 +70,7 @@ class TerminalScreen(Closing):
         self._in_line = False
 
     def begin(self, what: str = "thinking") -> None:
-        """Show what the chat waits for."""
+        """Show in the status row what the chat waits for."""
         self._forget_words()
         self._row.show(what)
 
@@ -118,7 +119,7 @@ class TerminalScreen(Closing):
         self.show([line])
 
     def close(self) -> None:
-        """Erase the row."""
+        """Erase the status row and end its thread."""
         self._row.close()
 
     def _write(self, text: str) -> None:
@@ -163,7 +164,7 @@ class PipeScreen:
         del what
 
     def on_event(self, event: LoopEvent | Noticed) -> None:
-        """Print a call or its result."""
+        """Print a tool call, its result or a problem, unless the output is quiet."""
         if self._quiet:
             return
         match event:
@@ -197,7 +198,7 @@ class PipeScreen:
 
 
 class _WaitingRow:
-    """A row at the cursor that says what the turn waits for, and for how long. A thread redraws the row."""
+    """A row at the cursor that says what the turn waits for, and for how long. A thread redraws it."""
 
     def __init__(self, output: Terminal) -> None:
         self._output = output
@@ -210,7 +211,7 @@ class _WaitingRow:
         self._thread: threading.Thread | None = None
 
     def show(self, what: str) -> None:
-        """Show the row with this text, from the thread's next tick on."""
+        """Show the row with this text. The thread draws it at its next tick."""
         if not self._output.redraws or self._closing.is_set():
             return
         with self._lock:

@@ -1,11 +1,11 @@
 """`Talk`: a conversation with an agent, in a run folder. It does not use the terminal itself.
 
-The run folder has the files of a run folder of `grue play`, and the conversation itself:
-`conversation.jsonl`. Before each turn a fact records the size of that file. To take a turn back, the file is
-copied up to this size, and the conversation continues in the copy. So `/undo` also works for the turns of an
-earlier run of the program, and the trace keeps the turns that were taken back.
+The run folder has the same files as that of `grue play`, and in addition the conversation,
+`conversation.jsonl`. Before each turn, the size of that file is recorded in the trace. `/undo` copies the
+file up to that size, and the conversation continues in the copy. So `/undo` also works in a resumed chat for
+turns of the earlier run, and the trace keeps the turns that were taken back.
 
-`/save FILE.md` writes a conversation as a text for people.
+`/save FILE.md` writes the conversation as Markdown (`transcript`).
 """
 
 import time
@@ -78,7 +78,7 @@ def transcript(history: Iterable[m.ConversationItem | m.AssistantReply]) -> str:
 
 
 def _fenced(text: str) -> str:
-    """Return a text in a code block whose fence is longer than any in the text."""
+    """Return the text as a Markdown code block, with a fence that does not occur in the text."""
     fence = "```"
     while fence in text:
         fence += "`"
@@ -92,7 +92,7 @@ class ChatResult(Struct, frozen=True, kw_only=True):
     """The result of a chat: `result.json` in its run folder.
 
     Attributes:
-        reason: `ended`, or `failed` if a turn had no answer, or `interrupted`.
+        reason: Why the chat ended: `ended` (the user left), `failed` (a turn had no answer) or `interrupted`.
         turns: Number of turns, including those that were taken back.
     """
 
@@ -117,7 +117,7 @@ class Talk:
     Attributes:
         path: The run folder.
         turn: Number of the last turn in the trace; 0 before the first turn.
-        changed: The settings of a resumed chat that have changed since its earlier run.
+        changed: For a resumed chat: what differs from its earlier run (model, endpoint or servers).
 
     Raises:
         TraceError: The run folder cannot be written; or the chat cannot be resumed.
@@ -173,12 +173,12 @@ class Talk:
 
     @property
     def spent(self) -> Spent:
-        """The cost of the model, earlier runs included."""
+        """The requests, tokens and cost of the whole chat, including its earlier runs."""
         return self._loop.runner.spent
 
     @property
     def budget_spent(self) -> str:
-        """The limit of the budget that is reached, as a sentence; empty if none is reached."""
+        """A sentence that says which limit of the budget is reached; empty if none is."""
         return self._loop.runner.budget_spent
 
     @property
@@ -187,7 +187,7 @@ class Talk:
         return self._loop.conversation
 
     def tools(self) -> tuple[m.ToolDefinition, ...]:
-        """Return the tools. Starts the servers if they have not been started.
+        """Return the tools of all servers. Starts the servers if they have not been started.
 
         Raises:
             MCPServerStartupError: A server does not start.
@@ -195,11 +195,13 @@ class Talk:
         return self._loop.runner.tools() if self._loop.runner.servers else ()
 
     def say(self, text: str) -> str:
-        """Say something, and return the answer; blocking.
+        """Run a turn with the user's `text`, and return the model's answer. Blocks until then.
+
+        If this raises, the conversation keeps the messages of the turn so far.
 
         Raises:
-            MCPError: There is no answer. The conversation keeps what was said.
-            KeyboardInterrupt: Ctrl-C was pressed. The conversation keeps what was said.
+            MCPError: There is no answer.
+            KeyboardInterrupt: Ctrl-C was pressed.
         """
         file = self._file()
         self.turn += 1
@@ -209,7 +211,7 @@ class Talk:
         return self._loop.run(text, turn=self.turn)
 
     def undo(self) -> TakenBack | None:
-        """Take back the last turn. Return what was recorded about it, or `None` if there is no turn.
+        """Take back the last turn. Return the recorded fact about that, or `None` if there is no turn.
 
         Raises:
             ConversationError: The conversation's file cannot be copied.
@@ -233,7 +235,7 @@ class Talk:
         return taken_back
 
     def change_model(self, model: str) -> None:
-        """Ask another model of the same endpoint from now on. The servers' sessions stay open.
+        """Use another model of the same endpoint from now on. The servers' sessions stay open.
 
         Raises:
             ConversationError: The conversation's file cannot be read.
@@ -245,7 +247,7 @@ class Talk:
         self._record(ModelChanged(before=before, now=model))
 
     def save(self, path: Path) -> None:
-        """Write the conversation to a new file: as `.jsonl` for programs, otherwise as text for people.
+        """Write the conversation to a new file: as JSON Lines if its name ends in `.jsonl`, else as Markdown.
 
         Raises:
             ConversationError: The file exists, or cannot be written.
@@ -264,7 +266,7 @@ class Talk:
             raise ConversationError(f"Cannot write {path}: {error.strerror}.", path=str(path)) from error
 
     def finish(self, reason: str) -> ChatResult:
-        """Record the end and write the result."""
+        """Record the end of the chat, write `result.json`, and return its content."""
         spent = self.spent
         detail = {"ended": "The user left.", "failed": "A turn had no answer."}.get(reason, "Interrupted.")
         self._record(EpisodeEnded(reason=reason, detail=detail, turns=self.turn), turn=0)
@@ -282,7 +284,7 @@ class Talk:
         return result
 
     def settle(self) -> None:
-        """Wait until everything is in the trace file."""
+        """Wait until everything recorded so far is in the trace file."""
         self._folder.flush()
 
     def _open_loop(self, on_event: Callable[[Any], object]) -> AgentLoop:
@@ -327,7 +329,7 @@ class Talk:
         self._load(self.path / (past.file or FIRST_FILE))
         self.turn, self._said, self._calls = past.turn, past.said, past.calls
         self._loop.runner.spent = past.spent
-        # The user has chosen this model by `/model` in the chat, so resuming with it is not a change.
+        # If the user chose a model by `/model` in the earlier run, resuming with that model is no change.
         known = {**past.conditions, **({"model": past.model} if past.model else {})}
         self.changed = changed_conditions(known, conditions)
         resumed = EpisodeResumed(
@@ -356,7 +358,7 @@ class Talk:
         self._recorder.record(fact, sender="host", turn=self.turn if turn is None else turn)
 
     def _note(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Remember which tools a turn has called, and report a problem once; an observer."""
+        """Observe the trace: keep the names of the tools that a turn calls, and report each problem once."""
         del line
         problem = problem_in(envelope.body) if isinstance(envelope.body, _TOLD) else ""
         of_this_turn = isinstance(envelope.body, m.FinalForced)
