@@ -35,13 +35,13 @@ class AnswerSpec(Generic[T]):
 
     Args:
         parse: Parses the model's final text. Raises `ValueError` with a reason for the model if the text is
-            not acceptable. Errors that Python raises for extreme input, such as `RecursionError`,
-            are treated the same way. Any other exception ends the turn as a crash.
+            not acceptable. Errors that Python raises for extreme input, such as `RecursionError`, count as a
+            `ValueError`. Any other exception ends the turn as a crash.
         schema: JSON Schema for the endpoint's structured output; `None`: free text.
         name: The schema's name for the endpoint.
         fallback: The answer to use if the model gives no acceptable one; `None`: the turn fails instead.
-        told: Whether the host's own texts already tell the model the form of the answer. If not, a turn with
-            tools tells the model the schema in words, because no schema may be sent beside tools.
+        told: `True`: the request's own texts already say what form the answer must have. `False`: a turn that
+            offers tools adds the schema to its text, because a request with tools carries no schema.
 
     Source: R15.3
     """
@@ -162,7 +162,7 @@ def spec_of(answer: "AnswerSpec[T] | type[T] | None") -> "AnswerSpec[T]":
 def recorded_spec(form: m.AnswerSchema, *, fallback: object, told: bool) -> AnswerSpec[Any]:
     """Return an `AnswerSpec` that reads an answer as JSON and checks it against a recorded schema.
 
-    It cannot return the host's own type, because a trace records only the type's schema.
+    The answers are plain JSON values, because a trace records only the schema of the host's type.
     """
     properties = form.schema.get("properties")
     value = properties.get("value") if isinstance(properties, dict) else None
@@ -184,7 +184,7 @@ def recorded_spec(form: m.AnswerSchema, *, fallback: object, told: bool) -> Answ
 
 
 def unusable_answer(answer: object) -> str:
-    """Return what to write instead of a wrong `answer`; empty if it may be a type or an `AnswerSpec`."""
+    """Return an error text if `answer` cannot be a type or an `AnswerSpec`; empty: it may be one."""
     if isinstance(answer, Mapping):
         return "answer= wants a type; for a JSON schema, answer=AnswerSpec(json.loads, schema={...})"
     if isinstance(answer, str | bytes | int | float | list | tuple | set | FunctionType | Struct):
@@ -206,7 +206,7 @@ class _Reader:
 
     Attributes:
         name: The schema's name for the endpoint.
-        schema: The JSON schema of the values; its root is an object.
+        schema: The JSON schema that the endpoint gets. A type that is no JSON object is wrapped in one.
     """
 
     def __init__(self, name: str, schema: m.JsonObject, convert: Callable[[object], Any]) -> None:
@@ -216,7 +216,7 @@ class _Reader:
         self.schema = _wrapped(schema) if self._bare else schema
 
     def read(self, text: str) -> Any:
-        """Return the first value in `text` that is of the type."""
+        """Return the first value in `text` that has the reader's type; raises `ValueError` if none has."""
         first_error: ValueError | None = None
         for candidate in self._candidates(text):
             try:
@@ -233,7 +233,7 @@ class _Reader:
         for found in json_objects(text):
             if not self._bare:
                 yield found
-                # A strict schema makes every property required, so `null` is how a model leaves one out.
+                # A strict schema makes every property required, so a model writes `null` to leave one out.
                 yield {key: value for key, value in found.items() if value is not None}
             elif "value" in found:
                 yield found["value"]
@@ -265,14 +265,14 @@ def _reader(type_: Any) -> _Reader:
     from pydantic.errors import PydanticUserError
 
     name = getattr(type_, "__name__", "") if isinstance(type_, type) else ""
-    # Functions and Structs are left to msgspec, below. It refuses a function, which pydantic would accept as
-    # a type, validating the arguments of calls.
+    # msgspec, below, reads Structs and refuses functions. Pydantic would accept a function as a type: it
+    # would validate the arguments of calls.
     if not (isinstance(type_, FunctionType) or (isinstance(type_, type) and issubclass(type_, Struct))):
         try:
             adapter = TypeAdapter(type_)
             return _Reader(name, adapter.json_schema(), adapter.validate_python)
         except PydanticUserError:
-            pass  # pydantic does not know the type; msgspec may, as a list of its Structs
+            pass  # pydantic refuses the type; msgspec may accept it, for example a list of Structs
     try:
         schema = msgspec.json.schema(type_, ref_template="#/$defs/{name}")
     except (TypeError, RuntimeError) as error:
@@ -285,7 +285,7 @@ def _reader(type_: Any) -> _Reader:
 
 
 def _inlined(schema: m.JsonObject) -> m.JsonObject:
-    """Return a schema whose root is not a reference, which some endpoints do not accept."""
+    """Return a schema whose root is not a `$ref`, because some endpoints refuse a `$ref` there."""
     reference = schema.get("$ref")
     if not isinstance(reference, str):
         return schema

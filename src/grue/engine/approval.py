@@ -1,8 +1,8 @@
 """Get answers to the questions of a tool policy: from the host's callback, or by parking the turn.
 
 This module also checks whether a turn can be parked, and whether arguments that a person has changed fit the
-tool's schema. The turn's machine (`protocol/turn/tools.py`) decides what follows from an answer. It does not
-check the arguments itself, because that may need the schema validator.
+tool's schema. The turn's state machine (`protocol/turn/tools.py`) decides what follows from an answer. The
+arguments are checked here, in a thread, because checking them against a schema may take half a second.
 
 `ask_at_terminal` is the `approve` callback for programs that a person watches.
 """
@@ -56,7 +56,7 @@ Questions: TypeAlias = tuple[ApprovalQuestion, ...]
 
 
 class Parking:
-    """Checks whether turns can be parked: there must be a trace file, and no secret may be redacted in it."""
+    """Checks whether a turn can be parked: it needs a trace file, with no secret redacted from the turn."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -76,8 +76,8 @@ class Parking:
             given_history: The turn's history was given as plain data (`TurnRequest.history`).
 
         Raises:
-            MCPConfigError: There is no trace file, or it would lack a secret that the turn's texts contain.
-                Or the turn's history was given as plain data, which the trace does not hold.
+            MCPConfigError: There is no trace file. Or the turn's texts contain a secret, which the trace file
+                would lack. Or the history was given as plain data, which the trace does not hold.
         """
         if self.writer is None:
             raise MCPConfigError(
@@ -103,7 +103,7 @@ class Parking:
         return turn in self._redacted
 
     async def written(self) -> bool:
-        """Flush everything recorded so far, without blocking the event loop; return whether it is on file."""
+        """Flush the trace to its file without blocking the event loop; return whether that succeeded."""
         writer = self.writer
         if writer is None:
             return False
@@ -120,7 +120,7 @@ class Parking:
 
 
 class Approval(Struct, frozen=True):
-    """Gets the questions of a runner's turns answered.
+    """Gets answers to the approval questions of a runner's turns.
 
     Attributes:
         approve: The host's callback; `None`: the host has given none.
@@ -149,7 +149,7 @@ class Approval(Struct, frozen=True):
         return _Answerer(self, command, recorder)
 
     def connecting(self, connect: Connect, command: m.RunTurn, server: m.ServerName) -> Connect:
-        """Return connections that flush a call to the trace before sending it, if the turn can be parked."""
+        """Return `connect`; if turns can be parked, wrap it so that calls are flushed to the trace first."""
         del server
         parking = self.parking
         if parking is None:
@@ -179,7 +179,7 @@ class _Answerer(Struct, frozen=True):
     async def _usable(
         self, approve: Approve, questions: Questions, answer: bool | Iterable[ApprovalDecision]
     ) -> tuple[ApprovalDecision, ...]:
-        """Return the decisions. If changed arguments cannot be used, ask about that call again."""
+        """Return the decisions. Ask again, up to `_TRIES` times in all, if changed arguments are unusable."""
         decisions = _decisions(questions, answer)
         for _ in range(_TRIES - 1):
             refused = await _refused(questions, decisions)
@@ -235,7 +235,7 @@ def _decisions(
         return tuple(question.approve() if answer else question.deny() for question in questions)
     with host_code("approve"):
         decisions = read_decisions(answer)
-    # Decisions about calls that were not asked about are passed on too. The turn only notes them.
+    # Decisions about other calls are passed on too: the turn records that it ignores them.
     answered, _ = settled(questions, decisions)
     rest = (question.deny(NOT_ANSWERED) for question in questions if question.call_id not in answered)
     return (*decisions, *rest)
@@ -308,9 +308,9 @@ class DurableConnection(WrappedConnection):
 
 
 def check_changes(questions: Iterable[ApprovalQuestion], decisions: Iterable[ApprovalDecision]) -> None:
-    """Raise `ChangeRefused` for changed arguments that do not fit the input schema of their question.
+    """Raise `ChangeRefused` if a decision changes arguments so that they do not fit the tool's input schema.
 
-    This may take half a second for each question.
+    The check may take half a second for each question.
     """
     for question, fault in refused_changes(questions, decisions):
         raise ChangeRefused(
@@ -324,7 +324,7 @@ def check_changes(questions: Iterable[ApprovalQuestion], decisions: Iterable[App
 def refused_changes(
     questions: Iterable[ApprovalQuestion], decisions: Iterable[ApprovalDecision]
 ) -> list[tuple[ApprovalQuestion, str]]:
-    """Return the questions whose changed arguments cannot be used, and why.
+    """Return each question whose decision changes the arguments to unusable ones, with the reason.
 
     A decision about a call that is not among `questions` is not checked, because it has no effect.
     """
@@ -340,7 +340,7 @@ def _fault(question: ApprovalQuestion, decision: ApprovalDecision) -> str | None
         return arguments
     if question.input_schema is None:
         return None
-    # This imports the schema validator, which few programs need.
+    # Imported here, because this module imports the schema validator, which few programs need.
     from grue.protocol.tools.json_schema import fault_of
 
     return fault_of(question.input_schema, arguments)
@@ -367,7 +367,7 @@ def _ask(question: ApprovalQuestion) -> ApprovalDecision:
     if rows is None:
         return question.deny(NOT_SHOWN)
     why = f" ({printable(question.reason, _REASON_CHARS)})" if question.reason else ""
-    # Write whole lines: a live view does not show a line before it has ended.
+    # End the question with a newline: a program that redraws the terminal may hold back an unfinished line.
     asked = [f"Allow {printable(question.name)}", *(f"  {row}" for row in rows), f"?{why} [y/N]"]
     sys.stderr.write("\n".join(asked) + "\n")
     sys.stderr.flush()

@@ -1,9 +1,9 @@
 """Run many turns in parallel and yield their results in order: the work behind `Runner.map`.
 
-The turns run in one event loop, `concurrency` at a time. Each is an episode of its own, with its own
-sessions. At most twice `concurrency` requests are read ahead or results kept, so a batch may be larger than
-memory. `CompletedTurns` reads from a trace which turns an earlier run of the batch has completed; `with_bar`
-shows a progress bar.
+The turns run in one event loop, `concurrency` at a time. Each turn is an episode of its own, with its own
+sessions. Requests and results are held in memory for at most `2 * concurrency` turns, so a batch may be
+larger than memory. `CompletedTurns` reads from a trace which turns an earlier run of the batch has completed;
+`with_bar` shows a progress bar.
 """
 
 import contextlib
@@ -64,8 +64,7 @@ class _Begun(Struct):
     """The part of a turn that has been read from the trace so far.
 
     Attributes:
-        partial: Something that was said in the turn is missing in `said`, because a secret was redacted or
-            the turn was resumed.
+        partial: `said` is incomplete, because a secret was redacted or the turn was resumed.
     """
 
     run: m.RunTurn
@@ -89,10 +88,10 @@ class CompletedTurns:
 
     A turn of a conversation is recalled in two cases. If the conversation is in the state before that turn,
     the turn's entries are added to the conversation from the trace. If the conversation is in the state after
-    the turn, its file has kept the entries.
+    that turn, it already has the entries, and nothing is added.
 
-    `path` is the trace of the earlier run, or of several runs, one after the other; raises `TraceError` if it
-    cannot be read.
+    `path` is the trace of the earlier run. One trace may hold several runs, one after the other. Raises
+    `TraceError` if the trace cannot be read.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
@@ -175,7 +174,7 @@ def _accepts(check: AnswerCheck[Any], end: m.TurnCompleted) -> bool:
 
 
 def _place_after(past: m.HistoryReference, said: tuple[SaidStep, ...]) -> m.HistoryReference | None:
-    """Return a conversation's state after a turn; `None`: its earlier entries would be needed to tell."""
+    """Return a conversation's state after a turn; `None`: the turn rewrote entries that are unknown here."""
     ledger = Ledger()
     ledger.length, ledger.digest = past.length, past.digest
     history = History(ledger)
@@ -283,7 +282,7 @@ def _item(index: int, started: _Started[T]) -> BatchItem[TurnOutcome[T]]:
 
 
 def as_ours(error: Exception) -> MCPError:
-    """Return an error of a turn as an `MCPError`. Any other exception is wrapped in one, as its cause."""
+    """Return a turn's error. If it is not an `MCPError`, return an `MCPError` whose `__cause__` it is."""
     if isinstance(error, MCPError):
         return error
     ours = MCPError(f"The turn could not be run: {type(error).__name__}: {error}")

@@ -1,1 +1,1 @@
-"""What a turn continues: conversations and their files, recorded turns, and how a turn is resumed."""
+"""Conversations and their files, turns that are read from a trace, and the resumption of a turn."""

@@ -67,7 +67,7 @@ class Conversation(Closing):
 
     The runner runs its turns, with the same tools, limits and model. A turn that fails or is cancelled keeps
     what was said in it: a tool call that was under way is answered "interrupted; it may have taken effect".
-    Text that no request has sent to the model, because no server started for instance, is not kept.
+    Text that was never sent to the model, for example because no server started, is not kept.
 
     One turn at a time: a second one meanwhile raises `ConversationBusy`. Close a saved conversation with
     `close` or use it as a context manager, so that another process can load it.
@@ -118,8 +118,8 @@ class Conversation(Closing):
     def from_trace(cls, path: str | PathLike[str], runner: RunsTurns, *, name: str | None = None) -> Self:
         """Continue a conversation as a trace has recorded it. It is in memory only until it is saved.
 
-        With `start="beside"` of the runner, the next turn may presume that the servers have the tools that
-        they have listed in the trace.
+        If the runner has `start="beside"`, the next turn may send its first request before the servers have
+        started. That request then offers the tools that the trace lists.
 
         Args:
             path: The trace, or the run folder that holds it.
@@ -135,7 +135,7 @@ class Conversation(Closing):
         from grue.engine.conversations import recorded_conversation
 
         resumed = recorded_conversation.resume_conversation(path, name)
-        remember = getattr(runner, "remember", None)  # a runner of the host's own may have no such method
+        remember = getattr(runner, "remember", None)  # the host's own class of runner may lack this method
         if remember is not None:
             for server, listing in resumed.listings.items():
                 remember(server, None, listing)
@@ -267,8 +267,9 @@ class Conversation(Closing):
     ) -> TurnRequest[T]:
         """Return the next turn as a request, for `Runner.start_turn` and `Runner.map`.
 
-        A batch may continue many conversations, each with one request at a time. With `resume_from` a turn
-        is taken from an earlier run if the conversation holds what it held before or after that turn.
+        A batch may continue many conversations, each with one request at a time. With `map(resume_from=...)`
+        a turn is taken from the earlier run, if the conversation has the entries that it had before or after
+        that turn.
         """
         if not isinstance(text, str):
             raise MCPConfigError(

@@ -1,4 +1,4 @@
-"""The file of a saved conversation: one JSON line for each step, only ever appended to, mode 600.
+"""The file of a saved conversation: one JSON line for each step, mode 600. Lines are only appended.
 
 Nothing in the file is redacted, because an endpoint has to be sent the same bytes again. So the file holds
 the secrets that were said, and only its owner can read it. It is not a trace.
@@ -6,12 +6,12 @@ the secrets that were said, and only its owner can read it. It is not a trace.
 The first line is a `FileHeader`. Each further line is an entry of the conversation (`Said`, `AssistantReply`,
 `Rewritten`), what was learned about the endpoint (`Learned`), `Dropped`, `Undone`, a `TurnMark`, or a
 `TurnRecorded`. A reply is written before its tool calls are made. The process may be killed at any time: a
-last line without a newline is ignored and taken away, and a call whose answer is missing may have taken
-effect.
+last line without a newline is ignored, and removed when the file is opened to be continued. A call whose
+answer is missing may have taken effect.
 
-A turn that can be parked is marked in the file, because a later process may go on with it. That process reads
-in the trace how far the turn had come. The trace's last messages may be missing, because a trace is written
-a little later than this file. Then an `Undone` takes back the lines that the trace does not have.
+If a turn can be parked, a `TurnMark` says so, because a later process may go on with the turn. That process
+reads in the trace how far the turn had come. The trace's last messages may be missing, because a trace is
+written a little later than this file. Then an `Undone` takes back the lines that the trace does not have.
 """
 
 import io
@@ -39,10 +39,10 @@ class FileHeader(Struct, frozen=True, kw_only=True, tag="conversation"):
         format: Version of the format.
         id: The conversation's id.
         system: The conversation's instructions.
-        entries: How many of the lines after the header are entries that `length` and `digest` count already.
-        length: The ledger's length when this header was written.
-        digest: The ledger's digest at that time.
-        call_ids: Ids of earlier tool calls that none of the lines contains any more.
+        entries: How many entries after the header are already included in `length` and `digest`.
+        length: The conversation's number of entries when the header was written, rewrites included.
+        digest: The digest of these entries.
+        call_ids: Ids of earlier tool calls that no line of the file contains. New calls must not reuse them.
     """
 
     format: int
@@ -59,8 +59,8 @@ class Learned(Struct, frozen=True, kw_only=True, tag="learned"):
 
     Attributes:
         model: The model that was asked.
-        first: The profile that was assumed of the model's endpoint at first.
-        profile: The endpoint's profile now, after what its refusals have shown.
+        first: The endpoint's profile (what it can do) as it was assumed before the first request.
+        profile: The profile now, corrected after requests that the endpoint refused.
         names: The wire names of the tools, by canonical name.
         tools: The tools that were offered last.
     """
@@ -73,11 +73,11 @@ class Learned(Struct, frozen=True, kw_only=True, tag="learned"):
 
 
 class Dropped(Struct, frozen=True, tag="dropped"):
-    """The reply in the line before is no part of the conversation, because it came after its turn's end."""
+    """Takes back the reply in the line before, because it turned out not to belong to the conversation."""
 
 
 class Undone(Struct, frozen=True, tag="undone"):
-    """Takes back lines: of the lines that counted before this one, only the first `lines` still count."""
+    """Takes back all lines after the header but the first `lines`. Lines taken back earlier do not count."""
 
     lines: int
 
@@ -91,7 +91,7 @@ class TurnMark(Struct, frozen=True, kw_only=True, tag="turn", omit_defaults=True
         began: The digest of the entries before the turn.
         state: The turn is running (or its process was killed), it is parked, or it is over.
         questions: The questions whose answers a parked turn waits for.
-        untold: The answers that the turn's calls get if the turn is given up.
+        untold: The answers for the turn's tool calls, which the model gets if the turn is given up.
     """
 
     turn: int
@@ -103,7 +103,7 @@ class TurnMark(Struct, frozen=True, kw_only=True, tag="turn", omit_defaults=True
 
 
 class TurnRecorded(Struct, frozen=True, tag="recorded"):
-    """The trace with the whole results of a turn's tool calls. Files of older versions lack this line."""
+    """Names the trace with the whole results of a turn's tool calls. Older versions wrote no such line."""
 
     turn: int
     trace: str
@@ -129,12 +129,12 @@ class SavedConversation(Struct):
 
     Attributes:
         learned: What was learned about the endpoint; `None`: no request was sent.
-        mark: The turn that a process can go on with; `None`: no turn is open.
+        mark: The turn that was parked, or was running when its process was killed; `None`: there is none.
         recorded: The traces of the conversation's turns, oldest turn first.
         lines: The lines after the header that no `Undone` has taken back.
         cut_short: The last line was incomplete: the process was killed while it was written.
         size: Number of bytes that were read.
-        restored: How many of the entries that the header counts were read.
+        restored: How many of the header's `entries` were read so far.
     """
 
     header: FileHeader
@@ -148,7 +148,7 @@ class SavedConversation(Struct):
     restored: int = 0
 
     def take(self, line: Line) -> None:
-        """Add a line to the history, by the step that made it; raises `ValueError` if it does not fit."""
+        """Repeat the step that wrote the line; raises `ValueError` if it does not fit the lines before."""
         history = self.history
         match line:
             case Learned():
@@ -209,7 +209,7 @@ class ConversationFile:
         self.append([msgspec.json.encode(header), *lines])
 
     def cut_half_line(self) -> None:
-        """Take away a last line that is incomplete."""
+        """Remove the last line from the file, if it is incomplete."""
         try:
             self._file.cut_half_line()
         except TraceError as error:
@@ -232,10 +232,9 @@ class ConversationFile:
 
 
 def read_conversation(path: Path, text: bytes | None = None) -> SavedConversation:
-    """Read the conversation in a file, or in `text`; then `path` names the text in errors.
+    """Read the conversation in `text`, or if that is `None`, in the file `path`.
 
-    Raises `ConversationError`, with the path and the line, if the file is missing, damaged, or no
-    conversation.
+    Raises `ConversationError`, with `path` and the line, if the file is missing, damaged, or no conversation.
     """
     lines = _lines(path, text)
     first = next(lines, None)
@@ -287,12 +286,12 @@ def _first_history(header: FileHeader) -> History:
     ledger = Ledger()
     ledger.length, ledger.digest = header.length, header.digest
     history = History(ledger, {*header.call_ids})
-    history.plain = True  # results of tools are told plainly, until a turn says otherwise
+    history.plain = True  # the model gets tool results as plain text, until a turn says otherwise
     return history
 
 
 def _lines(path: Path, text: bytes | None) -> Iterator[tuple[int, Line | None, int]]:
-    """Yield each line with its number and where it ends; `None` for a last line that is cut short."""
+    """Yield each line's number, the line and its end in bytes; `None` for a last line that is cut short."""
     number, size = 1, 0
     try:
         with open_regular(path) if text is None else io.BytesIO(text) as file:
@@ -319,16 +318,15 @@ def _damaged(path: Path, line: int, why: str) -> ConversationError:
 
 
 def lines_of(history: History) -> tuple[bytes, ...]:
-    """Return the entries of a history as lines of a new file, with a reply that waits for its results."""
+    """Return the lines for a new file: the entries, and a last reply that waits for its calls' results."""
     unread = () if history.unread is None else (history.unread,)
     return tuple(map(msgspec.json.encode, (*history.entries, *unread)))
 
 
 def lines_to_write(saved: SavedConversation, kept: int, produced: list[bytes]) -> list[bytes]:
-    """Return the lines to append so that the lines of a turn in the file are `produced`.
+    """Return the lines to append, so that the file then has exactly the lines `produced` for a turn.
 
-    `kept` is the number of lines that the file had before the turn. An empty line in `produced` stands for
-    `Dropped`.
+    `kept` is the number of lines before the turn. An empty line in `produced` stands for `Dropped`.
     """
     wanted = [line or _DROPPED for line in produced]
     same, end = 0, kept

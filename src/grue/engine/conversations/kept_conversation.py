@@ -1,7 +1,7 @@
 """A conversation between its turns: its history, the encoded form for the endpoint, and its file.
 
-A turn enters `turn()`, which lends the encoded conversation to the turn's LLM actor and keeps what the turn
-has added to it, however the turn ended. The rules of what is kept are in `protocol/context/history.py`.
+A turn runs within `turn()`. This method lends the encoded conversation to the turn's LLM actor, and keeps the
+entries that the turn has added, however the turn ended. The rules are in `protocol/context/history.py`.
 
 A turn that can be parked is the open turn of its conversation until it is over. A `TurnMark`, which is also
 written to the conversation's file, says whether the open turn is running or parked.
@@ -15,9 +15,9 @@ written to the conversation's file, says whether the open turn is running or par
 | running | its process is killed; then a new turn | its calls are answered "interrupted" |
 | running | its process is killed; then `catch_up` | the trace's entries are taken over; the turn is parked |
 
-`EarlierResults` finds the whole results of tool calls in earlier turns, for `read_result`. If a trace holds
-the results, only the trace's path is remembered for each turn, and the trace is read when a model asks. A
-runner without a trace keeps the newest results in memory, up to `KEPT_BYTES`.
+`EarlierResults` finds the whole results of tool calls in earlier turns, for the built-in tool `read_result`.
+If a trace holds the results of a turn, only its path is kept in memory, and the trace is read when the model
+asks. A runner without a trace keeps the newest results in memory, up to `KEPT_BYTES`.
 """
 
 import contextlib
@@ -71,7 +71,7 @@ _TAG = "ToolReturned"
 class EarlierResults:
     """Finds results of earlier turns by the ids of their calls. Thread-safe.
 
-    `turns` has the number and the trace of each turn that was recorded in one, oldest turn first.
+    `turns` has the number and the trace of each turn that was recorded in a trace, oldest turn first.
     """
 
     def __init__(self, turns: Iterable[tuple[int, Path]] = ()) -> None:
@@ -83,11 +83,11 @@ class EarlierResults:
 
     @property
     def turns(self) -> tuple[tuple[int, Path], ...]:
-        """The trace that each turn was recorded in, oldest first."""
+        """The number and the trace of each turn that was recorded in a trace, oldest turn first."""
         return tuple(self._turns)
 
     def begin(self, turn: int, trace: Path | None) -> bool:
-        """Note the turn that begins, and its trace if it has one; return whether this pair was added."""
+        """Note the turn that begins, and its trace; return whether `turns` has got a new pair."""
         self._trace = trace
         if trace is None or (turn, trace) in self._turns[-1:]:
             return False
@@ -148,7 +148,7 @@ def _in_trace(trace: Path, turns: set[int], call_id: m.CallId) -> m.ToolCallResu
 
 
 def _may_hold(body: msgspec.Raw, written: bytes) -> bool:
-    """Return whether a message may be about a call: it contains the call's id, or is in a file of its own."""
+    """Return whether `body` may be about a call: it contains the call's id, or is stored in another file."""
     text = bytes(body)
     return written in text or text.startswith(REFERENCE_START)
 
@@ -180,7 +180,7 @@ class TurnPast(Struct, kw_only=True):
         bytes_per_token: Bytes per token by the endpoint's own count, if that is known.
         llm: Makes the turn's LLM actor; `None`: the runner's factory makes it.
         results: The whole results of earlier turns' tool calls; `None`: no earlier turn has any.
-        actors: The turn's actors, as soon as they are made.
+        actors: Set by the turn when it has made its actors.
     """
 
     history: m.HistoryReference | None = None
@@ -203,11 +203,11 @@ class KeptConversation:
         history: The history so far, with a ledger; default: an empty history.
         learned: What an earlier process has learned about the endpoint.
         tools: The tools that were offered last, if `learned` is not given.
-        open_turn: The turn that a process can go on with; `None`: no turn is open.
+        open_turn: A turn that can be resumed: it is parked, or its process was killed. `None`: there is none.
         results: The whole results of the conversation's tool calls; `None`: there are no results yet.
 
     Attributes:
-        open_turn: As the argument; while a turn that can be parked runs, that turn.
+        open_turn: As the argument. While a turn that can be parked runs, it is that turn.
         results: As the argument.
     """
 
@@ -290,7 +290,7 @@ class KeptConversation:
 
     @property
     def refers(self) -> bool:
-        """Whether the model knows the handle of a result. With a handle it can ask for the whole result."""
+        """Whether the model was given the handle of a result, with which it can ask for the whole result."""
         return self._told_handles or offers(self.tools, READ_RESULT)
 
     @property
@@ -301,7 +301,7 @@ class KeptConversation:
 
     @property
     def said(self) -> Sequence[m.Said | m.AssistantReply]:
-        """The conversation's entries, with the reply that a parked turn has not acted upon."""
+        """The conversation's entries, and a parked turn's last reply, whose calls have no results yet."""
         history, mark = self.history, self.open_turn
         if mark is None or history.unread is None or self._in_turn.locked():
             return history.entries
@@ -331,8 +331,8 @@ class KeptConversation:
             number: The turn's number.
             trace: The trace from which a later process can go on with the turn; `None`: no process can.
             recorded: The trace that gets the results of the turn's tool calls; `None`: no trace does.
-            resumed: The turn is the parked one, which goes on.
-            plain: The turn tells the results of tools plainly (`RunTurn.plain_results`).
+            resumed: The turn was parked, and goes on now.
+            plain: The model gets tool results as plain text, not as JSON (`RunTurn.plain_results`).
 
         Raises:
             ConversationParked: Another turn of the conversation is parked.
@@ -376,7 +376,7 @@ class KeptConversation:
 
     @contextlib.contextmanager
     def between_turns(self) -> Iterator[bool]:
-        """Keep turns from continuing the conversation within the block; yield whether it is free.
+        """Keep turns from continuing the conversation within the block; yield whether it is free to change.
 
         The conversation is not free while a turn continues it, while a turn is parked, or after its file
         could not be written.
@@ -400,7 +400,7 @@ class KeptConversation:
             self._write_now()
 
     def require_open(self, turn: int, began: m.HistoryReference) -> TurnMark:
-        """Return the mark of the open turn; raises `ConversationError` if it is not this turn."""
+        """Return the open turn's mark; raises `ConversationError` if the open turn is not this one."""
         mark = self.open_turn
         if mark is None or (mark.turn, mark.began) != (turn, began.digest):
             raise ConversationError(
@@ -411,12 +411,12 @@ class KeptConversation:
     def catch_up(
         self, began: m.HistoryReference, replay: Callable[[History], None], parked: m.TurnParked
     ) -> None:
-        """Add the entries of a killed turn to the history, as its trace has them, and park the turn.
+        """Add the entries of a turn whose process was killed, as its trace has them, and park the turn.
 
         Args:
             began: A reference to the entries before the turn.
             replay: Adds the turn's entries to a history.
-            parked: How far the turn has come.
+            parked: How far the turn has come, as if it had been parked there.
         """
         mark = self.require_open(parked.turn, began)
         with self.held():
@@ -431,11 +431,14 @@ class KeptConversation:
             self._write_now()
 
     def asked(self) -> contextlib.AbstractContextManager[None]:
-        """Keep other callers from asking within the block, also while the turn waits for its runner."""
+        """Let nobody else ask within the block, also while the turn waits until its runner is free.
+
+        Raises `ConversationBusy` if somebody else asks already.
+        """
         return self._holding(self._in_ask)
 
     def held(self) -> contextlib.AbstractContextManager[None]:
-        """Keep turns from continuing the conversation within the block."""
+        """Keep turns from continuing the conversation within the block; raises `ConversationBusy`."""
         return self._holding(self._in_turn)
 
     @contextlib.contextmanager
@@ -594,17 +597,17 @@ class KeptConversation:
         try:
             self._file.append(lines)
         except ConversationError as error:
-            # Raised in the LLM actor that was writing the lines. The actor ends with this error, and so does
-            # the turn, so the host gets the error.
+            # The LLM actor may be writing the lines. The error then ends this actor and the turn, so that the
+            # host gets the error.
             self._failed = error
             raise
 
     def _close_turn(self, lent: LentConversation, actors: TurnReport | None, parked: TurnMark | None) -> None:
         """Keep the turn's entries; `parked`: the mark of the turn, if it was parked before and resumed.
 
-        The LLM actor may have been cancelled before it took the last request, although the agent has sent
-        that request and the trace has recorded it. The messages of that request are added here, so that a
-        conversation holds the same entries whether this process kept them or they are read from the trace.
+        The agent's last request is recorded in the trace as soon as the agent sends it, but the LLM actor may
+        have been cancelled before it took the request. Add the request's messages here in that case, so that
+        the conversation has the same entries as one that is read from the trace.
         """
         encoded, asked = lent.encoded, None if actors is None else actors.last_request
         if asked is not None and not asked.aside and (lent.told is None or lent.told.request < asked.request):
@@ -627,7 +630,7 @@ class KeptConversation:
     def _learn(self, encoded: EncodedConversation) -> None:
         if self._first is None:
             return
-        # The model that answered may be a fallback model of the chain, so look for its settings there.
+        # A fallback model may have answered, so look for the answering model in the endpoint's chain.
         chain = () if self._endpoint is None else self._endpoint.chain
         asked = (
             each for each in chain if (each.settings.model, each.profile) == (encoded.model, encoded.profile)
@@ -681,7 +684,7 @@ def require_not_parked(mark: TurnMark | None, name: str) -> None:
 
 
 def given_up(mark: TurnMark | None) -> m.TurnParked | None:
-    """Return how an open turn ends when it is given up; `None`: it is not parked and was interrupted."""
+    """Return how an open turn ends when it is given up; `None`: it was not parked but interrupted."""
     if mark is None or mark.state == "running":
         return None
     return m.TurnParked(turn=mark.turn, untold=mark.untold)
@@ -720,7 +723,7 @@ def with_sizes(
 ) -> m.RunTurn:
     """Return a turn's command with the sizes of the entries before it, if it has a `ContextPolicy`.
 
-    `bytes_per_token` is the endpoint's own count; `None`: the count is not known.
+    `bytes_per_token` is the ratio that the endpoint's token counts have shown; `None`: it is not known.
     """
     if command.context is None or not entries:
         return command

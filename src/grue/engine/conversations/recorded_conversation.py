@@ -5,8 +5,8 @@ steps as the process that recorded them (`protocol/context/history.py`). Each tu
 of the entries before it, which is compared with the digest of the entries built so far. So a conversation
 that the trace does not hold completely is refused, and never resumed in part.
 
-`read_turns` returns the turns of a trace. A turn may have several parts: each time it is resumed, another
-`RunTurn` with its number begins one.
+`read_turns` returns the turns of a trace. A turn may have several parts: each time the turn is resumed, a
+new part begins with another `RunTurn` of the same number.
 """
 
 from collections.abc import Iterable
@@ -42,7 +42,7 @@ _Place: TypeAlias = tuple[int, str]
 
 
 class Talk(Struct):
-    """The part of a conversation that has been read from the trace so far.
+    """A conversation, as far as the trace has been read.
 
     Attributes:
         tools: The tools that were offered last.
@@ -81,7 +81,7 @@ class ResumedConversation(NamedTuple):
 
 
 def resume_conversation(path: str | PathLike[str], name: str | None = None) -> ResumedConversation:
-    """Return a conversation that a trace holds, with the listings that its next turn may presume.
+    """Return a conversation that a trace holds, and the tools that each server has listed last in it.
 
     `name` is the conversation's id; `None`: the conversation that was continued last. A turn without a
     conversation has the id `turn-N`. Raises `ConversationError` if the trace lacks a part of the
@@ -119,7 +119,7 @@ def resume_conversation(path: str | PathLike[str], name: str | None = None) -> R
 def said_before(
     path: str | PathLike[str], envelopes: Iterable[EpisodeEnvelope], name: m.ConversationId
 ) -> tuple[History, tuple[m.ToolDefinition, ...]]:
-    """Return the history of a conversation after some of its messages, and the tools offered last.
+    """Return the history of a conversation after these messages, and the tools that were offered last.
 
     `envelopes` are the messages of the conversation's turns, in order; the last turn may be cut short. Raises
     `ConversationError` if a part of the conversation is missing, or if a secret in it was redacted.
@@ -135,7 +135,7 @@ def said_before(
 
 
 def _mark_of(talk: Talk, path: Path) -> TurnMark | None:
-    """Return the mark of the turn that a process can go on with."""
+    """Return the mark of the conversation's turn that has not ended; `None`: there is none to resume."""
     run, parked = talk.turn, talk.parked
     if run is None or run.history is None or not run.tool_policy.parking:
         return None
@@ -150,10 +150,10 @@ def _mark_of(talk: Talk, path: Path) -> TurnMark | None:
 
 
 def _branch_points(envelopes: Iterable[EpisodeEnvelope]) -> set[_Place]:
-    """Return the places at which conversations go on from entries that no turn of theirs has recorded.
+    """Return the places (number and digest of entries) at which a conversation may branch off another one.
 
-    A conversation whose first recorded turn has earlier entries is a branch of another conversation, or the
-    trace does not hold its beginning.
+    If the first recorded turn of a conversation refers to earlier entries, the conversation is a branch of
+    another one, or the trace does not hold its beginning.
     """
     begun: set[m.ConversationId] = set()
     points: set[_Place] = set()
@@ -174,8 +174,8 @@ class TalkReader:
     """Builds every conversation of a trace, message by message.
 
     Args:
-        branch_points: Places at which another conversation may branch off. Copies of the history are kept at
-            these places only.
+        branch_points: Places at which another conversation may branch off. The history is copied at these
+            places only.
 
     Attributes:
         talks: The conversations by id.
@@ -281,7 +281,7 @@ class TalkReader:
 
 
 def _resume(talk: Talk, resumed: m.Resumption) -> None:
-    """Go on with the turn that was continuing the conversation."""
+    """Note that the conversation's last turn goes on."""
     if asks_again(resumed):
         talk.history.forget()
     last = talk.history.entries[-1] if talk.history.entries else None
@@ -298,7 +298,7 @@ def _take(talk: Talk, envelope: EpisodeEnvelope) -> None:
 
 
 class RecordedTurn:
-    """A turn as the trace has it: the part from its last `RunTurn` on, and the entries before that.
+    """A turn as the trace has it: its messages from its last `RunTurn` on, and the entries before that.
 
     Attributes:
         run: The message that started this part; `begun` is its envelope.
@@ -310,8 +310,9 @@ class RecordedTurn:
         last_event: Number of the last envelope that went to the agent.
         redacted: A secret was removed from a message of the turn.
         forked: The turn is a fork, whose tools were answered from the record of another turn.
-        said: The messages that the turn's entries in a conversation are made from, earlier parts included. A
-            `ReplyDropped` of request 0, which no trace has, stands before a request that is sent again.
+        said: The messages from which the turn's entries in a conversation are built, earlier parts included.
+            Where a later part sends the last request again, an inserted `ReplyDropped(request=0)` drops the
+            reply to the first sending.
         said_before: The requests and replies of earlier parts.
     """
 
@@ -366,7 +367,7 @@ class RecordedTurn:
         elif isinstance(body, m.RequestCompletion) and body.aside:
             self._aside.add(envelope.seq)
         elif isinstance(body, m.CompletionReceived) and envelope.cause in self._aside:
-            pass  # A summary of the history is no entry; the `HistoryRewritten` that uses it follows.
+            pass  # The summary of a history is no entry. A `HistoryRewritten` with the summary follows.
         elif isinstance(body, m.CompletionReceived | m.ReplyDropped | m.HistoryRewritten | m.RewriteHistory):
             self.said.append(body)
         elif isinstance(body, m.RequestCompletion) and envelope.receiver == "llm":
@@ -395,7 +396,7 @@ class RecordedTurn:
                 return False
 
     def resumption(self, path: str | PathLike[str]) -> m.Resumption:
-        """Return where the turn goes on.
+        """Return how far the turn has come, which is where it goes on.
 
         Raises:
             NothingToResume: The turn is a fork, or had ended when its process was killed.
@@ -432,7 +433,7 @@ class RecordedTurn:
             and asked is not None
             and asked.request > self._requests
         ):
-            # The event is in the trace, but not the request that follows from it.
+            # The process was killed after the event was recorded, and before the request that follows was.
             return replace(where, new=asked.new)
         return where
 
@@ -462,7 +463,7 @@ class RecordedTurn:
         return body.request if isinstance(body, m.RequestCompletion) else 0
 
     def _take_back_rewrites(self) -> None:
-        """Remove the steps after the request that is sent again, because they will be recorded once more."""
+        """Forget the steps after the last request: it is sent again, and they are then recorded again."""
         asked = None if self.asked is None else self.asked.body
         at = next((at for at, each in enumerate(self.said) if each is asked), None)
         if at is not None:
@@ -539,7 +540,7 @@ def asks_again(resumed: m.Resumption) -> bool:
 
 
 def listing_in(envelope: EpisodeEnvelope) -> dict[m.ServerName, tuple[m.ToolDefinition, ...]]:
-    """Return the listing in this message, by the server's name, if a later turn may presume it."""
+    """Return the listing in a message, by the server's name; empty: none that a later turn could rely on."""
     body = envelope.body
     if not isinstance(body, m.SessionOpened) or envelope.redacted or body.serves_unlisted:
         return {}
@@ -547,7 +548,7 @@ def listing_in(envelope: EpisodeEnvelope) -> dict[m.ServerName, tuple[m.ToolDefi
 
 
 def read_turns(path: str | PathLike[str]) -> dict[int, RecordedTurn]:
-    """Return the last part of each turn by its number; of a turn that is over, only its end."""
+    """Return the last part of each turn, by the turn's number; of a turn that is over, only its end."""
     parts: dict[int, RecordedTurn] = {}
     listings: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = {}
     for envelope in open_episode(path):

@@ -1,13 +1,13 @@
 """Go on with a turn that was parked, or that was killed with its process, from its trace.
 
-The order matters. First the trace is locked, so that no other process can resume the same turn. Then it is
-read, and the turn's machine is given the recorded events again; the machine's state says how far the turn had
-come. Then `TurnResumed` is flushed to the file. No call and no request is made before the flush. If the
-process dies later, the turn can be resumed once more: what was called until then is in the trace, and is not
-called again.
+The order matters. First the trace is locked, so that no other process can resume the same turn. Then the
+trace is read, and the turn's state machine gets the recorded events again; its state says how far the turn
+had come. Then `TurnResumed` is flushed to the file. No tool is called and no request is sent before the
+flush. If the process dies later, the turn can be resumed once more: the calls made until then are in the
+trace, and are not made again.
 
-A conversation's turn needs its conversation: in this process, in its file, or in the trace. Before the turn
-goes on, the conversation is brought to the state that the trace records, so that file and trace agree.
+A turn of a conversation needs that conversation, from this process, its file, or the trace. Before the turn
+goes on, the conversation gets the entries that the trace records, so that file and trace agree.
 """
 
 import contextlib
@@ -70,7 +70,7 @@ def parked_turns(path: str | PathLike[str]) -> list[m.TurnParked]:
 
 
 def _opened_writer(place: Path, recorder: Recorder) -> TraceWriter:
-    """Return a writer that continues the trace, and whose lock keeps other processes from resuming from it.
+    """Return a writer that continues the trace. It locks the trace, so that no other process resumes from it.
 
     Raises `TraceError` if another process writes this trace, or the recorder writes another trace.
     """
@@ -97,10 +97,10 @@ def resumed_turn(
     *,
     counted: bool = False,
 ) -> Iterator[HostTurn[Any]]:
-    """Record `TurnResumed`, and yield the turn that goes on. It counts as running in the block.
+    """Record `TurnResumed`, and yield the turn that goes on. The turn counts as running within the block.
 
-    `writer` writes the turn's trace, and has locked it. `counted`: this process has counted already what the
-    turn spent before it was parked.
+    `writer` writes the turn's trace, and has locked it. `counted`: the runner's spending includes already
+    what the turn spent before it was parked.
 
     Raises:
         NothingToResume: The trace has no such turn, or the turn is running.
@@ -221,13 +221,14 @@ def resumed_run(
     ours = next((each for each in writers_of(recorder) if each.path.absolute() == place.absolute()), None)
     if ours is None:
         writers.append(_opened_writer(place, recorder))
-    # If this recorder has written the trace, its runner has counted what the turn spent before it was parked.
+    # If this recorder has written the trace, the turn was parked in this process, and the runner's spending
+    # already includes what the turn spent before that.
     with resumed_turn(asked, ours or writers[-1], settings, memory, counted=ours is not None) as turn:
         yield turn
 
 
 class _Rest(Spending):
-    """Counts what a resumed turn spends, without the part that this process has counted already."""
+    """Adds a resumed turn's spending to the runner's, without the part that is counted there already."""
 
     def __init__(self, whole: Spending, counted: m.TurnParked | None) -> None:
         super().__init__()
@@ -258,7 +259,7 @@ def conversation_of(
     trace: str | PathLike[str],
     wiring: Wiring,
 ) -> Iterator[KeptConversation | None]:
-    """Yield the conversation of a turn, in which the turn is parked; `None`: the turn belongs to none.
+    """Yield the conversation of a turn, with the turn parked in it; `None`: the turn belongs to none.
 
     `given` is the conversation, if the host has it. If the conversation's file is opened for this, it is
     closed after the block, so that the host can load it. Raises `ConversationError` if the conversation is
