@@ -15,8 +15,8 @@ class MCPError(Exception):
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A process pool pickles what its work raises. By default it would call the class with the text alone,
-        # and fail for a class that needs more arguments: the pool would be broken, and the error lost.
+        # A process pool pickles the exception that its work raises. By default unpickling calls the class
+        # with the message alone. That fails for a class that needs more arguments, and breaks the pool.
         usual = super().__reduce__()
         assert isinstance(usual, tuple), "that of an exception: its class, its arguments, and its state"
         return _unpickled, (type(self), self.args), *usual[2:]
@@ -35,17 +35,18 @@ class MCPConfigError(MCPError):
         path: The file, or `None` when the value did not come from a file.
         line: One-based line of the fault, or `None`.
         column: One-based column of the fault, or `None`.
-        problems: One entry for each wrong value, if the fault is in values. The keys of an entry lead from
-            the outermost table of the file, or from the argument, to the value.
+        problems: One entry for each wrong value; empty if the error is not about single values, for example
+            if the file cannot be parsed.
 
     Source: R2.2, R2.3
     """
 
     class Problem(NamedTuple):
-        """What is wrong with a value of a configuration.
+        """One wrong value of a configuration.
 
         Attributes:
-            keys: The keys, and positions in lists from 0, that lead to the value.
+            keys: The path to the value, from the top of the file or from the argument: keys and zero-based
+                list indexes, such as `("rules", 0, "verdict")`.
             text: What is wrong, and what to do.
         """
 
@@ -136,8 +137,8 @@ class NeedsLogin(MCPServerStartupError):  # noqa: N818 - named for what it repor
 class MCPToolCallError(MCPError):
     """A tool call outside a turn failed, and the caller asked for an error (`check=True`).
 
-    This class itself means that the tool reported an error; its subclasses say what else can fail. No turn
-    raises any of them: inside a turn a failed tool call is a result for the model.
+    If the error is of this class and of no subclass, the tool itself reported an error. Each subclass stands
+    for another cause. A turn raises none of these: it gives the failure to the model as the call's result.
 
     Attributes:
         tool: The tool's full name, `SERVER.TOOL`.
@@ -155,7 +156,7 @@ class ToolNotFound(MCPToolCallError):  # noqa: N818 - named as the fact it repor
 
 
 class ToolChanged(MCPToolCallError):  # noqa: N818 - named as the fact it reports, like the messages
-    """The tool was changed or removed after the call had been decided on. The call was not sent."""
+    """The server changed or removed the tool after the call was decided on. The call was not sent."""
 
 
 class ToolCallDenied(MCPToolCallError):  # noqa: N818 - named as the event it reports, like the messages
@@ -288,7 +289,7 @@ class AnswerStopped(AnswerError):  # noqa: N818 - named for what it reports, lik
 
 
 class ApprovalPending(MCPError):  # noqa: N818 - named for what it reports, like the messages
-    """The turn is parked: it waits for a person. `Runner.resume` goes on with it, in any process.
+    """The turn is parked: it waits for a person's approval. `Runner.resume` continues it, in any process.
 
     Attributes:
         turn: The number of the parked turn.
@@ -306,11 +307,11 @@ class ApprovalPending(MCPError):  # noqa: N818 - named for what it reports, like
 
 
 class ChangeRefused(MCPError):  # noqa: N818 - named for what it reports, like the messages
-    """The tool's input schema refuses the arguments that a person put in place of the model's. Decide again.
+    """A person changed the arguments of a call, and they do not fit the tool's input schema. Decide again.
 
     Attributes:
         call_id: The call whose arguments the person changed.
-        name: Canonical name of its tool.
+        name: Canonical name of the call's tool.
     """
 
     def __init__(self, message: str, *, call_id: str, name: str) -> None:
@@ -320,11 +321,11 @@ class ChangeRefused(MCPError):  # noqa: N818 - named for what it reports, like t
 
 
 class NothingToResume(MCPError):  # noqa: N818 - named for what it reports, like the messages
-    """No turn of the trace can be resumed: none is parked, or it was resumed already. The text says which."""
+    """The trace has no turn to resume: none is parked, or the parked one was resumed already."""
 
 
 class ForkMissed(MCPError):  # noqa: N818 - named for what happened, like the messages
-    """A fork of a recorded turn made a tool call that the record has no result of. The call was not sent."""
+    """A fork of a recorded turn made a tool call that the record has no result for. It was not sent."""
 
 
 class ActorCrashed(MCPError):  # noqa: N818 - named as the event it reports, like the messages
@@ -350,11 +351,11 @@ class ConversationError(MCPError):
 
 
 class ConversationBusy(ConversationError):  # noqa: N818 - named for what the caller met, like the others
-    """Another turn of the conversation is running. Wait for that turn, or continue a `branch`."""
+    """Another turn of the conversation is running. Wait for its end, or make a copy with `branch`."""
 
 
 class ConversationParked(ConversationError):  # noqa: N818 - named for what the caller met, like the others
-    """A turn of the conversation is parked, so no other turn can begin. Resume it, abandon it, or branch.
+    """A turn of the conversation is parked, so no other can begin. Resume it, abandon it, or `branch`.
 
     Attributes:
         turn: The number of the parked turn.
@@ -368,7 +369,7 @@ class ConversationParked(ConversationError):  # noqa: N818 - named for what the 
 
 
 class FleetError(MCPError):
-    """A fleet's sweep, case or folder cannot be used, or its work cannot go on; the text says why."""
+    """A fleet cannot begin, because its sweep, a case or its folder cannot be used, or it cannot go on."""
 
 
 class TraceError(MCPError):

@@ -1,8 +1,8 @@
-"""Check the fields of what a user sets: limits, policies, servers, models.
+"""Check the settings that a user makes in Python: limits, policies, servers, models.
 
-A Struct of settings calls `check_settings` in `__post_init__`, so that a wrong value is refused where it is
-written, and not in the middle of a turn. Its metaclass is `OwnKeywords`, so that a keyword that belongs to
-another class is refused with the name of that class, and a misspelt one with the name that was meant.
+A Struct of settings calls `check_settings` in `__post_init__`, so that a wrong value fails where it is
+written, and not in the middle of a turn. Its metaclass is `OwnKeywords`, which explains a wrong keyword: the
+`TypeError` names the class that has this keyword, or suggests the right spelling.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -24,7 +24,7 @@ _OWNERS: dict[str, Collection[str]] = {}  # The keywords of each public class, b
 
 
 class OwnKeywords(StructMeta):
-    """Refuse a keyword that a Struct does not have, and name the class that has it."""
+    """Metaclass of Structs whose `TypeError` for an unknown keyword says which class has that keyword."""
 
     def __init__(self, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **_: Any) -> None:
         super().__init__(name, bases, namespace)
@@ -34,7 +34,7 @@ class OwnKeywords(StructMeta):
     if not TYPE_CHECKING:  # type checkers take a Struct's keywords from its fields, not from here
 
         def __call__(self, *args: Any, **keywords: Any) -> Any:
-            """Make the Struct. `TypeError` if it has no such keyword."""
+            """Make the Struct. A `TypeError` for an unknown keyword says which class has the keyword."""
             try:
                 return super().__call__(*args, **keywords)
             except TypeError:
@@ -43,7 +43,7 @@ class OwnKeywords(StructMeta):
 
 
 def own_keywords(init: Callable[P, None]) -> Callable[P, None]:
-    """Return `init`, of a class that is no Struct, with the check of keywords that `OwnKeywords` makes."""
+    """Decorate the `__init__` of an ordinary class, so that it explains wrong keywords like `OwnKeywords`."""
     owner, names = init.__qualname__.partition(".")[0], tuple(signature(init).parameters)[1:]
     _OWNERS[owner] = names
 
@@ -63,7 +63,7 @@ def _refuse_others(kind: str, keywords: Collection[str], names: Collection[str],
 
 
 def _meant(keyword: str, names: Collection[str], typed: object) -> str:
-    """Return the end of an error's sentence: where a keyword belongs, or how it is spelt."""
+    """Return the end of the error for an unknown keyword: which class has it, or a similar keyword."""
     owners = [owner for owner, known in _OWNERS.items() if keyword in known]
     if not owners:
         from difflib import get_close_matches  # imported here, because only a mistake needs it
@@ -120,7 +120,7 @@ def _defaults(kind: type[Struct]) -> tuple[tuple[str, Any], ...]:
 
 @cache
 def _types(kind: type[Struct]) -> dict[str, tuple[Any, frozenset[type]]]:
-    """Return each field's type, and the classes whose instances always fit it."""
+    """Return each field's declared type, and the classes whose instances need no further type check."""
     return {field.name: (field.type, _plain(field.type)) for field in msgspec.structs.fields(kind)}
 
 
@@ -144,7 +144,7 @@ def _fault(
     if type(value) in plain:
         return _number_fault(name, value, declared, above_0, any_number)
     try:
-        # A subclass of float, as numpy has one, is a float like any other.
+        # msgspec refuses subclasses of float, such as `numpy.float64`, so they are converted first.
         read = msgspec.convert(float(value) if isinstance(value, float) else value, declared)
     except (msgspec.ValidationError, TypeError) as error:
         fault, _, place = str(error).partition(" - at `")

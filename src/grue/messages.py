@@ -7,9 +7,9 @@ of a command (`SessionOpened`, `ToolTimedOut`). A note is a fact for the trace o
 name, so this module is also the schema of the trace file. A renamed class must keep its old tag, or old
 traces become unreadable.
 
-The file begins with what messages carry: names, tools, texts of a conversation, failures. Then it has a
-section for each actor that the agent exchanges messages with: the LLM actor, a session actor, the approval
-actor, the agent itself, the host.
+The file begins with the types of the messages' fields: names, tools, texts of a conversation, failures. Then
+it has a section for each actor that the agent exchanges messages with: the LLM actor, a session actor, the
+approval actor, the agent itself, the host.
 
 ```
 host ── RunTurn ──▶ agent ── CheckToolSupport ────▶ llm       ▶ ToolSupportChecked
@@ -30,9 +30,9 @@ Durations and time limits are seconds (`_s`), sizes are characters (`_chars`) or
 are canonical, `{server}.{tool}`, unless a field says `tool`: then it is the bare name that its server uses.
 A field typed `object` holds a JSON value: None, bool, int, float, str, list or dict of the same.
 
-The classes that `__all__` lists are public: programs meet them in traces, in tests, in connections and models
-of their own. The other classes pass between grue's actors. In a trace their data is as stable as that of the
-public classes, but the classes themselves may change in any version.
+The classes that `__all__` lists are public: programs use them to read traces, in tests, and to implement
+connections and models of their own. The other classes are internal: their names and fields in Python may
+change in any version. Traces that contain them stay readable.
 """
 
 from typing import TYPE_CHECKING, ClassVar, Literal, NewType, TypeAlias, Union
@@ -189,11 +189,11 @@ class ToolCall(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ToolTask(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The handle of a call that its server works on as a task, which it answers later.
+    """The handle of a tool call that its server runs as an MCP task: the client polls for the result.
 
     Attributes:
         task_id: The server's id of the task; untrusted.
-        poll_s: How many seconds the server wants the client to wait between two status requests.
+        poll_s: How many seconds the server wants the client to wait between two polls.
         ttl_s: How many seconds after its creation the server keeps the task; `None`: not stated, or no limit.
     """
 
@@ -208,9 +208,9 @@ class ServerCall(Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         task: The server's task for this call, if an earlier process has sent the call already. The call is
             not sent again; the server is asked for the task's result.
-        definition: Digest of the definition that the tool had when the call was decided on. If the tool has
-            been changed or removed since, the session does not send the call. Empty, as in old traces: this
-            is not checked.
+        definition: Digest of the definition that the tool had when the model, a person or the policy decided
+            on the call. If the tool has been changed or removed since, the session does not send the call.
+            Empty, as in old traces: this is not checked.
     """
 
     call_id: CallId
@@ -227,9 +227,9 @@ class ToolCallResult(Struct, frozen=True, gc=False):
         content: A JSON value: structured content, parsed JSON, text, or a list of blocks.
         is_error: The call failed, or the tool reported an error.
         error_message: The error, for the model. Set if `is_error` is set.
-        blocks: Images, audio, links and resources that came together with structured content. Without
-            structured content they are in `content`. The result of a call outside a turn has all the
-            server's content blocks here, also the text.
+        blocks: If the server sent structured content, which is in `content` then: the images, audio, links
+            and resources that it sent beside it. If a call was made outside a turn: all content blocks of
+            the server, including text.
 
     Source: R11
     """
@@ -315,10 +315,10 @@ class ToolMessage(Struct, frozen=True, tag="tool", omit_defaults=True, gc=False)
 
 
 class CachePoint(Struct, frozen=True):
-    """A place where an endpoint's prompt cache is to end: a `cache_control` that a caller has set.
+    """A point in a text up to which the provider should cache the prompt: a `cache_control` of the caller's.
 
     Attributes:
-        end: The number of characters of the text that stand before the place.
+        end: How many characters of the text come before the point.
         control: The value of `cache_control`, as it is sent.
     """
 
@@ -339,7 +339,7 @@ class UserText(Struct, frozen=True, tag="user", omit_defaults=True, gc=False):
     Attributes:
         attachments: The images that are sent with the text. An endpoint that does not support one of them
             gets a description of it instead.
-        stub: The text that replaces this one if a `ContextPolicy` clears it; empty: this one is never
+        stub: The shorter text that replaces this one if a `ContextPolicy` clears it; empty: it is never
             cleared.
     """
 
@@ -350,18 +350,18 @@ class UserText(Struct, frozen=True, tag="user", omit_defaults=True, gc=False):
 
 
 class AssistantText(Struct, frozen=True, tag="assistant"):
-    """A text of the assistant in a conversation that a server composed for sampling."""
+    """An assistant's text in the messages of an MCP sampling request; the server has written it."""
 
     text: str
 
 
 class Echo(Struct, frozen=True, kw_only=True):
-    """Parts of a reply that the provider needs in later requests: thoughts, signatures, their order.
+    """What a provider requires back with its reply in later requests: thoughts, signatures, their order.
 
     Attributes:
         wire: The wire format that `data` is written in.
         model: The model, as the settings name it. Another model cannot read `data`.
-        data: A JSON object; each wire format has its own kind.
+        data: A JSON object; its keys differ between wire formats.
     """
 
     wire: str
@@ -373,7 +373,7 @@ class AssistantReply(Struct, frozen=True, kw_only=True, tag="reply", omit_defaul
     """A reply of the model, as a conversation keeps it.
 
     Attributes:
-        echo: What has to be sent to the provider again with the reply; `None`: nothing.
+        echo: What the provider requires back with the reply in later requests; `None`: nothing.
     """
 
     content: str | None = None
@@ -410,8 +410,8 @@ class Shortened(Struct, frozen=True, tag="shortened"):
     """A change of a conversation's history: its oldest exchanges after the first entry are left out.
 
     Attributes:
-        share: How much of what follows the first entry may stay at most, from 0 to 1, by its size. The last
-            user text and what follows it stay in any case.
+        share: The largest fraction (0 to 1, by size) of the entries after the first that is kept. The last
+            user text and the entries after it are kept in any case.
     """
 
     share: float
@@ -429,8 +429,8 @@ class Said(Struct, frozen=True, tag="said", omit_defaults=True, gc=False):
 
     Attributes:
         answer: The schema that the request asked for, if it asked for one.
-        beside_tools: The request offered tools. Then its prompt states the schema, even if the endpoint
-            accepts schemas.
+        beside_tools: The request also offered tools. Then the schema stands in the prompt, and is not sent as
+            a parameter, even if the endpoint accepts schemas.
     """
 
     items: tuple[ConversationItem, ...]
@@ -439,7 +439,7 @@ class Said(Struct, frozen=True, tag="said", omit_defaults=True, gc=False):
 
 
 class Rewritten(Struct, frozen=True, tag="rewritten"):
-    """A change of a conversation's history: `entries` take the place of the entries `start` to `stop`."""
+    """A change of a conversation's history: `entries` replace the slice `[start:stop]` of its entries."""
 
     start: int
     stop: int
@@ -589,12 +589,12 @@ used."""
 
 
 class OfferTools(Struct, frozen=True, tag="offer", gc=False):
-    """The request offers tools. It does not ask the endpoint to hold the reply to a schema.
+    """The request offers tools. The endpoint is not told to enforce a schema on the reply.
 
     Attributes:
         tools: The tools; `None`: the same as in the previous request of the conversation.
-        answer: The schema of the final answer. The prompt states it, unless an earlier prompt did. `None`:
-            any text will do, or the host's own texts describe the answer.
+        answer: The schema of the final answer. It is written into the prompt, unless an earlier prompt has
+            it. `None`: any text is accepted, or the host's own texts describe the answer.
 
     Source: R4.6, P14
     """
@@ -644,10 +644,10 @@ class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
 
 class ModelAsked(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """The model that a turn asks, its address and settings, for spans and people. No code decides by them.
+    """The model that a turn asks, its address and settings. For telemetry and display only.
 
     Attributes:
-        model: The model's name, as the request has it.
+        model: The model's name, as it is sent in requests.
         address: The endpoint's base URL, without user, password and query.
         provider: The provider, by the names of OpenTelemetry's conventions where these have one.
         wire: The wire format.
@@ -664,7 +664,7 @@ class ModelAsked(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False
 
 
 class ReplyFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Facts that an endpoint reports about a reply beside the reply itself. No code decides by them.
+    """What an endpoint reports about a reply in addition to the reply. For telemetry and display only.
 
     Attributes:
         id: The endpoint's id for the completion.
@@ -680,7 +680,7 @@ class ReplyFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ReplyTokens(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The tokens of a reply, as the endpoint reports them. No code decides by them.
+    """The tokens of a reply, as the endpoint reports them. They are recorded only; no code depends on them.
 
     Attributes:
         ids: The tokens' ids, in order; empty: the endpoint does not report ids.
@@ -744,9 +744,9 @@ because the server is a dictionary of functions."""
 
 
 class PresumedListing(Struct, frozen=True, kw_only=True):
-    """The tools that a server is presumed to list in this turn, because it has listed them before.
+    """The tools that grue expects a server to list in this turn, because it listed them earlier.
 
-    Tools that the turn would not offer are left out.
+    Tools that the turn would not offer anyway are left out.
     """
 
     server: ServerName
@@ -755,9 +755,9 @@ class PresumedListing(Struct, frozen=True, kw_only=True):
 
 
 class ToolsPresumed(Message, frozen=True, kw_only=True):
-    """agent -> agent: the first request may offer these tools before the servers have listed theirs.
+    """agent -> agent: the first request may offer these tools although the servers are still starting.
 
-    This event is recorded right after `RunTurn`. Servers that are disabled have no listing here.
+    The event is recorded right after `RunTurn`. It has no listing of servers that are disabled.
     """
 
     listings: tuple[PresumedListing, ...]
@@ -771,13 +771,13 @@ class RequestCompletion(Message, frozen=True, kw_only=True):
     Attributes:
         conversation: Id of the conversation; an unknown id starts an empty one.
         request: One-based number of the request in its turn.
-        stream: Note the reply's text as it arrives.
-        aside: Ask with a copy of the conversation: neither `new` nor the reply is kept. The copy leaves out
-            the last reply, if its tool calls have no answers yet.
-        clears: If the request is too long for the model, the agent clears parts of the history. So the LLM
-            actor reports the overflow at once, and does not try the request in other forms.
-        presumed: The request offers tools that no server has listed yet in this turn. So a `DropCompletion`
-            may follow before the reply has come.
+        stream: Record the reply's text piece by piece, as it arrives (`TextDelta`).
+        aside: Ask with a copy of the conversation: neither `new` nor the reply becomes part of the
+            conversation. The copy leaves out the last reply, if its tool calls have no answers yet.
+        clears: The agent can shorten the history if the request is too long for the model. So the LLM actor
+            reports this failure at once, instead of trying the request in another form.
+        presumed: The request offers tools that no server has listed yet in this turn (`ToolsPresumed`). A
+            `DropCompletion` may follow before the reply has come.
     """
 
     conversation: ConversationId
@@ -791,11 +791,11 @@ class RequestCompletion(Message, frozen=True, kw_only=True):
 
 
 class DropCompletion(Message, frozen=True, kw_only=True):
-    """agent -> llm: cancel this request if it is under way, or forget the reply to it if that has come.
+    """agent -> llm: cancel this request if it is under way; if the reply has come already, discard it.
 
     Attributes:
-        reason: Why the reply is not wanted, for people: which tools are not as they were presumed, or which
-            server did not start.
+        reason: Why the reply is not wanted, for people: which tools differ from those that the request
+            offered, or which server did not start.
     """
 
     conversation: ConversationId
@@ -807,8 +807,8 @@ class RewriteHistory(Message, frozen=True, kw_only=True):
     """agent -> llm: change the history of the conversation before the next request.
 
     Attributes:
-        reason: Why it is changed: the next request would be too long for the `window`, or the endpoint has
-            reported an `overflow`.
+        reason: Why it is changed. `window`: the next request would not fit into the context window.
+            `overflow`: the endpoint has refused the last request as too long.
     """
 
     conversation: ConversationId
@@ -825,14 +825,13 @@ class CompletionReceived(Message, frozen=True, kw_only=True):
         reasoning: The model's reasoning text, for people; never used as an answer.
         finish_reason: As in chat completions (`stop`, `length`, `tool_calls`, `content_filter`). For people
             only; no code decides by it.
-        usage: Sum over all replies to this request, including one that was cut short.
-        echo: What has to be sent to the provider again with the reply. Old traces lack this field.
-        prompt_tokens: Tokens of the prompt of the last reply that `usage` counts; 0: the endpoint has not
-            counted them.
+        usage: Sum over all tries of this request, including one whose reply was cut short.
+        echo: What the provider requires back with the reply in later requests. Old traces lack this field.
+        prompt_tokens: Tokens of the prompt of the last try; 0: the endpoint has not counted them.
         facts: What the endpoint says about the reply.
         stopped: The endpoint's word for why it stopped the reply before its end; empty if it did not, or if
             it did because of the reply's length.
-        written: Set if the text consists of tool calls, or did before grue turned them into calls.
+        written: Set if the model wrote its tool calls as text, even if grue has turned them into calls.
         tokens: The reply's tokens, if the endpoint was asked for them. `None`: it reports none, or the reply
             contained a secret, which the tokens' ids would reveal.
     """
@@ -880,9 +879,10 @@ class CompletionPostponed(Message, frozen=True, kw_only=True):
 
 
 class ReplyDropped(Message, frozen=True, kw_only=True):
-    """llm -> agent: the request is not under way any more, and its reply is forgotten.
+    """llm -> agent: the request is not under way any more, and its reply was discarded.
 
-    This is the only answer to `DropCompletion`. A reply that was on its way to the agent arrives before it.
+    Every `DropCompletion` is answered by this message. If the reply was sent to the agent before the LLM
+    actor read the `DropCompletion`, the agent gets the reply first, and then this message.
 
     Attributes:
         usage: The cost of the request, unless a `CompletionReceived` has reported it. For a cancelled request
@@ -894,7 +894,7 @@ class ReplyDropped(Message, frozen=True, kw_only=True):
 
 
 class ModelPassedOver(LlmNote, frozen=True, kw_only=True):
-    """llm: a model could not be asked. This request and later ones go to the next model of its chain.
+    """llm: a model could not be asked. This request and later ones go to the next fallback model.
 
     The conversation is encoded for the new model. `ThoughtsDropped` follows if the new model cannot read all
     thoughts.
@@ -949,7 +949,7 @@ class HistoryRewritten(LlmNote, frozen=True, kw_only=True):
 
 
 class CostUncounted(Message, frozen=True, kw_only=True):
-    """host: the cost of replies is not known, so a limit on it has no effect. Noted once a runner.
+    """host: the cost of replies is not known, so a cost limit has no effect. Noted once for each runner.
 
     Attributes:
         model: The model that is asked.
@@ -998,7 +998,7 @@ class ToolsUnseen(LlmNote, frozen=True, kw_only=True):
 
 
 class SettingsLeftOut(LlmNote, frozen=True, kw_only=True):
-    """llm: requests leave out settings that the endpoint does not take (any more). Noted once each.
+    """llm: from now on, requests leave out settings that the endpoint refuses. Noted once for each setting.
 
     Attributes:
         request: The first request without them.
@@ -1090,7 +1090,7 @@ class OpenSession(Message, frozen=True, kw_only=True):
 
 
 class SessionOpened(Message, frozen=True, kw_only=True):
-    """session -> agent: the server is connected and initialised, and has listed its tools.
+    """session -> agent: the server is connected and initialised, and grue has its list of tools.
 
     Attributes:
         attempt: 1, or 2 after a retry.
@@ -1098,8 +1098,8 @@ class SessionOpened(Message, frozen=True, kw_only=True):
         pid: The server's process, if it has one.
         serves_unlisted: Whether tools that are not in the list can be called too.
         address: The URL of an MCP server over HTTP, without secrets; empty for others.
-        box: A text about what the server's process can reach in its box, and what of the box is not enforced;
-            empty: the server has no box, or is not a process that grue has started.
+        box: What the server's process can reach in its box, and which limits this machine cannot enforce, as
+            a text; empty: the server has no box, or is not a process that grue has started.
 
     Source: R6.8, P8
     """
@@ -1122,8 +1122,8 @@ class McpDisabled(Message, frozen=True, kw_only=True):
         newly: This turn disabled the server. Otherwise an earlier turn did.
         last_words: The last line that the server wrote to stderr before it was given up; empty: it wrote
             none.
-        retry_s: For how many seconds grue does not connect to the server again; `None`: until the episode
-            ends, or no connect was tried. Old traces lack this field and `last_words`.
+        retry_s: For how many seconds grue does not connect to the server again. `None`: for the rest of the
+            episode, or this turn has not tried to connect. Old traces lack this field and `last_words`.
 
     Source: R6.9, R6.10, P27
     """
@@ -1136,14 +1136,14 @@ class McpDisabled(Message, frozen=True, kw_only=True):
 
     @property
     def why(self) -> str:
-        """Why the server is disabled, for people: the reason and its last words."""
+        """Why the server is disabled, for people: `reason`, followed by `last_words`."""
         if not self.last_words:
             return self.reason
         return f"{self.reason.removesuffix('.')}. Its last line on stderr: {self.last_words}"
 
 
 class StartupFailed(Message, frozen=True, kw_only=True):
-    """session -> agent: the first connect of the episode failed, and the policy is to raise.
+    """session -> agent: the server's first connect of the episode failed, and the policy is to raise.
 
     Source: R6.1
     """
@@ -1156,7 +1156,7 @@ class CallTools(Message, frozen=True, kw_only=True):
     """agent -> session: run these calls one after the other and report the result of each.
 
     Attributes:
-        after_timeout: What to do with the rest of the batch after a call that timed out.
+        after_timeout: What to do with the other calls of the batch after one has timed out.
 
     Source: R5.2, P17
     """
@@ -1211,8 +1211,8 @@ class ToolSkipped(TurnNote, frozen=True, kw_only=True, omit_defaults=True):
     """session -> agent, or a note of the agent: the call was not sent to its server.
 
     Attributes:
-        refused: Something is wrong with the call itself, such as arguments that its tool's schema refuses, or
-            a tool that has changed since the call was decided on. The model can correct it.
+        refused: The call itself is wrong, so that the model can correct it: its arguments do not fit the
+            tool's schema, for example, or the tool has changed since the call was decided on.
     """
 
     batch: BatchId
@@ -1249,8 +1249,8 @@ class SessionClosed(Message, frozen=True, kw_only=True):
     """session -> agent: the session is closed, and no process of the server's group is alive.
 
     Attributes:
-        ending: How the process ended; see `Ending` in `policies.py`. `handed_over`: it is ended in the
-            background, and is gone before the next turn's first tool call (`ServerEnded`).
+        ending: How the process ended; see `Ending` in `policies.py`. `handed_over`: it is being ended in the
+            background, and `ServerEnded` follows before the next turn's first tool call.
         stderr_tail: The last lines that the server wrote to stderr; untrusted, control characters removed.
 
     Source: P9
@@ -1276,7 +1276,8 @@ class ToolCalled(SessionNote, frozen=True, kw_only=True, omit_defaults=True):
     """session: this call is being sent to its server.
 
     Attributes:
-        task: Set if an earlier process has sent the call. Then only the result of this task is asked for.
+        task: Set if an earlier process of grue has sent the call already. Then the call is not sent again;
+            the server is asked for the result of this task.
 
     Source: P28
     """
@@ -1290,9 +1291,9 @@ class ToolCalled(SessionNote, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TaskCreated(SessionNote, frozen=True, kw_only=True):
-    """session: the server has made a task of the call under way. From now on the session asks for its result.
+    """session: the server runs the current call as an MCP task. The session polls for the task's result.
 
-    The call's own end follows as for any other call: `ToolReturned`, `ToolTimedOut` or `ServerDied`.
+    The call ends like any other, with `ToolReturned`, `ToolTimedOut` or `ServerDied`.
     """
 
     server: ServerName
@@ -1314,7 +1315,7 @@ class ServerNoted(TurnNote, SessionNote, frozen=True, kw_only=True):
 
 
 class ServerRequested(SessionNote, frozen=True, kw_only=True):
-    """host: a request to a server outside turns has ended. Its answer is not recorded.
+    """host: a request that a program sent to a server outside a turn has ended. Its answer is not recorded.
 
     Attributes:
         method: The method of the request, such as `prompts/get` or `resources/read`.
@@ -1335,8 +1336,8 @@ class ToolDrifted(SessionNote, frozen=True, kw_only=True):
     Attributes:
         tool: The tool's bare name.
         change: `added`: the tool is not in the lock. `removed`: the server no longer lists it. `changed`: its
-            definition is another one.
-        parts: The changed parts of the definition, for `changed`.
+            definition differs from the approved one.
+        parts: For `changed`, the parts of the definition that differ.
         refused: The tool is not offered to the model.
     """
 
@@ -1348,7 +1349,7 @@ class ToolDrifted(SessionNote, frozen=True, kw_only=True):
 
 
 class SessionPrewarmed(SessionNote, frozen=True, kw_only=True, tag="SpareReady"):
-    """session: a prewarmed connection is open, for a turn that has not started yet."""
+    """session: a connection was opened ahead, for a turn that has not started yet."""
 
     server: ServerName
     pid: int | None = None
@@ -1356,14 +1357,14 @@ class SessionPrewarmed(SessionNote, frozen=True, kw_only=True, tag="SpareReady")
 
 
 class PrewarmLost(SessionNote, frozen=True, kw_only=True, tag="SpareLost"):
-    """session: a prewarmed connection cannot be used. The turn opens a new one."""
+    """session: a connection that was opened ahead cannot be used. The turn opens a new one."""
 
     server: ServerName
     cause: str
 
 
 class ServerEnded(SessionNote, frozen=True, kw_only=True):
-    """session: a server that was ended in the background is gone, with all processes of its group.
+    """session: a server that was ended in the background has exited, with all processes of its group.
 
     Source: P9
     """
@@ -1441,22 +1442,23 @@ class TurnInterrupted(Message, frozen=True, kw_only=True):
 
 
 class IterationStarted(TurnNote, frozen=True, kw_only=True):
-    """agent: the agent sends the turn's request number `iteration` that offers tools."""
+    """agent: a request that offers tools is sent; `iteration` is 1 plus the replies with calls so far."""
 
     iteration: int
     max_iterations: int
 
 
 class ToolsVerified(TurnNote, frozen=True, kw_only=True):
-    """agent: the servers have listed their tools, and the reply to a request with presumed tools stands.
+    """agent: servers have listed their tools after a request had offered the tools expected of them.
 
-    Also recorded when a server that starts at its first call has listed its tools. If one of these tools has
-    changed, its calls are not sent, and the model is told so.
+    If `server` is empty, all servers of the request have listed theirs. The request's reply is used, because
+    it calls none of the tools in `changed`. If `server` is set, this server was started by its first call.
+    Calls of its changed tools are not sent, and the model is told so.
 
     Attributes:
-        changed: Names of tools that are not as they were presumed. The next request that offers tools offers
-            the servers' present tools. If `server` is empty, the reply calls none of the changed tools.
-        server: The server that has started at its first call; empty: all servers have listed their tools.
+        changed: Names of tools that differ from those that the request offered. The next request that offers
+            tools offers them as they are listed now.
+        server: The server that was started by its first call; empty: all servers of the request.
     """
 
     request: int
@@ -1477,7 +1479,7 @@ class ToolRejected(TurnNote, frozen=True, kw_only=True):
 
 
 class ToolDenied(TurnNote, frozen=True, kw_only=True):
-    """agent: a call was not sent, because the policy or a person denied it; the model reads `reason`."""
+    """agent: a call was not sent, because the policy or a person denied it. The model is sent `reason`."""
 
     batch: BatchId
     call_id: CallId
@@ -1486,17 +1488,17 @@ class ToolDenied(TurnNote, frozen=True, kw_only=True):
 
 
 class DecisionIgnored(TurnNote, frozen=True, kw_only=True):
-    """agent, approval: a decision had no effect: it came too late, or is about another call."""
+    """agent, approval: a person's decision had no effect: it came too late, or is about another call."""
 
     call_id: CallId
     reason: str
 
 
 class ReplyUnusable(TurnNote, frozen=True, kw_only=True):
-    """agent: the model's reply has no content and no tool calls, or a tool call written as text.
+    """agent: the model's reply is empty, or it contains a tool call that was written as text.
 
     Attributes:
-        seen: What the reply has instead; empty: nothing.
+        seen: What the reply contains instead of an answer; empty: nothing.
 
     Source: R5.10
     """
@@ -1558,39 +1560,39 @@ class RunTurn(Message, frozen=True, kw_only=True):
         servers: Names of the tool servers to open, in order; empty: no tools this turn.
         answer: The schema of the answer; `None`: any text.
         fallback: The answer to use if the model gives no acceptable one; `None`: fail instead.
-        support_check: When to check whether the model can call tools. Only used with servers.
-        stream: Note the model's text as it arrives (`TextDelta`).
-        attach_media: Attach the media of tool results to the conversation. Old traces lack this field.
+        support_check: When to check whether the model can call tools. Ignored if there are no servers.
+        stream: Record the model's text as it arrives (`TextDelta`).
+        attach_media: Send images, audio and files of tool results to the model. Old traces lack this field.
         tool_policy: Which tool calls are made, asked about or denied.
         history: The conversation that the turn continues; `None`: the turn begins its own.
         images: The images that are sent with the user's text.
         final_request: The text that asks for the final answer, without tools. Old traces lack this field and
-            the next one; their turns had the default texts.
+            `repair_request`; their turns used the default texts.
         repair_request: The text that asks for another answer; `{reason}` stands for what was wrong.
         tools: Patterns of the names of the tools to offer; `None`: offer all tools.
-        resumed: The point at which the turn goes on; `None`: the turn begins.
+        resumed: The point from which a parked or killed turn goes on; `None`: the turn is new.
         context: How to stay within the model's context window; `None`: nothing is cleared.
         earlier: The sizes of the entries of the conversation before this turn, oldest first. The first entry
             is never cleared. Only set with `context`.
         user_stub: The text that replaces `user` if a later turn clears it; empty: it is never cleared.
-        show_schemas: Questions about calls carry the tools' input schemas. Old traces lack this field and are
-            replayed without them.
-        binds_calls: The turn follows four rules that old traces lack. A call is not sent if its tool has
-            changed since the call was decided on. Patterns that match no tool are noted. A call that is not
-            made is noted in its place among those that are. Thoughts do not count as part of the next prompt.
-        plain_results: A tool's text reaches the model as plain text, not within JSON. Old traces lack this.
-        states_answer: A request with tools tells the model the schema of the answer. Old traces lack this.
-        asks: Which model the turn asks; `None`: the host's own actor asks it, or the trace is an old one.
+        show_schemas: Approval questions carry the tools' input schemas. Old traces lack this field and are
+            replayed without the schemas.
+        binds_calls: Four rules apply, which turns of old traces did not follow. A call is not sent if its
+            tool has changed since it was decided on. A pattern that matches no tool is reported. Calls that
+            are not made are recorded in the reply's order. Thoughts do not count for the next prompt's size.
+        plain_results: A tool's text is sent to the model as plain text, not in JSON. Old traces lack this.
+        states_answer: A request with tools contains the schema of the answer. Old traces lack this field.
+        asks: Which model the turn asks; `None`: the host has an LLM actor of its own, or the trace is old.
         sorts_tools: Tools are offered sorted by server and name. So if only the order of a listing changes,
             the tools are not offered again. Old traces lack this field.
-        references: Whether a result that is too long is cut and given a handle, with which `read_result`
+        references: Whether a tool result that is too long is cut and gets a handle with which `read_result`
             returns the rest. `later`: `read_result` is offered after the first such result. `now`: it is
-            offered at once, because an earlier turn had such a result. Old traces lack this field.
-        when_called: The servers that start at their first call, with the tools of theirs that the model is
-            offered until then. Their sessions are not opened at the turn's start.
-        tool_search: When the model is offered `find_tools` and `call_tool` in place of the servers' tools;
-            `None`: never, as in old traces.
-        waits: The turn's requests wait for a batch, so a later process can go on with the turn at any point.
+            offered from the start, because an earlier turn had such a result. Old traces lack this field.
+        when_called: The servers that start at their first call, each with the tools that are offered for it
+            until then. Their sessions are not opened at the turn's start.
+        tool_search: When to offer the model `find_tools` and `call_tool` in place of the servers' tools;
+            `None`: never. Old traces lack this field.
+        waits: The turn's requests are answered in batches. A later process may continue the turn.
     """
 
     turn: int
@@ -1632,11 +1634,11 @@ class TurnCompleted(Message, frozen=True, kw_only=True):
     Attributes:
         answer: The accepted answer as a JSON value, or the host's fallback.
         raw_response: The text that the answer was parsed from, or the last text that was refused.
-        reason: Why the kind is not `answered`; empty otherwise.
-        iterations: Replies with tool calls.
-        requests: Requested completions.
-        untold: Results of tool calls that no request has sent to the model. The turn's conversation keeps
-            them.
+        reason: Why `kind` is not `answered`; empty if it is.
+        iterations: How many replies had tool calls.
+        requests: How many completions were requested.
+        untold: Results of tool calls that no request has sent to the model yet. The conversation keeps them
+            for its next turn.
     """
 
     turn: int
@@ -1656,8 +1658,8 @@ class TurnFailed(Message, frozen=True, kw_only=True):
 
     Attributes:
         untold: As in `TurnCompleted`.
-        unread: The turn ended while it waited for the model. A reply that came after that is not kept in the
-            turn's conversation.
+        unread: The turn ended while it waited for the model. If a reply still came, the conversation does not
+            contain it.
     """
 
     turn: int
@@ -1677,8 +1679,8 @@ class TurnParked(Message, frozen=True, kw_only=True):
 
     Attributes:
         questions: The calls that a person is asked about.
-        calls: All tool calls of the reply. Those that are not in `settled` have not been sent.
-        settled: Calls of this reply that an earlier process has sent.
+        calls: All tool calls of the model's last reply. Those that are not in `settled` have not been sent.
+        settled: Calls of this reply that an earlier process has sent, with their results.
         expires_at: Seconds since the epoch after which the questions are denied; `None`: never.
         iterations: As in `TurnCompleted`; so are `requests`, `tool_calls` and `usage`.
         batches: The number of the last batch of tool calls.
@@ -1686,14 +1688,15 @@ class TurnParked(Message, frozen=True, kw_only=True):
         forced: Why the final answer was forced; empty if it was not.
         degraded: Why configured tools are missing; empty if none are.
         reconnected: Whether the one reconnect of the turn has been used.
-        used: How often each tool with a limit was called before this reply.
-        definitions: Digests of the definitions that `calls` were made for, by the tools' names. Old traces
-            lack this field.
-        untold: The results that the turn's conversation gives to the calls if the turn is given up.
-        summaries: Summaries requested so far. Old traces lack this field and the next two.
-        overflowed: Whether the one try after an overflow has been used.
-        window: The model's context window in tokens, as far as it is known.
-        refers: The model has been told a handle of a result. Old traces lack this field.
+        used: How often each tool that has a `max_calls` was called before this reply.
+        definitions: By tool name, digests of the tools' definitions at the time of the reply. Old traces lack
+            this field.
+        untold: The answers that the conversation has for the calls if the turn is given up.
+        summaries: Summaries requested so far. Old traces lack this field, `overflowed` and `window`.
+        overflowed: A request was too long for the model, and has been retried with a shorter history. A turn
+            does this once.
+        window: The model's context window in tokens; `None`: not known.
+        refers: A result was given to the model with a handle for `read_result`. Old traces lack this field.
         searching: The model is offered `find_tools` and `call_tool`. Old traces lack this field.
     """
 
@@ -1722,7 +1725,7 @@ class TurnParked(Message, frozen=True, kw_only=True):
 
 
 class OpenTask(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A call whose server still works on it as a task, although the process that sent the call was killed.
+    """A call that its server still runs as an MCP task, although the process that sent the call was killed.
 
     Attributes:
         server: The server that works on the task.
@@ -1740,11 +1743,12 @@ class Resumption(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The point at which a turn goes on after it was parked, or after its process was killed.
 
     Attributes:
-        parked: How far the turn had come.
+        parked: The state of the turn at that point.
         decisions: The answers to the questions of `parked`. A question without an answer is asked again.
-        new: What the model is told next, if the turn has no calls to go on with. Empty: the last request is
-            sent again.
-        tasks: Calls that are not sent again, because their servers can be asked for the results.
+        new: What the next request adds to the conversation, if `parked` has no calls to make. Empty: the last
+            request is sent again.
+        tasks: Calls that are not sent again, because their servers run them as tasks and can be asked for the
+            results.
     """
 
     parked: TurnParked
@@ -1754,13 +1758,13 @@ class Resumption(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TurnResumed(Message, frozen=True, kw_only=True):
-    """host: the host goes on with a turn. A `RunTurn` with the same number follows.
+    """host: the host resumes a turn. A `RunTurn` with the same number follows.
 
     This note is flushed to the trace before anything else happens, so that no turn is resumed twice.
 
     Attributes:
         turn: Number of the turn.
-        after: Number of the last envelope of the turn's earlier part.
+        after: Sequence number of the last message before the turn was parked or its process was killed.
         expired: The questions had expired before a person answered, so their calls are denied.
     """
 
@@ -1770,23 +1774,23 @@ class TurnResumed(Message, frozen=True, kw_only=True):
 
 
 class TurnForked(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """host -> agent: the turn's messages so far are copied from a recorded turn; from here on it is run.
+    """host -> agent: the turn is a fork. Its messages so far are copied from a recorded turn.
 
-    In a fork from the beginning of a turn this follows `RunTurn`. In any other fork it stands before the last
-    copied message to the agent.
+    In a fork from the beginning of a turn, this message follows `RunTurn`. In any other fork it comes before
+    the last copied message to the agent.
 
     Attributes:
-        trace: The file that holds the record.
-        episode: The record's episode.
-        turn: Number of the turn, in the record as here.
-        at: Number of the record's first message that is not repeated.
-        misses: What happens to a tool call that the record holds no result of.
+        trace: The trace file of the recorded turn.
+        episode: The recorded turn's episode.
+        turn: Number of the turn; the same in the record and in the fork.
+        at: Sequence number of the first recorded message that is not copied.
+        misses: What happens to a tool call that the record has no result for.
         changed: What is different from the record, for people, such as `system` or
             `limits.max_tool_iterations`.
         limits: The limits from here on; `None`: the recorded ones.
         policy: The failure policy from here on; `None`: the recorded one.
-        listings: The tools that each of these servers lists from here on.
-        asks: The model that is asked from here on; `None`: an actor of the host's asks it.
+        listings: The servers whose list of tools differs from the record from here on, with the new list.
+        asks: The model that is asked from here on; `None`: the host has an LLM actor of its own.
     """
 
     trace: str
@@ -1802,7 +1806,7 @@ class TurnForked(Message, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TurnWaits(Message, frozen=True, kw_only=True):
-    """agent -> host: the turn waits for a batch; every session is closed. Later the turn goes on.
+    """agent -> host: the turn waits for a provider's batch; every session is closed. The turn goes on later.
 
     Attributes:
         item: The id of the turn's request in the batch.
@@ -1816,11 +1820,11 @@ class TurnWaits(Message, frozen=True, kw_only=True):
 class WaitEnded(Message, frozen=True, kw_only=True):
     """host -> agent: go on with a turn that waited for a batch, or was killed while it asked the model.
 
-    The events before this one were read from the trace. The sessions of the turn are gone; a server starts
-    again when one of its tools is called.
+    The agent has read the turn's earlier events from the trace. The turn has no sessions any more; a server
+    starts again when one of its tools is called.
 
     Attributes:
-        request: The request whose reply is read next.
+        request: Number of the request whose reply is read next.
     """
 
     turn: int
@@ -1831,7 +1835,7 @@ TurnEnd: TypeAlias = TurnCompleted | TurnFailed | TurnParked
 """How a turn ends."""
 
 
-# --- Closed sets of messages, by the actor that takes them. mypy reports a `match` that lacks a member.
+# --- Unions of the messages that each actor takes. mypy reports a `match` that lacks a member.
 
 ConnectOutcome: TypeAlias = SessionOpened | McpDisabled | StartupFailed
 Settlement: TypeAlias = ToolReturned | ToolTimedOut | ToolSkipped | ServerDied
@@ -1888,7 +1892,7 @@ if TYPE_CHECKING:
     AnyMessage: TypeAlias = TurnEvent | TurnCommand | TurnNote | SessionNote | LlmNote | TurnResumed
 else:
     _BASES = (Message, TurnNote, SessionNote, LlmNote)
-    # Collected from the classes above: a separate list could miss one, and its traces would be unreadable.
+    # Collected from the classes above. A list by hand could miss a class, and traces with it would not load.
     AnyMessage = Union[  # noqa: UP007 - made of a list
         tuple(
             kind

@@ -1,7 +1,7 @@
-"""The settings of users as plain data (limits, policies, rules), and the closed sets of words.
+"""What users set, as plain data (limits, policies, rules), and the `Literal` types that modules share.
 
-The messages of `messages.py` have these types in their fields. The code that applies a policy is elsewhere,
-most of it in `protocol/`. Programs import the classes that they make from `grue`.
+The fields of the messages in `messages.py` have these types. The code that applies a policy is elsewhere,
+most of it in `protocol/`. Programs import the public classes from `grue`, not from here.
 """
 
 from typing import Any, Literal, TypeAlias, get_args
@@ -13,17 +13,17 @@ from grue.field_checks import OwnKeywords, check_settings, shown
 
 # --- Closed sets of words
 #
-# The closed sets of words that messages, state machines and readers share, each spelled once.
+# `Literal` types that messages, state machines and trace readers share.
 #
-# After you have added a word, run mypy: every `match` over the set ends in `assert_never`, so mypy names
-# the places that have to handle the new word. The words are written into traces, so an old one stays readable
-# only if it stays in its set.
+# After you have added a word, run mypy: every `match` over the type ends in `assert_never`, so mypy names
+# the places that have to handle the new word. Never remove a word: old traces contain it, and could no longer
+# be read.
 
 ProcessEnding: TypeAlias = Literal["none", "polite", "terminated", "killed", "died"]
 """How a server process was ended.
 
 - `none`: it still runs, or there is no process.
-- `polite`: it exited by itself at the end of its input.
+- `polite`: it exited by itself when its stdin was closed.
 - `terminated`: it exited on SIGTERM.
 - `killed`: it was killed with SIGKILL.
 - `died`: it exited before it was asked to.
@@ -47,7 +47,8 @@ NoticeKind: TypeAlias = Literal[
 - `noise`: the server wrote a line that is not a JSON-RPC message.
 - `bad_tool`: a tool of the server, or a page of its listing, was left out because it cannot be used.
 - `bad_schema`: a tool's results are not checked against its output schema, because that cannot be used.
-- `too_large`: a message was not read, or was kept as text only, or notices were left out.
+- `too_large`: a message was too large, so it was not read or was kept as text only; or notices were left out
+  because there were too many.
 - `log`, `progress`: a notification of the server of this kind.
 - `updated`: a resource that the host has subscribed to, or the list of prompts or resources, has changed; the
   notice's text is the resource's URI or the name of the list.
@@ -109,7 +110,7 @@ FailureReason: TypeAlias = Literal[
 """
 
 Misses: TypeAlias = Literal["fail", "call", "ask"]
-"""What a fork of a recorded turn does with a tool call that the record holds no result of.
+"""What a fork of a recorded turn does with a tool call that the record has no result for.
 
 - `fail`: the fork fails, and nothing is called.
 - `call`: the tool is called.
@@ -154,26 +155,27 @@ class ToolAnnotations(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
 
 
 class ToolRule(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One row of a `ToolPolicy`: which tools it is about, and what it says about them.
+    """One row of a `ToolPolicy`: which tools it is about, and what happens to calls of these tools.
 
-    A row matches if all that it names matches. A row that names nothing matches every tool.
+    A row matches a tool if each condition that is set (`tools` to `boxed`) holds for the tool. A row without
+    a condition matches every tool.
 
     Attributes:
         tools: Patterns of canonical names (`server.tool`), of which one has to match. `*` stands for any
             characters, `?` for one, `[ab]` for one of a set. Upper and lower case differ.
         read_only: Match only tools with this annotation; `None`: any. A missing annotation has the default
             of the MCP specification: not read-only, destructive, not idempotent, open world. A read-only tool
-            counts as neither destructive nor unrepeatable.
+            always counts as idempotent and not destructive.
         destructive: As `read_only`.
         idempotent: As `read_only`.
         open_world: As `read_only`.
         boxed: Match only tools whose server runs in a box (`True`), or does not (`False`); `None`: any. A box
-            that this machine enforces only in part does not count as one. What the box opens makes no
+            that this machine enforces only in part does not count. How much a box permits makes no
             difference.
-        verdict: What happens to a call.
-        max_calls: Calls of each such tool in one turn; further calls are denied. Calls that were asked about
-            count, also those that a person denied. `None`: no limit.
-        parallel: Such a call may run while calls to other servers run, if the tool is read-only. Within one
+        verdict: What happens to a call of a matching tool.
+        max_calls: Most calls of each matching tool in one turn; further calls are denied. A call that a
+            person was asked about counts even if it was denied. `None`: no limit.
+        parallel: A call may run while calls to other servers run, if the tool is read-only. Within one
             server, calls always run one at a time.
         reason: Told to the model if a call is denied, and shown to the person who is asked.
     """
@@ -195,11 +197,11 @@ class ToolPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_
 
     Attributes:
         rules: The first row that matches a tool decides. A tool that no row matches is allowed.
-        trusted: Servers whose annotations are trusted. The annotations of other servers, unless the tool lock
-            holds them, can only make the result stricter. Those of the host's own functions are always
-            trusted.
-        parking: A turn that has to ask ends, and `Runner.resume` goes on with it once a person has answered.
-            Requires a trace file. Without parking the runner's `approve` callback is asked.
+        trusted: Servers whose annotations are trusted. Annotations of the host's own functions, and those
+            that the tool lock holds, are always trusted. All others can only make the verdict stricter.
+        parking: A turn that needs a person's approval ends, and `Runner.resume` continues it once the person
+            has answered. Requires a trace file. Without parking, the turn asks the runner's `approve`
+            callback.
         park_for_s: Seconds after which a parked question expires; its calls are then denied. `None`: never.
     """
 
@@ -224,9 +226,9 @@ class ApprovalDecision(Struct, frozen=True, kw_only=True, omit_defaults=True):
         name: Canonical name of the tool.
         arguments_digest: Identifies the arguments that the person saw.
         definition_digest: Identifies the tool's definition that the question was about.
-        verdict: Make the call, do not make it, or make it with other arguments.
+        verdict: Make the call, do not make it, or make it with other arguments (`change`).
         arguments: The other arguments, for `change`.
-        reason: The model reads it if the call is denied.
+        reason: Why the call is denied; sent to the model.
     """
 
     call_id: str
@@ -250,7 +252,7 @@ class ApprovalQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
         reason: Why the policy asks; empty if its rule gives no reason.
         description: The server's text about the tool; untrusted.
         input_schema: The schema of the tool's arguments, for a person who changes them; untrusted. `None`:
-            the trace is an old one.
+            the question was read from an old trace.
     """
 
     call_id: str
@@ -267,13 +269,13 @@ class ApprovalQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self._decision(verdict="approve")
 
     def deny(self, reason: str = "") -> ApprovalDecision:
-        """Return the decision that the call is not made; the model reads `reason`."""
+        """Return the decision that the call is not made. The model is sent `reason`."""
         return self._decision(verdict="deny", reason=reason)
 
     def change(self, arguments: dict[str, object]) -> ApprovalDecision:
-        """Return the decision that the call is made with other arguments; the model reads which.
+        """Return the decision that the call is made with other arguments. The model is sent these, too.
 
-        The runner does not accept arguments that `input_schema` refuses.
+        Arguments that do not fit `input_schema` are refused later, by the runner.
         """
         return self._decision(verdict="change", arguments=arguments)
 
@@ -289,10 +291,9 @@ class ApprovalQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 # --- The context window
 #
-# `ContextPolicy`: how a long turn or conversation stays within the model's context window.
-#
-# Plain data, off by default: `TurnRequest(context=ContextPolicy(window_tokens=32_000))` turns it on. The
-# rules are in `protocol/context/fit.py`.
+# A `ContextPolicy` keeps a long turn or conversation within the model's context window. It is off by default:
+# `TurnRequest(context=ContextPolicy(window_tokens=32_000))` turns it on. The rules are in
+# `protocol/context/fit.py`.
 
 SUMMARY_REQUEST = (
     "The conversation so far will be replaced by your summary of it. Write down what is needed to go on "
@@ -306,17 +307,18 @@ _MOST_FOUND = 50
 
 
 class ToolSearch(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_defaults=True):
-    """Offer a model two tools that find and call the others, where there are many.
+    """If there are many tools, offer the model two tools instead, which find and call the others.
 
-    The model is offered `find_tools(query)` and `call_tool(name, arguments)`. The definitions that it finds
-    arrive in a tool result, so the beginning of the prompt, which caches hold, stays the same. Policies,
-    approvals and traces see the tool that is called.
+    These are `find_tools(query)` and `call_tool(name, arguments)`. The definitions that a search finds arrive
+    in a tool result. So the list of tools at the prompt's beginning does not change, and prompt caches stay
+    valid. Policies, approvals and traces show the tool that is called, not `call_tool`.
 
     Attributes:
-        above: Search if there are more tools than this (a whole number), or if their definitions would fill
-            more than this share of the context window (a number below 1, such as 0.1). A window that is not
-            known is taken for 128,000 tokens. Once a turn searches, it goes on until its end.
-        most: How many tools `find_tools` returns.
+        above: The two tools are used if there are more tools than this (a whole number), or if the tools'
+            definitions would fill more than this share of the context window (a number below 1, such as
+            0.1). If the window's size is not known, 128,000 tokens are assumed. A turn that has begun to use
+            the two tools does so until its end.
+        most: How many tools `find_tools` returns at most.
         always: Patterns of canonical tool names (`files.read`, `web.*`) that are offered beside the two.
 
     Raises:
@@ -342,23 +344,25 @@ class ToolSearch(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_
 class ContextPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
     """How to keep a conversation within the model's context window.
 
-    Above `high_water` the oldest tool results are replaced by stubs, down to `low_water`. If that is not
-    enough, the model is asked for a summary, which takes the place of what was said. A result that does not
-    fit into the rest of the window is cut in the middle. The last reply and its results are never replaced.
+    If a request would be larger than `high_water`, the oldest tool results are replaced by short stubs, until
+    it is no larger than `low_water`. If that is not enough, the model is asked for a summary, which replaces
+    the history. A result that still does not fit is cut in the middle. The last reply and its results are
+    never replaced.
 
     Attributes:
         window_tokens: The model's context window, in tokens; `None`: not known. Then nothing is cleared
-            before the endpoint has refused a request as too long, and that much is taken as the window.
-        reply_tokens: The part of the window that is reserved for the reply; at most half of it is.
-        high_water: Clear when a request would fill more than this share of the rest of the window.
-        low_water: Clear until it fills at most this share.
+            before the endpoint has refused a request as too long. That request's size is then taken as the
+            window, unless the refusal names the window.
+        reply_tokens: The part of the window that is reserved for the reply, but at most half the window.
+        high_water: Clear if a request would fill more than this share of the window without that part.
+        low_water: Clear until the request fills at most this share.
         max_summaries: Most summaries in one turn; 0: never ask for one. Each is a request to the model, which
             counts for the budget, but not as an iteration.
-        summary_request: The text that asks for a summary; `{words}` is replaced by a number.
-        read_only: Patterns of canonical tool names (`files.*`). Their stubs say that the tool can be called
-            again; those of other tools say that the call was made and must not be repeated. A tool that is
-            trusted and annotated as read-only needs no pattern.
-        bytes_per_token: The estimate of a text's size, until the endpoint's own counts correct it.
+        summary_request: The text that asks for a summary; `{words}` is replaced by the summary's word limit.
+        read_only: Patterns of canonical names (`files.*`) of tools that change nothing. The stubs of their
+            results say that the tool can be called again. Stubs of other tools say that the call was made and
+            must not be repeated. A tool that is trusted and annotated as read-only needs no pattern.
+        bytes_per_token: Used to estimate a text's tokens, until the endpoint's own counts correct it.
 
     Raises:
         MCPConfigError: A number is out of its range.
@@ -392,8 +396,8 @@ class ContextItem(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The size of a part of a conversation.
 
     Attributes:
-        tokens: The size of the part, as the endpoint has counted it or as it is estimated.
-        counted: Whether the endpoint has counted `tokens`.
+        tokens: The size of the part.
+        counted: Whether `tokens` is the endpoint's count; otherwise it is an estimate.
         call_id: The tool call whose result the part is; empty: the part is not a tool result.
         tool: Canonical name of that call's tool.
         stub: The text that replaces the part if it is cleared; empty for a tool result, whose stub depends on
@@ -424,9 +428,7 @@ class ContextOverflow(Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_tokens: int | None = None
 
 
-# --- Limits, and what follows failures
-#
-# These types say how much a turn may use, and how it goes on after failures.
+# --- Limits, and what a turn does after a failure
 
 STARTUP_TIMEOUT_S = 10.0
 """Start-up limit in seconds where none is set, for commands that do not have to download the server."""
@@ -454,15 +456,17 @@ class Budget(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_defa
 
 
 class Batching(Struct, frozen=True, kw_only=True):
-    """How requests wait for batches, at the provider's price for those.
+    """Settings of turns whose requests are sent in a provider's batches: answered later, at a lower price.
 
     Attributes:
-        folder: The folder with everything that waits, and the traces of the turns.
+        folder: The folder for the stored requests, the batches' states and the turns' traces.
         most_items: Most requests of one batch; `None`: as many as the provider takes.
-        first_look_s: Seconds before a batch is looked at again; each later wait is half as long again.
-        look_every_s: Longest of these waits.
-        patience_s: For how long the provider may fail to answer before the run gives up; nothing is lost.
-        retry_failed: Begin turns anew that have failed in an earlier run.
+        first_look_s: Seconds between the first two polls of a batch's state. Each later wait is 1.5 times as
+            long as the one before.
+        look_every_s: The longest wait between two polls, in seconds.
+        patience_s: Give up when the provider has failed to answer for so many seconds. What is in `folder`
+            stays, so a later run goes on from there.
+        retry_failed: Start turns that failed in an earlier run from their beginning again.
     """
 
     folder: str
@@ -493,24 +497,25 @@ class TurnLimits(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc=Fa
         tool_call_timeout_s: For each tool call.
         server_startup_timeout_s: For spawn, handshake and listing together. `None`: 10 s, and 60 s for a
             command such as `npx` that may have to download the server.
-        startup_timeouts_s: The same for single servers, by name; set by the runner for servers whose
-            limit is another.
-        starts_at_once: How many of the servers that start when they are called may be starting at the same
-            time. Further ones wait until one of these has started.
+        startup_timeouts_s: The servers that have another limit than `server_startup_timeout_s`, by name. The
+            runner sets this.
+        starts_at_once: How many servers may be starting at the same time, among those that start at their
+            first call (`when_called`). The others wait.
         max_result_chars: Longest tool result that goes into the conversation. The trace keeps all of it.
-        long_results: A longer result is told by reference (`refer`): its beginning, its end, its size, and a
-            handle, with which the model can read on (`read_result`). Or only its beginning is told (`cut`),
-            as for requests with `json_results`.
+        long_results: What the model gets of a longer result. `refer`: its beginning, its end, its size, and a
+            handle with which the model can read the rest (`read_result`). `cut`: only its beginning; this
+            always applies to requests with `json_results`.
         max_image_bytes: Largest image that is sent to the model; a larger one is described. 0: none is sent.
         max_media_bytes: Total size of the images, audio and files that are sent to the model in one turn. Any
             others are described. 0: none is sent.
         max_samplings: Requests to the model that all servers together may make (MCP sampling). 0: sampling is
             not offered to servers.
-        turn_timeout_s: For the whole turn: teardown and the wait for a person included; `None`: no limit.
+        turn_timeout_s: For the whole turn, including closing the sessions and waiting for a person; `None`:
+            no limit.
         teardown_s: Seconds of `turn_timeout_s` that are reserved for closing the sessions, at most half of
-            it. `None`: a tenth of it, at most 0.5 s. A turn without servers reserves nothing. If there is no
-            turn limit: how long a cancelled turn waits for its sessions; `None`: 5 s.
-        budget: For the model. A turn that reaches it is forced to its final answer.
+            it. `None`: a tenth of it, at most 0.5 s. A turn without servers reserves nothing. Without a
+            `turn_timeout_s`: how long a cancelled turn waits for its sessions to close; `None`: 5 s.
+        budget: Limits on requests, tokens and cost. A turn that reaches one has to give its final answer.
 
     Source: R13.1, R13.2, R13.3
     """
@@ -585,16 +590,15 @@ class FailurePolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc
     Attributes:
         first_connect: After a failed first connect of the episode: raise, or go on without that server's
             tools.
-        first_connects: The same for single servers, by name; set by the runner for servers that are
-            configured with `required`.
+        first_connects: The servers for which something else than `first_connect` applies, by name. The runner
+            sets this for servers that are configured with `required`.
         connect_retries: Further attempts after a failed connect in a later turn.
         retry_disabled_s: How long a server that was given up is left alone. The next turn after that tries to
             connect once more; each time that fails, the wait doubles, up to 15 minutes. `None`: until the
             episode ends, which is what the Zork host uses.
         after_timeout: After a tool call that timed out: skip the rest of the batch, make its other calls
             anyway, or skip them and force the final answer.
-        after_death: After a server died in the middle of a turn: force the final answer, or connect once
-            more.
+        after_death: After a server has died during a turn: force the final answer, or connect once more.
         fallbacks_before_stop: Consecutive fallback turns after which a host ends its episode.
         on_tool_drift: What to do about a tool that differs from the tool lock or is not in it. Has no effect
             without a lock.
