@@ -13,6 +13,7 @@ import typer
 from grue.cli import quit_at_once
 from grue.cli.saying import say
 from grue.errors import MCPConfigError
+from grue.runtime.safe_text import printable
 
 if TYPE_CHECKING:
     from grue.testing.mock_server import MockServer
@@ -81,20 +82,24 @@ def _server(target: str | None, options: dict[str, Any]) -> "MockServer":
 
 
 def _module(name: str) -> ModuleType:
+    """Import the user's module or file, whose code may raise anything."""
     if not name.endswith(".py"):
         sys.path.insert(0, "")
-        try:
-            return importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            raise MCPConfigError(
-                f"there is no module {error.name!r}: name one, or a file with .py."
-            ) from error
-    path = Path(name)
-    if not path.is_file():
+    elif not Path(name).is_file():
         raise MCPConfigError(f"there is no file {name!r}.")
+    try:
+        return _of_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+            raise MCPConfigError(f"there is no module {name!r}: name one, or a file with .py.") from error
+        what = f"{type(error).__name__}: {printable(str(error), 500)}"
+        raise MCPConfigError(f"{name!r} cannot be imported: {what}.") from error
+
+
+def _of_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise MCPConfigError(f"{name!r} is not a Python file.")
+        raise ImportError("it is not a Python file")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -1,0 +1,32 @@
+"""`grue mock-server` with a server of the user's that cannot be imported: an error that says why, no traceback."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mcp", reason="the mock server needs the extra: pip install 'grue[mcp]'")
+
+from grue.cli.mock_server import serve
+from grue.errors import MCPConfigError
+
+WRONG = {
+    "shop = MockServer('shop')": "'{file}' cannot be imported: NameError: name 'MockServer' is not defined.",
+    "def shop(:": "'{file}' cannot be imported: SyntaxError: invalid syntax",
+    "import no_such_module": "'{file}' cannot be imported: ModuleNotFoundError: No module named 'no_such_module'.",
+    "raise SystemExit('not today')": "'{file}' cannot be imported: SystemExit: not today.",
+    "shop = 5": "'shop' in '{file}' is not a MockServer.",
+}
+
+
+@pytest.mark.parametrize("code", WRONG)
+def test_a_file_that_cannot_be_used_is_told_with_its_reason(code: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(code)
+    with pytest.raises(MCPConfigError, match=re.escape(WRONG[code].format(file=file))):
+        serve(f"{file}:shop", {"without": (), "page_size": None, "era": "both"}, port=None)
+
+
+def test_a_module_that_does_not_exist_is_told_by_its_name() -> None:
+    with pytest.raises(MCPConfigError, match=re.escape("there is no module 'no.such.module'")):
+        serve("no.such.module:shop", {"without": (), "page_size": None, "era": "both"}, port=None)
