@@ -49,7 +49,7 @@ from grue.testing.llm_replies import (
     tool_calls_reply,
 )
 from grue.testing.providers.batches import ScriptedBatches
-from grue.testing.providers.chat_rules import Json, ProviderRules
+from grue.testing.providers.chat_rules import MALFORMED, Json, ProviderRules
 from grue.testing.providers.dialects import CHAT, Dialect, DialectName, Refusal, dialect_of
 
 if TYPE_CHECKING:
@@ -481,7 +481,7 @@ def _rendered(said: LlmReply, dialect: Dialect, request: Json) -> tuple[LlmReply
     try:
         wants_back = dialect.owed(reply)
         events = tuple(dialect.events(reply, request)) if request.get("stream") else ()
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError):
+    except MALFORMED:
         wants_back, events = {}, ()
     if events:
         return _streamed(said, dialect, events), wants_back
@@ -508,7 +508,7 @@ def _streamed(said: LlmReply, dialect: Dialect, events: tuple[bytes, ...]) -> Ll
 def _parse(raw: bytes) -> tuple[dict[str, Any], str | None]:
     try:
         body = json.loads(raw, parse_constant=_refuse_constant)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return {}, f"We could not parse the JSON body of your request: {error}"
     return (body, None) if isinstance(body, dict) else ({}, "The JSON body of a request is an object.")
 

@@ -185,6 +185,15 @@ def test_other_paths_and_other_bodies() -> None:
         assert "is an object" in post(server, [1]).text
 
 
+@pytest.mark.parametrize("body", [b"no json", b"[]", b'{"requests": [5]}', b"[" * 100_000, b"\xff"])
+@pytest.mark.parametrize("path", ["/chat/completions", "/batches", "/files", "/messages/batches"])
+def test_a_malformed_body_is_refused(path: str, body: bytes) -> None:
+    key = {"x-api-key": "k", "anthropic-version": "2023-06-01"}
+    with ScriptedLlmServer(["yes"]) as server:
+        reply = httpx.post(f"{server.base_url}{path}", content=body, headers=key)
+        assert (reply.status_code, type(reply.json()["error"]["message"])) == (400, str)
+
+
 def test_a_batch_that_nobody_made_has_no_results() -> None:
     with ScriptedLlmServer([]) as server:
         headers = {"x-api-key": "test", "anthropic-version": "2023-06-01"}

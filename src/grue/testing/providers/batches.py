@@ -25,7 +25,7 @@ from msgspec import Struct, field
 
 from grue.testing.llm_replies import LlmReply, error_reply, json_reply
 from grue.testing.providers import messages_dialect
-from grue.testing.providers.chat_rules import Json
+from grue.testing.providers.chat_rules import MALFORMED, Json
 
 Ask: TypeAlias = Callable[[str, Mapping[str, str], bytes], LlmReply]
 Unanswered: TypeAlias = Literal["expired", "cancelled", "errored", "lost"]
@@ -125,7 +125,10 @@ class ScriptedBatches:
             if early is not None:
                 return early
             place = plain[plain.index("/v1/") + 3 :]
-            reply = self._done(method, place, dict(parse_qsl(query)), headers, raw)
+            try:
+                reply = self._done(method, place, dict(parse_qsl(query)), headers, raw)
+            except MALFORMED as error:
+                reply = error_reply(400, f"We could not parse your request: {error}")
             late = self.faults.after(method, plain, times)
         return reply if late is None else late
 
@@ -199,7 +202,7 @@ class ScriptedBatches:
     def _make_of_list(self, raw: bytes) -> LlmReply:
         try:
             requests = [(each["custom_id"], "", each["params"]) for each in json.loads(raw)["requests"]]
-        except (ValueError, KeyError, TypeError) as error:
+        except MALFORMED as error:
             return _anthropic_error(400, f"requests: {error}")
         ids = [item for item, _, _ in requests]
         if not ids or len(set(ids)) < len(ids) or not all(map(_ID.fullmatch, ids)):
@@ -276,7 +279,7 @@ def _read_file(content: bytes, endpoint: str) -> tuple[list[tuple[str, str, Json
             read = json.loads(line)
             item, body = read["custom_id"], read["body"]
             models.add(body["model"])
-        except (ValueError, KeyError, TypeError) as error:
+        except MALFORMED as error:
             return [], f"Line {number} is not a valid request: {error}"
         if set(read) != {"custom_id", "method", "url", "body"} or read["method"] != "POST":
             return [], f"Line {number}: wants custom_id, method POST, url and body"

@@ -23,6 +23,9 @@ from msgspec import Struct
 
 Json: TypeAlias = dict[str, Any]
 
+MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError)
+"""What code that expects a well-formed body raises when the body is malformed."""
+
 Owed: TypeAlias = Mapping[str, Sequence[Json]]
 """The reasoning that a request must repeat unchanged, by the id of the tool call that followed it."""
 

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from grue.testing.providers import messages_dialect, responses_dialect
 from grue.testing.providers.chat_rules import (
+    MALFORMED,
     Json,
     Owed,
     ProviderRules,
@@ -26,7 +27,6 @@ from grue.testing.providers.chat_rules import (
 
 DialectName: TypeAlias = Literal["chat", "responses", "messages"]
 
-_MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError)
 _REASONING = ("reasoning_content", "reasoning", "reasoning_details")
 
 
@@ -75,7 +75,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
         try:
             words = next(self.refusals(body, owed), None)
             chat = self.to_chat(body) if words is None else self._as_far_as_readable(body)
-        except _MALFORMED as error:
+        except MALFORMED as error:
             return {}, Refusal(words=f"Invalid request: a field has the wrong type ({error}).")
         words = words or refusal_of(chat, rules)
         return chat, None if words is None else Refusal(words=words)
@@ -83,7 +83,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
     def _as_far_as_readable(self, body: Json) -> Json:
         try:
             return self.to_chat(body)
-        except _MALFORMED:
+        except MALFORMED:
             return {}
 
     def reply(self, body: bytes, status: int, request: Json) -> Json | None:
@@ -93,7 +93,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
             if said.get("choices"):
                 return self.from_chat(said, request)
             return self.error(status, said["error"]) if isinstance(said.get("error"), dict) else said
-        except _MALFORMED:
+        except MALFORMED:
             return None
 
 
