@@ -1,6 +1,7 @@
 """What holds for the replay and the diff of any run of the turn's machine."""
 
 import random
+from itertools import islice, product
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ from grue.protocol.tools.results import SKIPPED_AFTER_TIMEOUT
 from grue.runtime.trace.recorder import Envelope
 from grue.tracing.diff import diff
 from grue.tracing.reading import known_kinds, union_of
-from grue.tracing.replay import Changes, TurnReplay, render, replay
+from grue.tracing.replay import Changes, TurnReplay, _rising, render, replay
 
 runs = settings(max_examples=examples(150), suppress_health_check=[HealthCheck.too_slow])
 
@@ -194,3 +195,13 @@ def test_a_message_without_consequences_that_is_missing_is_the_one_difference(
     assert (missing.left, missing.right) == (envelopes[place], None)
     (extra,) = diff(without, envelopes)
     assert (extra.left, extra.right) == (None, envelopes[place])
+
+
+@given(places=st.lists(st.builds(range, st.integers(0, 4), st.integers(-1, 3), st.just(-1)), max_size=4))
+def test_the_orders_of_a_turn_are_the_rising_choices_of_places(places: list[range]) -> None:
+    every = [chosen for chosen in product(*places) if list(chosen) == sorted(chosen)]
+    assert list(_rising(places)) == every
+
+
+def test_of_a_made_up_turn_with_many_orders_the_first_come_at_once() -> None:
+    assert len(list(islice(_rising([*[range(40, 0, -1)] * 2000, range(3, 0, -1)]), 1000))) == 1000

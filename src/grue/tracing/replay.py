@@ -23,7 +23,7 @@ import math
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, pairwise, product
+from itertools import accumulate, chain, islice, pairwise
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
@@ -285,12 +285,19 @@ class AgentReplay:
 
 def replay_agent(turn: AgentTurn, changes: Changes) -> AgentReplay:
     """Feed a turn's events to the machine, in an order in which the agent can have handled them."""
-    replays: list[AgentReplay] = []
-    for order in _orders(turn):
-        replays.append(AgentReplay(turn, changes, order))
-        if replays[-1].divergence is None:
-            return replays[-1]
-    return max(replays, key=lambda replayed: replayed.compared)
+    best: AgentReplay | None = None
+    for order in islice(_orders(turn), _MOST_ORDERS):
+        replay = AgentReplay(turn, changes, order)
+        if replay.divergence is None:
+            return replay
+        best = max(best or replay, replay, key=lambda each: each.compared)
+    assert best is not None  # there is always the order of the recording
+    return best
+
+
+_MOST_ORDERS = 1000
+"""How many orders of a turn's events are tried. A recorded turn has one or two; a made-up one can have
+billions."""
 
 
 def _orders(turn: AgentTurn) -> Iterator[Sequence[EpisodeEnvelope]]:
@@ -306,12 +313,30 @@ def _orders(turn: AgentTurn) -> Iterator[Sequence[EpisodeEnvelope]]:
         entered = sum(message.seq < note.seq for message in turn.inbox)
         read = [n for n, message in enumerate(turn.inbox) if answered.get(message.seq, note.seq) < note.seq]
         places.append(range(entered, max(read, default=0), -1))
-    for chosen in product(*places):
-        if list(chosen) == sorted(chosen):
-            order = list(turn.inbox)
-            for note, place in reversed(list(zip(turn.noted, chosen, strict=True))):
-                order.insert(place, note)
-            yield order
+    for chosen in _rising(places):
+        order = list(turn.inbox)
+        for note, place in reversed(list(zip(turn.noted, chosen, strict=True))):
+            order.insert(place, note)
+        yield order
+
+
+def _rising(places: Sequence[range]) -> Iterator[Sequence[int]]:
+    """Yield the choices of one number from each range, none of them less than the number before it.
+
+    The ranges fall by one. The choices with the largest numbers come first.
+    """
+    highest = [*accumulate((place.start for place in reversed(places)), min)][::-1]
+    if any(most <= place.stop for most, place in zip(highest, places, strict=True)):
+        return
+    chosen = highest[:]
+    while True:
+        yield tuple(chosen)
+        for n in reversed(range(len(chosen))):
+            if chosen[n] > places[n].stop + 1 and (n == 0 or chosen[n] > chosen[n - 1]):
+                chosen[n:] = [chosen[n] - 1, *highest[n + 1 :]]
+                break
+        else:
+            return
 
 
 _PLACEHOLDER = "[redacted:"
