@@ -1,4 +1,4 @@
-"""`grue mock-server` with a server of the user's that cannot be imported: an error that says why, no traceback."""
+"""`grue mock-server` with a user's server that cannot be imported: an error that says why, no traceback."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ from grue.errors import MCPConfigError
 WRONG = {
     "shop = MockServer('shop')": "'{file}' cannot be imported: NameError: name 'MockServer' is not defined.",
     "def shop(:": "'{file}' cannot be imported: SyntaxError: invalid syntax",
-    "import no_such_module": "'{file}' cannot be imported: ModuleNotFoundError: No module named 'no_such_module'.",
+    "import no_such": "'{file}' cannot be imported: ModuleNotFoundError: No module named 'no_such'.",
     "raise SystemExit('not today')": "'{file}' cannot be imported: SystemExit: not today.",
     "shop = 5": "'shop' in '{file}' is not a MockServer.",
 }
