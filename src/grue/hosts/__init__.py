@@ -1,7 +1,7 @@
 """Host programs that drive an agent, each built on the public API of grue.
 
 To add a host, put its package beside the others, and add a row to `BUNDLED` and a command to `cli/app.py`.
-If fleets are to play the host, write a module in `grue.fleet` as well.
+For `grue fleet` to run many episodes of the host, write a module in `grue.fleet` as well.
 """
 
 from collections.abc import Mapping
@@ -10,11 +10,12 @@ from msgspec import Struct
 
 
 class BundledHost(Struct, frozen=True, kw_only=True):
-    """The modules and functions of a host that other parts of grue import.
+    """The names by which other parts of grue import a host's modules and functions.
 
     Attributes:
-        facts: The module that registers the facts that the host records; empty if it records none.
-        work: The function that plays an episode in a fleet, as `module:name`; empty: fleets cannot play it.
+        facts: The module that registers the host's facts, its own kinds of trace entries; empty: none.
+        work: The function that runs one episode of a fleet, as `module:name`; empty: a fleet cannot use this
+            host.
     """
 
     facts: str = ""

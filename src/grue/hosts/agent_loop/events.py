@@ -1,7 +1,7 @@
 """The events of an agent loop: the model's words and the tool calls, as they happen.
 
-`EventFeed` makes the events from the streamed reply and from the trace, in the thread of the turn. A new kind
-of event is a class here and a case in `EventFeed`.
+`EventFeed` makes the events from the streamed reply and from the trace, in the thread of the turn. To add a
+kind of event, add a class here and a case in `EventFeed`.
 """
 
 from collections.abc import Callable
@@ -21,8 +21,8 @@ class Words(Struct, frozen=True, kw_only=True):
     Attributes:
         text: The piece.
         reasoning: Whether the piece belongs to the model's reasoning and not to its answer.
-        restart: The request is sent again, and the reply begins anew: discard the pieces since the last tool
-            call. `text` is empty.
+        restart: Whether the request is sent again, so that the reply begins anew. Discard the pieces since
+            the last tool call; `text` is empty.
     """
 
     text: str
@@ -45,12 +45,12 @@ class ToolStarted(Struct, frozen=True, kw_only=True):
 
 
 class ToolEnded(Struct, frozen=True, kw_only=True):
-    """A tool call was answered. A call that was not made at all has no `ToolStarted` before it.
+    """A tool call was answered. If the call was not made, for example denied, it had no `ToolStarted`.
 
     Attributes:
         call_id: Unique within one input.
         name: The tool's full name.
-        result: What the model gets, before it is cut to a size; untrusted.
+        result: The result that the model gets, but not yet cut to its size limit; untrusted.
         duration_s: Seconds that the call took; `None` if the call was not made.
     """
 
@@ -67,7 +67,9 @@ _NO_CALL = m.ToolCall(call_id=m.CallId(""), name="", arguments="")
 
 
 class EventFeed:
-    """Makes events from the pieces of a reply (`words`) and, as an observer of the recorder, from the trace.
+    """Makes events: `words` from the pieces of a reply, `__call__` from the envelopes of the trace.
+
+    Add it to a recorder as an observer.
 
     Args:
         put: Called with each event, in the thread of the turn. It must not block, raise or record a fact,
@@ -79,11 +81,11 @@ class EventFeed:
         self._names: dict[str, str] = {}
 
     def words(self, delta: m.TextDelta) -> None:
-        """Report a piece of a reply."""
+        """Call `put` with a `Words` for a piece of a reply."""
         self._put(Words(text=delta.text, reasoning=delta.part == "reasoning", restart=delta.restart))
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Report a tool call that the envelope starts or ends; ignore all other envelopes."""
+        """Call `put` if the envelope starts or ends a tool call; ignore all other envelopes."""
         del line
         if not envelope.turn:
             return
@@ -103,5 +105,5 @@ class EventFeed:
 
     def _ended(self, call_id: str, result: m.ToolCallResult, duration_s: float | None = None) -> None:
         name = self._names.get(call_id)
-        if name is not None:  # `_names` holds only the calls of the loop's own turns
+        if name is not None:  # otherwise this feed has not seen the reply that asked for the call
             self._put(ToolEnded(call_id=call_id, name=name, result=result, duration_s=duration_s))

@@ -37,7 +37,7 @@ class McpCall(Struct, frozen=True):
         name: The tool, `SERVER.TOOL`.
         arguments: The arguments, parsed.
         result: What the function returned; `None` if it raised.
-        error: What it raised, with its traceback; the model reads it as a text.
+        error: The exception that it raised, with its traceback; the model reads only the exception's text.
     """
 
     name: str
@@ -47,7 +47,7 @@ class McpCall(Struct, frozen=True):
 
 
 class InjectedTools:
-    """A tool server whose calls all go to one function. It is a `Connect`: pass it to a `Runner`.
+    """A tool server that answers every call with one function. Pass it to a `Runner` among its servers.
 
     Args:
         invoke: The function.
@@ -93,8 +93,6 @@ class InjectedTools:
 
 
 class _ListingConnection(WrappedConnection):
-    """A connection that lists `tools`, and passes everything else to `inner`."""
-
     def __init__(self, inner: ToolConnection, tools: tuple[m.ToolDefinition, ...]) -> None:
         super().__init__(inner)
         self._tools = tools
@@ -128,7 +126,7 @@ def _bare(name: str) -> str:
 
 
 def _result(value: Any) -> Any:
-    """Return an MCP result, as JSON or as the SDK's object, as a `ToolCallResult`; other values unchanged."""
+    """Convert an MCP result, a dict or the SDK's object, to a `ToolCallResult`; return others unchanged."""
     dump = getattr(value, "model_dump", None)
     answer = dump(mode="json", by_alias=True) if callable(dump) else value
     if isinstance(answer, Mapping) and _is_blocks(answer.get("content")):

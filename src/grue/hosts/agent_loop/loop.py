@@ -1,9 +1,9 @@
 """`AgentLoop`: input, tool calls, output, and a conversation that goes on from input to input.
 
-Each input is a turn of a `Runner`, which has the loop of model and tools; this module must not have one of
-its own. The model sees MCP servers as `mcp.NAME`, with other tools beside them: `mcp.files.read` for the tool
-`read` of the server `files`, `tools.add` for a function `add`, and `shell.run` for a `ShellTool`. Names that
-collide are refused. The injected function is in `injected.py`, the events are in `events.py`.
+Each input is a turn of a `Runner`, which asks the model and makes the tool calls; this module must not repeat
+that loop. The model sees the tool `read` of the MCP server `files` as `mcp.files.read`, a function `add` as
+`tools.add`, and a `ShellTool` as `shell.run`. Names that collide are refused. `injected.py` lets one function
+answer all MCP calls; `events.py` has the events.
 
 `list_mcp_tools` and `invoke_mcp_tool` use one MCP server for the whole program, without a client object:
 
@@ -82,8 +82,8 @@ def prefixed(servers: Mapping[str, ToolServer]) -> dict[str, ToolServer]:
     """Return MCP servers under the names that an agent loop gives them.
 
     Raises:
-        MCPConfigError: A name begins with `mcp.` already, so its tools could be mistaken for another
-            server's.
+        MCPConfigError: A name begins with `mcp.` already, so the server's tools could be mistaken for those
+            of another server.
     """
     taken = next((name for name in servers if _is_mcp(name)), None)
     if taken is not None:
@@ -94,10 +94,10 @@ def prefixed(servers: Mapping[str, ToolServer]) -> dict[str, ToolServer]:
 
 
 def beside(tools: Tools) -> dict[str, ToolServer]:
-    """Return the tool servers of the tools beside MCP.
+    """Return the tool servers, by name, for an agent loop's tools that are not MCP tools.
 
     Raises:
-        MCPConfigError: An MCP tool has the same name, two tools have the same name, or a value is not a tool.
+        MCPConfigError: A name belongs to MCP tools, two tools have the same name, or a value is not a tool.
     """
     if isinstance(tools, Mapping):
         taken = next((name for name in tools if _is_mcp(name)), None)
@@ -123,7 +123,7 @@ def _is_mcp(name: str) -> bool:
 
 
 def prefixed_lock(lock: "ToolLock") -> "ToolLock":
-    """Return a tool lock of MCP servers under the names that an agent loop gives them."""
+    """Return a tool lock with the names that an agent loop gives the MCP servers: `files` is `mcp.files`."""
     return replace(
         lock,
         servers={f"{PREFIX}{name}": pins for name, pins in lock.servers.items()},
@@ -132,7 +132,7 @@ def prefixed_lock(lock: "ToolLock") -> "ToolLock":
 
 
 def prefixed_policy(policy: ToolPolicy) -> ToolPolicy:
-    """Return a policy whose rules match the configured names both without and with the prefix.
+    """Return a policy whose rules match a configured name both as it is and with the prefix `mcp.`.
 
     A rule for `files.*` has to match `mcp.files.*`. Otherwise a call that the configuration denies would be
     made, because a tool that no rule matches is allowed.
@@ -146,7 +146,7 @@ def prefixed_policy(policy: ToolPolicy) -> ToolPolicy:
 
 
 def prefixed_search(search: ToolSearch | None) -> ToolSearch | None:
-    """Return settings whose patterns match the configured names both without and with the prefix."""
+    """Return settings whose patterns match a configured name both as it is and with the prefix `mcp.`."""
     return None if search is None else replace(search, always=_prefixed_patterns(search.always))
 
 
@@ -162,7 +162,7 @@ Server: TypeAlias = ToolServer | str | Sequence[str]
 
 
 class _SharedClient:
-    """The client that the whole program uses, and the server that it is to connect to."""
+    """The one `ToolClient` of the whole program, made at the first call, and the server to connect it to."""
 
     def __init__(self) -> None:
         # The lock is reentrant, because a signal handler may call a tool in the thread that holds the lock.
@@ -184,8 +184,8 @@ class _SharedClient:
     def get(self) -> ToolClient:
         with self._lock:
             if self._client is None:
-                # If the server dies during a call, the call is not repeated.
-                # The next call starts the server again.
+                # No limit of reconnects: each time the server has died, the next call starts it again. The
+                # call during which it died is not repeated.
                 client = ToolClient({MCP: self._configured()}, max_reconnects=None)
                 self._client = client.__enter__()
             return self._client
@@ -216,7 +216,7 @@ def _tool_server(server: Server) -> ToolServer:
         return HttpServer(name=MCP, url=server)
     try:
         words = shlex.split(server) if isinstance(server, str) else list(server)
-    except ValueError as error:  # a quotation mark without its partner
+    except ValueError as error:  # an unclosed quotation mark
         raise MCPConfigError(f"The command of the MCP server cannot be split into words: {error}.") from error
     if not words:
         raise MCPConfigError("The MCP server is an empty text: it is a URL, or a command with its arguments.")
@@ -228,23 +228,23 @@ os.register_at_fork(after_in_child=_shared.forget)
 
 
 def configure_mcp_client(server: Server) -> None:
-    """Say which server `list_mcp_tools` and `invoke_mcp_tool` talk to. An earlier client is closed.
+    """Set the server that `list_mcp_tools` and `invoke_mcp_tool` use. Closes the client of an earlier one.
 
     Args:
         server: A URL (streamable HTTP), a command with its arguments, or any tool server that a `ToolClient`
-            takes, such as `HttpServer(name="mcp", url=..., transport="sse")`. Without this call, the
-            environment variable `GRUE_MCP_SERVER` holds a URL or a command.
+            takes, such as `HttpServer(name="mcp", url=..., transport="sse")`. If this function is never
+            called, the URL or command in the environment variable `GRUE_MCP_SERVER` is used.
 
     Raises:
-        MCPConfigError: The text is empty, or a quotation mark in it has no partner.
+        MCPConfigError: The text is empty, or has an unclosed quotation mark.
     """
     _shared.configure(server)
 
 
 def list_mcp_tools() -> tuple[m.ToolDefinition, ...]:
-    """Return the server's tools. The first call, of any thread, starts the client; blocking.
+    """Return the server's tools; blocking. The first call in the program starts the client.
 
-    Pass them to an `AgentLoop` as `mcp_tools=`; their full names are `mcp.TOOL`.
+    Pass the tools to an `AgentLoop` as `mcp_tools=`; their full names are `mcp.TOOL`.
 
     Raises:
         MCPConfigError: No server is configured.
@@ -259,9 +259,9 @@ def list_mcp_tools() -> tuple[m.ToolDefinition, ...]:
 def invoke_mcp_tool(name: str, arguments: Mapping[str, object] | None = None) -> m.ToolCallResult:
     """Call a tool of the server and return its result; blocking, thread-safe.
 
-    As in a turn, a call returns an error result if the tool is unknown, reports an error or takes too long,
-    or if the server dies. The next call starts a dead server again. Ctrl-C cancels the call. The function can
-    be passed to an `AgentLoop` as `invoke_mcp_tool=`.
+    As in a turn, the result is an error result if the tool is unknown, reports an error or takes too long,
+    or if the server dies. The call after that starts the server again. Ctrl-C cancels the call. You can pass
+    this function to an `AgentLoop` as `invoke_mcp_tool=`.
 
     Args:
         name: The tool's name, with or without `mcp.`.
@@ -277,7 +277,10 @@ def invoke_mcp_tool(name: str, arguments: Mapping[str, object] | None = None) ->
 
 
 def reset_mcp_client() -> None:
-    """Close the client and forget its server, for tests. The next call needs a configuration."""
+    """Close the client and forget the configured server, for tests.
+
+    Before the next call, configure a server again.
+    """
     _shared.configure(None)
 
 
@@ -319,31 +322,33 @@ class LoopOptions(RunnerOptions, total=False):
 class AgentLoop:
     """A conversation with a model that has tools. Use it as a context manager, or call `close`.
 
-    MCP tools have the names `mcp.SERVER.TOOL`. Sessions with their servers stay open from input to input. One
-    input at a time; the loop may be used from any thread.
+    MCP tools have the names `mcp.SERVER.TOOL`. The sessions with the servers stay open between inputs. Any
+    thread may use the loop, but only for one input at a time.
 
     Args:
         llm: The model: an endpoint or its settings.
         system: The instructions of the model.
         invoke_mcp_tool: Called as `invoke(name, arguments)` for every MCP tool, listed or not, with the name
             `SERVER.TOOL` and the parsed arguments; plain or a coroutine function. `servers` is then ignored:
-            no server is started, and `mcp` is not imported. What it raises becomes the call's error, which
-            the model reads, and the conversation goes on. `None`: `servers` serve the MCP tools.
-        mcp_tools: With `invoke_mcp_tool`: the MCP tools that the model is offered. Without any, requests
-            offer none, and the model knows of them from `system` only.
+            no server is started, and `mcp` is not imported. If the function raises, the model reads the
+            exception as the call's error, and the conversation goes on. `None`: `servers` serve the MCP
+            tools.
+        mcp_tools: With `invoke_mcp_tool`: the MCP tools that the model is offered. If there are none, the
+            model can know of MCP tools only from `system`.
         servers: MCP servers by name, without the prefix.
         tools: Further tools: functions (`tools.NAME`) and one `ShellTool` (`shell.run`), or tool servers by
             name.
-        on_event: Called with each event of an input (`LoopEvent`, or what `report` was given), in the thread
-            that has called `run`. An exception cancels the input and is raised by `run`. `None`: replies are
-            not streamed.
+        on_event: Called with each event of an input (a `LoopEvent`, or an object passed to `report`), in the
+            thread that called `run`. If it raises, the input is cancelled and `run` raises the exception.
+            `None`: replies are not streamed.
         **options: `limits`, `trace`, `tool_policy`, `approve` and others (`RunnerOptions`), as for a
-            `Runner`. The tool policy uses the names that the model sees, the tool lock those of `servers`.
+            `Runner`. A tool policy names tools as the model sees them (`mcp.files.read`), a tool lock names
+            servers as `servers` does (`files`).
 
     Attributes:
-        runner: Runs the turns. `runner.tools()` lists all tools, `runner.spent` is what the model has cost.
-        conversation: The conversation so far. To continue another one, assign it, for example one loaded by
-            `Conversation.load(path, loop.runner)`.
+        runner: Runs the turns. `runner.tools()` lists all tools, `runner.spent` is the cost so far.
+        conversation: The conversation so far. Assign another `Conversation` to continue that one, for
+            example `Conversation.load(path, loop.runner)`.
         last_outcome: The complete outcome of the last input; `None` before the first.
 
     Raises:
@@ -400,15 +405,16 @@ class AgentLoop:
         llm: "LlmSettings | LlmEndpoint | None" = None,
         **options: Unpack[LoopOptions],
     ) -> Self:
-        """Make a loop from `[tool.grue.*]`, else `[tool.zorkgpt.*]`, of a TOML file, as `Runner.from_toml`.
+        """Make a loop from a TOML file, which is read as `Runner.from_toml` reads it.
 
-        The rules of its tool policy hold for the configured names, with and without the prefix `mcp.`. With
-        `invoke_mcp_tool` the file of servers is not read.
+        The tables are `[tool.grue.*]`, or `[tool.zorkgpt.*]` if there are none. A rule of the tool policy may
+        name a tool with or without the prefix `mcp.`. If `invoke_mcp_tool` is given, the configuration file
+        of the MCP servers is not read.
 
         Args:
-            path: The file.
+            path: The TOML file.
             llm: The model; `None`: the configured one.
-            **options: Arguments of the loop and of a `Runner`. They win over the file.
+            **options: Arguments of the loop and of a `Runner`. They take precedence over the file.
 
         Raises:
             MCPConfigError: A file is missing, or a value in it is invalid.
@@ -446,26 +452,27 @@ class AgentLoop:
 
     @property
     def mcp_calls(self) -> tuple[McpCall, ...]:
-        """The calls of `invoke_mcp_tool` in the last input, each with its result or exception."""
+        """The calls of the function `invoke_mcp_tool` in the last input; empty without such a function."""
         return tuple(self._injected.calls) if self._injected is not None else ()
 
     def run(self, text: str, *, images: Sequence[Image] = (), turn: int | None = None) -> str:
         """Send a text to the model, make the tool calls that it asks for, and return its answer; blocking.
 
-        A call that fails, an unknown tool and arguments that are not JSON are answered with an error text,
-        and the model goes on. Ctrl-C cancels the input within seconds; the conversation keeps what was
-        said so far.
+        If a call fails, names an unknown tool or has arguments that are not JSON, the model gets an error
+        text and goes on. Ctrl-C cancels the input within seconds; the conversation keeps what was said so
+        far.
 
         Args:
             text: The input.
-            images: Images that belong to it: paths of files, or their bytes.
-            turn: Its number in the trace; `None`: one more than the last.
+            images: Images to send with the text: paths of files, or bytes.
+            turn: The number of this turn in the trace; `None`: one more than that of the last turn.
 
         Raises:
             MCPServerStartupError: An MCP server did not start at the first input.
             LLMError: The model gave no completion, after all retries.
             MCPError: Any other error of `Runner.run_turn`.
-            ConversationBusy: An input is running, in another thread or around this call.
+            ConversationBusy: Another input is running: in another thread, or this call was made by one of
+                its callbacks.
             KeyboardInterrupt: Ctrl-C was pressed.
         """
         with self._one_input(text, images, turn) as request:
@@ -477,7 +484,7 @@ class AgentLoop:
         return outcome.response
 
     async def run_async(self, text: str, *, images: Sequence[Image] = (), turn: int | None = None) -> str:
-        """Do the same as `run` without blocking the caller's event loop, in which `on_event` is called.
+        """Do the same as `run`, but without blocking the event loop. `on_event` is called in that loop.
 
         Cancellation cancels the input and waits for its clean-up, for at most a few seconds.
         """
@@ -491,7 +498,7 @@ class AgentLoop:
 
     @contextlib.contextmanager
     def _one_input(self, text: str, images: Sequence[Image], turn: int | None) -> Iterator[TurnRequest[str]]:
-        """Yield the request of an input. Until the block ends, refuse others: their events would mix."""
+        """Yield the request of an input. Other inputs are refused until the block ends: events would mix."""
         if not self._free.acquire(blocking=False):
             raise ConversationBusy("The agent loop is in the middle of an input. Wait for its end.")
         try:
@@ -503,10 +510,11 @@ class AgentLoop:
             self._free.release()
 
     def report(self, event: object) -> None:
-        """Have `on_event` called with an event of your own. Outside an input the event is dropped.
+        """Call `on_event` with an event of your own, in the thread that called `run`.
 
-        Any thread may call it. So an `approve` or `elicit` callback can hand its question to the thread that
-        has called `run`, for example because the terminal belongs to that thread.
+        Any thread may call `report`. So an `approve` or `elicit` callback can pass its question to the thread
+        that called `run`, for example because only that thread uses the terminal. If no input is running, the
+        event is dropped.
         """
         with contextlib.suppress(RuntimeError):  # the event loop of an earlier `run_async` has ended
             self._put(event)
@@ -514,11 +522,11 @@ class AgentLoop:
     def _run_reporting(
         self, request: TurnRequest[str], on_event: Callable[[Any], object]
     ) -> TurnOutcome[str]:
-        """Run a turn and call `on_event` here, in the caller's thread, while the turn runs in its own.
+        """Run a turn in a thread of its own, and call `on_event` here, in the caller's thread.
 
-        In the turn's thread, `on_event` could not print to a notebook's cell or draw in a GUI, and its
-        exceptions would not reach the caller. If `on_event` recorded a fact there, it would wait for ever,
-        because observers are called while the recorder is locked.
+        If the turn's thread called `on_event`, it could not print to a notebook's cell or draw in a GUI, its
+        exceptions would not reach the caller, and it would deadlock if it recorded a fact, because the
+        recorder is locked while it calls its observers.
         """
         events: SimpleQueue[Any] = SimpleQueue()
         self._put = events.put
@@ -553,8 +561,8 @@ class AgentLoop:
 
 
 def _next(events: "SimpleQueue[Any]") -> Any:
-    # A signal that another thread gets does not interrupt `get`. So stop waiting now and then: Python then
-    # runs the signal's handler.
+    # If the operating system delivers a signal to another thread, `get` is not interrupted. So wake up now
+    # and then, which lets Python run the signal's handler.
     while True:
         try:
             return events.get(timeout=_NOTICE_S)

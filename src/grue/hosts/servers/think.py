@@ -1,4 +1,4 @@
-"""A reasoning server: one MCP tool, `think`, spoken over stdin and stdout.
+"""A reasoning server: an MCP server on stdin and stdout with one tool, `think`.
 
 Each call records one numbered thought. A thought may revise an earlier one or start a branch. The server
 keeps only the numbers, not the texts: those stay in the model's own conversation.
@@ -6,13 +6,13 @@ keeps only the numbers, not the texts: those stay in the model's own conversatio
 How it is built, top to bottom:
 
     the tool        INPUT_SCHEMA is what callers see, and also what arguments are checked against
-    the methods     METHODS maps each request's method to a function of the session and its params
+    the methods     METHODS maps a request's method to the function that answers it
     the messages    answer(session, message) is the whole protocol: no I/O, and no input makes it raise
     the lines       serve(source, sink) reads and writes them: one message a line, until end of file
 
-It imports the standard library only, and little of that, because a new process may serve every turn.
-To start it, skip the site packages: `python -I -S PATH/TO/think.py`. Python compiles a script anew each
-time; importing it from its folder uses the compiled file, and saves another 3 ms:
+It imports only a few modules of the standard library, so that it starts fast: each turn may start a new
+process. Start it without the site packages: `python -I -S PATH/TO/think.py`. Python compiles a script at
+each start. If it is imported instead, Python uses the cached bytecode, which saves another 3 ms:
 `python -I -S -c "import sys; sys.path.append('PATH/TO'); import think; think.run()"`.
 """
 
@@ -23,7 +23,7 @@ import os
 import signal
 import sys
 
-TYPE_CHECKING = False  # typing's own constant would cost the import of typing at every start
+TYPE_CHECKING = False  # not imported from typing, because that import would slow down every start
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, BinaryIO, NoReturn, TypeAlias
@@ -41,7 +41,7 @@ before it acts. A client starts it; there is nothing to type. In an mcp_config.j
 It ends when its input ends.
 """
 
-VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")  # ISO dates: texts compare as dates
+VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")  # ISO dates, so they can be compared as strings
 MAX_LINE_BYTES = 4 * 1024 * 1024
 
 PARSE_ERROR = -32700
@@ -133,13 +133,13 @@ class ThoughtError(Exception):
     """A thought is refused with an error result, whose text tells the model what to correct."""
 
 
-# The tool
+# --- The tool ---
 
 
 def record_thought(session: Session, arguments: Json) -> Json:
-    """Record one thought and return the state of the thinking, in the form of OUTPUT_SCHEMA.
+    """Record one thought, and return the thought's number and what has been recorded, as in OUTPUT_SCHEMA.
 
-    An optional argument that is null counts as absent: some models fill in every name they are shown.
+    An optional argument that is null counts as absent, because some models write every argument.
 
     Raises:
         ThoughtError: An argument is missing, unknown, of the wrong kind, or names a thought or branch that
@@ -192,7 +192,10 @@ KINDS: dict[str, tuple[Callable[[object], bool], str]] = {
 
 
 def _dangling(session: Session, given: Json) -> list[str]:
-    """Return the references to thoughts or branches that do not exist."""
+    """Return what is wrong with the arguments for revisions and branches.
+
+    One of them is missing, or it names a thought or branch that does not exist.
+    """
     problems = []
     if given.get("isRevision") and "revisesThought" not in given:
         problems.append("isRevision needs revisesThought, the number of the thought it corrects")
@@ -211,11 +214,11 @@ def _quoted(text: str) -> str:
     return repr(text if len(text) <= 80 else text[:77] + "...")
 
 
-# The methods
+# --- The methods ---
 
 
 def initialize(session: Session, params: Json) -> Json:
-    """Agree on the client's protocol version if it is one of VERSIONS, else offer the newest."""
+    """Answer with the protocol version that the client asks for if it is in VERSIONS, else the newest."""
     if session.version is not None:
         raise ProtocolError(INVALID_REQUEST, "the session is already initialized")
     wanted = params.get("protocolVersion")
@@ -234,12 +237,12 @@ def initialize(session: Session, params: Json) -> Json:
 
 
 def ping(_session: Session, _params: Json) -> Json:
-    """Show that the server is alive."""
+    """Return an empty result, which shows the client that the server is alive."""
     return {}
 
 
 def list_tools(session: Session, params: Json) -> Json:
-    """Describe the tool with the fields that the agreed version has."""
+    """Describe the tool, with only those fields that exist in the agreed protocol version."""
     if params.get("cursor") is not None:
         raise ProtocolError(INVALID_PARAMS, "invalid cursor: the list of tools has one page")
     tool: Json = {"name": "think", "description": DESCRIPTION, "inputSchema": INPUT_SCHEMA}
@@ -251,7 +254,10 @@ def list_tools(session: Session, params: Json) -> Json:
 
 
 def call_tool(session: Session, params: Json) -> Json:
-    """Record a thought. Invalid arguments give an error result, so that the model can read what is wrong."""
+    """Record a thought.
+
+    Invalid arguments give an error result and not a JSON-RPC error, so that the model reads what is wrong.
+    """
     name, arguments = params.get("name"), params.get("arguments", {})
     if not isinstance(name, str):
         raise ProtocolError(INVALID_PARAMS, "name must be a string")
@@ -278,7 +284,7 @@ METHODS: dict[str, Callable[[Session, Json], Json]] = {
 BEFORE_INITIALIZE = ("initialize", "ping")
 
 
-# The messages
+# --- The messages ---
 
 
 def answer(session: Session, message: object) -> Json | list[Json] | None:
@@ -336,7 +342,7 @@ def _error(identity: str | int | None, code: int, message: str) -> Json:
     return {"jsonrpc": "2.0", "id": identity, "error": {"code": code, "message": message}}
 
 
-# The lines
+# --- The lines ---
 
 
 def answer_line(session: Session, line: bytes) -> bytes | None:
@@ -357,7 +363,7 @@ def answer_line(session: Session, line: bytes) -> bytes | None:
 
 
 def _refuse_constant(name: str) -> None:
-    # Python reads NaN and Infinity, which JSON does not have.
+    # `json.loads` would accept NaN and Infinity, which are not JSON.
     raise ValueError(f"{name} is not JSON")
 
 

@@ -1,8 +1,8 @@
 """The actions of the skill agent: their parameters, and the functions that carry them out.
 
-To add an action, add a row here. A program adds its own with `ActionRegistry.add`: a Struct for the
-parameters, and a function that takes them and an `ActionContext` and returns the result for the model.
-`mcp_call` has no function: the step runner carries it out, because it needs the servers.
+To add an action to grue, add a row to `_BUILT_IN`. A program adds its own with `ActionRegistry.add`: a Struct
+for the parameters, and a function that takes them and an `ActionContext` and returns the model's result.
+`mcp_call` has no function, because it needs the servers: the `StepRunner` carries it out.
 """
 
 from collections.abc import Iterable
@@ -37,20 +37,20 @@ class ActionContext(Struct, frozen=True, kw_only=True):
 
 
 class McpCall(Struct):
-    """Parameters of `mcp_call`. A missing name makes the step fail; the reply is still usable."""
+    """Parameters of `mcp_call`. Without a `tool_name`, the step fails, but the reply is still valid."""
 
     tool_name: str = ""
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
 class Text(Struct):
-    """Parameters of `respond` and `note`."""
+    """Parameters of the actions `respond` and `note`."""
 
     text: str
 
 
 class Finish(Struct):
-    """Parameters of `finish`."""
+    """Parameters of the action `finish`."""
 
     answer: str
     success: bool = True

@@ -1,7 +1,9 @@
-"""`Judge`: decides which actions of a reply are carried out, by the policy, the skill in use and a person.
+"""`Judge`: decides which actions of a reply may be carried out, and asks a person if needed.
 
-The agent's own actions are tools, too: `agent.write_file`. A reply is judged as a whole before the first of
-its actions is carried out.
+It applies the tool policy and the `allowed-tools` of the skill that the model has read last.
+
+The agent's own actions are judged as tools with names such as `agent.write_file`. All actions of a reply are
+judged before the first of them is carried out.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -28,9 +30,12 @@ AskPerson: TypeAlias = Callable[[tuple[ApprovalQuestion, ...]], bool | Iterable[
 
 
 class JudgedAction(Struct, frozen=True):
-    """An action with its verdict: `denied` is the reason for a denial, empty if the action is allowed.
+    """An action with its verdict.
 
-    `tool` is `None` if the action names no known tool.
+    Attributes:
+        action: The action; a person may have changed its arguments.
+        tool: The tool that the action calls; `None` if there is no such tool.
+        denied: Why the action is denied; empty if it is allowed.
     """
 
     action: PlannedAction
@@ -39,15 +44,16 @@ class JudgedAction(Struct, frozen=True):
 
 
 class Judge(Struct, kw_only=True):
-    """Judges the actions of replies.
+    """Judges the actions of replies, with the decisions that are already known.
 
     Attributes:
         approve: Called with questions if the policy requires approval; `None`: nobody can be asked.
         decisions: Answers to the questions for which the run was parked.
-        earlier: If the run was parked again with only some questions answered: the decisions made by then.
-        expires_at: Unix time after which `decisions` no longer count and open questions are denied; `None`:
-            no such time, or the run was not parked.
-        warned: The skills whose problems were reported.
+        earlier: Answers that the trace has already. They exist if the run was resumed with answers to only
+            some of the questions, and was parked again.
+        expires_at: Unix time after which `decisions` no longer count and unanswered questions are denied;
+            `None`: they do not expire, or the run was not parked.
+        warned: The skills whose unknown tools were reported.
     """
 
     run: Run
@@ -60,13 +66,12 @@ class Judge(Struct, kw_only=True):
     def judge(
         self, actions: Sequence[PlannedAction], done: Sequence[PlannedAction] = ()
     ) -> list[JudgedAction]:
-        """Judge the actions of a reply that are not done yet, and ask a person where the policy says so.
+        """Judge the actions of a reply that are still to be done, and ask a person if the policy says so.
 
-        Questions and decisions are recorded. If the run has to wait for decisions, `run.asked` is set
-        afterwards.
+        Questions and decisions are recorded. If the run has to wait for decisions, `run.asked` is set.
 
         Args:
-            actions: The actions.
+            actions: The actions to judge.
             done: Actions of the same reply that an earlier process carried out before it was killed.
         """
         run, policy = self.run, self.run.config.policy
@@ -112,7 +117,7 @@ class Judge(Struct, kw_only=True):
     def _tool(self, action: PlannedAction) -> m.ToolDefinition | None:
         if action.type != MCP_CALL:
             kind = self.run.registry.types.get(action.type)
-            if kind is None:  # of a resumed run; a new reply with such an action is refused when it is read
+            if kind is None:  # only in a resumed run: a new reply with an unknown action is refused
                 raise MCPConfigError(
                     f"The run has planned the action {action.type!r}, which this program does not have."
                     " Resume it with the actions that it was begun with."
@@ -122,11 +127,10 @@ class Judge(Struct, kw_only=True):
         return manager.routes.called.get(name) if manager is not None and isinstance(name, str) else None
 
     def _skill_in_use(self) -> tuple[str, Grant]:
-        """Return the name of the skill that was read last, and the tools that it allows.
+        """Return the name of the skill that the model read last, and the tools that it allows.
 
-        The name is empty if no skill was read, or if the skill has no `allowed-tools`.
-
-        Names that match no tool are reported once for each skill.
+        The name is empty if the model has read no skill, or if the skill has no `allowed-tools`. If
+        `allowed-tools` names unknown tools, this is reported once for each skill.
         """
         run = self.run
         read = [

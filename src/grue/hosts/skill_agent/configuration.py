@@ -1,6 +1,7 @@
-"""`AgentConfig`: what a skill agent needs, and `load_config`, which reads it from `agent.yaml`.
+"""`AgentConfig`, the settings of a skill agent, and `load_config`, which reads them from `agent.yaml`.
 
-To add a setting, add a field to `AgentConfig` or `RunLimits`, and its key to one of the tables below.
+To add a setting, add a field to `AgentConfig` or `RunLimits`, and its YAML key to `_AgentTable` or a class
+like it.
 """
 
 from collections.abc import Collection
@@ -29,16 +30,17 @@ _Above0 = Annotated[float, Meta(gt=0)]
 
 
 class RunLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The limits of a run. `None`: no limit. If a limit ends the run, the run's result names it.
+    """The limits of a run. `None`: no limit. If a limit ends the run, the run's result says which one.
 
     Attributes:
-        max_turns: Replies of the model, including unusable ones.
-        max_steps: Actions that are carried out.
-        time_limit_seconds: For the whole run, the time for closing the servers not included.
-        requests: Requests to the model.
-        tokens: Tokens sent and received, together.
-        cost_usd: As the endpoint reports it.
-        result_chars: Longest result of a step that the model is shown. The artifact has all of it.
+        max_turns: Most replies of the model, including unusable ones.
+        max_steps: Most actions that are carried out.
+        time_limit_seconds: Time limit of the run, not including the time for closing the servers.
+        requests: Most requests to the model.
+        tokens: Most tokens, sent and received together.
+        cost_usd: Highest cost in US dollars, as the endpoint reports it.
+        result_chars: Most characters of a step's result that the model is shown. The artifact file has the
+            whole result.
     """
 
     max_turns: _Count = 30
@@ -55,25 +57,26 @@ class AgentConfig(Struct, kw_only=True):
 
     Attributes:
         llm: The model: an endpoint, or its settings.
-        task: The task of a run for which no other is given.
-        servers: MCP servers by name. If two have a tool of one name, the bare name means the later server's.
-            No server can be called `agent`.
+        task: The task, for a run that is started without one.
+        servers: MCP servers by name. If two servers have a tool of the same name, the bare tool name calls
+            that of the later server. No server can be called `agent`.
         optional_servers: Names of servers that may be absent: if one cannot be connected, the run goes on as
             if it were not configured.
-        mcp_enabled: Whether the servers are connected.
+        mcp_enabled: Whether to connect the servers.
         tool_call_timeout_s: Time limit of a tool call.
-        on_connect_failure: If a server cannot be connected, `raise` makes the run go on without any MCP
-            server, `skip` without that one.
+        on_connect_failure: What happens if a server cannot be connected. `raise`: the run goes on without
+            any MCP server. `skip`: the run goes on without this server.
         reconnect: Whether a server that has died is connected again, at most once.
         limits: The limits of a run.
-        on_step_failure: After a step failed. `continue`: the model reads the error. `stop`: the run ends.
-            `retry`: a read-only or idempotent step is tried again, up to `retries` times; then as `continue`.
-        retries: Most further attempts of a step, for `retry`.
+        on_step_failure: What happens after a step has failed. `continue`: the model reads the error. `stop`:
+            the run ends. `retry`: a read-only or idempotent step is tried again, up to `retries` times; if
+            it still fails, the model reads the error.
+        retries: Most further attempts of a step if `on_step_failure` is `retry`.
         policy: Which actions are carried out, which need approval, and which are denied. The agent's own
             actions have names such as `agent.write_file`, tools of MCP servers `server.tool`.
         skills: The folder of skills; `None` if the agent has no skills.
-        skill_servers: The servers whose own skills are offered, if they are approved.
-        restrict_tools: Whether a skill in use denies all tools other than its `allowed-tools`.
+        skill_servers: The servers that may offer skills of their own. Only approved skills are used.
+        restrict_tools: Whether all tools are denied that the skill in use does not name in `allowed-tools`.
         workspace: The folder in which files are read and written.
         instructions: Added to the prompt.
         path: The file that the settings were read from; `None` if they were made in Python.
@@ -99,7 +102,6 @@ class AgentConfig(Struct, kw_only=True):
     path: Path | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a server whose tools would pass for the agent's own actions."""
         if AGENT in self.servers:
             raise MCPConfigError(f"AgentConfig: servers.{AGENT}: {_TAKEN}.")
 
@@ -152,10 +154,10 @@ def _skill_servers(document: YamlDocument, table: _AgentTable, servers: Collecti
 
 
 def load_config(path: str | PathLike[str]) -> AgentConfig:
-    """Read `agent.yaml`. Relative paths in it start from its folder.
+    """Read `agent.yaml`. Relative paths in the file are relative to its folder.
 
-    The key of the model's endpoint comes from the environment: `GRUE_API_KEY`, `OPENROUTER_API_KEY`,
-    `OPENAI_API_KEY`.
+    The API key comes from the environment: `GRUE_API_KEY`, or the variable of the endpoint's provider, such
+    as `OPENROUTER_API_KEY` or `OPENAI_API_KEY`.
 
     Raises:
         MCPConfigError: The file or a value in it cannot be used. The error names the line and the key.
@@ -192,7 +194,7 @@ def load_config(path: str | PathLike[str]) -> AgentConfig:
 
 
 def _shell(document: YamlDocument, table: _AgentTable, folder: Path) -> dict[str, ToolServer]:
-    """Return the tool server that runs commands in the workspace, if the file asks for one."""
+    """Return the tool server that runs commands in the workspace; empty if the file has no `shell`."""
     shell = table.shell
     if shell is None:
         return {}

@@ -1,7 +1,7 @@
 """The decision loop: ask the model, carry out its actions, show it the results, until something ends the run.
 
-The turns are those of one `Conversation`. The trace has all state of the loop, so a run that was killed can
-be resumed: `RunPast` reads the state.
+All turns belong to one `Conversation`. The trace has the whole state of the loop, so a run that was killed
+can be resumed: `RunPast` reads the state from the trace.
 
 A `StepRunner` carries out one action at a time, and records its result. The start of a step is written to the
 trace before its action begins. So a resumed run knows which action the killed process may have begun.
@@ -42,17 +42,17 @@ INTERRUPTED = "the process was killed in this step; it may have had an effect, a
 
 
 class StepRunner:
-    """Carries out actions."""
+    """Carries out the actions of a run one by one, and records the start and the result of each."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._context = ActionContext(workspace=ConfinedFolder(run.config.workspace), skills=run.skills)
 
     def carry_out(self, action: PlannedAction, tool: m.ToolDefinition | None) -> StepExecutionResult:
-        """Carry out an action. Repeat it after a failure if it is configured and `is_repeatable` allows it.
+        """Carry out an action. If it fails, `on_step_failure` is `retry` and it `is_repeatable`, try again.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C. The step is not recorded as ended.
+            KeyboardInterrupt: Ctrl-C was pressed. No result of the step is recorded.
         """
         run, began = self._run, time.monotonic()
         started = StepStarted(turn=run.turn, number=action.step, action=action.type, target=action.target)
@@ -65,7 +65,7 @@ class StepRunner:
         return self.end(replace(result, attempts=attempt, duration_s=_since(began)))
 
     def end(self, result: StepExecutionResult) -> StepExecutionResult:
-        """Record the result of an action, and return it with its turn."""
+        """Set the turn of an action's result, record the result, and return it."""
         run = self._run
         result = replace(result, turn=run.turn)
         run.note(StepEnded(turn=run.turn, result=result), run.turn)
@@ -123,14 +123,14 @@ class StepRunner:
         return action.ended("failed", error=error)
 
     def _keep(self, action: PlannedAction, kind: str, content: bytes) -> str:
-        """Write a whole result to a file, and return its name in the run folder."""
+        """Write a whole result to a file of the run folder; return its name, or "" without a run folder."""
         folder = self._run.folder
         name = f"{action.step:04}-{(action.target or action.type)[:60]}.{kind}"
         return "" if folder is None else folder.keep(f"artifacts/{name.replace('/', '_')}", content)
 
 
 def is_repeatable(tool: m.ToolDefinition | None) -> bool:
-    """Return whether a call that may have run already can be repeated: its tool is read-only or idempotent.
+    """Return whether a call that may have had an effect can be repeated: its tool is read-only or idempotent.
 
     The server's annotation is trusted here: a server that lies about it could do the same harm in one call.
     """
@@ -154,7 +154,7 @@ class RunEnd(Struct, frozen=True):
 
 
 class DecisionLoop:
-    """Carries out a run, or the rest of a resumed one. The `Run` holds how far the run has got."""
+    """Carries out a run, or the rest of a resumed one. The state that other parts need is in `Run`."""
 
     def __init__(self, run: Run, conversation: Conversation, judge: Judge, past: RunPast | None) -> None:
         self._run = run
@@ -167,14 +167,14 @@ class DecisionLoop:
         self._last_turn = 0 if past is None else past.last_turn
         self._begun = 0 if past is None else past.begun
         self._resumed = past is not None
-        # The last reply, if the process was killed after the reply came and before its actions were planned.
+        # The last reply, if the process was killed after the reply came and before its actions were recorded.
         self._answered = past.end if past is not None and isinstance(past.end, m.TurnCompleted) else None
 
     def run(self) -> RunEnd:
-        """Go on until the run ends.
+        """Ask the model and carry out its actions until the run ends; return why it ended.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C. The run can be resumed from its trace.
+            KeyboardInterrupt: Ctrl-C was pressed. The run can be resumed from its trace.
         """
         while True:
             end = None if self._plan is None or self._answered else self._carry_out(self._plan)
@@ -197,7 +197,7 @@ class DecisionLoop:
         return RunEnd("time_limit", f"the run's time limit of {limit_s:g} s is reached")
 
     def _next_reply(self) -> RunEnd | None:
-        """Get the next reply and plan its actions."""
+        """Get the next reply and record its actions; return the run's end if there is no reply."""
         run, answered = self._run, self._answered
         if answered is not None:
             self._answered = None
@@ -211,7 +211,7 @@ class DecisionLoop:
             request,
             turn=self._last_turn,
             turn_timeout_s=None if math.isinf(run.left_s) else max(0.1, run.left_s),
-            on_delta=(lambda _: None) if run.stream else None,  # the views of a run read the trace
+            on_delta=(lambda _: None) if run.stream else None,  # any function makes it stream
         )
         try:
             reply: ActionReply = run.runner.run_turn(request).response
@@ -239,7 +239,7 @@ class DecisionLoop:
         return next_text(text, changed, resumed=resumed)
 
     def _keep(self, reply: ActionReply) -> None:
-        """Record the actions of a reply before the first of them is carried out."""
+        """Number the actions of a reply, and record them before the first of them is carried out."""
         run = self._run
         run.turn = self._last_turn
         actions = tuple(
@@ -257,13 +257,13 @@ class DecisionLoop:
         return self._after(self._steps.end(failed.ended("failed", error=error)))
 
     def _carry_out(self, plan: ActionsPlanned) -> RunEnd | None:
-        """Carry out the actions of a plan that are not done yet."""
+        """Carry out those actions of a plan that are not done yet; return the run's end if one ends it."""
         run = self._run
         run.turn = plan.turn
         done = [each for each in run.results if each.turn == plan.turn]
         todo = plan.actions[len(done) :]
         for action, result in zip(plan.actions, done, strict=False):
-            if _has_finished(result):  # the process was killed before it recorded the end of the run
+            if _has_finished(result):  # an earlier process was killed before it recorded the run's end
                 return self._finished(action, result, todo)
         judged = self._judge.judge(todo, plan.actions[: len(done)])
         if run.asked is not None:
@@ -308,7 +308,10 @@ class DecisionLoop:
         return self._after(self._steps.carry_out(action, judged.tool))
 
     def _after(self, result: StepExecutionResult) -> RunEnd | None:
-        """Return the end of the run if a failed step ends it; the reason is the failure or the time limit."""
+        """Return the run's end if this step has failed and `on_step_failure` is `stop`; otherwise `None`.
+
+        If the run's time is over, the reason is the time limit and not the step.
+        """
         if result.status != "failed" or self._run.config.on_step_failure != "stop":
             return None
         failed = RunEnd("step_failed", f"step {result.step}, {result.action}, failed: {result.error}")

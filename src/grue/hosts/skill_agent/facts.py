@@ -1,6 +1,7 @@
 """The facts that the skill agent records: its servers, steps and skills, and how a run begins and ends.
 
-Each fact about MCP is an event, too, with the name that programs which read `events.jsonl` expect.
+Facts are entries that a host adds to the trace. Each fact about MCP is also logged as an event. Programs look
+for the event's name in `events.jsonl`, so it must not change.
 """
 
 from collections.abc import Callable
@@ -34,11 +35,11 @@ _SHORT = 80
 
 
 class EventFact(Fact, frozen=True, kw_only=True):
-    """Base of facts that make one log event each.
+    """Base of the facts that are logged as one event.
 
     Attributes:
         event: The event's name.
-        level: Its level; a warning or an error is also shown as a problem.
+        level: The event's level. The viewer shows a warning or an error as a problem.
     """
 
     between_turns: ClassVar[bool] = True
@@ -46,16 +47,16 @@ class EventFact(Fact, frozen=True, kw_only=True):
     level: ClassVar[LogLevel] = "info"
 
     def severity(self) -> Severity:
-        """Return `fail` for an error, `warn` for a warning, otherwise nothing."""
+        """Return `fail` for an error, `warn` for a warning, otherwise an empty text."""
         severities: dict[LogLevel, Severity] = {"error": "fail", "warning": "warn"}
         return severities.get(self.level, "")
 
     def mark(self) -> str:
-        """Return the event's name if it reports a problem."""
+        """Return the event's name in words if its level is not `info`; otherwise an empty text."""
         return "" if self.level == "info" else self.event.replace("_", " ")
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return the event."""
+        """Return one line: the event, with the fields of the fact."""
         return (LogLine(self.level, self.event, self.summary(), self.log_fields()),)
 
 
@@ -68,13 +69,13 @@ class _TurnFact(Fact, frozen=True, kw_only=True):
 
 
 class ActionsPlanned(_TurnFact, frozen=True, kw_only=True, tag="skillagent.ActionsPlanned"):
-    """The actions of a reply, before the first of them is carried out."""
+    """The actions of a reply. Recorded before the first of them is carried out."""
 
     thought: str
     actions: tuple[PlannedAction, ...]
 
     def summary(self) -> str:
-        """Return the types of the actions."""
+        """Return step number and type of each action."""
         return ", ".join(f"{each.step} {each.type}" for each in self.actions) or "no usable reply"
 
     def headline(self) -> str:
@@ -94,11 +95,11 @@ class StepStarted(_TurnFact, frozen=True, kw_only=True, tag="skillagent.StepStar
     target: str
 
     def summary(self) -> str:
-        """Return number, action and target."""
+        """Return the step's number, action and target."""
         return f"step {self.number}: {self.action} {self.target}".rstrip()
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return no lines, because the step's end has one with the same fields."""
+        """Return no lines, because `StepEnded` logs the step with all its fields."""
         return ()
 
 
@@ -108,29 +109,29 @@ class StepEnded(_TurnFact, frozen=True, kw_only=True, tag="skillagent.StepEnded"
     result: StepExecutionResult
 
     def summary(self) -> str:
-        """Return number, status, and the error or the beginning of the output."""
+        """Return the step's number, action and status, and the error or the beginning of the output."""
         result = self.result
         said = result.error or result.output
         return f"step {result.step}: {result.action} {result.status}{f': {_short(said)}' if said else ''}"
 
     def severity(self) -> Severity:
-        """Return the severity of the status."""
+        """Return the severity that belongs to the status, such as `fail` for `failed`."""
         severities: dict[StepStatus, Severity] = {"completed": "good", "failed": "fail", "skipped": "quiet"}
         return severities.get(self.result.status, "warn")
 
     def mark(self) -> str:
-        """Return the status if the action was not completed."""
+        """Return the status in words, such as `step failed`; empty if it was completed or skipped."""
         return "" if self.result.status in ("completed", "skipped") else f"step {self.result.status}"
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return the event `step_completed`, or `step_failed` and the like."""
+        """Return one line: the event `step_STATUS`, such as `step_completed`."""
         level: LogLevel = "info" if self.result.status in ("completed", "skipped") else "warning"
         fields: m.JsonObject = msgspec.to_builtins(self.result)
         return (LogLine(level, f"step_{self.result.status}", self.summary(), fields),)
 
 
 class ApprovalsAsked(_TurnFact, frozen=True, kw_only=True, tag="skillagent.ApprovalsAsked"):
-    """Actions need a person's approval. `parked`: the run ends and waits for decisions until `expires_at`."""
+    """Actions need a person's approval. If `parked`, the run waits for decisions, at most to `expires_at`."""
 
     questions: tuple[ApprovalQuestion, ...]
     decisions: tuple[ApprovalDecision, ...] = ()
@@ -138,7 +139,7 @@ class ApprovalsAsked(_TurnFact, frozen=True, kw_only=True, tag="skillagent.Appro
     expires_at: float | None = None
 
     def summary(self) -> str:
-        """Return the names of the tools, and the decisions."""
+        """Return the name of each tool, with the person's decision."""
         decided = {each.call_id: each.verdict for each in self.decisions}
         said = (f"{each.name}: {decided.get(each.call_id, 'no answer')}" for each in self.questions)
         return f"{', '.join(said)}{' (parked)' if self.parked else ''}"
@@ -164,7 +165,7 @@ class McpConnectionFailed(EventFact, frozen=True, kw_only=True, tag="skillagent.
 
     Attributes:
         server_name: The server; empty if no single server failed, for example if the package `mcp` is absent.
-        goes_on_with: The servers that the run goes on with.
+        goes_on_with: The other servers, which are connected.
     """
 
     event: ClassVar[str] = "mcp_connection_failed"
@@ -175,7 +176,7 @@ class McpConnectionFailed(EventFact, frozen=True, kw_only=True, tag="skillagent.
     goes_on_with: tuple[str, ...] = ()
 
     def summary(self) -> str:
-        """Return the error, and the tools that the run goes on with."""
+        """Return the error, and the servers that the run goes on with."""
         error = " ".join(self.error.splitlines())
         return f"{error} Going on with {', '.join(self.goes_on_with) or 'no MCP tools'}."
 
@@ -197,7 +198,7 @@ class McpToolShadowed(EventFact, frozen=True, kw_only=True, tag="skillagent.McpT
     shadowed: str
 
     def summary(self) -> str:
-        """Name the two servers that have the tool, and the name of each tool."""
+        """Return both servers, and the name by which the tool of each is called."""
         return (
             f"{self.server} and {self.shadowed} both have a tool {self.tool!r}: {self.tool} means that of"
             f" {self.server}, and {self.shadowed}.{self.tool} the other one"
@@ -205,7 +206,7 @@ class McpToolShadowed(EventFact, frozen=True, kw_only=True, tag="skillagent.McpT
 
 
 class McpServersDisconnected(EventFact, frozen=True, kw_only=True, tag="skillagent.McpServersDisconnected"):
-    """The servers were disconnected. `error` is what failed while disconnecting; it does not end the run."""
+    """The servers were disconnected at the end of the run. `error`: what failed meanwhile; empty: nothing."""
 
     event: ClassVar[str] = "mcp_servers_disconnected"
 
@@ -219,10 +220,10 @@ class McpServersDisconnected(EventFact, frozen=True, kw_only=True, tag="skillage
 
 
 class _CallFact(EventFact, frozen=True, kw_only=True):
-    """Base of the facts about a call.
+    """Base of the facts about a call of an MCP tool.
 
     Attributes:
-        number: The number of the step that makes the call, called `step` in the event; 0 in old traces.
+        number: The number of the step that makes the call, from 1. JSON has it as `step`; 0 in old traces.
         tool_name: The tool's name as the model wrote it.
         server_name: The server of the tool; empty if no server has such a tool.
         arguments: The arguments that the tool is called with.
@@ -261,14 +262,14 @@ class McpToolCallCompleted(_CallFact, frozen=True, kw_only=True, tag="skillagent
     artifact: str = ""
 
     def summary(self) -> str:
-        """Return step, tool, time and where the result is."""
+        """Return step, tool, duration and the file with the result."""
         kept = f", in {self.artifact}" if self.artifact else ""
         result = "an error" if self.is_error else "a result"
         return f"step {self.number}: {self._name} gave {result} after {self.duration_ms / 1000:.3g} s{kept}"
 
 
 class McpToolCallFailed(_CallFact, frozen=True, kw_only=True, tag="skillagent.McpToolCallFailed"):
-    """A tool gave no result: it timed out, its server died, or there was nothing to call."""
+    """A call gave no result: it timed out, the server died, or no such tool or no server was connected."""
 
     event: ClassVar[str] = "mcp_tool_call_failed"
     level: ClassVar[LogLevel] = "warning"
@@ -318,7 +319,7 @@ class RunEnded(hosting.EpisodeEnded, frozen=True, kw_only=True, tag="EpisodeEnde
 
     @property
     def result(self) -> str:
-        """How many steps there were."""
+        """The number of steps, such as `3 steps`."""
         return f"{self.steps} steps"
 
 
@@ -346,14 +347,14 @@ register_facts("skillagent", RunStarted, RunEnded, *FACTS)
 
 
 class FactEvents:
-    """An observer that calls a function with the name and the fields of each event that facts make.
+    """An observer that calls a function with the name and the fields of each event that facts are logged as.
 
     Add it to a recorder: `recorder.add(FactEvents(print, FACTS))`.
 
     Args:
-        on_event: Called as `on_event(name, fields)`, in the thread that records the fact. What it raises
-            reaches the code that records.
-        kinds: The classes of facts whose events are passed on.
+        on_event: Called as `on_event(name, fields)`, in the thread that records the fact. An exception that
+            it raises is raised by the call that records the fact.
+        kinds: The classes of facts to call it for.
     """
 
     def __init__(
@@ -363,7 +364,7 @@ class FactEvents:
         self._kinds = kinds
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Call the function for each event of the envelope's fact, if that is one of the `kinds`."""
+        """Call the function for each event of the envelope's fact if the fact's class is in `kinds`."""
         del line
         if isinstance(envelope.body, self._kinds):
             for event in envelope.body.log_lines():

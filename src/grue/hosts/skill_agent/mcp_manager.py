@@ -1,12 +1,11 @@
 """`McpManager`: connects MCP servers once, and calls their tools from synchronous code until it is closed.
 
-This module decides which server a name means. The sessions are those of a `ToolClient`: an event loop in a
-background thread owns them, so that the task that opens a server closes it. A program that never closes its
-manager leaves no server process: the loop ends with the interpreter, or when the manager is garbage
-collected.
+A `ToolClient` holds the sessions, in an event loop of a background thread, so that a server is opened and
+closed by the same task. A program that never closes its manager leaves no server process: the loop ends when
+the interpreter ends or the manager is garbage-collected.
 
-A tool is called by its bare name or by `server.tool`. If two servers have a tool of one name, the bare name
-means that of the later server, and the other tool is listed as `server.tool`.
+A tool is called by its bare name or by `server.tool`. If two servers have a tool of the same name, the bare
+name calls the tool of the later server, and the other tool is listed as `server.tool`.
 """
 
 import threading
@@ -29,7 +28,7 @@ OnConnectFailure: TypeAlias = Literal["raise", "skip"]
 
 
 class McpToolInfo(Struct, frozen=True):
-    """A tool that can be called; `name` is what `call_tool` takes."""
+    """A tool that can be called; pass its `name` to `call_tool`."""
 
     server_name: str
     name: str
@@ -44,7 +43,7 @@ class McpCallResult(Struct, frozen=True):
         server_name: The server; empty if no server has such a tool.
         tool_name: The tool's bare name at that server, or the unknown name.
         content: The server's content blocks.
-        is_error: The tool reported an error, or there is no such tool.
+        is_error: Whether the tool reported an error, or does not exist.
         raw_text: The text of the content blocks. Without text: the structured result as JSON.
     """
 
@@ -56,7 +55,7 @@ class McpCallResult(Struct, frozen=True):
 
 
 class _Connected(Struct, frozen=True):
-    """State of a connected manager. It is replaced as a whole, so that threads can read it without a lock."""
+    """The state of a connected manager. Changes replace the whole object, so reading it needs no lock."""
 
     client: ToolClient
     servers: tuple[str, ...]
@@ -64,7 +63,7 @@ class _Connected(Struct, frozen=True):
 
 
 class McpManager:
-    """Keep sessions with MCP servers open, and call their tools. Thread-safe, also inside an event loop.
+    """Keep sessions with MCP servers open, and call their tools; blocking. Any thread may use it.
 
     ```python
     with McpManager() as manager:
@@ -75,8 +74,9 @@ class McpManager:
     Calls to one server run one at a time, calls to different servers in parallel.
 
     Args:
-        tool_call_timeout_s: Time limit of a call that names none.
-        on_connect_failure: `raise` if a server cannot be connected, and close the others; or `skip` it.
+        tool_call_timeout_s: Time limit in seconds for calls without a `timeout`.
+        on_connect_failure: What happens if a server cannot be connected. `raise`: the others are closed, and
+            `connect_all` raises. `skip`: the others are used.
         optional: Names of servers that are skipped if they cannot be connected, whatever `on_connect_failure`
             is.
         reconnect: Whether a server that has died is connected again, at most once, before the next call to
@@ -125,11 +125,11 @@ class McpManager:
 
     @property
     def routes(self) -> ToolRoutes:
-        """The definitions of the tools, by the names in `tools` and by every name that `call_tool` takes."""
+        """The tools' definitions: `listed` by their names in `tools`, `called` by all names for `call_tool`."""
         return tool_routes(()) if self._connected is None else self._connected.routes
 
     def connect_all(self, servers: Mapping[str, ToolServer | Mapping[str, object]]) -> list[McpToolInfo]:
-        """Connect the servers, all at once, and return their tools.
+        """Connect the servers concurrently, and return their tools.
 
         Args:
             servers: By name: a `StdioServer` or `HttpServer`, or a mapping with `command`, `args`, `env` and
@@ -137,10 +137,10 @@ class McpManager:
 
         Raises:
             ImportError: The package `mcp` is absent; the text has the command that installs it.
-            MCPServerStartupError: A server could not be connected. The others are closed again.
+            MCPServerStartupError: A server could not be connected, and `on_connect_failure` is `raise`.
             MCPConfigError: A server's configuration cannot be used.
             MCPError: The manager is connected already.
-            KeyboardInterrupt: Ctrl-C. The sessions that were opened are closed.
+            KeyboardInterrupt: Ctrl-C was pressed. The sessions that were opened are closed.
         """
         with self._lock:
             if self._connected is not None:
@@ -163,24 +163,24 @@ class McpManager:
     ) -> McpCallResult:
         """Call a tool and return its result. A call that fails is not repeated.
 
-        If the server has changed or removed the tool since it was listed, the tool is not called. The result
-        says so, and `tools` then has what the servers list now.
+        If the server has changed or removed the tool since it was listed, the tool is not called, the result
+        is an error result that says so, and `tools` is updated.
 
         Args:
             tool_name: A bare name, or `server.tool`. An unknown name gives an error result.
             arguments: A JSON object; `None`: no arguments.
             timeout: In seconds, from when the call is sent; `None`: `tool_call_timeout_s`.
             turn: Number of the turn that the call is recorded in; 0 if the call belongs to no turn.
-            definition: The tool's definition when the call was decided on; `None`: the one that is listed
-                now.
+            definition: The definition that the caller knows. If the server's definition differs, the tool
+                is not called. `None`: the definition that was listed last.
 
         Raises:
             ToolCallTimedOut: No answer in time. The tool may have had an effect.
-            ToolServerDied: The server has ended. Further calls to it raise this too, unless `reconnect` lets
-                it be connected again.
+            ToolServerDied: The server has ended. Later calls to it raise this too, unless `reconnect` is set
+                and the server has not been connected again before.
             MCPServerStartupError: The server had died and could not be connected again.
             MCPError: The manager is not connected.
-            KeyboardInterrupt: Ctrl-C. The call is cancelled; the session stays.
+            KeyboardInterrupt: Ctrl-C was pressed. The call is cancelled; the session stays open.
         """
         connected = self._opened()
         tool = connected.routes.called.get(tool_name)
@@ -209,7 +209,7 @@ class McpManager:
         return _result(tool, result)
 
     def request(self, server: str, method: str, params: Mapping[str, object] | None = None) -> m.JsonObject:
-        """Send a server any other request, such as `resources/read`, and return its raw result.
+        """Send a server a request other than a tool call, such as `resources/read`; return the raw result.
 
         Raises:
             MCPRequestError: The server refused the request, did not answer in time, or has died.
@@ -218,7 +218,7 @@ class McpManager:
         return self._opened().client.request(server, method, params)
 
     def request_all(self, server: str, method: str) -> tuple[m.JsonObject, ...]:
-        """Return the items of all pages of a listing, such as `skills/list`. Raises as `request` does."""
+        """Return the items of all pages of a list, such as `skills/list`. Raises the errors of `request`."""
         return self._opened().client.request_all(server, method)
 
     def _opened(self) -> _Connected:
@@ -238,7 +238,7 @@ class McpManager:
                 connected.client.close()
 
     def _listed_again(self, connected: _Connected) -> ToolRoutes:
-        """Replace the listed tools by those that the servers list now, and return the new routes."""
+        """Replace `routes` by the tools that the servers list now, and return the new routes."""
         routes = tool_routes(connected.client.tools())
         with self._lock:
             if self._connected is connected:
@@ -290,6 +290,6 @@ def _unknown(name: str, routes: ToolRoutes, absent: Mapping[m.ServerName, str]) 
 
 def _result(tool: m.ToolDefinition, result: m.ToolCallResult) -> McpCallResult:
     text = tool_results.raw_text(result)
-    # A result without blocks is from a tool server that does not speak MCP, or for a call that was refused.
+    # There are no blocks if the tool server does not speak MCP, or if the call was refused and not sent.
     content = list(result.blocks) or [{"type": "text", "text": text}]
     return McpCallResult(tool.server, tool.tool, content, result.is_error, text)

@@ -58,11 +58,11 @@ class RunResult(Struct, frozen=True, kw_only=True):
     """The result of a run; written to `result.json`.
 
     Attributes:
-        reason: Why it ended; `detail` is a sentence for people.
-        answer: The answer of `finish`.
+        reason: Why the run ended; `detail` says it in a sentence for people.
+        answer: The answer of the model's `finish` action; empty if there was none.
         responses: The texts of the model's `respond` actions.
         notes: The texts of its `note` actions.
-        questions: If the run is parked: what a person has to decide.
+        questions: If the run is parked: the questions that a person has to answer.
     """
 
     run_id: str
@@ -87,20 +87,22 @@ class RunResult(Struct, frozen=True, kw_only=True):
 
 
 class Orchestrator:
-    """Run a task.
+    """Runs a task, or resumes the run of a task.
 
     Args:
-        config: The settings, such as `load_config` returns.
-        folder: The run folder; `None`: nothing is written.
+        config: The settings, for example from `load_config`.
+        folder: The run folder; `None`: no file is written, and the run cannot be resumed.
         actions: The actions that the model can answer with; `None`: those of the skill agent.
         approve: Called with questions about actions that need approval; `None`: nobody can be asked.
-        on_event: Called with the name and the fields of each event of this host.
+        on_event: Called as `on_event(name, fields)` for each log event of this host, such as
+            `step_completed`.
         recorder: Records every message; `None`: a new one.
 
     Attributes:
         stream: Whether replies are streamed, so that the trace has the text as it arrives.
         scripted: Whether the model is a script. The trace records it.
-        settings: Recorded with the run's start, for a program that resumes it.
+        settings: JSON values to record at the start of a run, so that a program that resumes the run can
+            read them.
     """
 
     def __init__(
@@ -130,7 +132,7 @@ class Orchestrator:
         Raises:
             MCPConfigError: The configuration cannot be used; nothing was started.
             TraceError: The run folder cannot be written.
-            KeyboardInterrupt: Ctrl-C. The run can be resumed from its folder.
+            KeyboardInterrupt: Ctrl-C was pressed. The run can be resumed from its folder.
         """
         return self._carry_out(task, None, ())
 
@@ -168,8 +170,8 @@ class Orchestrator:
                 resume = past is not None
                 folder = RunFolder(self._folder, self._recorder, episode_id=run_id, resume=resume)
                 stack.enter_context(folder)
-                # Read the run again: another process may have continued it
-                # before `RunFolder` locked the folder.
+                # Read the trace again, because another process may have continued the run before
+                # `RunFolder` locked the folder.
                 past = read_run(self._folder) if resume else None
             runner = Runner(
                 llm=config.llm,
@@ -214,7 +216,7 @@ class Orchestrator:
             run.note(SkillProblem(problem=problem))
 
     def _live(self, run: Run, past: RunPast | None, decisions: tuple[ApprovalDecision, ...]) -> RunResult:
-        """Connect the servers, run the loop, disconnect them and record the end, whatever happens."""
+        """Connect the servers and run the loop. Then always disconnect the servers and record the end."""
         end = RunEnd("interrupted", "interrupted by Ctrl-C")
         try:
             run.manager = self._connect(run)
@@ -237,7 +239,7 @@ class Orchestrator:
         return result
 
     def _connect(self, run: Run) -> McpManager | None:
-        """Return the connected servers; `None` if no servers are wanted or they cannot be connected."""
+        """Connect the servers; return `None` if there are none to connect or connecting failed."""
         config = run.config
         if not config.mcp_enabled or not config.servers:
             return None
@@ -261,7 +263,7 @@ class Orchestrator:
 
 
 def _offer_served_skills(run: Run) -> None:
-    """Offer the approved skills of the connected servers that `skill_servers` names."""
+    """Offer the model the approved skills of those connected servers that `skill_servers` names."""
     wanted = run.config.skill_servers
     if run.manager is None or not wanted:
         return
@@ -286,12 +288,12 @@ def _conversation(run: Run, past: RunPast | None) -> Conversation:
 
 
 def _note_unmatched(run: Run) -> None:
-    """Note the patterns of the policy that match no tool: a misspelt `deny` rule denies nothing."""
+    """Record the policy's patterns that match no tool, because a misspelt `deny` rule denies nothing."""
     listed = {} if run.manager is None else run.manager.routes.listed
     own = [kind.definition().name for kind in run.registry.types.values()]
     patterns = [pattern for rule in run.config.policy.rules for pattern in rule.tools]
     if run.manager is None and run.config.servers:
-        return  # the pattern may be about a server that could not be connected
+        return  # a pattern may match tools of a server that could not be connected
     for pattern in unmatched_patterns(patterns, (*own, *(tool.name for tool in listed.values()))):
         text = f"the tool policy has {pattern!r}, which matches no tool"
         run.note(m.ServerNoted(server=m.ServerName(AGENT), kind="bad_tool", text=text))

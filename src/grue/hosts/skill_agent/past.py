@@ -20,7 +20,7 @@ class RunPast(hosting.Past[RunStarted], kw_only=True):
         plans: Number of replies, including unusable ones.
         results: The results of the steps, in order.
         begun: The step that was under way when the process ended; 0 if no step was.
-        last_turn: Number of the last turn, which may have no end.
+        last_turn: Number of the last turn, which may not have ended.
         asked: The approvals that the run waits for; `None` if it waits for no approval.
     """
 
@@ -32,7 +32,7 @@ class RunPast(hosting.Past[RunStarted], kw_only=True):
     asked: ApprovalsAsked | None = None
 
     def take_fact(self, envelope: Envelope[Any]) -> None:
-        """Read the next envelope of the trace."""
+        """Update the attributes from the next envelope of the trace."""
         match envelope.body:
             case m.RunTurn():
                 self.last_turn = max(self.last_turn, envelope.turn)
@@ -49,11 +49,11 @@ class RunPast(hosting.Past[RunStarted], kw_only=True):
 
 
 def read_run(path: Path) -> RunPast:
-    """Read how far a run got, from its folder or the trace in it.
+    """Read how far a run got. `path` is its folder or the trace in the folder.
 
     Raises:
-        TraceError: The trace cannot be read or has no run, the run is over, or a message that is needed was
-            redacted.
+        TraceError: The trace cannot be read or has no run, the run is finished, or a message that is needed
+            was redacted.
     """
     needed = (ActionsPlanned, StepEnded)
     return RunPast.read(path, needed=needed, started=RunStarted, over=("finished", "gave_up"))

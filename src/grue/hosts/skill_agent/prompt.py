@@ -1,4 +1,4 @@
-"""The texts that the model reads; pure. The system text is built once a run, the others once a turn."""
+"""Builds the texts that the model reads: the system text once a run, the others once a turn. No I/O."""
 
 import json
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ def build_prompt(
     skills: Iterable[Skill] = (),
     instructions: str = "",
 ) -> str:
-    """Return the system text: the rules, the actions, and a section for skills and tools if there are any."""
+    """Return the system text: rules, instructions, actions, and the skills and tools if there are any."""
     described = _json(each.described() for each in actions)
     sections = [_RULES, instructions.strip(), f"ACTIONS:\n{described}"]
     listed = [{"name": skill.name, "description": skill.description} for skill in skills]
@@ -57,7 +57,7 @@ def results_text(results: Iterable[StepExecutionResult]) -> str:
 
 
 def changed_tools(tools: Iterable[McpToolInfo], system: str) -> str:
-    """Describe the tools if they have changed since the model was told of them; else return ""."""
+    """Describe the tools if they differ from those that `system` describes; else return ""."""
     section = mcp_section(tools)
     if section:
         return "" if section in system else f"The tools have changed.\n\n{section}"
@@ -65,7 +65,7 @@ def changed_tools(tools: Iterable[McpToolInfo], system: str) -> str:
 
 
 def next_text(text: str, changed: str, *, resumed: bool) -> str:
-    """Return the user's next text, preceded by a note on an interruption and by the `changed` tools."""
+    """Return the user's next text: `changed` and `text`, after a note if the run was `resumed`."""
     return "\n\n".join(part for part in (_INTERRUPTED if resumed else "", changed, text) if part)
 
 

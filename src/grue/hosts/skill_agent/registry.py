@@ -1,7 +1,7 @@
 """Actions as JSON: a model answers with a list of them, and your program carries them out.
 
-Use it in a host that wants actions in the reply's text and not the endpoint's tool calls, as the skill agent
-does. Each type of action has a name, a msgspec Struct for its parameters, and a function. The registry makes
+Use this module in a host whose model writes actions into the reply's text instead of calling tools, as the
+skill agent does. Each type of action has a name, a msgspec Struct for its parameters, and a function. The registry makes
 the JSON Schema of a reply, reads replies, and describes the types for a prompt. For a `ToolPolicy`, an
 action is a tool of the server `agent`.
 
@@ -16,7 +16,8 @@ for action in reply.actions:
     print(actions.carry_out(action.type, action.params, world, timeout_s=10))
 ```
 
-Actions are carried out after their turn, so the turn does not record them. `facts.py` has the facts that do.
+Actions are carried out after their turn, so the turn does not record them. Record them yourself, with facts
+such as `StepEnded` in `facts.py`.
 """
 
 import threading
@@ -65,7 +66,7 @@ class PlannedAction(Struct, frozen=True, kw_only=True):
 
     @property
     def target(self) -> str:
-        """The object of the action: its parameter `tool_name`, `path` or `name`; empty without these."""
+        """What the action acts on: its parameter `tool_name`, `path` or `name`; empty without these."""
         found = (self.params.get(key) for key in ("tool_name", "path", "name"))
         return next((value for value in found if isinstance(value, str) and value), "")
 
@@ -89,11 +90,11 @@ class StepExecutionResult(Struct, frozen=True, kw_only=True):
 
     Attributes:
         step: The number of the action in the run, from 1.
-        action: The type of the action; `reply`: the model gave no usable reply.
-        target: The object of the action: a tool, a path, a skill.
+        action: The type of the action; `reply` if the model's reply was unusable.
+        target: What the action acts on: the name of a tool or skill, or a path.
         status: `completed`; `failed`; `denied` by the policy or a person; `skipped`, because the run ended;
             `interrupted`: the process was killed during the action, which may have had an effect.
-        output: The result, as the model is shown it.
+        output: The result that the model is shown, perhaps shortened.
         error: Why the action was not completed; empty if it was.
         artifact: The file with the whole result, relative to the run folder; empty if there is no such file.
         attempts: How often the action was tried.
@@ -115,11 +116,11 @@ class ActionType(Struct, frozen=True):
     """A type of action.
 
     Attributes:
-        params: The Struct of its parameters.
+        params: The Struct of the action's parameters.
         run: Called with the parameters and the host's context. Returns the result for the model; raises
             `ValueError` or `OSError` if it fails. `None`: the host carries the action out itself.
         description: One sentence for the model.
-        annotations: Whether it changes something, and whether it may be repeated after a failure.
+        annotations: Whether the action changes something, and whether it may be repeated after a failure.
     """
 
     name: str
@@ -129,7 +130,7 @@ class ActionType(Struct, frozen=True):
     annotations: ToolAnnotations = ToolAnnotations()
 
     def definition(self) -> m.ToolDefinition:
-        """Return the action as a tool, which a policy judges."""
+        """Return a tool definition for the action, so that a `ToolPolicy` can judge it."""
         return m.ToolDefinition(
             server=m.ServerName(AGENT),
             tool=self.name,
@@ -193,7 +194,7 @@ class ActionTypes:
     def answer_spec(self, offered: Iterable[ActionType] | None = None) -> AnswerSpec[ActionReply]:
         """Return the schema of a valid reply: an object with actions, or a single action.
 
-        The schema has the `offered` types; `None`: all. Actions of the other types are still read.
+        The schema has only the `offered` types; `None`: all. A reply with other types is still accepted.
         """
         return AnswerSpec(self.read, schema=self.schema(offered), name="actions", told=True)
 
@@ -225,8 +226,8 @@ class ActionTypes:
         """Return the actions of a reply.
 
         Raises:
-            ValueError: The reply has no actions, or one that cannot be carried out; the text is for the
-                model.
+            ValueError: The reply has no or too many actions, an unknown action or wrong parameters. The
+                error's text is for the model.
         """
         try:
             reply: ActionReply = AnswerSpec.of(ActionReply).parse(text)
@@ -242,15 +243,16 @@ class ActionTypes:
         return reply
 
     def params(self, name: str, params: dict[str, Any], where: str = "params") -> Any:
-        """Return the parameters of an action, as the model wrote them, as the Struct of the action's type.
+        """Convert the parameters that the model wrote for the action `name` to the Struct of its type.
 
         Raises:
-            ValueError: There is no such action, or the parameters do not fit. The text begins with `where`.
+            ValueError: There is no such action, or the parameters are wrong. The error's text begins with
+                `where`.
         """
         kind = self.types.get(name)
         if kind is None:
             raise ValueError(f"{where}: there is no action {name!r}; there are {', '.join(self.types)}")
-        # A strict schema makes every property required, so `null` is how a model leaves one out.
+        # In strict mode, endpoints require every property, so a model writes `null` to leave one out.
         given = {key: value for key, value in params.items() if value is not None}
         try:
             return msgspec.convert(given, kind.params)
@@ -260,8 +262,9 @@ class ActionTypes:
     def carry_out(self, name: str, params: dict[str, Any], context: object, *, timeout_s: float) -> str:
         """Carry out an action and return its result for the model; blocking.
 
-        The function runs in a daemon thread. At the limit, and after Ctrl-C, it goes on there and its result
-        is dropped, because Python cannot stop a thread. It does not keep the program alive.
+        The action's function runs in a daemon thread, which does not keep the program alive. At the time
+        limit and after Ctrl-C, the function goes on there, because Python cannot stop a thread; its result is
+        dropped.
 
         Args:
             name: The action's type.
@@ -270,7 +273,7 @@ class ActionTypes:
             timeout_s: Time limit in seconds; infinite: none.
 
         Raises:
-            ValueError: There is no such action, the parameters do not fit, or the function has raised it.
+            ValueError: There is no such action, the parameters are wrong, or the function has raised it.
             TimeoutError: The limit was reached. The action may have had an effect.
             Exception: Whatever else the function raises.
         """
@@ -294,15 +297,15 @@ def _shape(schema: m.JsonObject) -> str:
 
 
 class HasWorkspace(Protocol):
-    """A context of actions that `FILE_ACTIONS` can use: it has a folder, which no path can leave."""
+    """What the context of an action must have for `FILE_ACTIONS`."""
 
     @property
     def workspace(self) -> ConfinedFolder:
-        """The folder that file actions work in."""
+        """The folder that file actions work in; no path can lead out of it."""
         ...
 
 
-# A docstring of these classes would be a description in the schema that the model gets.
+# These classes have no docstrings, because a docstring would become a description in the model's schema.
 class FilePath(Struct):  # noqa: D101
     path: str
 

@@ -20,13 +20,13 @@ class Run(Struct, kw_only=True):
     """One run.
 
     Attributes:
-        began: When the run began, in monotonic seconds. For a resumed run, it is earlier by the time that the
-            run had taken before, so that its time limit covers both parts.
-        folder: The run folder; `None`: nothing is written.
+        began: When the run began, on the clock `time.monotonic`. For a resumed run: as if it had begun now
+            minus the time it had taken before, so that the time limit covers both parts.
+        folder: The run folder; `None`: no file is written.
         manager: The connected servers; `None` if no servers are connected.
         stream: Whether replies are streamed.
         turn: Number of the turn whose actions are carried out; 0 until the first reply has come.
-        turns: Number of replies so far, also unusable ones.
+        turns: Number of replies so far, including unusable ones.
         results: The results of the steps so far, in order.
         asked: The approvals for which the run is parked; `None` if it is not parked.
     """
@@ -63,7 +63,7 @@ class Run(Struct, kw_only=True):
         """The types of actions that the model is offered: all that can be used in this run.
 
         `mcp_call` is offered only if there are tools, and `use_skill` only if there are skills. If the model
-        answers with an action that it is not offered, the step fails, and the model reads why.
+        uses an action that it is not offered, the step fails, and the model reads why.
         """
         empty = {
             name for name, some in ((MCP_CALL, self.tools), (USE_SKILL.name, self.skills.by_name)) if not some
@@ -71,12 +71,15 @@ class Run(Struct, kw_only=True):
         return [each for name, each in self.registry.types.items() if name not in empty]
 
     def note(self, fact: Fact | m.ServerNoted, turn: int = 0) -> None:
-        """Record a fact."""
+        """Record a fact in the trace."""
         self.recorder.record(fact, sender="host", turn=turn)
 
 
 def error_text(error: Exception) -> str:
-    """Return an exception's text, after the name of its class unless the class has texts for people."""
+    """Return an exception's text for the model.
+
+    It begins with the name of the class, unless texts of that class are sentences, as those of `OSError` are.
+    """
     try:
         said = str(error).encode("utf-8", "replace").decode()
     except Exception:  # noqa: BLE001 - it is the host's own class

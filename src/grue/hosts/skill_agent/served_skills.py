@@ -54,7 +54,7 @@ class AsksServers(Protocol):
 
 
 class SkillResource(Struct, frozen=True):
-    """A file of a skill, as its server lists it."""
+    """A file of a skill, as the server lists it."""
 
     uri: str
     digest: str
@@ -65,10 +65,10 @@ class ServedSkill(Struct, frozen=True, kw_only=True):
     """A skill that a server lists.
 
     Attributes:
-        server: The server.
-        uri: The address of its `SKILL.md`.
-        front: Its front matter, as listed.
-        files: All its files by their paths in the skill, `SKILL.md` included.
+        server: The server's name.
+        uri: The URI of the skill's `SKILL.md`.
+        front: The skill's front matter, as the server lists it.
+        files: All files of the skill, `SKILL.md` included, by their paths in the skill.
     """
 
     server: str
@@ -78,12 +78,12 @@ class ServedSkill(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The name that the model sees: server, slash, skill. No local skill has a name with a slash."""
+        """The name that the model sees, `SERVER/SKILL`. Names of local skills cannot have a slash."""
         return f"{self.server}/{self.front['name']}"
 
     @property
     def digest(self) -> str:
-        """The digest that a person approves: it covers the whole entry, and so the digest of each file."""
+        """The digest that a person approves. It covers the whole entry, with the digest of each file."""
         files = sorted((each.uri, each.digest, each.size) for each in self.files.values())
         entry = json.dumps([self.uri, self.front, files], sort_keys=True)
         return f"sha256:{hashlib.sha256(entry.encode('utf-8', 'surrogatepass')).hexdigest()}"
@@ -116,7 +116,7 @@ def list_skills(asks: AsksServers, server: str) -> tuple[list[ServedSkill], list
 
 
 def get_skill(asks: AsksServers, server: str, uri: str) -> ServedSkill:
-    """Return the entry of one skill, by the address of its `SKILL.md`. Reads no file.
+    """Return the entry of one skill; `uri` is that of its `SKILL.md`. Reads no file.
 
     Raises:
         MCPError: The server knows no such skill, or its entry cannot be used.
@@ -132,10 +132,11 @@ def get_skill(asks: AsksServers, server: str, uri: str) -> ServedSkill:
 
 
 def read_file(asks: AsksServers, skill: ServedSkill, path: str = SKILL_FILE) -> str:
-    """Read a file of a skill, and return it if digest and size are as listed. Fetches nothing else.
+    """Read one file of a skill, check its digest and size, and return its text.
 
     Raises:
-        ValueError: The file does not exist or differs from the listed one. The text is for the model.
+        ValueError: There is no such file, it differs from its entry, is too long, or is not text. The error's
+            text is for the model.
         MCPError: The server does not answer.
     """
     listed = skill.files.get(path)
@@ -164,11 +165,11 @@ class ServedSkills:
 
     Args:
         asks: Sends requests to the servers.
-        servers: The servers whose skills are wanted; no other is asked.
+        servers: The servers to ask for skills.
         folder: The folder with `mcp_skills.lock`, which has the approved digests.
 
     Attributes:
-        by_name: The approved skills.
+        by_name: The approved skills, by name.
         waiting: The listed skills that are not approved, or have changed since they were approved.
         problems: A sentence for each skill or server that cannot be used.
 
@@ -210,7 +211,7 @@ class ServedSkills:
         write_skill_lock(self._lock, approved)
 
     def as_skills(self) -> dict[str, Skill]:
-        """Return the approved skills as `Skill`s. Their texts are not read, and they allow no tools."""
+        """Return the approved skills as `Skill` objects, with empty texts and without `allowed-tools`."""
         return {
             name: Skill(
                 name=name,
@@ -222,10 +223,11 @@ class ServedSkills:
         }
 
     def text(self, name: str, file: str = "") -> str:
-        """Read the text of an approved skill, with the names of its other files; or its `file`.
+        """Read a skill's `file` from its server. Without `file`: read `SKILL.md`, and add the files' names.
 
         Raises:
-            ValueError: The file does not exist or differs from what was approved. The text is for the model.
+            ValueError: There is no such file, it differs from the approved one, or the server does not
+                answer. The error's text is for the model.
         """
         skill = self.by_name[name]
         try:

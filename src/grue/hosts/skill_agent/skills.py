@@ -1,16 +1,16 @@
 """Skills: folders with a `SKILL.md`, in the Agent Skills format that many agents use.
 
-Use it in a host that offers skills to a model. `Skills` reads a folder of skills: show the model names and
-descriptions, and give it the text of a skill, and the files beside it, when it asks for them.
+Use this module in a host that offers skills to a model. `Skills` reads a folder of skills: show the model
+their names and descriptions. When it asks for a skill or for a file beside it, return the text.
 
-`granted` says what the `allowed-tools` of a skill mean for the tools of your host. The named tools are
-approved in advance: pass `Grant.approved` to `grue.hosting.judge_calls`, so that a policy's `ask` does not
-apply to them. A `deny` stays. An entry with a pattern for arguments, `Bash(git:*)`, approves nothing, since
-the rules of a policy do not look at arguments. A bare name, such as `Read`, means an action of the host. A
-tool of a server is allowed only by an entry that names the server: a server chooses the names of its tools.
+`granted` finds the tools of your host that a skill's `allowed-tools` name. These tools are approved in
+advance: pass `Grant.approved` to `grue.hosting.judge_calls`, so that a policy's `ask` does not apply to them.
+A `deny` still applies. An entry with a pattern for arguments, `Bash(git:*)`, approves nothing, because rules
+of a policy do not look at arguments. A bare name, such as `Read`, means an action of the host. Only an entry
+with a server's name can allow a tool of the server, because a server could name its tool `Read`, too.
 
 A `SKILL.md` begins with front matter between two lines `---`: YAML with `name` and `description`, perhaps
-`allowed-tools`, and keys that are ignored here. Markdown follows.
+`allowed-tools`, and keys that are ignored here. The instructions follow, in Markdown.
 """
 
 import json
@@ -59,7 +59,7 @@ class Skill(Struct, frozen=True, kw_only=True):
 
 
 def read_skills(folder: Path) -> tuple[dict[str, Skill], list[str]]:
-    """Read the skills of a folder: its subfolders that have a `SKILL.md`, which may be links.
+    """Read the skills of a folder. Each subfolder with a `SKILL.md` is a skill; it may be a symbolic link.
 
     Returns:
         The skills by name, and a sentence with file and line for each skill that is left out.
@@ -114,7 +114,7 @@ def read_skill(path: Path) -> Skill:
 
 
 def is_skill_name(name: object) -> TypeGuard[str]:
-    """Return whether a value is a name that a skill may have."""
+    """Return whether a value is a valid name for a skill."""
     return isinstance(name, str) and len(name) <= 64 and _NAME.fullmatch(name) is not None
 
 
@@ -145,10 +145,10 @@ class _SkillLock(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_skill_lock(path: Path) -> dict[str, dict[str, str]]:
-    """Return the approved digests, by server and the address of the skill; empty without the file.
+    """Return the approved digests, by server and by the URI of the skill; empty if there is no file.
 
     Raises:
-        MCPConfigError: The file cannot be read, or is not such a lock.
+        MCPConfigError: The file cannot be read, or is not a lock of skills.
     """
     if not path.exists():
         return {}
@@ -159,7 +159,7 @@ def read_skill_lock(path: Path) -> dict[str, dict[str, str]]:
 
 
 def write_skill_lock(path: Path, servers: Mapping[str, Mapping[str, str]]) -> None:
-    """Write the approved digests, as `read_skill_lock` returns them.
+    """Write the approved digests, in the form in which `read_skill_lock` returns them.
 
     Raises:
         MCPConfigError: The file cannot be written.
@@ -207,11 +207,11 @@ _NO_OTHERS: Mapping[str, str] = {}
 
 
 class Grant(Struct, frozen=True):
-    """What a skill's `allowed-tools` mean.
+    """The tools that a skill's `allowed-tools` name.
 
     Attributes:
         approved: The tools that are approved in advance.
-        named: All tools that are named, also by entries with a pattern, which approve nothing.
+        named: The approved tools, and those of entries with a pattern for arguments, which approve nothing.
         unknown: Names that match no tool.
     """
 
@@ -224,10 +224,10 @@ class Skills:
     """The skills of a folder.
 
     Args:
-        folder: Its subfolders with a `SKILL.md` are the skills; `None`: no folder, no skills.
+        folder: Its subfolders with a `SKILL.md` are the skills; `None`: there are no skills.
 
     Attributes:
-        by_name: The skills.
+        by_name: The skills, by name.
         problems: A sentence for each skill that was left out, with file and line.
     """
 
@@ -236,17 +236,17 @@ class Skills:
         self._texts: dict[str, Callable[[str, str], str]] = {}
 
     def add(self, skills: Mapping[str, Skill], text: Callable[[str, str], str]) -> None:
-        """Offer further skills, such as those of servers. `text` returns what the method `text` does."""
+        """Add skills from elsewhere, such as a server; for them, `Skills.text` calls the function `text`."""
         self.by_name |= skills
         self._texts |= dict.fromkeys(skills, text)
 
     def text(self, name: str, file: str = "") -> str:
-        """Return the Markdown of a skill, with the names of its other files; or the text of its `file`.
+        """Return the text of a skill's `file`, a path in its folder.
 
-        `file` is a path in the skill's folder; empty: the skill itself.
+        Without `file`: the skill's own text, followed by the names of its files.
 
         Raises:
-            ValueError: There is no such skill or file. The text is a sentence for the model.
+            ValueError: There is no such skill or file. The error's text is for the model.
         """
         skill = self.by_name.get(name)
         if skill is None:
@@ -289,13 +289,13 @@ USE_SKILL = ActionType(
 
 
 def granted(skill: Skill, tools: Iterable[str], others: Mapping[str, str] = _NO_OTHERS) -> Grant:
-    """Return the tools that a skill's `allowed-tools` approve.
+    """Return the tools that a skill's `allowed-tools` name.
 
     Args:
         skill: The skill.
-        tools: Canonical names (`server.tool`) of all tools; the host's own actions are `agent.action`.
-        others: The host's action that does the same as another agent's tool, by that tool's name, such as
-            `Read`.
+        tools: Full names (`server.tool`) of all tools; the host's own actions are `agent.action`.
+        others: The host's actions that do the same as well-known tools of other agents, by the names of those
+            tools: `{"Read": "agent.read_file"}`.
     """
     known = frozenset(tools)
     approved: set[str] = set()
@@ -320,7 +320,7 @@ def _meant(name: str, known: frozenset[str], others: Mapping[str, str]) -> set[s
     parts = name.removeprefix("mcp__").split("__")
     if len(parts) == 1 or parts[1:] == ["*"]:
         return {each for each in known if each.startswith(f"{parts[0]}.")}
-    # `__` may be part of a server's or a tool's name, so the entry can be split in several ways. If more than
-    # one split names a tool, allow none: a server could have chosen its names to make its own tool fit.
+    # The entry is `mcp__SERVER__TOOL`, and both names may contain `__`, so it can be split in several ways.
+    # If more than one split names a tool, allow none: a server could choose names so that its tool matches.
     readings = {f"{'__'.join(parts[:at])}.{'__'.join(parts[at:])}" for at in range(1, len(parts))} & known
     return readings if len(readings) == 1 else set()
