@@ -41,7 +41,7 @@ before it acts. A client starts it; there is nothing to type. In an mcp_config.j
 It ends when its input ends.
 """
 
-VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")  # ISO dates, so they can be compared as strings
+VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")  # ISO dates: comparable as texts
 MAX_LINE_BYTES = 4 * 1024 * 1024
 
 PARSE_ERROR = -32700

@@ -1,9 +1,9 @@
 """Actions as JSON: a model answers with a list of them, and your program carries them out.
 
 Use this module in a host whose model writes actions into the reply's text instead of calling tools, as the
-skill agent does. Each type of action has a name, a msgspec Struct for its parameters, and a function. The registry makes
-the JSON Schema of a reply, reads replies, and describes the types for a prompt. For a `ToolPolicy`, an
-action is a tool of the server `agent`.
+skill agent does. Each type of action has a name, a msgspec Struct for its parameters, and a function.
+`ActionTypes` makes the JSON Schema of a reply, reads replies, and describes the types for a prompt. For a
+`ToolPolicy`, an action is a tool of the server `agent`.
 
 ```python
 class Move(Struct):
