@@ -22,8 +22,8 @@ class AsSent(Struct, frozen=True):
 
     Attributes:
         said: The messages of the conversation, oldest first.
-        fresh: How many of the last items in `said` are new in this request.
-        missing: How many entries before `said` are not in the trace.
+        fresh: How many items at the end of `said` are new in this request.
+        missing: How many earlier entries of the conversation are not in the trace.
         tools: The tools that the request offers.
         answer: The schema of the answer that the request demands; `None`: any text.
         message: The request's number in the trace.
@@ -44,7 +44,10 @@ class _Talk:
         self.tools: tuple[m.ToolDefinition, ...] = ()
 
     def take(self, step: SaidStep) -> None:
-        """Add a message. If it contradicts the history, count the history as missing and begin a new one."""
+        """Add a step to the history. If the two do not fit together, count the history as missing.
+
+        A new history then begins with this step.
+        """
         try:
             take_step(self.history, step)
         except ValueError:
@@ -63,7 +66,7 @@ class Conversations:
         self._of_request: dict[int, m.ConversationId] = {}
 
     def see(self, envelope: Envelope[Any]) -> AsSent | None:
-        """Take the next envelope; return what was sent if it is a request, and otherwise `None`."""
+        """Take the next envelope. If it is a request to the model, return what was sent; otherwise `None`."""
         body, cause = envelope.body, envelope.cause or 0
         match body:
             case m.RunTurn():
@@ -114,7 +117,7 @@ class Conversations:
         )
 
     def _end(self, name: m.ConversationId, end: m.TurnCompleted | m.TurnFailed) -> None:
-        """Close a turn's conversation, and forget it if no later turn can continue it."""
+        """Record a turn's end in its conversation. Forget it if no later turn can continue it."""
         self._talk(name).take(end)
         if name == f"turn-{end.turn}":
             self._talks.pop(name, None)
@@ -122,6 +125,6 @@ class Conversations:
             del self._talks[next(iter(self._talks))]
 
     def _talk(self, name: m.ConversationId) -> _Talk:
-        # Only the conversation of a server's sampling is not begun by a turn. It has one request, so it is
-        # not remembered.
+        # A turn begins every conversation except that of a server's sampling request. That conversation has
+        # only this request, so do not store it.
         return self._talks.get(name) or _Talk()

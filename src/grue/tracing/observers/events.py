@@ -4,11 +4,10 @@
 I/O; observers write the events that it returns. If the requirements name an event, they also specify its text
 and fields. Events that depend on one message alone are in `tracing/message_words.py`.
 
-The settlement of a tool call decides its events. Each call that was sent has one `mcp_tool_call`. Each
-settlement has the events of its row in the table. Each failure, that is, each tool message with an error, has
-exactly one failure event:
+Each tool call that was sent to its server has one event `mcp_tool_call`. The events that follow depend on how
+the call was settled. Each failed call has exactly one failure event:
 
-| settlement                | completion        | failure            |
+| the call                  | completion event  | failure event      |
 |---------------------------|-------------------|--------------------|
 | returned a result         | `mcp_tool_result` |                    |
 | returned an error         | `mcp_tool_result` | `mcp_tool_error`   |
@@ -17,9 +16,9 @@ exactly one failure event:
 | rejected, never sent      |                   | `mcp_tool_error`   |
 | skipped, never sent       |                   | `mcp_tool_skipped` |
 
-A turn in which tools were on offer has one `mcp_session_started`, with its first request, and one
-`mcp_session_complete`, with its end, whose `tool_calls_count` and `tools_used` count the calls that were
-sent.
+A turn that offers tools has one `mcp_session_started` when it makes its first request, and one
+`mcp_session_complete` when it ends. In the latter, `tool_calls_count` and `tools_used` cover only calls that
+were sent.
 
 Source: R7.1-3, P21, P28-30
 """
@@ -85,7 +84,7 @@ class _Call(Struct, frozen=True):
 
 
 class _TurnLines:
-    """Makes the lines of one turn's messages that depend on earlier messages of the turn.
+    """Makes those log lines of one turn that depend on more than one of its messages.
 
     Args:
         servers: The servers of the turn.
@@ -105,7 +104,7 @@ class _TurnLines:
         self._broken_by: str | None = None
 
     def lines(self, body: object) -> Iterator[LogLine]:
-        """Yield the lines of a message that depend on earlier messages too."""
+        """Take the next message, and yield its log lines that depend on earlier messages too."""
         match body:
             case m.ConnectFailed(server=server):
                 self._attempts[server] = body
@@ -215,7 +214,7 @@ class _TurnLines:
             yield self._failed(call.name, result.error_message or "")
 
     def _rejected(self, name: str, error: str, call_id: str) -> LogLine:
-        """Return the line of a call that was not sent, with the arguments, which no `mcp_tool_call` has."""
+        """Return the line for a call that was not sent, with its arguments: it has no `mcp_tool_call`."""
         call = self._calls.get(call_id)
         failed = self._failed(name, error)
         if call is None:
@@ -280,7 +279,7 @@ class EventFeed:
             return []
         if isinstance(body, m.RunTurn):
             self._latest = self._running[envelope.turn] = _TurnLines(body.servers, self._attempts)
-        # What a host does outside turns, such as a call of its own, belongs to the turn that has begun last.
+        # Messages outside turns, such as the host's own calls, are handled with the turn that began last.
         of_turn = self._running.get(envelope.turn, self._latest)
         if isinstance(body, m.TurnEnd):
             self._running.pop(envelope.turn, None)
@@ -312,7 +311,7 @@ _RESERVED = {*vars(logging.makeLogRecord({})), "message", "asctime"}
 
 
 class LoggerObserver:
-    """An observer that gives `logger` each event's text, with type and fields as the record's attributes.
+    """An observer that logs each event: its text as the message, its type and fields as record attributes.
 
     Args:
         logger: A logger, or any object with a logger's methods `info`, `warning` and `error`.

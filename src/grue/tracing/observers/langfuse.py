@@ -193,7 +193,13 @@ class _LangfuseSink(SpanSink):
         self._for_the_whole_trace = _propagation(seed, name)
 
     def _start(self, inside: Any, at: float, beginning: m.JsonObject) -> Any:
-        """Create an observation in the observation `inside`; `None`: on the outermost level of the trace."""
+        """Create an observation as a child of `inside`; `None`: as a root of the trace.
+
+        Args:
+            inside: The parent.
+            at: When the observation starts, in seconds since the epoch.
+            beginning: The arguments for Langfuse's `start_observation`.
+        """
         with self._for_the_whole_trace():
             if inside is None:
                 observation = self._client.start_observation(trace_context=self._trace, **beginning)
@@ -309,7 +315,7 @@ class _LangfuseSink(SpanSink):
 
 
 def _propagation(session_id: str, trace_name: str) -> Callable[[], AbstractContextManager[Any]]:
-    """Return a function for the context in which observations get the session's id and the trace's name."""
+    """Return a function that makes a context. Observations that start in it get the session id and name."""
     if find_spec("langfuse") is None:  # the client is not Langfuse's own, for example in a test
         return nullcontext
     from langfuse import propagate_attributes
@@ -328,7 +334,7 @@ def _parameters(asks: m.ModelAsked) -> m.JsonObject:
 
 
 def usage_details(usage: m.Usage) -> dict[str, int]:
-    """Return the tokens by Langfuse's classes, which do not overlap, and add up to the total."""
+    """Return the number of tokens in each of Langfuse's classes, which do not overlap."""
     details = {
         "input": max(0, usage.input_tokens - usage.cached_tokens - usage.cache_write_tokens),
         "output": max(0, usage.output_tokens - usage.reasoning_tokens),
@@ -352,6 +358,7 @@ def _turn_facts(end: m.TurnCompleted | m.TurnFailed) -> m.JsonObject:
 
 def _set_start(observation: Any, at_ns: int) -> None:
     span = getattr(observation, "_otel_span", None)
-    # A span that is sampled out, or of a client that is disabled or a stand-in, has no start time to set.
+    # Some spans have no start time to set: those that are not sampled, and those of a disabled or a fake
+    # client.
     if isinstance(getattr(span, "_start_time", None), int):
         span._start_time = at_ns  # type: ignore[union-attr]  # noqa: SLF001 - there is no other way in version 5

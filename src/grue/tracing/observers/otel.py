@@ -13,10 +13,10 @@
 `otel_attributes.py` has the names and attributes. Times and parents come from the trace, never from the
 thread that writes the spans.
 
-A call of an MCP tool names its span to the server (`traceparent` and `tracestate` in `_meta`, which the SDK
-writes), so that the server's own spans are in the same tree. But the spans are created later, in another
-thread. So their ids are computed before: the id of the trace at the start, and the id of a call's span from
-the number of its message.
+A call of an MCP tool tells the server the ids of the trace and of the call's span (`traceparent` and
+`tracestate` in `_meta`, which the SDK writes), so that the server's own spans are in the same tree. But the
+call's span is created later, in another thread. So both ids are known before: the id of the trace from the
+start, and the id of the span because it is computed from the number of the call's message.
 """
 
 import contextlib
@@ -115,7 +115,7 @@ class OtelObserver(Outbox):
     def _around_call(self, message: int) -> Iterator[None]:
         from opentelemetry import context, trace
 
-        if self.closed or self._process != os.getpid():  # the span of this call will not be exported
+        if self.closed or self._process != os.getpid():  # the call's span will not be exported
             yield
             return
         span = trace.NonRecordingSpan(self._sink.context_of(message))
@@ -127,7 +127,10 @@ class OtelObserver(Outbox):
 
 
 def _provider_from_environment(warn: Warn) -> tuple[Any, bool]:
-    """Return a tracer provider, or `None` after a warning, and whether the observer has to shut it down."""
+    """Return a tracer provider, and whether the observer has to shut it down.
+
+    The provider is `None` if none can be made; `warn` has then been called with the reason.
+    """
     if not _installed():
         warn(f"{INSTALL}. The episode continues without it.")
         return None, False
@@ -169,12 +172,12 @@ class _OtelSink(SpanSink):
         self._root: Any = None
 
     def context_of(self, message: int) -> Any:
-        """Return the context of a tool call's span, by the number of the call's message. Thread-safe."""
+        """Return the span context of a tool call; `message` is the number of its message. Thread-safe."""
         from opentelemetry.trace import SpanContext, TraceFlags
 
         assert self.ids is not None, "asked for only if there are ids"
         root, span = self._root, self.ids.span_of(message)
-        if root is None:  # the root does not exist yet; assume that no sampler will leave it out
+        if root is None:  # the root span does not exist yet; assume that it will be sampled
             return SpanContext(self.ids.trace, span, False, TraceFlags(TraceFlags.SAMPLED))
         return SpanContext(root.trace_id, span, False, root.trace_flags, root.trace_state)
 
@@ -223,7 +226,7 @@ class _OtelSink(SpanSink):
 
 
 class _Ids:
-    """Generates the ids of an observer's spans. The ids of tool calls are known before their spans begin.
+    """Generates the ids of an observer's spans. The id of a tool call's span is known before it begins.
 
     Attributes:
         trace: The id of the trace.
@@ -236,7 +239,7 @@ class _Ids:
         self.next_span: int | None = None
 
     def span_of(self, message: int) -> int:
-        """Return the id of a tool call's span; `message` is the number of the call's message."""
+        """Return the id of a tool call's span, computed from the number of the call's message."""
         digest = hashlib.blake2b(f"{self.trace:032x}{message}".encode(), digest_size=8).digest()
         return int.from_bytes(digest) or 1
 
@@ -255,7 +258,7 @@ class _Ids:
 
 
 def _own_tracer(provider: Any) -> tuple[Any, _Ids | None]:
-    """Return a provider's tracer, and its ids; the ids are `None` if the tracer is not the SDK's."""
+    """Return a provider's tracer with an `_Ids` as its id generator; `None`: the tracer is not the SDK's."""
     tracer: Any = None if provider is None else provider.get_tracer("grue")
     others = getattr(tracer, "id_generator", None)
     if others is None:

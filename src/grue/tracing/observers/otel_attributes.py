@@ -3,12 +3,12 @@
 `tests/support/genai_conventions.py` has the conventions' tables of required and recommended attributes, with
 their date; tests compare spans with them. Attributes without a standard name are called `grue.*`.
 
-Attributes on which samplers decide (operation, provider, model, address, agent) are set when a span begins.
-If a trace does not name them by then (in older versions, or with a host's own model actor), they are set at
-the end.
+The attributes that a sampler reads (operation, provider, model, address, agent) are set when a span begins.
+If a trace does not contain a value by then, it is set when the span ends. This happens with old traces, and
+with traces of hosts that have their own model actor.
 
-The conventions have a JSON schema for each attribute that holds text of models or tools. Each of these texts
-is cut at `CONTENT_LIMIT` characters.
+The attributes that hold text of models or tools are JSON, by the schemas of the conventions. Each text in
+them is cut at `CONTENT_LIMIT` characters.
 """
 
 from collections.abc import Iterable
@@ -45,7 +45,7 @@ from grue.tracing.observers.spans import (
 
 
 def said(items: tuple[m.ConversationItem | m.AssistantReply, ...], *, capture: bool) -> dict[str, Any]:
-    """Return the attributes for the messages that the model got; without `capture`, only their size."""
+    """Return the attributes for the messages that the model was sent; without `capture`, only their size."""
     if not capture:
         return {"grue.input_chars": len(json_text(chat_messages(items)))}
     instructions = [_text(item.text) for item in items if isinstance(item, m.SystemText)]
@@ -160,8 +160,8 @@ class Conventions:
 
     Args:
         agent: The agent in the spans of turns.
-        capture_content: Whether prompts, arguments, outputs and error texts may be sent, and whether a
-            generation has its whole conversation; see `Capture`.
+        capture_content: Whether prompts, arguments, outputs and error texts are sent. `"reference"`: yes, but
+            of a generation's conversation only the new messages.
     """
 
     def __init__(self, agent: AgentDescription, capture_content: Capture) -> None:
@@ -184,7 +184,7 @@ class Conventions:
         return {**self._ended(event), **self._about_subject(event), **self._judged(event)}
 
     def words(self, verdict: Verdict) -> str:
-        """Return the description of a failure's status."""
+        """Return the description for the error status of a failed span."""
         detail = clipped_text(verdict.detail, DETAIL_LIMIT) if self._capture else ""
         return detail or verdict.error_type
 
@@ -317,7 +317,7 @@ class Conventions:
         }
 
     def _about_subject(self, event: SpanClosed) -> Attributes:
-        """Return the attributes that became known while the subject's span was open."""
+        """Return the attributes of a completion or tool call that became known after its span began."""
         match event.subject:
             case Generation(asks=asks):
                 return {**_sampling(asks), **_sampling_of_model(asks)}
@@ -328,7 +328,7 @@ class Conventions:
                 return {}
 
     def _judged(self, event: SpanClosed) -> Attributes:
-        """Return the attributes of a span's verdict. Only a span that failed has `error.type`."""
+        """Return the attributes that say how a span ended. Only a span that failed has `error.type`."""
         verdict = event.verdict
         if verdict.level != "error":
             return {"grue.warning": verdict.error_type or None, **self._detail(verdict)}
@@ -353,7 +353,7 @@ def _episode(episode: Episode) -> tuple[str, Attributes]:
 
 
 def _mcp(use: ToolUse) -> Attributes:
-    """Return the attributes of the MCP request of a tool call, which has no span of its own."""
+    """Return the attributes for a tool call's MCP request. They go on the call's span."""
     if not use.protocol_version:
         return {}
     by_http = bool(use.address)
@@ -391,7 +391,7 @@ def _sampling(asks: m.ModelAsked) -> Attributes:
 
 
 def _sampling_of_model(asks: m.ModelAsked) -> Attributes:
-    """Return the settings that only the span of a completion has."""
+    """Return the attributes for settings that the conventions define only for the span of a completion."""
     tier = asks.sampling.get("service_tier")
     return {
         "gen_ai.request.top_k": _number(asks.sampling.get("top_k")),
@@ -415,9 +415,10 @@ def _finished(reason: str | None) -> Attributes:
 
 
 def _of_this_part(usage: m.Usage, subject: object) -> m.Usage:
-    """Return the usage of a turn since it was resumed: the spans of its earlier part are in another trace.
+    """Return the usage of a turn since it was resumed; of a turn that was not resumed, the whole usage.
 
-    Tools that add up the usage of all traces, such as MLflow, would count that part twice.
+    The usage before that is in the spans of an earlier trace. Tools that add up the usage of all traces, such
+    as MLflow, would count it twice.
     """
     if not isinstance(subject, m.RunTurn) or subject.resumed is None:
         return usage

@@ -55,7 +55,7 @@ def warn_once(warn: Warn | None = None) -> Warn:
 
 
 class Consumer(Protocol):
-    """Handles envelopes in the outbox's thread. The methods may block; exceptions are counted."""
+    """Handles envelopes in the outbox's thread. The methods may block. The outbox counts their exceptions."""
 
     def consume(self, envelope: Envelope[Any]) -> None:
         """Handle the next envelope."""
@@ -101,7 +101,7 @@ class Outbox:
         self._name = name
         self._bound = bound
         self._warn = warn_once(warn)
-        # `SimpleQueue.put` never waits, and it takes no lock that the thread could hold.
+        # Unlike `Queue.put`, `SimpleQueue.put` never waits, not even for a lock that the thread may hold.
         self._queue: queue.SimpleQueue[Envelope[Any] | threading.Event | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
@@ -223,10 +223,10 @@ _exporting = threading.local()
 
 
 def patient(exporter: "SpanExporter", *, backend: str, warn: Warn) -> "SpanExporter":
-    """Return an exporter that warns about the first failure of `exporter` and suppresses its log records.
+    """Return an exporter that calls `warn` when `exporter` fails, and suppresses its log records.
 
-    Otherwise, while the backend cannot be reached, OpenTelemetry would log two retries and a failure per
-    batch.
+    Otherwise, while the backend cannot be reached, OpenTelemetry would log two retries and a failure for each
+    batch of spans.
 
     Args:
         exporter: Sends the spans over HTTP.
@@ -245,7 +245,7 @@ class _PatientExporter:
         self._warn = warn
 
     def export(self, spans: "Sequence[ReadableSpan]") -> "SpanExportResult":
-        """Send a batch; the wrapped exporter retries."""
+        """Send a batch of spans. The wrapped exporter retries; if it fails, warn."""
         said: list[str] = []
         _exporting.said = said
         try:
@@ -267,7 +267,7 @@ class _PatientExporter:
 
 
 def _hold_back(record: logging.LogRecord) -> bool:
-    """Hold back records that this thread logs during an export; let all others pass."""
+    """Filter: hold back the records that this thread logs during an export, and let all others pass."""
     said: list[str] | None = getattr(_exporting, "said", None)
     if said is None:
         return True

@@ -15,7 +15,7 @@ These rules hold for any sequence of envelopes:
 - A tool use is a call that was sent; a call that was skipped or rejected is a note.
 - A turn has one tool-calling session if a request offered tools, and otherwise none.
 - A span that is open when its turn ends is closed without an outcome. So is a turn whose agent crashed, and
-  every turn that is open when the episode ends, at the time of its last envelope.
+  every turn that is open when the episode ends; such a turn ends at the time of its last envelope.
 - If a host has recorded `EpisodeStarted`, its `EpisodeEnded` decides how the episode ended. Without a host's
   facts, as with a plain `Runner`, the episode ended as its last turn did; if a turn is still open, the
   episode was cut off.
@@ -60,7 +60,7 @@ from grue.tracing.steps import StepBegan, StepTracker
 
 
 class SpanScope:
-    """A running turn, or a session outside turns: its open spans and their state."""
+    """The open spans and the state of a running turn, or of a session that was opened outside a turn."""
 
     def __init__(self, turn: int, command: m.RunTurn | m.OpenSession) -> None:
         self.turn = turn
@@ -85,7 +85,7 @@ class SpanScope:
 
     @property
     def innermost(self) -> SpanId:
-        """The span that contains generations, tool uses and notes."""
+        """The parent of generations and tool uses: the tool session if there is one, otherwise the turn."""
         return self.session or self.root
 
     def calls_elsewhere(self) -> list[SpanId]:
@@ -217,7 +217,7 @@ class SpanFeed:
         scope.session = scope.root
 
     def _abandon(self, scope: SpanScope) -> None:
-        """End a turn that gets no further envelope, at the time of its last envelope."""
+        """End a turn that gets no further envelope. It ends at the time of its last envelope."""
         verdict = CUT_OFF if scope.crash is None else crash_verdict(scope.crash)
         self._end_scope(scope, scope.last_at, None, verdict)
 
@@ -247,8 +247,8 @@ class SpanFeed:
         turn = next((scope for scope in turns if scope.turn == envelope.turn), None)
         if turn is not None:
             return turn
-        # A host's own call may have the number of a turn that has ended. Find the call's session by its
-        # server.
+        # The envelope may be of a call that the host makes itself, and have the number of a turn that has
+        # ended. Find the session by its server.
         sessions = {
             scope.command.server: scope for scope in self._scopes if isinstance(scope.command, m.OpenSession)
         }
@@ -297,7 +297,7 @@ class SpanFeed:
                 self._outside_turns(scope, body)
 
     def _learn(self, scope: SpanScope, model: str, endpoint: str) -> None:
-        """Take model and endpoint from a later message, if the turn's own message does not name them."""
+        """Store the turn's model and endpoint from a later message, if its `RunTurn` does not name them."""
         if not scope.asks.address:
             self._asks = scope.asks = replace(scope.asks, model=model, address=endpoint)
 
@@ -356,7 +356,7 @@ class SpanFeed:
         self._close(scope, span, self._now, outcome, verdict_of(outcome))
 
     def _change_asked(self, scope: SpanScope, envelope: Envelope[Any]) -> None:
-        """Change the settings of the request under way, if the LLM actor reports that it changed them."""
+        """If the LLM actor reports that it changed the settings of the request under way, record that."""
         match envelope.body:
             case m.SettingsLeftOut(settings=names):
                 changed: m.JsonObject = dict.fromkeys(names)
@@ -382,7 +382,10 @@ class SpanFeed:
         return self._open(scope, subject, self._asked_by(scope, asked.sender))
 
     def _asked_by(self, scope: SpanScope, sender: str) -> SpanId:
-        """Return the span that contains a request; a sampling request is inside the server's call."""
+        """Return the parent for a request to the model.
+
+        If the sender is a server that samples, the parent is the open call to this server.
+        """
         for span in scope.open.values():
             if isinstance(span.subject, ToolUse) and span.subject.server == sender:
                 return span.span
@@ -409,9 +412,9 @@ class SpanFeed:
         return self._open(scope, use, self._called_by(scope, began.turn))
 
     def _called_by(self, scope: SpanScope, turn: int) -> SpanId:
-        """Return the span that contains a call; `turn` is the number of the turn in its envelope."""
-        # Calls in a session outside turns have the number of the session, unless the host named a turn. If
-        # the host named the turn that has just ended, the call is a child of that turn.
+        """Return the parent for a call; `turn` is the number of the turn in the call's envelope."""
+        # A call in a session outside turns normally has the same number as the session's `OpenSession`. But
+        # the host may give it the number of the turn that has just ended. It is then a child of that turn.
         number, span = self._ended_turn
         outside = isinstance(scope.command, m.OpenSession) and turn != scope.turn
         return span if outside and turn == number else scope.innermost
@@ -470,7 +473,7 @@ class SpanFeed:
 
 
 def _with_sampling(asks: m.ModelAsked, changed: m.JsonObject) -> m.ModelAsked:
-    """Return the request's settings with other sampling settings; `None` takes a setting out."""
+    """Return `asks` with changed sampling settings; the value `None` removes a setting."""
     sampling = {name: value for name, value in {**asks.sampling, **changed}.items() if value is not None}
     return replace(asks, sampling=sampling)
 

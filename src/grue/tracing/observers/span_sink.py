@@ -59,7 +59,7 @@ class SpanSink(ABC):
                 case SpanClosed():
                     span = self._spans.pop(event.span, None)
                     if span is None:
-                        continue  # its beginning was dropped
+                        continue  # `open` failed for this span
                     if isinstance(event.subject, m.RunTurn):
                         # Keep the ended turn: a host may still record calls of its own as its children.
                         self._ended_turn = {event.span: span}
@@ -68,7 +68,7 @@ class SpanSink(ABC):
                     assert_never(never)
 
     def _found(self, span: SpanId | None) -> Any:
-        """Return the backend's object for a span; `None`: the span is unknown."""
+        """Return the backend's object for a span, or `None` if there is none."""
         return None if span is None else self._spans.get(span) or self._ended_turn.get(span)
 
     @abstractmethod
@@ -77,17 +77,17 @@ class SpanSink(ABC):
 
         Args:
             event: The beginning.
-            inside: The object of the parent; `None`: the span has no parent, or the parent's beginning was
-                dropped.
+            inside: The backend's object for the parent; `None`: the span has no parent, or `open` failed for
+                the parent.
         """
 
     @abstractmethod
     def note(self, event: SpanNoted, span: Any) -> None:
-        """Add a note to a span; `span` is its object, or `None` if its beginning was dropped."""
+        """Add a note to a span; `span` is the backend's object, or `None` if `open` failed for it."""
 
     @abstractmethod
     def close(self, event: SpanClosed, span: Any) -> None:
-        """End a span; `span` is its object."""
+        """End a span; `span` is the backend's object."""
 
     @abstractmethod
     def flush(self) -> None:
@@ -95,13 +95,13 @@ class SpanSink(ABC):
 
 
 def nanoseconds(seconds: float) -> int:
-    """Return seconds since the epoch as nanoseconds, in which OpenTelemetry counts."""
+    """Convert seconds since the epoch to nanoseconds, the unit of OpenTelemetry."""
     # Round to microseconds, because a float of this size has no further digits.
     return round(seconds * 1_000_000) * 1_000
 
 
 def clipped(value: object, limit: int = CONTENT_LIMIT) -> object:
-    """Return a JSON value unchanged, or the beginning of its text if that is longer than `limit`."""
+    """Return a JSON value unchanged if its text is at most `limit` long; otherwise the text, cut."""
     text = value if isinstance(value, str) else json_text(value)
     if len(text) <= limit:
         return value
@@ -114,7 +114,7 @@ def clipped_text(text: str, limit: int = CONTENT_LIMIT) -> str:
 
 
 def json_text(value: object) -> str:
-    """Return a JSON value's text."""
+    """Return a value encoded as JSON text."""
     return msgspec.json.encode(value).decode()
 
 
@@ -126,10 +126,10 @@ class ShownHistory(NamedTuple):
 
 
 def shown_history(sent: AsSent, *, whole: bool) -> ShownHistory:
-    """Return the part of its conversation that a generation shows: the `whole`, or only the new messages.
+    """Return the part of a conversation that the span of a generation shows.
 
-    Of the messages before the request, only the newest are shown, up to `HISTORY_LIMIT` characters. System
-    texts are shown even if they are older.
+    Without `whole`, that is only the new messages. With `whole`, earlier messages are shown too: the newest
+    ones, up to `HISTORY_LIMIT` characters, and all system texts.
     """
     earlier, new = sent.said[: len(sent.said) - sent.fresh], sent.said[len(sent.said) - sent.fresh :]
     if not whole:

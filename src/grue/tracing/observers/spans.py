@@ -7,11 +7,11 @@ Episode
    │  ├─ Generation, for each completion that was asked for
    │  └─ ToolUse, for each call that was sent to its server
    ├─ Generation, in a turn without tools
-   └─ ToolUse, for each call that the host makes itself and records in the turn when it has ended
+   └─ ToolUse, for each call that the host itself makes and records in the turn, after the turn has ended
 ```
 
 `span_feed` creates these from the trace's envelopes. Both exporters use them, so that both report the same.
-Many spans and outcomes hold the trace message itself.
+Some trace messages are used as they are: `RunTurn` describes the span of a turn, and `TurnCompleted` its end.
 
 Source: P31
 """
@@ -51,8 +51,8 @@ class Generation(Struct, frozen=True, kw_only=True):
     """One completion: its request, with the messages before it.
 
     Attributes:
-        asks: The requested model, its endpoint and settings; empty texts if the trace has not named model and
-            endpoint yet.
+        asks: The requested model, its endpoint and settings. Model and endpoint are empty if no message has
+            named them yet.
         sent: The whole conversation as it was sent.
         asked_by: Name of the actor that makes the request: the agent, or a server that samples.
     """
