@@ -20,8 +20,8 @@ class Changes(Struct, frozen=True, kw_only=True):
     """The settings in which a replay differs from the recorded episode.
 
     Attributes:
-        policy: Fields of `FailurePolicy`, with their values.
-        limits: Fields of `TurnLimits`. The fields of the budget are given as a mapping under `budget`.
+        policy: The changed fields of `FailurePolicy`, as new values by name.
+        limits: The changed fields of `TurnLimits`. `budget` holds a mapping of the budget's changed fields.
         system: The system text of every turn.
         user: The user message of every turn.
         final_request: The text that asks for the final answer.
@@ -45,7 +45,7 @@ class Changes(Struct, frozen=True, kw_only=True):
         return any(getattr(self, name) not in (None, {}) for name in self.__struct_fields__)
 
     def run(self, recorded: m.RunTurn) -> m.RunTurn:
-        """Return a turn's `RunTurn` with the changes."""
+        """Return a copy of a recorded `RunTurn` with the changed settings."""
         return replace(
             recorded,
             policy=merged(recorded.policy, self.policy),
@@ -56,10 +56,10 @@ class Changes(Struct, frozen=True, kw_only=True):
         )
 
     def carried(self, command: Any, recorded: Any) -> Any:
-        """Return the replay's `command`, but with the limits and policies of the `recorded` command.
+        """Return a copy of `command` with the limits and policies of the `recorded` command.
 
-        Otherwise a replay would report a changed limit as a difference, even in a turn that does not reach
-        the limit.
+        `command` is the replay's and has the changed limits. Without this copy, a replay would report each
+        changed limit as a difference, even in a turn that never reaches the limit.
         """
         if not self or type(command) is not type(recorded):
             return command
@@ -74,7 +74,9 @@ class Changes(Struct, frozen=True, kw_only=True):
                 return command
 
     def excludes(self, envelope: EpisodeEnvelope, begun: EpisodeEnvelope) -> str:
-        """Return why a recorded event is impossible with the changes; an empty text if it is possible.
+        """Return why a recorded event is impossible with the changed limits; an empty text if it is possible.
+
+        For example, a result that came after 8 s is impossible if calls now time out after 5 s.
 
         Args:
             envelope: The event.
@@ -88,10 +90,10 @@ class Changes(Struct, frozen=True, kw_only=True):
 
 
 def parted(changed: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
-    """Split settings into fields of `FailurePolicy` and fields of `TurnLimits`.
+    """Split changed settings into fields of `FailurePolicy` and fields of `TurnLimits`.
 
     Args:
-        changed: The values by field name. The fields of the budget are named `budget.requests` and so on.
+        changed: The new values by field name. A field of the budget is named `budget.requests`, for example.
 
     Raises:
         ValueError: Neither class has a field of this name. The error's text lists the fields.
@@ -128,7 +130,7 @@ def merged(fields: Any, changed: Mapping[str, object]) -> Any:
             raise ValueError(f"there is no field {name}; the fields are {', '.join(kind.__struct_fields__)}")
     values = {name: _value(getattr(fields, name), value) for name, value in changed.items()}
     try:
-        # Unlike `replace`, `convert` checks the types of the new values, as the trace reader does.
+        # Use `convert`, because `replace` does not check the types of the new values.
         return msgspec.convert({**msgspec.structs.asdict(fields), **values}, kind)
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from error

@@ -48,7 +48,7 @@ class TurnCounts:
         self._durations = array("d")
         self._slowest: list[tuple[float, int, SlowTurn]] = []
         self._clocks: dict[int, PhaseClock] = {}
-        self._after: Counter[int] = Counter()  # by turn: calls that the host made itself after it
+        self._after: Counter[int] = Counter()  # by turn: the host's own tool calls after the turn's end
 
     def take(self, envelope: EpisodeEnvelope, changes: Sequence[StepChange]) -> None:
         """Count a message and the steps that begin or end with it."""
@@ -70,7 +70,10 @@ class TurnCounts:
             self._ended(envelope.body, round(envelope.t - ended.step.start_s, 6), clock.phases)
 
     def _begin_and_end(self, turn: int, changes: Sequence[StepChange]) -> StepEnded | None:
-        """Begin and end the clocks of turns. Return the end of a turn if the current message reports it."""
+        """Start the clock of a turn that begins, and drop the clock of a turn that was abandoned.
+
+        Return the end of the turn if the current message reports it, as `TurnCompleted` does.
+        """
         ended = None
         for change in changes:
             if change.step.kind != "turn":
@@ -200,7 +203,7 @@ class EpisodeTally:
             count(self, envelope, changes)
 
     def pass_over(self, t: float) -> None:
-        """Count the next message of a kind whose content no count needs, without decoding it."""
+        """Count a message that was not decoded, because its kind affects only the clock (`_is_counted`)."""
         self.messages += 1
         self.clock.note(t)
 
@@ -239,7 +242,7 @@ class EpisodeTally:
             slowest_turns=self.turns.slowest(),
         )
 
-    # --- What each kind of message counts for ---
+    # --- One method for each group of message kinds ---
 
     def _count_model(self, envelope: Envelope[Any], changes: Sequence[StepChange]) -> None:
         counts = self.model.numbers
@@ -265,13 +268,14 @@ class EpisodeTally:
         turn, body = envelope.turn, envelope.body
         match body:
             case m.CallTools(server=server, calls=calls):
-                # Remember the names of calls that no reply in the trace has named.
+                # `CompletionReceived` has stored the names of most calls. Add those whose reply is not in the
+                # trace.
                 for call in calls:
                     self._names.setdefault((turn, call.call_id), f"{server}.{call.tool}")
             case m.ToolCalled():
                 self._tool(envelope).numbers["calls"] += 1
             case m.ToolRejected(name=name) | m.ToolDenied(name=name):
-                # Count the call by the name that the model wrote, which may be the name of no tool.
+                # The model may have written a name that no tool has. Count the call under that name.
                 self.tools[name].numbers["rejected"] += 1
                 self._names.pop((turn, body.call_id), None)
             case m.ToolSkipped(refused=refused):
@@ -306,8 +310,8 @@ class EpisodeTally:
             case m.McpDisabled(newly=newly):
                 counts["disabled"] += newly
             case m.SessionClosed(ending=ending):
-                # Count a session once: a cancelled session can send a second `SessionClosed`, which nobody
-                # requested, and for a session that was handed over, a later message reports the end.
+                # Count one ending per session. A cancelled session can send a second `SessionClosed`. After
+                # `handed_over` the server still runs, and a later `ServerEnded` reports how it ended.
                 if turn in server.in_turns and ending != "handed_over":
                     server.endings[ending] += 1
                 server.in_turns.discard(turn)
@@ -329,7 +333,7 @@ class EpisodeTally:
                 self.ending = ended
 
     def _tool(self, envelope: Envelope[Any]) -> Counts:
-        """Return the counts of the tool that a message's call is for."""
+        """Return the counts of the tool whose call the message is about."""
         return self.tools[self._names.get((envelope.turn, envelope.body.call_id), "?")]
 
     _counted: ClassVar[dict[Callable[..., None], tuple[type[Struct], ...]]] = {

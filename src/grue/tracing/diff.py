@@ -1,17 +1,20 @@
-"""Compare two traces, turn by turn, and within a turn message by message, along the causes.
+"""Compare two traces turn by turn, and each pair of turns message by message.
 
 The i-th turn of one trace is compared with the i-th turn of the other. If one of the traces has forks of
-recorded turns, only the turns with the numbers of these forks are compared. Within a turn, the messages that
-a message caused are compared, in order, with those of the same sender, receiver and kind that its counterpart
-caused. So two traces can be identical even if their actors ran in a different order. Numbers, times,
-durations, processes and data that a provider wants echoed are ignored. Ids of calls, batches and
-conversations may differ if they are used consistently. Pieces of streamed replies are left out, because the
-whole reply follows.
+recorded turns, only the turns whose numbers are those of the forks are compared.
 
-Both traces are read in step, and neither is held in memory. `lean_turns` splits a trace into its turns, and
-keeps a few megabytes of messages of the turns that have not ended yet. Of further messages it keeps only the
-place in the file: `whole` reads such a message again when it is compared, and when its difference is
-described.
+The messages of a turn form a tree, in which each message is below the message that caused it. The comparison
+goes down both trees: if two messages are counterparts, the messages that they caused are paired, in order, if
+they have the same sender, receiver and kind. So two traces can be identical even if their actors ran in a
+different order.
+
+Numbers of messages, times, durations, process ids and data that a provider wants echoed are ignored. Ids of
+calls, batches and conversations may differ if they are used consistently. Pieces of streamed replies are left
+out, because the whole reply follows.
+
+Both traces are read at the same pace. Of each, only messages of turns that have not ended yet are in memory,
+and only a few megabytes of these. Of further messages, `lean_turns` keeps only the places in the file.
+`whole` reads such a message again when it is compared, and when its difference is described.
 """
 
 import hashlib
@@ -78,7 +81,7 @@ def diff(left: Iterable[EpisodeEnvelope], right: Iterable[EpisodeEnvelope]) -> I
 
 
 def _forked_turns(trace: Iterable[EpisodeEnvelope]) -> set[int]:
-    """Return the numbers of the turns that are forks."""
+    """Return the numbers of the turns that are forks of recorded turns."""
     if isinstance(trace, EpisodeReader):
         return {line.line.turn for line in trace.lines() if line.tag == m.TurnForked.__name__}
     known = trace if isinstance(trace, Sequence) else ()
@@ -155,7 +158,8 @@ class _Tree:
         self.by_seq = {envelope.seq: envelope for envelope in turn_slice.envelopes}
         self._children: dict[int, _Siblings] = {}
         self._parent: dict[int, int] = {}
-        # By number of a message: its first cause, and how many causes lie between the two.
+        # By number of a message: the number of its first cause (its own if it has none), and how many causes
+        # it has.
         self._origin: dict[int, tuple[int, int]] = {}
         for envelope in turn_slice.envelopes:
             cause = envelope.cause if envelope.cause in self.by_seq else None
@@ -168,7 +172,7 @@ class _Tree:
             self._origin[envelope.seq] = (first, depth + 1)
 
     def causes(self, envelope: EpisodeEnvelope) -> tuple[tuple[EpisodeEnvelope, ...], int]:
-        """Return the first and the last causes of a message, and how many between them are left out."""
+        """Return the first cause and the last causes of a message, and how many between them are left out."""
         parents: list[int] = []
         parent = self._parent.get(envelope.seq, _ROOT)
         while parent != _ROOT and len(parents) < LAST_CAUSES:
@@ -199,7 +203,7 @@ class _Tree:
 
 
 class _Pair(NamedTuple):
-    """Two messages that may differ, by their numbers; `None`: the message is missing on that side."""
+    """The numbers of two messages that differ; `None`: the message is missing on that side."""
 
     left: int | None
     right: int | None
@@ -219,7 +223,7 @@ class _TurnDiff:
     def divergences(self) -> Iterator[Divergence]:
         """Yield all divergences, in the order of the left trace.
 
-        A message that is only in the right trace comes at the place that it would have in the left one.
+        A message that is only in the right trace follows the left counterpart of the message before it.
         """
         # Depth first, so that the message that creates an id is compared before messages that use it.
         open_: list[tuple[int, int]] = [(_ROOT, _ROOT)]
@@ -235,7 +239,7 @@ class _TurnDiff:
             before = bisect_left(rights, pair.right)
             return self._lefts[rights[before - 1]] + 0.5 if before else 0.0
 
-        # Sort only numbers, to save memory. The messages are read again when their divergence is yielded.
+        # To save memory, sort only the numbers of the messages. `_divergence` reads the messages again.
         yield from (self._divergence(pair) for pair in sorted(self._found, key=place))
 
     def _compare_children(self, one: int, other: int) -> list[tuple[int, int]]:
@@ -267,8 +271,8 @@ class _TurnDiff:
     def _differences(self, left: EpisodeEnvelope, right: EpisodeEnvelope) -> tuple[Difference, ...]:
         if _ended_as_asked(left.body, right.body):
             return ()
-        # Read the iterator to its end: while it runs, it notes which ids of the two messages belong together,
-        # and the comparison of later messages needs all of these pairs.
+        # Read the iterator to its end, even if only the first difference is of interest: while it runs, it
+        # pairs the ids of the two messages, and the comparison of later messages needs these pairs.
         return tuple(self._comparison.differences(left.body, right.body))
 
     def _divergence(self, pair: _Pair) -> Divergence:
@@ -290,10 +294,10 @@ class _TurnDiff:
 
 
 def _gist(body: object, common: Callable[[str, object], object]) -> bytes:
-    """Return a digest of a message without ignored fields.
+    """Return a digest of a message, without the ignored fields and with each id replaced by `common`.
 
-    `common` returns what the digest has in the place of an id: the id in the right trace with which it is
-    paired, or `None`. So two messages that differ only in paired ids have the same digest.
+    `common` returns the id in the right trace that is paired with the given one, or `None` if none is paired
+    yet. So two messages that differ only in paired ids have the same digest.
     """
     return hashlib.sha256(msgspec.json.encode(_counting(body, common))).digest()
 
@@ -315,7 +319,7 @@ KEPT_BYTES = 4 * 2**20
 
 
 class LeftInFile(Struct, frozen=True):
-    """Takes the place of a message that is not kept in memory."""
+    """Takes the place of a message that is not kept in memory, and says where it is in the file."""
 
     reader: EpisodeReader
     place: LinePlace
@@ -325,13 +329,15 @@ class LeftInFile(Struct, frozen=True):
 def lean_turns(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:
     """Split a trace into its turns, as `split_turns` does.
 
-    Pieces of streamed replies are left out. So is `TurnForked`, which only names the origin of a turn.
+    At most `KEPT_BYTES` of a file are in memory at a time. Beyond that, a slice holds `LeftInFile` objects in
+    the place of messages. Pieces of streamed replies are left out. So is `TurnForked`, which only names the
+    origin of a turn.
 
     Args:
-        envelopes: A reader, or envelopes that are in memory; these are kept in memory.
+        envelopes: A reader, or envelopes in memory, which stay there.
     """
     splitter = TurnSplitter()
-    kept: dict[int, int] = {}  # bytes in memory, by the `id()` of the slice
+    kept: dict[int, int] = {}  # by `id()` of a slice: bytes of its messages in memory
     for envelope, stub, size in _with_stubs(envelopes):
         for complete in splitter.completed_by(envelope):
             kept.pop(id(complete), None)
@@ -375,11 +381,10 @@ def _with_stubs(
 
 
 def _ended_as_asked(left: object, right: object) -> bool:
-    """Return whether two messages both report a closed session, in neither case because the server died.
+    """Return whether two messages are both `SessionClosed`, and differ at most in harmless endings.
 
-    The ways in which the two processes ended are then not compared, as in a replay: whether a process ends by
-    itself or is killed is a matter of time. A fork that takes its tool results from the record has no process
-    (`none`), so that counts as equal to any ending.
+    All endings but `died` count as equal: whether a process exits by itself or is killed depends on timing.
+    `none` equals `died` too, because a fork that takes its tool results from the trace starts no process.
     """
     if not (isinstance(left, m.SessionClosed) and isinstance(right, m.SessionClosed)):
         return False

@@ -1,8 +1,8 @@
 """Find the differences between two messages, as JSON paths.
 
-Messages are compared as JSON values: `2` equals `2.0`, but `true` does not equal `1`. Only fields of messages
-can be ignored or treated as ids. A key with the same name in a tool's arguments is compared like any other
-key.
+Messages are compared as JSON values: `2` equals `2.0`, but `true` does not equal `1`. The names to ignore and
+the names of ids refer to fields of messages only. If a key in a tool's arguments has such a name, it is
+compared like any other key.
 """
 
 import functools
@@ -69,11 +69,11 @@ class Comparison:
             yield Difference(path, left, right)
 
     def counterpart(self, name: str, left: object) -> object:
-        """Return the id on the right that is paired with an id on the left; `None`: it is not paired yet."""
+        """Return the id on the right that is paired with the id `left`; `None`: no id is paired yet."""
         return self._there.get((name, left))
 
     def paired(self, name: str, right: object) -> object:
-        """Return an id on the right if it is paired with one on the left; `None`: it is not paired yet."""
+        """Return the id `right` if it is paired with an id on the left, and otherwise `None`."""
         return right if (name, right) in self._back else None
 
     def _of_fields(self, left: Struct, right: object, path: str) -> Iterator[Difference]:
@@ -110,7 +110,8 @@ class Comparison:
     def _holds_special(self, value: object) -> bool:
         if isinstance(value, Struct):
             return not self._special.isdisjoint(_fields_within(type(value)))
-        # Messages have their parts in tuples. A list or a dict is plain JSON, which has no such fields.
+        # In a message, only tuples can contain Structs. A list or a dict is plain JSON, where no field is
+        # ignored or an id.
         return isinstance(value, tuple) and any(map(self._holds_special, value))
 
 

@@ -33,8 +33,9 @@ class Divergence(Struct, frozen=True, kw_only=True):
         right: Its counterpart in the second version; `None`: it is missing there. Its number `seq` is 0 if a
             replay computed it.
         differences: The fields that differ.
-        because: The causes of the message in the first version, the first cause first.
-        because_left_out: How many causes are not in `because`, after the first one.
+        because: The causes of the message, the first cause first. Those in the first version, unless the
+            message is missing there.
+        because_left_out: How many causes are left out of `because`, between its first and its second item.
         reason: An explanation, if the differences do not show what is wrong; otherwise empty.
         descendants: If the message is missing on one side: how many messages that it caused are missing too.
     """
@@ -105,7 +106,7 @@ def derived(
 
 
 def _meaning(path: str, value: object) -> str:
-    """Return an explanation of a value that a reader would misunderstand; empty for most values."""
+    """Return an explanation to print after a value that a reader would misunderstand; empty for most."""
     return " (the same tools as before)" if path == "$.mode.tools" and value is None else ""
 
 
@@ -143,14 +144,17 @@ def _written(value: object) -> str:
 
 
 def _first_difference(one: str, other: str) -> tuple[int, int]:
-    """Return where two texts begin to differ, in each of them; white space counts if nothing else differs."""
+    """Return the position in each text at which the two begin to differ.
+
+    White space is skipped, unless the texts differ in nothing else.
+    """
     dense = "".join(one.split()), "".join(other.split())
     same = _common(*(dense if dense[0] != dense[1] else (one, other)))
     return (same, same) if dense[0] == dense[1] else (_place(one, same), _place(other, same))
 
 
 def _place(text: str, number: int) -> int:
-    """Return the position of the character with this number, counted without white space."""
+    """Return the position of a character; `number` is its index among those that are not white space."""
     found = next(itertools.islice(re.finditer(r"\S", text), number, None), None)
     return found.start() if found else len(text)
 

@@ -76,7 +76,7 @@ class Fact(m.Message, frozen=True, kw_only=True):
         return ", ".join(f"{name} {_json(value)}" for name, value in _fields(self).items() if name != "turn")
 
     def severity(self) -> Severity:
-        """Return the severity of the fact."""
+        """Return how readers grade the fact; by default empty."""
         return ""
 
     def mark(self) -> str:
@@ -306,11 +306,11 @@ def register_facts(prefix: str, *kinds: type[Fact], unprefixed: Iterable[type[Fa
     """Declare a host's facts, so that traces are read into these classes from now on.
 
     Args:
-        prefix: The host's name. The tag of each fact begins with it and a dot, unless it is a subclass of
-            `EpisodeStarted`, `EpisodeResumed` or `EpisodeEnded`, which keeps that tag. Several hosts can
-            declare such subclasses; a fact is read into the subclass that declares its fields.
-        kinds: The facts.
-        unprefixed: Facts whose tags have no prefix, as in traces that are older than prefixes.
+        prefix: The host's name. Each tag must begin with the prefix and a dot. Only a subclass of
+            `EpisodeStarted`, `EpisodeResumed` or `EpisodeEnded` may have the tag of its base class instead.
+            Several hosts can register such subclasses; a fact is read into the subclass that has its fields.
+        kinds: The classes of the facts.
+        unprefixed: Classes whose tags may lack the prefix, to read traces from before prefixes were used.
 
     Raises:
         ValueError: A tag lacks the prefix, or another class is registered for the tag.

@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 
 class Filter(Struct, frozen=True, kw_only=True):
-    """A filter for messages: in each attribute that is not empty, one entry must match.
+    """A filter for messages. To pass, a message must match an entry of each attribute that is not empty.
 
     Attributes:
-        turns: Ranges of turns; 0 stands for messages outside turns.
+        turns: Ranges of numbers of turns; 0 stands for messages outside turns.
         messages: Ranges of numbers of messages.
         actors: Names of senders or receivers, in lower case.
         kinds: Kinds of messages, as `kind_of` names them.
@@ -48,7 +48,7 @@ class Filter(Struct, frozen=True, kw_only=True):
         facts: Iterable[str] = (),
         failures: bool = False,
     ) -> "Filter":
-        """Read a filter as people write it: turns as `3` or `3-7`, kinds as a beginning or a part of a name.
+        """Make a filter from the texts that people write as options.
 
         Args:
             turns: `3` or `3-7` each.
@@ -56,7 +56,8 @@ class Filter(Struct, frozen=True, kw_only=True):
             actors: Names of senders or receivers.
             kinds: Kinds of messages, or the beginning or a part of a name.
             texts: Texts in the message.
-            facts: Further known kinds: the facts in the trace whose hosts are not installed.
+            facts: Further names that `kinds` may refer to: the facts in the trace whose hosts are not
+                installed.
             failures: Only messages that report a failure or a problem.
 
         Raises:
@@ -179,7 +180,7 @@ def _nearest(word: str, kinds: dict[str, str]) -> str:
 
 def _spellings(text: str) -> set[str]:
     """Return the forms that a text can have in JSON, where quotes and newlines are escaped."""
-    # A shell may pass bytes that are not valid text. Python represents them as surrogates, which JSON cannot
-    # hold.
+    # A shell may pass bytes that are not valid text. Python represents them as surrogates. Replace these,
+    # because JSON cannot hold them.
     plain = text.encode(errors="replace").decode().casefold()
     return {plain, msgspec.json.encode(plain).decode()[1:-1]}

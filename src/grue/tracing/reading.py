@@ -1,8 +1,8 @@
 """Open an episode's trace file and decode its messages.
 
-Facts of hosts that are not installed can be read and shown too, and are written back unchanged. For this, a
-class is made for each kind of fact and set of fields. Readers can use it like the host's own class: it has
-the kind's tag and the same fields, whose values are plain JSON.
+Facts of hosts that are not installed can be read and shown too, and are written back unchanged. For this, the
+module creates a class for each combination of a tag and a set of fields. Readers can use it like the host's
+own class: it has the same tag and the same fields, whose values are plain JSON.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ def can_be_fact(tag: str) -> bool:
 
 
 def unknown_fact(body: bytes) -> Fact:
-    """Return a fact from JSON, as an object of a class that is made for its tag and its fields.
+    """Decode a fact whose class is not known, as an object of a class that is created for it.
 
     Raises:
         msgspec.DecodeError: `body` is not a JSON object.
@@ -67,7 +67,7 @@ def with_hosts_fields(fact: Fact, body: bytes) -> Fact:
         return fact
     for declared in subclasses_of(type(fact)):
         if not set(added).isdisjoint(declared.__struct_fields__):
-            with contextlib.suppress(msgspec.ValidationError):  # the subclass is another host's: try the next
+            with contextlib.suppress(msgspec.ValidationError):  # another host's subclass does not fit
                 return msgspec.json.decode(body, type=declared)
     kind = _class_for(str(fact.__struct_config__.tag), added, type(fact))
     names = kind.__struct_fields__[-len(added) :]
@@ -141,8 +141,8 @@ class EpisodeReader(TraceReader[EpisodeBody]):
         """Return the class of a line's message, from its tag; `None`: only decoding the line can tell."""
         tag = line.tag
         kind = self.kinds.get(tag)
-        # The class of a fact of a host that is not loaded is made only when the fact is decoded. So return
-        # the base class of all facts.
+        # If the fact's host is not loaded, its class is created only when the fact is decoded. So return the
+        # base class of all facts.
         return Fact if kind is None and line.line.receiver == NOTES and can_be_fact(tag) else kind
 
     def _body(self, line: TraceLine, written: bytes) -> EpisodeBody:
@@ -169,7 +169,7 @@ class EpisodeReader(TraceReader[EpisodeBody]):
         Args:
             stop: Called whenever there is nothing more to read; the iteration ends if it returns true.
             poll_s: Seconds between two checks of the file.
-            over: Returns whether an envelope ends the episode, if it is the last one in the file.
+            over: Called with the last envelope in the file; returns whether it ends the episode.
         """
         return super().follow(stop, poll_s, over=over)
 

@@ -74,17 +74,17 @@ secret was removed from it."""
 
 
 class AgentTurn(Struct, frozen=True, kw_only=True):
-    """The messages from and to the agent of a turn.
+    """A turn's messages from and to the agent.
 
     Attributes:
         begun: The turn's `RunTurn`.
         inbox: The messages that entered the agent's mailbox, `begun` first.
-        noted: Events that the agent recorded itself: of the clock and the supervisor, and the tools that the
-            turn may presume.
+        noted: Events of the state machine that did not come through the mailbox (`NOTED_EVENTS`), such as
+            `DeadlinePassed`; the agent recorded them itself.
         said: The messages and notes that the agent recorded.
         crash: The agent's exception, if it crashed.
-        by_seq: All envelopes of its slice, by number.
-        cut_off: The trace ends in this turn, or the episode was interrupted in it.
+        by_seq: All envelopes of the turn's slice, by number.
+        cut_off: Whether the trace ends in this turn, or the episode was interrupted in it.
     """
 
     begun: EpisodeEnvelope
@@ -114,33 +114,33 @@ class AgentTurn(Struct, frozen=True, kw_only=True):
 
     @property
     def may_stop(self) -> bool:
-        """Whether the agent may have ended before it carried out all commands of the machine."""
+        """Whether the recording may lack some of the machine's commands, because the agent ended early."""
         if any(isinstance(envelope.body, m.TurnEnd) for envelope in self.said):
             return False
         # An agent that was cancelled before it read its first message has recorded nothing.
         return self.cut_off or self.crash is not None or self.interrupted or not self.said
 
     def up_to(self, envelope: EpisodeEnvelope) -> tuple[EpisodeEnvelope, ...]:
-        """Return the causes of an envelope of the turn, and the envelope itself."""
+        """Return the chain of causes that leads to an envelope of the turn, and the envelope itself."""
         return (*causes(envelope, self.by_seq), envelope)
 
     def unexpected(
         self, recorded: EpisodeEnvelope, reason: str = "", *, after: EpisodeEnvelope | None = None
     ) -> Divergence:
-        """Return the divergence of a recorded message that the replay does not have.
+        """Return the divergence for a recorded message that the replay does not produce.
 
         Args:
             recorded: The message.
             reason: An explanation.
-            after: The event after which the replay has another message than `recorded`; default: the event
-                that caused `recorded`.
+            after: The event after which the replay produces something else; default: the event that caused
+                `recorded`.
         """
         because = causes(recorded, self.by_seq) if after is None else self.up_to(after)
         return Divergence(turn=self.run.turn, left=recorded, right=None, because=because, reason=reason)
 
 
 def recorded_turn(turn_slice: TurnSlice, *, cut_off: bool) -> AgentTurn | None:
-    """Return the turn of a slice; `None`: no agent ran a turn in it."""
+    """Return the turn of a slice, or `None` if no agent ran a turn in it."""
     inbox, noted, said = [], [], []
     crash: EpisodeEnvelope | None = None
     for envelope in turn_slice.envelopes:
@@ -168,7 +168,7 @@ def recorded_turn(turn_slice: TurnSlice, *, cut_off: bool) -> AgentTurn | None:
 
 
 class AgentReplay:
-    """The replay of a turn's agent, with one order of its events.
+    """A replay of a turn's agent that handles the events in a given order.
 
     Attributes:
         compared: How many messages were compared.
@@ -258,9 +258,9 @@ class AgentReplay:
                 return "trace"
 
     def _had_nobody_to_tell(self, command: m.TurnCommand | m.TurnNote, event: EpisodeEnvelope) -> bool:
-        """Return whether `command` is a `CloseSession` that was not sent, as the session's actor had ended.
+        """Return whether `command` is a `CloseSession` that could not be sent: the session's actor had ended.
 
-        The agent then puts a `SessionClosed` into its own mailbox, and the recording has that message.
+        In this case the agent put a `SessionClosed` into its own mailbox, which is in the recording.
         """
         return isinstance(command, m.CloseSession) and any(
             isinstance(message.body, m.SessionClosed)
@@ -359,7 +359,8 @@ def same_redacted(one: str, other: str) -> bool:
         return False
     if first[:kept] == second[:kept]:
         return True
-    # The cut may have split the placeholder or the secret. Then the rest of the secret was not replaced.
+    # The text may have been cut within a secret, whose beginning is then not replaced, or within its
+    # placeholder. Then only one text has a placeholder there: compare what is before it.
     halved = set(_placeholders(first)) ^ set(_placeholders(second))
     return any(first[:start] == second[:start] for start in halved if start <= kept)
 
@@ -398,7 +399,7 @@ class Connections:
         return self._known.get(server, Untried())
 
     def begin(self, turn_slice: TurnSlice) -> None:
-        """Begin a turn. In a resumed episode the servers get the state that the trace records."""
+        """Begin a turn. If the episode was resumed with it, use the states that the trace records."""
         if turn_slice.resumed:
             self._known = dict(self._recorded)
 
@@ -418,7 +419,8 @@ class Connections:
                 if not isinstance(body, m.StartupFailed):
                     self._recorded[m.ServerName(envelope.sender)] = _after(body)
             elif isinstance(body, m.SessionClosed) and envelope.cause is not None:
-                # The turn ran out of time while connecting, which leaves the server's state unchanged.
+                # The session was closed while it connected, because the turn ran out of time. This leaves the
+                # server's state unchanged.
                 connecting.discard(envelope.sender)
         # A session that is cancelled while it connects leaves the server's state unchanged.
         self._known.update({name: state for name, state in learned.items() if name not in connecting})
@@ -429,7 +431,7 @@ def _after(outcome: _Outcome) -> Settled:
         case m.SessionOpened():
             return Proven()
         case m.McpDisabled(reason=reason):
-            # Let each turn try again: `_open` sees in the recording whether the turn did.
+            # `until_s=0.0` allows the next turn to try again. `_open` finds in the recording whether it did.
             return Disabled(reason, until_s=0.0)
         case m.StartupFailed():
             return Untried()
@@ -504,7 +506,7 @@ class _Session:
 
     def _open(self, command: m.OpenSession, cause: EpisodeEnvelope) -> None:
         first = self._sent[0].body if self._sent else None
-        at_s = math.inf  # the recording shows whether it was time to try again
+        at_s = math.inf  # late enough to try again, unless the recording shows that it was too early
         if isinstance(first, m.McpDisabled) and not first.newly:
             # A host may disable a server between two turns, with a reason of its own. So take the reason from
             # the recording.
@@ -529,7 +531,7 @@ class _Session:
                 pass
 
     def _attempt(self, attempt: Attempt, cause: EpisodeEnvelope) -> ConnectionCommand | None:
-        """Return the next command; `None`: the recording of this session's start ends here."""
+        """Return the next command, or `None` if the recording ends before the result of this attempt."""
         if not self._sent:
             return None
         recorded = self._sent[0]
@@ -561,13 +563,13 @@ class _Session:
                     case ReportSettlement(settlement):
                         self._expect(settlement, cause)
                     case ReadChangedTools():
-                        pass  # the recording shows whether the tools had changed
+                        pass  # whether the tools had changed is not computed here
             if settled is None:
                 return  # this was the last call of the batch, or the session was cancelled
             state, commands = batch_step(state, settled)
 
     def _refused(self, called: m.ToolCalled) -> m.ToolSkipped | None:
-        """Return the settlement of a call that was refused before it was sent; `None`: it was sent."""
+        """Return the recorded refusal of a call; `None`: the call was sent."""
         body = self._sent[0].body if self._sent else None
         if isinstance(body, m.ToolSkipped) and body.refused and body.call_id == called.call_id:
             return replace(body, batch=called.batch)
@@ -585,7 +587,7 @@ class _Session:
         return replace(settled, batch=called.batch)
 
     def _expect(self, body: m.TurnEvent | m.SessionNote, cause: EpisodeEnvelope) -> None:
-        """Compare the next recorded message with `body`; if none follows, the session was cancelled."""
+        """Compare the next recorded message with `body`. If there is none, the session was cancelled."""
         if not self._sent:
             return
         recorded = self._sent[0]
@@ -643,7 +645,8 @@ def replay(
         TraceError: The trace file is damaged. Raised when the damaged line is read.
     """
     connections = Connections()
-    # A turn is cut off too if the trace ends in it, or if the episode was resumed after it.
+    # Besides the cases of `TurnSlice.cut_off`, a turn counts as cut off if it is the last one in the trace,
+    # or if the episode was resumed after it.
     for turn_slice, following in pairwise(chain(split_turns(envelopes), (None,))):
         assert turn_slice is not None, "only the last `following` is `None`"
         connections.begin(turn_slice)
@@ -691,8 +694,8 @@ def _replay_turn(
     agent = replay_agent(turn, changes)
     compared, found = replay_sessions(turn, turn_slice, connections, agent.commands if changes else {})
     if found and not changes:
-        # The turns of a batch do not share what they learn about servers. If this is a turn of a batch, what
-        # earlier turns have learned leads to differences. So try again without it.
+        # Turns of a batch do not share what they learn about servers. If this is one, the states that earlier
+        # turns have learned may have led to wrong differences. So try again without these states.
         alone, differences = replay_sessions(turn, turn_slice, Connections(), {})
         compared, found = (compared, found) if differences else (alone, [])
     found += [*_llm_divergences(turn, turn_slice), *_excluded(turn, turn_slice, changes)]
@@ -714,7 +717,7 @@ def _place(divergence: Divergence) -> float:
 
 
 def _excluded(turn: AgentTurn, turn_slice: TurnSlice, changes: Changes) -> Iterator[Divergence]:
-    """Yield the first event that could not have happened as recorded under the changed limits."""
+    """Yield a divergence for the first event that the changed limits make impossible, if there is one."""
     for envelope in turn_slice.envelopes:
         if reason := changes.excludes(envelope, turn.begun):
             yield turn.unexpected(envelope, reason)
@@ -722,7 +725,10 @@ def _excluded(turn: AgentTurn, turn_slice: TurnSlice, changes: Changes) -> Itera
 
 
 def _llm_divergences(turn: AgentTurn, turn_slice: TurnSlice) -> Iterator[Divergence]:
-    """Yield messages of the LLM actor that do not fit: a reply without a request, a retry out of order."""
+    """Yield a divergence for each message of the LLM actor that is out of order.
+
+    That is a reply without a request, or a retry whose number is not higher than the one before.
+    """
     asked: m.RequestCompletion | None = None
     dropping: int | None = None
     attempts: dict[int, int] = {}

@@ -74,8 +74,8 @@ class PhaseClock:
     def __init__(self) -> None:
         # Integers add up exactly; the file has times in microseconds.
         self._microseconds = dict.fromkeys(PHASES, 0)
-        self._counted = 0  # everything before this time is counted, in microseconds
-        self._last = math.inf  # the time of the last envelope; the first one starts the clock
+        self._counted = 0  # the time up to which phases are counted, in microseconds
+        self._last = math.inf  # the time of the last envelope; infinite until the first one
         self._open: dict[Hashable, StepKind] = {}
         self._phase: TimePhase = "host"
 
@@ -94,7 +94,8 @@ class PhaseClock:
             resumed: No host ran until this envelope, so the time is not counted.
         """
         if resumed or t < self._last:
-            # Skip the time before: no host ran, the clock started again, or this is the first envelope.
+            # Do not count the time since the last envelope: no host ran, the clock started again, or this is
+            # the first envelope.
             self._count_until(self._last)
             self._counted = round(t * 1e6)
         elif changes:
@@ -118,7 +119,7 @@ class PhaseClock:
 
 @functools.lru_cache(maxsize=512)
 def _phase_of(kinds: frozenset[StepKind]) -> TimePhase:
-    """Return the phase while steps of these kinds are under way."""
+    """Return the phase that is active while steps of these kinds are under way."""
     in_a_turn = "turn" in kinds
     for kind, phase in (_IN_A_TURN if in_a_turn else _ANYWHERE).items():
         if kind in kinds:

@@ -136,7 +136,7 @@ class StepTracker:
             case m.CompletionReceived() | m.CompletionFailed():
                 self._end(self._question("model", envelope))
             case m.ReplyDropped(request=request):
-                # The message's cause is the command to drop the reply, not the request.
+                # Find the request by its number: the message's cause is the command to drop the reply.
                 self._end(self._asked_as(request, turn))
             case m.CheckToolSupport():
                 self._begin("check", ("check", envelope.seq), envelope)
@@ -173,7 +173,7 @@ class StepTracker:
         return self._asked_as(number, kind=kind)
 
     def _asked_as(self, number: int | None, turn: int | None = None, kind: StepKind = "model") -> Hashable:
-        """Return the key of the open request with this number, in any turn if `turn` is `None`."""
+        """Return the key of the request with this number that is under way; `None` as `turn`: in any turn."""
         for key, step in self.open.items():
             asked = getattr(step.began.body, "request", None)
             if step.kind == kind and asked == number and turn in (None, step.turn):
@@ -205,9 +205,9 @@ class StepTracker:
             self._changes.append(StepEnded(step, reported=reported))
 
     def _leave(self, turns: set[int], *, ended: Hashable = None) -> None:
-        """End the turns in `turns` that are under way, and abandon their open steps.
+        """Abandon the turns in `turns` that are under way, and their open steps.
 
-        The step with the key `ended` counts as ended by the current message, and not as abandoned.
+        Only the step with the key `ended` is not abandoned: the current message reports its end.
         """
         left = {turn for turn in turns if ("turn", turn) in self.open}
         self._crashed -= left
@@ -231,7 +231,7 @@ _MOVING = frozenset({
 
 
 def moves_steps(kind: type) -> bool:
-    """Return whether a step may begin or end with a message of this kind."""
+    """Return whether a message of this class can begin or end a step."""
     if issubclass(kind, Fact):
         return kind.between_turns or bool(kind.step) or issubclass(kind, EpisodeResumed)
     return kind in _MOVING

@@ -1,4 +1,4 @@
-"""Split an episode's trace into its turns, with only the turns that are running at the same time in memory.
+"""Split an episode's trace into its turns. Only turns that have not ended are in memory.
 
 In an episode one turn runs at a time; in a batch (`Runner.map`) turns overlap.
 """
@@ -72,17 +72,18 @@ class TurnSplitter:
         self._last = 0
 
     def completed_by(self, envelope: EpisodeEnvelope) -> Iterator[TurnSlice]:
-        """Yield the slices that are complete because `envelope` begins another slice."""
+        """Yield the slices that get no further envelopes, because `envelope` begins another slice."""
         turn, own = turn_of(envelope), self._of(turn_of(envelope))
         runs = isinstance(envelope.body, m.RunTurn)
         goes_on = isinstance(envelope.body, m.RunTurn) and envelope.body.resumed is not None
-        # Turns that run at the same time begin in the order of their numbers. So a number that is not higher
-        # than the last one is from another run of the host.
+        # In one run of the host, turns begin in the order of their numbers, even if they overlap. So if the
+        # number is not higher than the last one, another run of the host begins.
         anew = runs and (turn <= self._last if own is None else own.begun)
         if isinstance(envelope.body, EpisodeResumed) or anew:
             unfinished = [turn_slice for turn_slice in self.slices if not turn_slice.complete]
             if anew and not goes_on and len(unfinished) == 1:
-                # The host runs a batch again. It was not killed: `EpisodeResumed` would come first then.
+                # The host was not killed, because `EpisodeResumed` would come first then. It runs a batch
+                # again, so the unfinished turn was left behind and not cut off.
                 unfinished[0].overtaken = True
             while self.slices:
                 yield self.slices.popleft()
@@ -113,7 +114,7 @@ class TurnSplitter:
         return turn_slice
 
     def _of(self, turn: int) -> TurnSlice | None:
-        """Return the slice of a turn, or the last slice if that has no turn yet; 0 stands for no turn."""
+        """Return the slice of a turn. That is the last slice if it has no turn yet, or if `turn` is 0."""
         last = self.slices[-1] if self.slices else None
         if turn == 0 or last is None or last.turn in (0, turn):
             return last
@@ -123,13 +124,13 @@ class TurnSplitter:
 def turn_of(envelope: EpisodeEnvelope) -> int:
     """Return the number of the turn that an envelope belongs to; 0 if it belongs to no turn.
 
-    A host also records facts between turns; most of them name the turn that they belong to.
+    A fact that a host records between turns has no turn in its envelope, but most facts have a field `turn`.
     """
     return envelope.turn or getattr(envelope.body, "turn", 0)
 
 
 def causes(envelope: EpisodeEnvelope, by_seq: dict[int, EpisodeEnvelope]) -> tuple[EpisodeEnvelope, ...]:
-    """Return those causes of an envelope that are in `by_seq`, the first cause first."""
+    """Return the chain of causes that leads to an envelope, as far as `by_seq` has it, first cause first."""
     chain: list[EpisodeEnvelope] = []
     cause = by_seq.get(envelope.cause) if envelope.cause is not None else None
     while cause is not None and cause.seq < (chain[-1] if chain else envelope).seq:
