@@ -40,7 +40,7 @@ class Drawn(Struct, frozen=True):
     """An envelope as both kinds of diagram draw it.
 
     Attributes:
-        sender: The actor where the line starts. Messages of the clock and the supervisor start at the agent.
+        sender: The actor where the line starts; the agent for events of the clock or the supervisor.
         receiver: The actor where the line ends; `None`: the message is drawn as a note.
         asks: Whether the message is a request, drawn with a solid line. Results have a dashed line.
         failed: Whether the message reports that a call, a server or a turn failed.
@@ -133,11 +133,11 @@ _MARKERS = frozenset("ﬂ°¶ß")
 
 
 def escaped(text: str) -> str:
-    """Return printable text with all characters as entities, except harmless ones.
+    """Return printable text with each character that Mermaid could interpret written as an entity.
 
     In Mermaid a semicolon ends a statement, `#` begins an entity, `%%` begins a comment or a directive, and
     the text is inserted into HTML. A colon is safe, except in a text with the word `style` or `classDef`:
-    there Mermaid drops the last semicolon behind the colon, which may be the end of an entity.
+    there Mermaid removes the last semicolon after the colon, and this semicolon may end an entity.
     """
     harmless = _HARMLESS if "style" in text or "classDef" in text else _HARMLESS | {":"}
     return "".join(
@@ -182,7 +182,7 @@ class _Lanes:
         most = width // _LEAST_LANE
         self._names = list(present)
         self._shown = min(len(present), most)
-        # Actors for which there is no room share the last lifeline.
+        # If there is no room for all actors, the last ones share the last lifeline.
         self._lane = {name: min(number, most - 1) for number, name in enumerate(present)}
         self._step = (width - _LEAST_LANE) // max(1, self._shown - 1) if self._shown > 1 else 0
         self._step = min(self._step, 24)
@@ -212,7 +212,7 @@ class _Lanes:
         return heading.rstrip()
 
     def _row(self, placed: dict[int, str]) -> str:
-        """Return a row of lifelines with other characters at some columns."""
+        """Return a row of lifelines, in which the characters in `placed` replace those at their columns."""
         chars = [" "] * (self._column(self._shown - 1) + 1)
         for lane in range(self._shown):
             chars[self._column(lane)] = "│"

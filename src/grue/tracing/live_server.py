@@ -1,14 +1,14 @@
-"""The server of a page that follows a trace, for `grue trace serve`: for this machine only.
+"""The server of a page that follows a growing trace, for `grue trace serve`.
 
-The server listens at the loopback address. The path of the page begins with a random word, because other
-users of the machine can reach the port, and a trace is for its owner only. The `Host` header of a request
-must name this server, so that a page of another site whose name points here (DNS rebinding) gets nothing. The
-server writes only one thing: the mark that a person gives the episode, in a file beside the run. It accepts a
-mark only from its own page. The trace is never changed.
+Only this machine can reach the server, because it listens at the loopback address. The path of the page
+begins with a random word, because other users of the machine can reach the port, and a trace is for its owner
+only. The `Host` header of a request must name this server, so that a page of another site whose name points
+here (DNS rebinding) gets nothing. The server never changes the trace. It writes only the mark, that is, the
+score that a person gives the episode (`marks.py`), and accepts it only from its own page.
 
-A `LiveFeed` follows a growing trace, and gives a page the new messages in pieces. One thread reads the trace
-as it grows and writes pieces to a temporary file. The server's threads read them from there, so neither the
-length of the trace nor the number of pages costs memory.
+A `LiveFeed` reads the trace in a thread of its own, and writes the new messages in pieces to a temporary
+file. The server's threads read the pieces from there when a page asks for them. So neither the length of the
+trace nor the number of open pages costs memory.
 """
 
 import base64
@@ -43,7 +43,7 @@ _POLL_S = 0.2
 
 
 class _LivePiece(Piece, frozen=True, kw_only=True):
-    """A piece of a trace that is still growing, with all that the page shows of the episode up to there."""
+    """New messages of a growing trace, with the changed turns, the actors and the overview up to there."""
 
     turns: tuple[PageTurn, ...]
     actors: tuple[str, ...]
@@ -70,8 +70,8 @@ class LiveFeed:
         self._images = ImageTable(self._image_spool)
         self._feed = PageFeed(self._images)
         self._ends: list[int] = []
-        self._ended = False  # the reading thread has come to the end of the episode
-        self._over = False  # the last piece for the pages has the end of the episode
+        self._ended = False  # the message that was read last is `EpisodeEnded`
+        self._over = False  # the last piece in the temporary file ends with `EpisodeEnded`
         self._error = ""
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -88,7 +88,7 @@ class LiveFeed:
         self._image_spool.close()
 
     def page(self) -> EpisodePage:
-        """Return the data that a page has before it requests the first pieces."""
+        """Return the data that the page is served with; the page then requests the messages in pieces."""
         header = self.reader.header
         title = f"Trace of {header.episode}"
         return EpisodePage(title=title, header=header, file=self.reader.path.name, live=True)
@@ -96,9 +96,9 @@ class LiveFeed:
     def answer(self, first: int) -> bytes:
         """Return new pieces for a page, as JSON.
 
-        The answer has the `pieces` from number `first` on; `next`, the number of the piece to ask for next;
-        `over`, whether the page then has the whole episode; and `error`, why no further pieces come, or an
-        empty text.
+        The answer has four members: `pieces`, from number `first` on; `next`, the number of the piece to ask
+        for next; `over`, whether these pieces complete the episode; and `error`, the reason why no further
+        pieces will come, or an empty text.
 
         Raises:
             ValueError: `first` is negative, or higher than the number of pieces so far.
@@ -260,7 +260,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Store the mark that a person gives the episode."""
-        # Close the connection: the unread rest of a refused request would be taken for the next request.
+        # Close the connection: if the request is refused, its body stays unread, and would be parsed as the
+        # next request.
         self.close_connection = True
         origin = self.headers.get("Origin", "").removeprefix("http://")
         if self.headers.get("Host", "") not in self.server.names or origin not in self.server.names:
@@ -329,9 +330,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
-            # A browser that has closed the connection is not an error of the server.
+            # Ignore that the browser has closed the connection.
             with contextlib.suppress(ConnectionError, TimeoutError):
                 self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
-        """Print nothing: a log line would show the path, and with it the word that keeps other users out."""
+        """Print nothing, because a log line would show the path with the random word."""

@@ -2,9 +2,9 @@
 
     RUN/scores/NAME@VERSION.json
 
-A mark is a file of its own, so a run can be marked often without any change to its other files. Each version
-of a scorer writes another file, so that two versions can be compared. In a fleet `RUN` is the folder of the
-episode; elsewhere `RUN` is the run folder that holds the trace.
+Each mark is a file of its own, so scoring a run changes none of its other files. Each version of a scorer
+writes another file, so that two versions can be compared. In a fleet `RUN` is the folder of the episode;
+elsewhere `RUN` is the run folder that holds the trace.
 """
 
 import os
@@ -36,8 +36,8 @@ class Mark(Struct, frozen=True, kw_only=True, omit_defaults=True):
         version: Version of the scorer.
         score: The score, a finite number.
         reason: The reason for the score, in a sentence; untrusted, as a model may have written it.
-        attempt: Number of the attempt that was scored; 0: the run has only one attempt. A mark of an attempt
-            that is not the committed one does not count.
+        attempt: In a fleet, the number of the attempt that was scored. The mark counts only if this attempt
+            was committed, that is, became the episode's result. 0: the run is not in a fleet.
         requests: Requests to a model that the scoring took.
         tokens: The tokens of these requests.
         money_usd: The price of these requests in US dollars, as far as it is known.
@@ -69,7 +69,7 @@ def require_name(word: str) -> None:
 
 
 def place_of_marks(trace: Path) -> tuple[Path, int]:
-    """Return the folder with the marks for a trace, and the number of its attempt; 0 outside a fleet."""
+    """Return the folder for the marks of a trace, and the number of its attempt; 0: not in a fleet."""
     run = trace.absolute().parent
     match = _ATTEMPT.fullmatch(run.name)
     return (run.parent, int(match[1])) if match else (run, 0)

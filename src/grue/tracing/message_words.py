@@ -48,7 +48,7 @@ class Verdict(Struct, frozen=True):
 
 
 class SpanNote(NamedTuple):
-    """The name, verdict and facts of a note that a message adds to its span."""
+    """A note, that is, an event without duration, which a message adds to its span."""
 
     name: str
     verdict: Verdict
@@ -62,7 +62,7 @@ class FailureWords(NamedTuple):
         short: For a line of the trace.
         sentence: For the logs.
         error_type: One of a few fixed words, suitable for metrics.
-        detail: For a span that has the error type beside it.
+        detail: For a span, which shows `error_type` too.
     """
 
     short: str
@@ -154,9 +154,9 @@ def log_lines(body: Struct) -> tuple[LogLine, ...]:
 
 
 def told_lines(body: Struct) -> Iterator[tuple[str, str]]:
-    """Yield pairs `(key, line)` about a message, for a program that has no recorder.
+    """Yield pairs `(key, line)` about a message, for a program that prints lines and has no recorder.
 
-    A program may skip a line whose key it has shown already. The text is untrusted.
+    The program may skip a line if it has printed a line with the same key. The text is untrusted.
     """
     match body:
         case m.ServerDied(server=server, failure=failure):
@@ -245,7 +245,7 @@ def failure_words(failure: m.TurnFailure) -> FailureWords:
             assert_never(never)
 
 
-# --- Words that take more than a line ---
+# --- Functions for the table that take more than a line ---
 
 
 def _run(body: m.RunTurn) -> str:
@@ -466,7 +466,7 @@ def _any_fields(body: Struct) -> str:
     )
 
 
-# --- What the logs and the spans get ---
+# --- Functions for the table: log lines, and notes for spans ---
 
 _FORCED = {
     "max_iterations": "the last tool iteration",
@@ -547,7 +547,7 @@ def _note_not_connected(body: m.ConnectFailed) -> SpanNote:
 def _log_noted(body: m.ServerNoted) -> tuple[LogLine, ...]:
     match body.kind:
         case "bad_tool" if body.text.endswith(UNMATCHED):
-            message = body.text  # the text is about the user's policy, not about a server
+            message = body.text  # no server's name: the text is about a pattern in the user's policy
         case "bad_tool" if body.text.endswith(UNLISTED):
             message = f"MCP server '{body.server}': {body.text}"
         case "bad_tool":

@@ -33,7 +33,7 @@ class Overview(Struct, kw_only=True):
         result: The result in a few words, such as a score; empty if the host is not installed.
         results: Further fields of the host's `EpisodeEnded`, by name.
         resumed: How often the episode was resumed.
-        turns: How many turns were run. A resumed turn counts once; a turn that a fork repeats does not count.
+        turns: How many turns were run; a resumed turn counts once. In a trace with forks: how many forks.
         forks: A description of each fork: the turn that it repeats, and its changes.
         failures: Turns that failed, and those that ended with a fallback.
         last: How the last turn ended: `failed`, or the kind of its outcome; empty if no turn has ended.
@@ -108,7 +108,7 @@ class Overview(Struct, kw_only=True):
         self.facts = _plain_fields(started)
 
     def _fork(self, forked: m.TurnForked) -> None:
-        """Count a fork instead of the turns before it, which are copies."""
+        """Count a fork. Do not count the turns before the first fork, which are copies of another trace's."""
         changed = f": {', '.join(forked.changed)}" if forked.changed else ""
         what = f"turn {forked.turn} of {forked.episode}{changed}"
         self.forks = (*self.forks, printable(what, _CHARS))

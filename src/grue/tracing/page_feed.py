@@ -49,12 +49,14 @@ class Passage(Struct, frozen=True, kw_only=True, array_like=True):
 
     Attributes:
         turn: Number of the passage's turn.
-        kind: `prompt`: the host's text for the agent. `note`: a problem, or an event that changes the turn.
+        kind: `fact`: a host's fact. `prompt`: the host's text for the agent. `reply`: a request to the model
+            and its reply. `call`: a tool call and its result. `note`: a problem, or an event that changes the
+            turn. `end`: the end of the turn.
         seq: Number of the message that begins the passage.
         place: For a call: its position in the reply that asked for it; -1 if no reply asked for it.
-        also: Numbers of further messages, each 0 if there is no such message. For a reply: the model's reply.
-            For a call: the messages that report that the call was sent, was settled, was put to a person, and
-            was decided. For the end: the reply with the answer.
+        also: Numbers of further messages of the passage; 0: there is no such message. A `reply` has one: the
+            model's reply. A `call` has four: the call was sent, it was settled, a person was asked about it,
+            the person decided. An `end` has one: the reply that contains the answer.
         depth: 1 for a request of a server to the model, otherwise 0.
         text: Printable. For a fact: its headline. For a prompt: `shown` if it contains the text of a fact
             before it; `resumed` if the turn was resumed. For the end: `same` if the answer is the text of the
@@ -71,7 +73,7 @@ class Passage(Struct, frozen=True, kw_only=True, array_like=True):
 
     @property
     def id(self) -> tuple[int, int]:
-        """Identifies the passage; a later version of the passage has the same id."""
+        """Identifies the passage: if the passage changes, `StoryTeller` yields it again with this id."""
         return self.seq, self.place
 
 
@@ -80,7 +82,8 @@ class _Turn(Struct):
 
     Attributes:
         requests: Passages of requests without a reply, by the number of the request's message.
-        calls: Passages of calls by id. Settled calls are kept, because a parked turn names them again.
+        calls: Passages of calls by the call's id. Settled calls are kept too: if the turn was parked and is
+            resumed, later messages name them again.
         said: The text of the last reply, and the number of its message.
     """
 
@@ -100,7 +103,10 @@ class StoryTeller:
         self._shown: list[str] = []
 
     def see(self, envelope: EpisodeEnvelope, turn: int) -> Iterator[Passage]:
-        """Yield the passages that begin or change with this envelope; `turn` is the turn that shows it."""
+        """Yield the passages that begin or change with this envelope.
+
+        `turn` is the number of the turn under which the page shows the envelope.
+        """
         body, seq = envelope.body, envelope.seq
         match body:
             case Fact():
@@ -342,7 +348,7 @@ _NOT_PARTS = frozenset({"turn", "session", "host"})
 
 
 class MarkCount(Struct, kw_only=True):
-    """How often messages of a turn have a mark, the word for a problem."""
+    """How many messages of a turn have the same mark, that is, a word for a problem, such as `died`."""
 
     word: str
     grade: Severity
@@ -441,7 +447,7 @@ class TurnWriter:
         self.page.marks = tuple(sorted(self._marks.values(), key=lambda mark: mark.grade == "warn"))
 
     def add_span(self, span: Span) -> None:
-        """Add the time of a span. The first span of the whole turn says how long the turn took."""
+        """Add the time of a span. The first span of the kind `turn` sets how long the turn took."""
         page, took_s = self.page, span.end_s - span.start_s
         page.end_s = max(page.end_s, span.end_s)
         if span.phase == "turn" and not self._has_span:
@@ -489,7 +495,7 @@ class Row(Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class EpisodePage(Struct, frozen=True, kw_only=True):
-    """The page's data apart from its pieces, for the head, the list of turns and the overview.
+    """The page's data without the messages: for the head, the list of turns and the overview.
 
     Attributes:
         live: Whether the page follows the trace, and requests new pieces.
@@ -510,7 +516,7 @@ class EpisodePage(Struct, frozen=True, kw_only=True):
 
 
 class Piece(Struct, frozen=True, kw_only=True):
-    """Consecutive messages, with new spans and passages; `Trace.extend` of the page's script reads it."""
+    """Consecutive messages, with new spans and passages; the page's script reads it in `Trace.extend`."""
 
     messages: tuple[Row, ...]
     spans: tuple[Span, ...]
@@ -547,7 +553,10 @@ class PageFeed:
         self._passages: dict[tuple[int, int], Passage] = {}
 
     def see(self, envelope: EpisodeEnvelope) -> int:
-        """Add a message, and return the turn that shows it: the latest turn, if the message names none."""
+        """Add a message, and return the number of the turn under which the page shows the message.
+
+        That is the turn that the message names, or else the latest one.
+        """
         turn = turn_of(envelope) or self._latest
         self._latest = max(self._latest, turn)
         writer = self._turns.get(turn)

@@ -34,7 +34,7 @@ _PLACES = re.compile("<!--([a-z]+)-->")
 def page_parts(
     name: str, title: str, *, style: Sequence[str], scripts: Sequence[str], served: bool = False
 ) -> list[bytes]:
-    """Return a page's text, cut at the places that hold its data.
+    """Return a page's text, cut into parts at the places where its data will be inserted.
 
     Args:
         name: Name of its template in `viewer_page/`.

@@ -45,8 +45,8 @@ class PrefixBreak(Struct, frozen=True, kw_only=True):
         cause: Number of the message in the trace that caused the difference.
         cause_kind: The kind of that message.
         why: What has changed, in words; names in it are untrusted.
-        tokens: Tokens after that byte that have to be paid again: up to the end of the shorter one of the two
-            prompts. Computed from the endpoint's count for this prompt, or estimated by its bytes.
+        tokens: About how many tokens after that byte have to be paid again, up to the end of the shorter of
+            the two prompts. Computed from the endpoint's token count of this prompt, or from its bytes.
     """
 
     part: PromptPart
@@ -103,7 +103,7 @@ class CachedPrompt(Struct, frozen=True, kw_only=True):
 
 
 class _Form(Struct, frozen=True):
-    """The form in which requests are encoded, and the message in the trace that reported this form."""
+    """How requests are encoded, with number and kind of the trace message that reported this."""
 
     profile: WireProfile
     model: str
@@ -115,7 +115,8 @@ class _Sent(Struct, frozen=True, kw_only=True):
 
     Attributes:
         whole: The bytes of the prompt: tools, system text and messages.
-        head: Size of tools and system text together, with which prompts of other conversations may begin too.
+        head: Size of tools and system text together. Prompts of other conversations may begin with the same
+            tools and system text.
         tools: The tools that the prompt offered.
         parts: Size of the tools, and size of the system text.
     """
@@ -150,10 +151,12 @@ class _Prompted(Struct, kw_only=True):
     Attributes:
         whole: Whether the trace holds all earlier messages of the conversation.
         sent: The last prompt with tools (`True`) and the last without (`False`).
-        blame: Changes, since the last prompt, to messages which that prompt contained. Each is: the byte up
-            to which they are still the same, and number and kind of the trace message that made the change.
-        adapted: The message since which requests are encoded in another form than the last prompt.
-        notes: Reasons why the next request offers no tools, from the messages since the last request.
+        blame: What has changed the messages of the last prompt since it was sent. Each entry: how many of
+            their first bytes are still the same, and number and kind of the trace message that changed them.
+        adapted: Number and kind of the trace message since which requests are encoded in another form than
+            the last prompt.
+        notes: Why the next request may offer no tools. Each entry: number and kind of a trace message since
+            the last request, and the reason that this message gives.
     """
 
     name: m.ConversationId
@@ -181,10 +184,10 @@ class CachedPrompts:
         self._dropping: dict[int, m.ConversationId] = {}
 
     def see(self, envelope: Any) -> CachedPrompt | None:
-        """Take the next message; return the request that it ends, compared with the requests before.
+        """Take the next message. If it ends a request, return the request, compared with those before it.
 
-        `None` is returned for a message that ends no request, and for the end of a request that failed, since
-        no endpoint has read that prompt.
+        Otherwise return `None`. A request that failed gives `None` too, because no endpoint has read its
+        prompt.
         """
         body, cause, kind = envelope.body, envelope.cause or 0, kind_of(envelope.body)
         place = (envelope.seq, kind)
@@ -248,7 +251,10 @@ class CachedPrompts:
         return _Form(_unmarked(profile_for(asks.address, asks.model, wire)), asks.model, place)
 
     def _found(self, name: m.ConversationId, past: m.HistoryReference | None) -> _Prompted:
-        """Return the conversation for a turn: the one named `name`, a branch of another one, or a new one."""
+        """Return the conversation `name`, in which a turn begins after the history `past`.
+
+        It is the known one of this name, a branch of another conversation with this history, or a new one.
+        """
         known = self._talks.get(name)
         if past is None or not past.length:
             return self._new(name)
@@ -324,7 +330,7 @@ class CachedPrompts:
         _blame(talk, place)
 
     def _learn(self, changed: m.JsonObject, place: tuple[int, str]) -> None:
-        """Update the form by what the endpoint was found to accept. Ignore fields of later versions."""
+        """Change the form of requests as the LLM actor reports. Ignore what only later versions know."""
         form = self._form
         fields = {
             **msgspec.to_builtins(form.profile),
@@ -373,7 +379,7 @@ class CachedPrompts:
             del self._talks[name]
 
     def _dropped(self, body: m.ReplyDropped, envelope: Any) -> _Asked | None:
-        """Remove a dropped reply from its conversation; return the request if no reply to it had come yet."""
+        """Remove a dropped reply from its conversation. Return its request if that is still under way."""
         talk = self._talks.get(self._dropping.pop(envelope.cause or 0, m.ConversationId("")))
         if talk is not None:
             talk.encoded.history.forget()
@@ -420,7 +426,8 @@ class CachedPrompts:
         )
         if earlier is None:
             return found
-        # The first prompt of a conversation can share only tools and system text with another conversation.
+        # The first prompt of a conversation is compared with a prompt of another conversation. Of these two,
+        # only tools and system text can be the same.
         shared, ends = (len(earlier.whole), len(sent.whole)) if talk.last else (earlier.head, sent.head)
         if same >= shared:
             return found
@@ -458,11 +465,11 @@ class _Compared(Struct, frozen=True):
 
 
 def _blame(talk: _Prompted, place: tuple[int, str]) -> None:
-    """If the part of the conversation that was in the last prompt has changed, record the cause.
+    """Record what changed a conversation, if messages that were in its last prompt have changed.
 
     Args:
-        talk: The conversation, in which the change has been made.
-        place: Number and kind of the message in the trace that changed the conversation.
+        talk: The conversation after the change.
+        place: Number and kind of the trace message that made the change.
     """
     last = talk.last
     if last is not None:
@@ -577,7 +584,10 @@ def _changed_messages(talk: _Prompted, asked: _Asked) -> tuple[int, str, str]:
 
 
 def _changed_tool(pair: _Compared, talk: _Prompted, asked: _Asked) -> tuple[str, tuple[int, str, str]]:
-    """Return the first tool that differs from the earlier prompt, and the message and the reason for it."""
+    """Return the first tool that differs from the earlier prompt, and why.
+
+    The second item has the number and kind of the trace message that caused it, and the reason.
+    """
     old, new = pair.earlier.tools, pair.sent.tools
     if not new:
         return "having no tools", _why_no_tools(talk, asked)
@@ -615,7 +625,7 @@ def _why_no_tools(talk: _Prompted, asked: _Asked) -> tuple[int, str, str]:
 def _listing(
     tool: m.ToolDefinition, pair: _Compared, talk: _Prompted, asked: _Asked, why: str
 ) -> tuple[int, str, str]:
-    """Return the message that made the prompt differ in `tool`, and the reason.
+    """Return number and kind of the trace message that made the prompt differ in `tool`, and the reason.
 
     Either the turn asks for other tools, or the server has sent another list of tools.
     """

@@ -96,7 +96,7 @@ class RequestRow(Struct, kw_only=True):
         request: The request's number in the turn.
         conversation: Id of the conversation.
         asked_by: `agent`, or the session of a server that asks the model (sampling).
-        final: Whether the request is for the final answer, and so offers no tools.
+        final: Whether the request asks for the final answer. Such a request offers no tools.
         aside: Whether the request is not part of the conversation, such as a request for a summary.
         outcome: `received`, `failed` or `dropped`; empty: the request has not ended.
         model: The model that replied.
@@ -168,7 +168,8 @@ class _Rows:
 
     Attributes:
         turns: The turns under way, each by the number of the message that began it.
-        requests: The requests under way, each by the number of the message that its end will name as cause.
+        requests: The requests under way. The key is the number of the message that the request's end will
+            name as its cause: `RequestCompletion`, or `DropCompletion` if the request is being dropped.
     """
 
     def __init__(self, episode: str) -> None:
@@ -217,10 +218,7 @@ class _Rows:
         )
 
     def _drop(self, seq: int, drop: m.DropCompletion) -> None:
-        """File the row of the dropped request under `seq`, the number of `drop`.
-
-        The message that ends this request names `drop` as its cause.
-        """
+        """Make `seq`, the number of `drop`, the key of the dropped request's row."""
         for asked, row in self._requests.items():
             if (row.conversation, row.request) == (drop.conversation, drop.request):
                 self._requests[seq] = self._requests.pop(asked)

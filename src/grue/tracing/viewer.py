@@ -151,7 +151,8 @@ def write_pieces(
         title: The title of this trace in the page.
         images: Collects the images of the messages.
         side: Number of the trace in the page, counted from 0.
-        turns: Numbers of messages of interest, as keys. The turn of each message is stored as its value.
+        turns: A dict whose keys are numbers of messages. Each value is set to the turn under which the page
+            shows the message.
     """
     feed = PageFeed(images)
     for envelope in reader:
@@ -233,7 +234,7 @@ class _Difference(Struct, array_like=True):
 
 
 class _Comparison(Struct, frozen=True, kw_only=True):
-    """Facts about the two traces together; `turn` is the first that differs, 0 if all are equal."""
+    """The differences between two traces; `turn` is the first turn that differs, 0 if none does."""
 
     turn: int
     differences: tuple[_Difference, ...]
@@ -264,7 +265,7 @@ def write_comparison(left: Path, right: Path, target: Path) -> int:
 
 
 def _compare(left: EpisodeReader, right: EpisodeReader) -> _Comparison:
-    """Compare the traces. Only the description of each difference is kept in memory."""
+    """Compare the traces. Of each difference only the description is kept in memory."""
     found = [
         _Difference(
             left=each.left.seq if each.left else 0,
