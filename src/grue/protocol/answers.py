@@ -73,8 +73,8 @@ def _embedded(text: str) -> list[dict[str, object]]:
         try:
             value, end = decoder.raw_decode(text, start.start())
         except json.JSONDecodeError as error:
-            # Count the cost of this attempt: the characters that the decoder read, and those in which it
-            # counted the lines for its message.
+            # Count the cost of this attempt. The decoder has read from the brace to the error. For its
+            # message it has also counted the lines from the text's start, which is about 100 times as fast.
             budget -= error.pos - start.start() + error.pos // 100
             end = start.end()
         except (ValueError, RecursionError):

@@ -85,7 +85,7 @@ class _Block(Struct):
 
 
 class AnthropicAssembler:
-    """Opens blocks, adds deltas to them by index, and keeps the last stop reason."""
+    """Assembles a message from its events: each block starts, deltas add to it by index, and it stops."""
 
     def __init__(self) -> None:
         self.finished = False
@@ -98,11 +98,11 @@ class AnthropicAssembler:
 
     @property
     def whole(self) -> bool:
-        """Whether the reply has ended. Some servers leave out the event that ends it."""
+        """Whether the reply has ended. A stop reason is enough: some servers leave out `message_stop`."""
         return self.finished or bool(self._message.get("stop_reason"))
 
     def feed(self, event: ServerEvent) -> Iterable[w.Delta]:
-        """Take the next event in, and return the text in it.
+        """Add the next event, and return the text in it.
 
         Raises:
             DamagedStream: The event is damaged, or one before it is missing.
@@ -159,7 +159,7 @@ class AnthropicAssembler:
         if key in self._latest and self._latest[key].open:
             raise DamagedStream(f"starts block {key} a second time")
         before = self._blocks[-1].index if self._blocks else None
-        # A repeated number does not show a lost block: some servers never count up.
+        # Some servers give all blocks the same index, so a repeated index does not show that a block is lost.
         if isinstance(index, int) and isinstance(before, int) and index - before not in (0, 1):
             raise DamagedStream(f"starts block {index} after block {before}")
         if len(self._blocks) >= w.MAX_CALLS:
@@ -272,7 +272,7 @@ class AnthropicMessages(w.WireFormat):
     def encode_items(
         self, items: Sequence[w.WireItem], marked: Collection[int], profile: WireProfile
     ) -> w.EncodedItems:
-        """Encode the items as one user message; an assistant's text between them splits it."""
+        """Encode the items: neighbours of the same role as one message, the instructions apart."""
         system: list[bytes] = []
         messages: list[tuple[str, list[m.JsonObject]]] = []
         for position, item in enumerate(items):
@@ -288,7 +288,7 @@ class AnthropicMessages(w.WireFormat):
         return w.EncodedItems(tuple(system), encoded)
 
     def encode_reply(self, reply: w.Reply, names: WireNames) -> tuple[bytes, ...]:
-        """Encode the blocks of a reply, unchanged except for calls: these are taken from `tool_calls`."""
+        """Encode the blocks of a reply as they came, but write the tool calls anew, from `tool_calls`."""
         calls = {call.call_id: call for call in reply.tool_calls}
         blocks: list[m.JsonObject] = []
         for block in map(w.as_object, w.listed(reply.echo.get(_CONTENT)) or _blocks_of(reply)):
@@ -301,7 +301,7 @@ class AnthropicMessages(w.WireFormat):
         return (to_json({"role": "assistant", "content": blocks}),)
 
     def tool(self, function: m.JsonObject) -> m.JsonObject:
-        """Return a tool in the form of a request's list of tools."""
+        """Return a tool as an entry of a request's list of tools."""
         schema = function.pop("parameters")
         return {**function, "input_schema": schema}
 
@@ -411,7 +411,7 @@ def _attached(attachment: m.Attachment) -> m.JsonObject:
 
 
 def _blocks_of(reply: w.Reply) -> list[object]:
-    """Return blocks for a reply that was received in another format or made by a host."""
+    """Make the blocks of a reply that was received in another format or written by a host."""
     text = reply.content if reply.content and not reply.content.isspace() else None
     block: list[object] = [{"type": "text", "text": text}] if text else []
     return block + [{"type": "tool_use", "id": call.call_id} for call in reply.tool_calls]
@@ -440,8 +440,8 @@ def _read(answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply:
         match block.get("type"):
             case "tool_use":
                 calls.append(w.read_call(block.get("id"), block.get("name"), block.get("input"), ids, names))
-                # Keep only the place of the call: the call is sent back in the form in which it was read,
-                # with the id that it was given.
+                # Keep only the call's place among the blocks, and the id that grue has given it.
+                # `encode_reply` takes the rest from `Reply.tool_calls`.
                 kept.append({"type": "tool_use", "id": calls[-1].call_id})
             case "text":
                 text = w.text_of(block)
@@ -459,11 +459,11 @@ def _read(answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply:
     stop = w.as_text(answer.get("stop_reason"))
     finish = _FINISHES.get(stop, stop) if stop else None
     if finish == "length" and calls and blocks[-1].get("type") == "tool_use":
-        # Only the last block can be cut. If its arguments are an object already, that does not show whether
-        # the arguments were cut.
+        # Only the last block can be cut. `unless_cut` marks its call, unless the arguments are certainly
+        # whole.
         calls = list(w.unless_cut(calls, blocks[-1].get("input")))
-    # A refusal has HTTP status 200. If it has a text, that is the beginning of a stopped reply, and no
-    # answer.
+    # A refusal has HTTP status 200. Its text, if it has any, is the part that was written before the reply
+    # was stopped, and not an answer.
     why = w.as_text(w.as_object(answer.get("stop_details")).get("explanation"))
     refused = stop == "refusal"
     return w.Reply(

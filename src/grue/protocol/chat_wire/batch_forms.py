@@ -1,12 +1,13 @@
-"""The forms in which providers take many requests at once and answer within a day, at half the price.
+"""The batch APIs of providers, which take many requests at once and answer within a day, at half the price.
 
 OpenAI takes a file with a line for each request, and a batch that names the file. Anthropic takes all
 requests in one body. Both give the results as lines, in any order. This module writes and reads these forms;
 `transports/llm/batch_desk.py` sends and fetches them.
 
-After a kill, a running batch is found again by comparison. OpenAI keeps the metadata that was sent with a
-batch. Anthropic keeps none, so there a batch of the same time and size counts as ours if its results have our
-ids.
+If a process is killed while it submits a batch, a later one looks for the batch in the provider's list.
+OpenAI keeps the metadata that was sent with a batch, and the key in it identifies the batch. Anthropic keeps
+no metadata. There a batch with the right number of requests, made at the right time, is ours if its results
+have the ids of our requests.
 """
 
 from collections.abc import Mapping
@@ -80,7 +81,7 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def lost(item: str, left: Literal["", "expired", "cancelled"], why: str = "") -> Result:
-    """Return the result of a request that was not answered."""
+    """Return the result of a request that has no reply; `left` says what happened to the request."""
     match left:
         case "expired":
             words = "the batch expired before this request was processed"
@@ -94,7 +95,7 @@ def lost(item: str, left: Literal["", "expired", "cancelled"], why: str = "") ->
 
 
 class OpenAIBatches:
-    """OpenAI's form, for chat completions and responses.
+    """OpenAI's batch API, for chat completions and responses.
 
     Attributes:
         most_items: How many requests a batch may have.
@@ -106,12 +107,12 @@ class OpenAIBatches:
     path = "/batches"
 
     def line(self, item: str, path: str, body: bytes) -> bytes:
-        """Return a request as a line of the batch's file; `path` is where the request would be posted to."""
+        """Return a request as a line of the batch's file; `path` is the API path to post the request to."""
         head = msgspec.json.encode({"custom_id": item, "method": "POST", "url": f"/v1{path}"})
         return head[:-1] + b',"body":' + body + b"}\n"
 
     def created(self, file_id: str, path: str, key: str) -> bytes:
-        """Return the body of the request that makes a batch of an uploaded file."""
+        """Return the body of the request that creates a batch from an uploaded file."""
         return msgspec.json.encode(
             {
                 "input_file_id": file_id,
@@ -178,14 +179,14 @@ class _OpenAILine(Struct):
 
 
 class AnthropicBatches:
-    """Anthropic's form, for messages. The attributes are those of `OpenAIBatches`."""
+    """Anthropic's batch API, for messages. The attributes are those of `OpenAIBatches`."""
 
     most_items = 100_000
     most_bytes = 256 * 10**6
     path = "/messages/batches"
 
     def line(self, item: str, path: str, body: bytes) -> bytes:
-        """Return a request as an item of the list that makes a batch."""
+        """Return a request as an item of the list that is posted to create a batch."""
         del path
         return msgspec.json.encode({"custom_id": item})[:-1] + b',"params":' + body + b"}\n"
 
@@ -246,7 +247,7 @@ FORMS: Mapping[BatchFormName, BatchForm] = {"openai": OpenAIBatches(), "anthropi
 
 
 def batch_form_of(wire: str) -> BatchForm:
-    """Return the form in which a wire format's providers take batches.
+    """Return the batch API of the providers that use a wire format.
 
     Raises:
         MCPConfigError: The providers of this format take no batches.

@@ -1,9 +1,9 @@
 """The wire format of OpenAI-style chat completions, `POST {base_url}/chat/completions`, and of its streams.
 
-Chunks have no numbers, so a lost chunk can be noticed only by what the other chunks lack: every call has to
-begin with its name, the indexes of calls count up one by one (at some servers they never count up, or are
-absent), and the reply has to end with a reason. A stream that breaks one of these rules raises
-`DamagedStream`. So does a stream with several choices, whose texts would be joined to one text.
+Chunks have no sequence numbers, so a lost chunk shows only in what the other chunks lack. These rules are
+checked: every call begins with its name; the indexes of calls count up one by one (some servers send the same
+index for all calls, or none); the reply ends with a `finish_reason`. A stream that breaks a rule raises
+`DamagedStream`. So does a stream with several choices, because their texts would be mixed into one.
 """
 
 import math
@@ -27,7 +27,7 @@ _OF_CALLS = "tool_calls"
 
 
 class ChatCompletions(w.WireFormat):
-    """The format that most endpoints use, with allowance for their deviations."""
+    """The format that most endpoints use. Deviations that endpoints are known for are accepted."""
 
     name = "chat_completions"
     path = "/chat/completions"
@@ -65,7 +65,7 @@ class ChatCompletions(w.WireFormat):
         return (to_json({"role": "assistant", "content": text, "tool_calls": calls, **echo}),)
 
     def tool(self, function: m.JsonObject) -> m.JsonObject:
-        """Return a tool in the form of a request's list of tools."""
+        """Return a tool as an entry of a request's list of tools."""
         return {"type": "function", "function": function}
 
     def body(self, request: w.WireRequest) -> bytes:
@@ -108,7 +108,8 @@ def _head(request: w.WireRequest) -> m.JsonObject:
     if profile.reasoning == "reasoning_effort":
         fields["reasoning_effort"] = effort
     elif profile.reasoning == "reasoning" and (effort or budget):
-        # A request may have only one of effort and number of tokens. The number is more exact, so it is used.
+        # A request may name an effort or a number of tokens, not both. The number is more exact, so it is
+        # used.
         fields["reasoning"] = {"max_tokens": budget} if budget else {"effort": effort}
     return fields
 
@@ -246,7 +247,8 @@ def _tokens(choice: m.JsonObject) -> m.ReplyTokens | None:
     logprobs = tuple(float(each) for each in values if isinstance(each, int | float) and math.isfinite(each))
     read = m.ReplyTokens(
         ids=known if len(known) == len(ids) else (),
-        # After a stop word, or in a cut stream, the ids and the log-probabilities may differ in number.
+        # After a stop word, or in a cut stream, there may be more ids than log-probabilities or fewer. Then
+        # it is not known which belong together, so the log-probabilities are dropped.
         logprobs=logprobs if len(logprobs) == len(values) and len(known) in (0, len(values)) else (),
     )
     return read if read.ids or read.logprobs else None
@@ -300,8 +302,8 @@ class _Call(Struct):
 
     Attributes:
         index: The call's index in the stream; `None`: the stream gives none.
-        whole: Arguments that came as an object and not as text.
-        closed: Whether the arguments were complete when the next call began.
+        whole: The arguments, if they came as a JSON object and not as text.
+        closed: Whether the arguments were complete when the next call began, so that nothing may be added.
         chunk: The number of the chunk that brought the call's last piece.
     """
 
@@ -321,7 +323,7 @@ class _Call(Struct):
 
     @property
     def complete(self) -> bool:
-        """Whether the call's arguments are a whole object."""
+        """Whether the call's arguments are a complete JSON object."""
         return self.whole is not None or strict_object(self.written) is not None
 
     def as_json(self) -> m.JsonObject:
@@ -332,7 +334,7 @@ class _Call(Struct):
 
 
 class ChatAssembler:
-    """Joins the texts of deltas, and sorts the pieces of tool calls by their index."""
+    """Assembles a completion from chunks: joins the texts, and adds each piece of a tool call to its call."""
 
     def __init__(self) -> None:
         self.finished = False
@@ -349,7 +351,7 @@ class ChatAssembler:
 
     @property
     def whole(self) -> bool:
-        """Whether the reply has ended. Some servers leave out the final event."""
+        """Whether the reply has ended. A `finish_reason` is enough: some servers leave out `[DONE]`."""
         return self.finished or self._finish is not None
 
     def feed(self, event: ServerEvent) -> Iterable[w.Delta]:
@@ -378,8 +380,8 @@ class ChatAssembler:
             self.finished = True
         if choices is not None and not isinstance(choices, list):
             raise DamagedStream("has choices that are not a list")
-        # Count further choices as held: reading each takes as much time as a chunk, and endpoints have no
-        # reason to send them.
+        # Add further choices to `held`, whose limit then bounds them too: reading a choice takes as much time
+        # as reading a chunk, and endpoints have no reason to send several.
         self.held += sum(map(w.weight, choices[1:])) if choices else 0
         self._calls.chunk += 1
         return [delta for choice in w.listed(choices) for delta in self._add(_member(choice, "choice"))]
@@ -403,8 +405,8 @@ class ChatAssembler:
 
     def _keep(self, key: str, value: object) -> None:
         size = w.weight(value)
-        # Only the last value of a member is kept. But each large value counts, because weighing it takes
-        # time.
+        # Only the last value of a member is kept. A large value is added to `held` each time all the same,
+        # because computing its weight takes time, and the limit on `held` has to bound that time.
         self.held += size if size > _LARGE_WEIGHT else size - self._weights.get(key, 0)
         self._weights[key] = size if size <= _LARGE_WEIGHT else 0
         self._top[key] = value
@@ -459,10 +461,11 @@ class ChatAssembler:
 class _Calls:
     """The tool calls of a reply.
 
-    A piece belongs to the call with its index. Without an index it belongs to the call with its id, and
-    without an id to the last call. A piece with a name, but without an id of its own, begins another call if
-    the arguments of the call so far are complete, or if that call's last piece is in the same chunk. Before
-    the arguments of a call, such a name is the rest of the call's name, or the same name again.
+    A piece belongs to the call with its index; without an index, to the call with its id; without either, to
+    the last call. Some servers send neither a new index nor an id with a new call. So a piece that has a name
+    but no id begins another call if the arguments of the call so far are complete, or if that call's last
+    piece is in the same chunk. If the call has no arguments yet, the name in the piece is the rest of the
+    call's name, or the same name again.
 
     Attributes:
         chunk: Number of the chunk whose pieces are being added.
@@ -482,7 +485,7 @@ class _Calls:
         return [call.as_json() for call in self._calls]
 
     def add(self, piece: m.JsonObject) -> int:
-        """Add a piece of a call; return by how much the reply that is held in memory has grown.
+        """Add a piece of a call, and return the number of characters to add to `ChatAssembler.held`.
 
         Raises:
             DamagedStream: The piece does not belong to a call that has begun, and does not begin one.
@@ -524,7 +527,7 @@ class _Calls:
                 return self._by_id.get(call_id)
             return self._calls[-1]
         latest = self._by_index.get(_key(index))
-        # Another id under the same index is another call: some servers never count up.
+        # Another id with the same index means another call: some servers give all calls the same index.
         if latest is None or not (call_id and latest.id) or latest.id == call_id:
             return latest
         other = self._by_id.get(call_id)
@@ -541,7 +544,8 @@ class _Calls:
         elif known.chunk == self.chunk:
             return True
         elif self._is_complete(known):
-            # A gateway that repeats the name in every piece may end with a piece that has no arguments.
+            # A gateway that repeats the name in every piece may end with a piece that has no arguments. Such
+            # a piece does not begin another call.
             return name != known.name or bool(arguments)
         else:
             same = name == known.name or not known.written.strip()
@@ -552,8 +556,8 @@ class _Calls:
     def _is_complete(self, call: _Call) -> bool:
         if call.whole is None and not (call.texts and call.texts[-1].rstrip().endswith("}")):
             return False
-        # A stream may have a name and a brace in every piece, and then all pieces are read at each of them.
-        # So the characters that are read this way are limited.
+        # If every piece has a name and ends with a brace, each piece makes grue parse all pieces before it
+        # again. So the number of characters that are parsed here is limited.
         self._read += len(call.written)
         if self._read > _MOST_READ:
             raise OversizedStream("the reply names its tool calls too often")
@@ -564,7 +568,7 @@ class _Calls:
         if not isinstance(name, str):
             raise DamagedStream("adds to a tool call that has not begun")
         before = self._calls[-1].index if self._calls else None
-        # The first call may have any index: some gateways count the text before it.
+        # The first call may have any index: some gateways give an index to the text before it, too.
         if isinstance(index, int) and isinstance(before, int) and index - before not in (0, 1):
             raise DamagedStream(f"begins tool call {index} after tool call {before}")
         if len(self._calls) >= w.MAX_CALLS:

@@ -6,21 +6,21 @@ its `history`, as plain data; the encoded messages are made from the history and
 
 - The assistant's message is encoded when the results of its calls are known. It contains only the calls that
   have a result, because providers refuse a call id without one.
-- Cache markers are put on the system text and on the newest messages, four at most. They move with the
-  conversation. All other bytes of a message stay the same. Endpoints find a cached text again without the
-  marker that it had.
+- Cache markers are put on the system text and on the newest messages, four at most. When newer messages get
+  markers, older messages lose theirs; all other bytes of a message stay the same. Endpoints find a cached
+  text again even if it no longer has its marker.
 - The encoded messages are valid for one profile. When the profile changes, all messages are encoded again.
 - Images and files from a tool are put into its result. If the format allows only text there, they are put
   into a user message after the results of that reply.
 - If an endpoint refuses or ignores the schema of an answer, the schema is sent as text, once for each schema.
-  A request with tools never has a field for the schema: there it is text at every endpoint, added to the
-  user's text of the first such request. So the bytes of earlier messages stay the same.
+  A request with tools never has a field for the schema. There the schema is text at every endpoint, added to
+  the user's text of the first such request, so that the bytes of earlier messages stay the same.
 - An echo holds the parts of a reply that the provider needs again in later requests, such as thoughts and
   signatures. It goes back to the format and the model that it came from, and to no other.
 
-A request holds all messages, so joining them one by one would cost every request more than the one before it.
-In `EncodedMessages` older messages are joined once and stay joined: however long the conversation is, a
-request joins a few parts only. It also moves the cache markers from message to message.
+A request contains all messages, so joining them anew for each request would take longer the longer the
+conversation is. `EncodedMessages` joins older messages once and keeps the result, so a request joins only a
+few parts. It also moves the cache markers from message to message.
 """
 
 import re
@@ -60,13 +60,13 @@ class EncodedMessages:
     def __init__(self, room: int) -> None:
         self.room = room
         self.size = 0
-        # The parts before, between and after the marked messages.
+        # The messages before the first marked one, and then those after each marked one.
         self._between: list[list[bytes]] = [[]]
         self._marked: list[bytes] = []
 
     @property
     def parts(self) -> list[bytes]:
-        """All messages, joined by commas to a few parts."""
+        """All messages, as a few byte strings; each contains one or more messages, joined by commas."""
         parts = [*self._between[0]]
         for marked, after in zip(self._marked, self._between[1:], strict=True):
             parts += (marked, *after)
@@ -76,8 +76,8 @@ class EncodedMessages:
         """Add messages. If `marked` is set, the last of them that contains a marker counts as marked.
 
         Its marker is cut out when `room` newer marked messages have been added. The message is not encoded
-        again without the marker, because then more would differ: a text without a marker is a string, and a
-        text with a marker is a list of parts.
+        again without the marker, because that would change other bytes too: a text without a marker is
+        encoded as a string, and a text with a marker as a list of parts.
         """
         places = [at for at, message in enumerate(messages) if marked and MARK in message]
         for at, message in enumerate(messages):
@@ -97,11 +97,11 @@ class EncodedMessages:
 
 
 def _append(parts: list[bytes], part: bytes) -> None:
-    """Add a part, and join parts so that each is at least twice as long as the next, or very long.
+    """Add a part, and join the last two parts as long as the former is less than twice as long as the latter.
 
     So the number of parts grows with the logarithm of the number of messages, and so does the number of
-    times that a message is copied. Very long parts are not joined: copying them would block other
-    threads.
+    times that a message is copied. Parts are not joined to `STEP` bytes or more, because copying them would
+    block other threads.
     """
     parts.append(part)
     while len(parts) > 1 and len(parts[-2]) < 2 * len(parts[-1]) and len(parts[-2]) + len(parts[-1]) < STEP:
@@ -145,7 +145,7 @@ def _pieces(text: str) -> int:
 
 
 def _least_tokens(tool: m.ToolDefinition) -> int:
-    """Return how many tokens a prompt with this tool has at least, whatever the template."""
+    """Return how many tokens this tool takes at least, whatever the model's chat template and tokenizer."""
     arguments = tool.input_schema.get("properties")
     named = arguments if isinstance(arguments, dict) else {}
     told = (each.get("description") for each in named.values() if isinstance(each, dict))
@@ -160,7 +160,7 @@ def _as_before(tool: m.ToolDefinition, before: m.ToolDefinition | None) -> m.Too
 
 
 def _in_valid_text(reply: w.Reply, profile: WireProfile) -> w.Reply:
-    """Return the reply without lone surrogates. Thoughts that its text marks become its reasoning."""
+    """Return the reply without lone surrogates. Thoughts between marks in its text become its reasoning."""
     content, refusal, reasoning = (
         text if text is None else well_formed(text)
         for text in (reply.content, reply.refusal, reply.reasoning)
@@ -177,7 +177,7 @@ def _in_valid_text(reply: w.Reply, profile: WireProfile) -> w.Reply:
 
 
 def _without_text(echo: m.JsonObject, profile: WireProfile) -> m.JsonObject:
-    """Return `echo`, or `{}` if this wire format's echoes contain the reply's text."""
+    """Return the echo for a reply whose text was changed: `{}` if the format's echoes contain the text."""
     return {} if FORMATS[profile.wire].echoes_text else echo
 
 
@@ -189,7 +189,7 @@ class EncodedConversation:
         model: The model, as the settings name it. Thoughts of another model are not sent to it.
         history: The history so far; default: an empty one.
         names: The wire names of an earlier part of the conversation; default: none yet.
-        given_markers: How many cache markers the texts will bring with them (`cache_points`). These take
+        given_markers: How many cache markers the caller will set in the texts (`cache_points`). They take
             precedence over the markers that the conversation sets.
 
     Attributes:
@@ -246,7 +246,7 @@ class EncodedConversation:
     def aside(
         self, new: Sequence[m.ConversationItem], mode: m.OfferTools | m.RequireAnswer
     ) -> "EncodedConversation":
-        """Return a copy for one request that adds `new`, without a last reply whose calls have no answers."""
+        """Return a copy for one request with `new`; a last reply whose calls have no answers is left out."""
         other = self.branch()
         other.history.unread = None
         other.ask(new, mode)
@@ -275,7 +275,7 @@ class EncodedConversation:
 
     @property
     def prompt(self) -> Prompt:
-        """The parts of the prepared request that providers read, in the order in which they read them."""
+        """The tools, the instructions and the messages of the request that `ask` has prepared."""
         tools = self._encoded_tools if self._offers_tools else b""
         return Prompt(tools, b",".join(self._system), b",".join(self._messages.parts))
 
@@ -337,14 +337,14 @@ class EncodedConversation:
     ) -> w.Reply | Fault:
         """Read the body of the reply, without adding it to the conversation.
 
-        Only a reply that this method returns may be acted on: a reply that the endpoint stopped has no calls
-        any more, its text is valid Unicode, and marked thoughts are separated from the text.
+        Act only on the reply that this method returns: its calls are removed if the endpoint stopped the
+        reply, its text is valid Unicode, and thoughts between marks are no longer part of the text.
 
         Args:
             body: The body; it is untrusted and may be any bytes.
             request: Number of the request in its turn.
             used_ids: Call ids that the turn has used so far.
-            text_tool_calls: What happens if a tool call is written as text.
+            text_tool_calls: What happens if a tool call is written as text (`ModelSettings.text_tool_calls`).
         """
         try:
             reply = self.format.decode(body, self.names, request=request, used_ids=used_ids)
@@ -364,8 +364,8 @@ class EncodedConversation:
             return reply
         answering = isinstance(self._mode, m.RequireAnswer)
         wire_names = () if answering else map(self.names.to_wire, [tool.name for tool in self.tools])
-        # Where an answer is asked for, only marks show that a text is a call: an answer in JSON may look like
-        # one.
+        # If an answer is asked for, JSON without a template's marks is not taken for a call, because an
+        # answer in JSON may look the same.
         found = read_written(text, self.tools, wire_names, bare=not answering)
         if found is None:
             return reply
@@ -391,7 +391,7 @@ class EncodedConversation:
         return self._newest_attachments() is not None
 
     def drop_attachments(self) -> m.Rewritten | None:
-        """Replace the newest attachments by lines of text. Return the change, or `None` without attachments.
+        """Replace the newest attachments by lines of text; return the change, or `None` if there are none.
 
         Call this after the endpoint refused a request. Older attachments stay, because the endpoint accepted
         them before.
@@ -422,9 +422,9 @@ class EncodedConversation:
     def leaves_tools_out(self, reply: w.Reply) -> bool:
         """Return whether the endpoint's token count shows that the prompt did not contain the tools.
 
-        Two things have to come together: the count is smaller than the number of words and marks in the texts
-        and the tools, and no reply has called a tool so far. A count that is too small for the texts alone
-        shows nothing: some endpoints always report the same number.
+        It does if the count is smaller than the number of words and punctuation marks in the texts and the
+        tools, and no reply has called a tool so far. A count that is too small even for the texts alone shows
+        nothing: some endpoints always report the same number.
         """
         tools = len(self._encoded_tools) if isinstance(self._mode, m.OfferTools) else 0
         if tools < _TELLING_TOOLS or self._has_calls or reply.tool_calls or reply.written:
@@ -442,7 +442,7 @@ class EncodedConversation:
         return self._messages.size + sum(map(len, self._system)) + len(self._encoded_tools)
 
     def keep(self, reply: w.Reply) -> m.AssistantReply:
-        """Keep the reply, and return it as an entry. The next `ask` adds that to the history."""
+        """Keep the reply, and return it as an entry. The next `ask` adds the entry to the history."""
         echo = m.Echo(wire=self.profile.wire, model=self.model, data=reply.echo) if reply.echo else None
         if reply.prompt_tokens > 0:
             self.bytes_per_token = self._prompt_size / reply.prompt_tokens
@@ -489,7 +489,7 @@ class EncodedConversation:
         self._messages.add(encoded.messages, marked=bool(newest))
 
     def _system_to_mark(self, items: tuple[w.WireItem, ...]) -> tuple[int, ...]:
-        """Return the position of the first system text, unless the text brings its own markers."""
+        """Return the position of the first system text; empty if the caller has set markers in the text."""
         if self._system_seen or not self._messages.room:
             return ()
         for at, item in enumerate(items):
@@ -501,7 +501,7 @@ class EncodedConversation:
         return ()
 
     def _place_to_mark(self, items: tuple[w.WireItem, ...]) -> tuple[int, ...]:
-        """Return the position of the last item that can have a marker, unless an item brings markers."""
+        """Return the position of the last item that can have a marker; empty if the caller has set any."""
         if not self._messages.room or any(
             isinstance(item, m.UserText) and item.cache_points for item in items
         ):
@@ -510,7 +510,7 @@ class EncodedConversation:
         return tuple(at for at, item in enumerate(items) if isinstance(item, kinds))[-1:]
 
     def _with_given_markers(self, items: tuple[w.WireItem, ...]) -> tuple[w.WireItem, ...]:
-        """Return the items with as many of their own markers as the endpoint takes."""
+        """Return the items with no more of the caller's markers than the endpoint accepts."""
         kept: list[w.WireItem] = []
         for item in items:
             if isinstance(item, m.SystemText | m.UserText) and item.cache_points:
@@ -539,7 +539,7 @@ class EncodedConversation:
         self._encoded_tools = self.format.encode_tools(self.tools, self.profile, self.names)
 
     def _with_schema(self, said: m.Said) -> tuple[m.ConversationItem, ...]:
-        """Return the items, with the answer's schema as text if the request does not carry it otherwise."""
+        """Return the items, with the answer's schema as text if the model would not see it otherwise."""
         if said.answer is None:
             return said.items
         schema = to_json(said.answer.schema).decode()

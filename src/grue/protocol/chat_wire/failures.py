@@ -3,16 +3,16 @@
 This module also has the advice for each kind of failure. An endpoint's text is untrusted and may repeat the
 API key. It is therefore redacted, cut, and stripped of control characters.
 
-A refusal is a matter of money, of time, of the key, of the model and so on (`FailureReason`). To add a
-provider's words, add a pattern; `tests/unit/protocol/chat_wire/provider_errors.jsonl` has what providers
-write. Codes hardly help: a 429 may mean used-up credit or a limit that is over in a second, and a 400, a 403
-or a 404 may mean nearly anything. So the words decide first, in the order of the table, and the status only
-where the words say nothing. Addresses in the words do not count: many texts about a rate limit link to the
-provider's billing page.
+Each refusal has a reason, such as `credit`, `rate`, `key` or `model` (`FailureReason`). To recognise another
+error text, add a pattern; `tests/unit/protocol/chat_wire/provider_errors.jsonl` has the errors of many
+providers. Status codes hardly help: a 429 may mean used-up credit or a limit that is over in a second, and a
+400, a 403 or a 404 may mean nearly anything. So the text decides first: the first pattern in the table that
+matches. The status decides only if no pattern matches. URLs in the text are ignored, because many texts about
+a rate limit link to the provider's billing page.
 
-A request that is longer than the model's context window is recognised by its words (`is_too_long`), since
-there is no common status or code for that either. If the text names sizes, they show how much has to be
-cleared.
+A request that is longer than the model's context window is recognised by the error text (`is_too_long`),
+since there is no common status or code for that either. If the text names the sizes of the window and of the
+prompt, they show how much has to be cleared.
 """
 
 import math
@@ -41,10 +41,10 @@ DOCTOR_CHECKS = " `grue doctor` checks it."
 
 
 def says(pattern: str, words: str) -> re.Match[str] | None:
-    """Search an endpoint's words for a pattern, in upper or lower case.
+    """Search an endpoint's text for a pattern, ignoring case.
 
-    The patterns here and in `profiles.py` are texts, which `re` compiles and keeps when they are first
-    searched for. Most programs never read a refusal, and compiling all patterns takes tens of milliseconds.
+    The patterns here and in `profiles.py` are strings, which `re` compiles at their first use and caches.
+    Compiling all of them at import would take tens of milliseconds, and most programs never read a refusal.
     """
     return re.search(pattern, words, re.IGNORECASE)
 
@@ -160,8 +160,8 @@ def reason_of(status: int, words: str, codes: str = "", asked_s: float | None = 
     Args:
         status: The HTTP status of the reply or of the error object; 200 if an error object has none.
         words: The provider's message.
-        codes: The names and numbers that the error object has beside the message.
-        asked_s: The wait that the reply asks for.
+        codes: The codes, types and statuses in the error object, in one text.
+        asked_s: The wait that the reply asks for, in seconds.
     """
     text = _LITELLM.sub(" ", f"{_URL.sub(_fragment, words)}\n{codes}")
     if status < 400 and status != 200:
@@ -178,7 +178,7 @@ def reason_of(status: int, words: str, codes: str = "", asked_s: float | None = 
 
 
 def kind_of(reason: FailureReason) -> FailureKind:
-    """Return the kind of failure that a reason means."""
+    """Return the kind of failure that a reason belongs to."""
     match reason:
         case "rate" | "overloaded":
             return "unavailable"
@@ -196,7 +196,7 @@ def kind_of(reason: FailureReason) -> FailureKind:
 
 
 def reason_of_kind(kind: FailureKind) -> FailureReason:
-    """Return the reason of a failure that no reply explains, from how the request failed."""
+    """Return the reason to give for a kind of failure if no reply of the endpoint names a reason."""
     match kind:
         case "refused":
             return "request"
@@ -221,12 +221,15 @@ def kind_of_status(status: int, words: str = "") -> FailureKind:
 
 
 def _fragment(url: re.Match[str]) -> str:
-    """Return the part of an address that shows the reason: DashScope names the quota in the fragment."""
+    """Return what replaces a URL in an error text: a blank, or DashScope's fragment that names a quota."""
     return "#token-limit" if "#token-limit" in url[0] else " "
 
 
 def _of_limit(text: str, asked_s: float | None) -> FailureReason:
-    """Tell a limit of time from a limit of money. If the text speaks of both, the clearer words decide."""
+    """Return what a 429 means: used-up credit, a busy server, or a rate limit.
+
+    Words that only may be about money, such as "billing", count only if nothing points to a rate limit.
+    """
     # Two refusals mention money although they are about a rate: OpenRouter's text about its daily limit says
     # that credits would raise the limit, and DashScope calls its limit of tokens a quota.
     if says(_MONEY, text) and "-per-day" not in text and "#token-limit" not in text:
@@ -242,13 +245,14 @@ def _of_words(status: int, text: str) -> FailureReason | None:
         return "credit"
     found = next((reason for reason, pattern in _BY_WORDS if says(pattern, text)), None)
     if status in (400, 422) and found in ("model", "permission", "credit") and says(_A_FIELD, text):
-        # The refusal is about a field that this model does not take, and not about the model.
+        # The text names a field of the request, so the model does not accept this field. Only clear words
+        # about money or permission outweigh that.
         return found if says(_MONEY, text) or says(_NOT_ALLOWED, text) else "request"
     return found
 
 
 def _of_failing(status: int, text: str) -> FailureReason:
-    """Return why a server failed: it is overloaded, unless its text shows that a retry would fail too."""
+    """Return why a server failed: it is overloaded, unless its text names another reason."""
     if says(_GARBLED, text):
         return "reply"
     if says(_TOOLS, text):
@@ -262,7 +266,8 @@ def _of_failing(status: int, text: str) -> FailureReason:
 
 def _of_status(status: int, text: str) -> FailureReason:
     match status:
-        # A 409 means that something is locked for a moment.
+        # An error object without a status (200) counts as temporary. A 409 means that something is locked for
+        # a moment.
         case 200 | 409:
             return "overloaded"
         case 404 if says(r"\bmodel\b", text):
@@ -295,10 +300,10 @@ class Fault(Struct, frozen=True, kw_only=True):
     Attributes:
         message: The endpoint's text, unchanged, or what happened to the connection.
         status: HTTP status of the reply, or of the error object inside it.
-        reason: Why; `None`: `kind` says enough.
+        reason: Why the request failed; `None`: it follows from `kind` and `status`.
         retry_after_s: The wait that the endpoint asked for, in a header or in its text.
         received: Characters of a streamed reply that had arrived before the failure. They are billed.
-        used_up: The whole time of a request (`RetryPolicy.timeout_s`) has passed.
+        used_up: Whether the time limit of the whole request (`RetryPolicy.timeout_s`) has passed.
         remedy: What the user can do; empty for the usual advice for this reason.
     """
 
@@ -345,8 +350,8 @@ def fault_of_status(
 def fault_of_error(error: object) -> Fault:
     """Read an error object that came with HTTP status 200, as a body or within a stream.
 
-    The rules are those of a reply with the status that the object names. If it names none, the words decide;
-    if the words say nothing either, the error counts as a temporary failure.
+    It is read like the body of a reply with the status that the object names. If the object names no status,
+    its text decides. If the text shows no reason either, the error counts as a temporary failure.
     """
     return _fault(_error_status(error) or 200, error_words(error), _codes(error), _wait_of(error))
 
@@ -356,8 +361,8 @@ def fault_in(answer: m.JsonObject, missing: str) -> Fault:
 
     Args:
         answer: The body.
-        missing: The part of a completion that is missing, such as "no choices", for a body without an error
-            text.
+        missing: The part of a completion that the body lacks, such as "no choices"; used as the message if
+            the body has no error text.
     """
     fault, said = error_in(answer), _said_beside(answer)
     return fault or Fault(kind="invalid_reply", status=200, message=f"not a completion: {said or missing}")
@@ -394,12 +399,12 @@ def _longest(*waits: float | None) -> float | None:
 
 
 def _wait_of(error: object) -> float | None:
-    """Return the wait that an error object asks for in another field than its message (`RetryInfo`)."""
+    """Return the wait that an error object asks for in any of its fields, such as Google's `RetryInfo`."""
     return wait_in(beginning(to_json(error).decode("utf-8", "replace"), _MOST_READ))
 
 
 def _wait_in_headers(error: object, now_s: float | None) -> float | None:
-    """Return the wait that an upstream provider's headers ask for; OpenRouter repeats them in its errors."""
+    """Return the wait that an upstream provider's headers ask for; OpenRouter's errors contain them."""
     match error:
         case {"error": {"metadata": {"headers": dict() as headers}}} if now_s is not None:
             return asked_wait({str(name).lower(): str(value) for name, value in headers.items()}, now_s)
@@ -464,7 +469,7 @@ def _text(value: object) -> str:
 
 
 def _error_status(error: object) -> int | None:
-    """Return the HTTP status that an error object stands for: its code, or what its type is known to mean."""
+    """Return the HTTP status in an error object's code, or else the status of its type (`STATUS_OF_TYPE`)."""
     if not isinstance(error, dict):
         return None
     code = error.get("code")
@@ -568,7 +573,7 @@ def _remedy(
             return f"{_when(fault)}, or choose another model."
         case "region":
             return "Choose a provider that serves this country or region."
-        # Redirects are not followed, because the key would go with them.
+        # Redirects are not followed, because the request's API key would be sent to the other address.
         case "model" | "address" if fault.status is not None and 300 <= fault.status < 400:
             return "Set the base URL to where it redirects, if you trust that."
         # Providers answer 404 both for a model that does not exist and for a model that the account may not
@@ -613,13 +618,13 @@ def _remedy(
                 "Raise timeout_seconds under retry (in code RetryPolicy(timeout_s=...)), set max_tokens, or"
                 " choose a faster model."
             )
-        # Groq, for one, checks the calls of the model itself, and answers a malformed one with a 400.
+        # Some endpoints, such as Groq, check the model's tool calls, and answer a malformed call with a 400.
         case "reply" if fault.status not in (None, 200):
             return "Choose a model that is better at calling tools."
-        # No endpoint sends garbled bytes: something between it and grue has changed the stream.
+        # Endpoints do not send garbled bytes, so a proxy or a gateway has probably changed the stream.
         case "reply" if fault.kind == "damaged":
             return "Check the proxies and gateways before the endpoint, or do not stream."
-        # Status 200 and no completion is often a web page, at the path without /v1.
+        # A reply with status 200 that is not a completion is often a web page: the URL lacks the /v1.
         case "reply":
             return "Check the base URL: that of an OpenAI-compatible API usually ends in /v1."
     assert_never(reason)
@@ -665,8 +670,8 @@ _TOO_LONG = (
     r"|cannot exceed the total tokens limit"  # watsonx
     r"|exceed max message tokens"  # Ark
     r"|prompt has too many tokens"  # AI21
-    r"|max_(?:completion_)?tokens must be at least 1, got -"  # vLLM: what the prompt has left of the window
-    r"|request too large for [^\n]{0,200}requested"  # OpenAI, Groq: more than the limit of a minute
+    r"|max_(?:completion_)?tokens must be at least 1, got -"  # vLLM: it deducts the prompt from the window
+    r"|request too large for [^\n]{0,200}requested"  # OpenAI, Groq: more tokens than a minute allows
 )
 _MORE_THAN_A_MINUTE = r"request too large for"
 """A request that alone exceeds a limit of tokens in a minute. Waiting is useless: it has to be shorter."""
@@ -732,7 +737,7 @@ def is_too_long(words: str, status: int | None = None) -> bool:
 
 
 def overflow_of(words: str) -> ContextOverflow:
-    """Return the sizes that a refusal names, if `is_too_long` says that the request was too long."""
+    """Return the sizes of window and prompt that the error text for a too long request names."""
     words = words[:_MOST_READ_OF_OVERFLOW]
     prompt = _first(_MESSAGES, words) or _first(_PROMPT, words)
     return ContextOverflow(window_tokens=_first(_WINDOW, words), prompt_tokens=prompt)

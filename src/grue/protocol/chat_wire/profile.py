@@ -137,10 +137,10 @@ class WireProfile(Struct, frozen=True, kw_only=True):
         return "encoded" if self.names == "encoded" else "canonical"
 
     def limit(self, settings: ModelSettings) -> int | None:
-        """Return the limit on the reply's length to send; `None` sends none."""
+        """Return the token limit of the reply to put into a request; `None`: the request has no limit."""
         wanted = settings.max_tokens
         if not wanted and self.default_max_tokens is not None:
-            # The limit covers the tokens for thinking too, so their budget is added to the default.
+            # The limit includes the tokens for thinking, so the thinking budget is added to the default.
             wanted = self.default_max_tokens + (settings.reasoning_tokens or 0)
         if "max_tokens" not in self.sampling:
             return None
@@ -149,7 +149,7 @@ class WireProfile(Struct, frozen=True, kw_only=True):
         return min(wanted, self.max_output_tokens)
 
     def sampled(self, settings: ModelSettings) -> dict[str, object]:
-        """Return the sampling settings with a value that the endpoint accepts, by grue's own names."""
+        """Return the sampling settings that have a value and that the endpoint accepts, by grue's names."""
         fields: dict[str, object] = {
             "temperature": settings.temperature,
             "top_p": settings.top_p,
@@ -162,7 +162,7 @@ class WireProfile(Struct, frozen=True, kw_only=True):
 
 
 def left_out(profile: WireProfile, settings: ModelSettings) -> frozenset[str]:
-    """Return the names of the settings that have a value, and that requests of this profile leave out."""
+    """Return the names of the sampling settings that have a value but that the endpoint does not accept."""
     return frozenset(
         name for name in SAMPLING - profile.sampling if getattr(settings, name) not in (None, ())
     )
