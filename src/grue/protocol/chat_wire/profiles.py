@@ -1,12 +1,12 @@
 """What an endpoint accepts, and whether its model can call tools: tables, and what is learned from refusals.
 
-To add a provider, add a row, and the name of its key to `OWN_KEYS` in `tool_sessions/server_specs.py`. The
-names of providers are those of OpenTelemetry's conventions for GenAI (`gen_ai.provider.name`). A provider
-that the conventions do not name gets its own name here.
+To add a provider, add a row to `PROFILES`, and the name of its key's environment variable to `OWN_KEYS` in
+`tool_sessions/server_specs.py`. The names of providers are those of OpenTelemetry's conventions for GenAI
+(`gen_ai.provider.name`). A provider that the conventions do not name gets its own name here.
 
 To handle another kind of refusal, add an adaptation. Each adaptation recognises one kind of refusal by its
 text and removes the refused feature from the profile. A profile can only lose features, so a request is
-repeated a bounded number of times. The adapted profile is kept for the run.
+repeated a bounded number of times. Later requests to the endpoint use the adapted profile too.
 
 Whether a model can call tools is known from three sources, in this order: the setting
 `mcp_force_tool_support`, the model list of the endpoint (the reply to `GET {base_url}/models`), and the table
@@ -14,11 +14,10 @@ of names below, which is only a heuristic. To add a model family, add a row to i
 
 The table of names is matched against the last segment of the model's path in lower case, so that the vendor's
 name does not matter. Rows are tried from top to bottom; the rows for models without tools come before those
-for models with tools. The rows for models without tools cover the models of the required list, and whole
-families where the list has a prefix, whatever the vendor. Some models of those families do call tools, such
-as the reasoning variants of Grok and Ministral. For these the endpoint's model list or the setting overrides
-the table. A model that no row matches is taken to call tools: if it does not, the first request fails with
-the provider's reason.
+for models with tools. The rows for models without tools cover whole families, so they also match some models
+that do call tools, such as the reasoning variants of Grok and Ministral. For these the endpoint's model list
+or the setting overrides the table. A model that no row matches is taken to call tools: if it does not, the
+first request fails with the provider's reason.
 
 Source: R4.5, R12, P13
 """
@@ -65,10 +64,10 @@ _BY_HOST = {
 
 @functools.lru_cache(maxsize=64)
 def provider_name(base_url: str, wire: str) -> str:
-    """Return the provider's name.
+    """Return the provider's name by OpenTelemetry's conventions (`gen_ai.provider.name`).
 
-    An unknown host has the name of the provider whose wire format it speaks: the conventions use the name to
-    tell which further attributes a span may have, and leave the provider itself to `server.address`.
+    An unknown host gets the name of the provider whose wire format it uses. In the conventions the name tells
+    which further attributes a span may have; the host itself is in `server.address`.
 
     Args:
         base_url: The endpoint's base URL. Subdomains of a known host match too.
@@ -80,7 +79,7 @@ def provider_name(base_url: str, wire: str) -> str:
 
 
 def _ends(host: str, suffix: str) -> bool:
-    # Vertex AI's regions stand before its host with a dash: europe-west4-aiplatform.googleapis.com.
+    # Vertex AI puts the region and a dash before its host: europe-west4-aiplatform.googleapis.com.
     return host.endswith((f".{suffix}", f"-{suffix}"))
 
 
@@ -115,7 +114,7 @@ OPENAI_CHAT = _like_openai(
     given_cache_markers=0,
 )
 
-# OpenAI's newest models accept tools only on /responses.
+# OpenAI's default profile, because its newest models accept tools only on /responses.
 OPENAI = msgspec.structs.replace(
     GENERIC_RESPONSES, name="openai", key_variable="OPENAI_API_KEY", reports_cost="never", files=True
 )
@@ -194,7 +193,7 @@ _STEADY = re.compile(r"claude-(?:opus-4-[7-9]|[a-z]+-(?:[5-9]|[1-9]\d)(?!\d))")
 
 
 def wire_of(base_url: str) -> str | None:
-    """Return the wire format that the end of a base URL names, or `None`."""
+    """Return the wire format whose path a base URL ends with, or `None`."""
     path = urlsplit(base_url.strip()).path.rstrip("/")
     return next((each.name for each in FORMATS.values() if path.endswith(each.path)), None)
 
@@ -227,7 +226,7 @@ def _for_model(profile: WireProfile, model: str) -> WireProfile:
     if profile in (OPENAI, OPENAI_CHAT) and _REASONING.search(model):
         profile = replace(profile, system_role="developer", sampling=frozenset({"max_tokens"}))
     if _NO_INSTRUCTIONS.search(model):
-        return replace(profile, system_role="user")  # not limited to one profile
+        return replace(profile, system_role="user")  # whatever the profile: gateways serve these models too
     if profile == OPENAI and _UNREASONING.search(model):
         return replace(profile, reasoning="none")
     return profile
@@ -285,7 +284,7 @@ _ADAPTIVE = r"thinking\.type\.enabled|use\b[^\n]{0,20}adaptive"
 
 
 def _refused(noun: str) -> str:
-    """Return a pattern for words that refuse a kind of input altogether, and not only one value of it."""
+    """Return a pattern for texts that refuse a kind of input altogether, and not only one format or size."""
     taken = rf"\b(?:{noun})s?\b(?!/|[ _-]?(?:format|type|size|media|mime|dimension))"
     return (
         rf"(?:\bnot|n't|cannot) (?:\w+ )?(?:support|accept|allow)\w*[^\n.]{{0,30}}?{taken}"
@@ -320,8 +319,8 @@ def adapt_profile(profile: WireProfile, status: int | None, words: str) -> WireP
 
     Args:
         profile: The profile that the refused request followed.
-        status: The refusal's HTTP status. 400 and 422 blame the form of the request, 404 the address or the
-            model, 415 and llama.cpp's 500 the images.
+        status: The refusal's HTTP status. After a 404 only another wire format and the kinds of input are
+            considered, after a 415 or 500 only the kinds of input; llama.cpp answers images with a 500.
         words: The provider's message.
     """
     if status not in _SPEAKS_OF_FORM:
@@ -404,7 +403,8 @@ def _sampling(profile: WireProfile, words: str) -> WireProfile | None:
         return None
     named = [name for name in sorted(profile.sampling - {"stop"}) if re.search(rf"\b{name}\b", words)]
     named += ["stop"] if "stop" in profile.sampling and says(_STOP, words) else []
-    # In "temperature and top_p cannot both be specified", leave out the field that is named last.
+    # If several are named, as in "temperature and top_p cannot both be specified", leave out only one of
+    # them.
     return replace(profile, sampling=profile.sampling - {named[-1]}) if named else None
 
 

@@ -10,9 +10,9 @@ arguments in the last event, and the same calls must be in both, with the same n
 differ, the events or the response are damaged, and the stream is rejected.
 
 Calls are told apart by their ids, because a gateway may number and order the items of the events differently
-from those of the response. For the same reason a gap in the numbers of the events is no damage by itself. It
-counts as damage if the last event does not repeat the items, because then nothing else would show a lost
-event.
+from those of the response. A gap in the sequence numbers of the events is no damage by itself, because a
+gateway may leave events out. It counts as damage only if the last event does not repeat the items: then
+nothing else would show that an item was lost.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence, Sized
@@ -67,14 +67,14 @@ _MOST_COMPARED = 100
 
 
 class _CallEvents(Struct):
-    """The facts that events have brought about one tool call.
+    """What the events so far contain about one tool call.
 
     Attributes:
         name: The tool's name; `None`: no event has named it.
         pieces: The arguments, in pieces.
         whole: The arguments, if one event has contained all of them.
-        done: Whether an event has contained the whole call.
-        told: Whether the response contains the call too.
+        done: Whether the event that ends the call has arrived.
+        told: Whether an item of the response in the last event repeats the call.
         ids: The ids that events give to the call.
     """
 
@@ -86,10 +86,10 @@ class _CallEvents(Struct):
     told: bool = False
 
     def add(self, item: m.JsonObject) -> None:
-        """Add the facts about this call in another event or in the response, after comparing them.
+        """Compare the name and the arguments in an item with those that are known, and keep them.
 
         Raises:
-            DamagedStream: They differ from the facts that are known.
+            DamagedStream: They differ.
         """
         for name, known, other in (("name", self.name, "another"), ("arguments", self.whole, "other")):
             if known is not None and name in item and item[name] != known:
@@ -109,7 +109,7 @@ class _CallEvents(Struct):
 
 
 class ResponsesAssembler:
-    """Returns the text of each event, and keeps the last event, which holds the whole response."""
+    """Takes the complete response from the last event, and checks it against the events before it."""
 
     def __init__(self) -> None:
         self.finished = False
@@ -126,9 +126,9 @@ class ResponsesAssembler:
 
     @property
     def held(self) -> int:
-        """The size of the reply so far: of its pieces, its items or the last event, whichever is largest.
+        """The size of the reply so far: that of all pieces, of all items, or of the response.
 
-        All three hold the same text, so they are not added up.
+        All three contain the same text, so the largest of the three sizes counts, and not their sum.
         """
         return max(self._held.values())
 
@@ -138,7 +138,7 @@ class ResponsesAssembler:
         return self.finished
 
     def feed(self, event: ServerEvent) -> Iterable[w.Delta]:
-        """Take the next event in, and return the text in it.
+        """Add the next event, and return the text in it.
 
         Raises:
             DamagedStream: The event is damaged, one before it is missing, or the response differs from the
@@ -164,15 +164,16 @@ class ResponsesAssembler:
         return ()
 
     def body(self) -> bytes:
-        """Return the response. If it holds no items, the items of the events before it are put in."""
+        """Return the response. If it has no items, those that the events before it contained are put in."""
         if self._items and self._response.get("output") == []:
             return to_json({**self._response, "output": list(self._items.values())})
         return to_json(self._response)
 
     def _count(self, number: object) -> None:
-        """Remember a gap in the events' numbers. They count up by one, or are all the same at some servers.
+        """Note a gap in the events' sequence numbers.
 
-        A gateway may give one kind of event a fixed number, so a number below the last one is no gap.
+        Most servers count up by one; some give all events the same number. A gateway may give one kind of
+        event a fixed number, so a number below the last one is no gap.
         """
         if not isinstance(number, int):
             return
@@ -213,8 +214,8 @@ class ResponsesAssembler:
             place = index if isinstance(index, int) else len(self._items)
             if place in self._items and not _differs(self._items[place], item):
                 raise DamagedStream(f"ends item {place} a second time")
-            # A gateway may leave out the end of an item: the last event holds the whole response. And another
-            # gateway may give two items the same place.
+            # The place may be taken: some gateways give two items the same index, and others leave out the
+            # end of an item, so that the number of ended items is too low as an index.
             while place in self._items:
                 place += 1
             self._room(self._items)
@@ -226,10 +227,9 @@ class ResponsesAssembler:
             call.add(item if done else {"name": item.get("name")})
 
     def _call_of(self, said: m.JsonObject, item: m.JsonObject | None = None) -> _CallEvents:
-        """Return the call that an event is about: the one at its place, with its ids.
+        """Return what is known about the call of an event, found by the event's `output_index` and ids.
 
-        Place and id are both compared, because some servers give several calls the same id, and others the
-        same place.
+        Both are compared, because some servers give several calls the same id, and others the same index.
         """
         ids = _ids(item) if item is not None else _ids({"id": said.get("item_id")})
         index = said.get("output_index")
@@ -263,9 +263,10 @@ class ResponsesAssembler:
         repeated = [_item(item) for item in w.listed(response.get("output"))]
         output = repeated or [_item(item) for item in self._items.values()]
         if self._gap and not repeated:
-            # An event is missing, and the last event does not repeat the items, so nothing can replace it.
+            # An event is missing, and the last event does not repeat the items, so what was lost is not
+            # known.
             raise DamagedStream(f"follows a gap: one {self._gap}")
-        # There may be fewer items than were begun: some servers do not repeat all of them.
+        # The response may have fewer items than the events: some servers do not repeat all of them.
         for index, item in enumerate(output):
             _compare(item, self._texts.get(index, []), self._items.get(index, {}))
         self._compare_calls(output, whole=status == "completed")
@@ -284,7 +285,7 @@ class ResponsesAssembler:
                 raise DamagedStream("lacks a tool call of the events before it")
 
     def _told(self, item: m.JsonObject, index: int) -> _CallEvents | None:
-        """Return the call that an item of the response repeats, if no other item has repeated it."""
+        """Return the call that an item of the response repeats, and set `told`. No call is found twice."""
         call = next((call for call in self._alike(item, index) if not call.told), None)
         if call is not None:
             call.told = True
@@ -295,7 +296,7 @@ class ResponsesAssembler:
         ids = _ids(item)
         for given in ids:
             calls = self._by_id.get(given, [])
-            while calls and calls[0].told:  # there may be thousands, if all have one id
+            while calls and calls[0].told:  # the list is long if all calls have one id
                 calls.pop(0)
             yield from calls
         here = self._named.get((index, ""))
@@ -326,7 +327,7 @@ def _item(value: object) -> m.JsonObject:
 
 
 def _compare(item: m.JsonObject, pieces: list[str], done: m.JsonObject) -> None:
-    """Check an item of the response against its pieces, and against the event that had the whole item."""
+    """Check an item of the response against the pieces of its text, and against the event that ended it."""
     if "type" in done and not _differs(done, item) and done["type"] != item.get("type"):
         raise DamagedStream("has an item with another type than the events before it")
     parts = [w.as_object(part) for part in w.listed(item.get("content"))]
@@ -369,7 +370,7 @@ class Responses(w.WireFormat):
         return w.EncodedItems(messages=tuple(to_json(_input(item, profile)) for item in items))
 
     def encode_reply(self, reply: w.Reply, names: WireNames) -> tuple[bytes, ...]:
-        """Encode the items of a reply, unchanged except for calls: these are taken from `tool_calls`."""
+        """Encode the items of a reply as they came, but write the tool calls anew, from `tool_calls`."""
         items = w.listed(reply.echo.get(_OUTPUT)) or _items_of(reply)
         calls = {call.call_id: call for call in reply.tool_calls}
         encoded: list[m.JsonObject] = []
@@ -384,7 +385,7 @@ class Responses(w.WireFormat):
         return tuple(map(to_json, encoded))
 
     def tool(self, function: m.JsonObject) -> m.JsonObject:
-        """Return a tool in the form of a request's list of tools."""
+        """Return a tool as an entry of a request's list of tools."""
         # Without `strict: False` the endpoint requires its strict dialect, which schemas of MCP servers do
         # not follow.
         return {"type": "function", **function, "strict": False}
@@ -469,7 +470,7 @@ def _part(attachment: m.Attachment) -> m.JsonObject:
 
 
 def _items_of(reply: w.Reply) -> list[object]:
-    """Return items for a reply that was received in another format or made by a host."""
+    """Make the items of a reply that was received in another format or written by a host."""
     text = reply.content if reply.content and not reply.content.isspace() else None
     message: list[object] = [{"role": "assistant", "content": text}] if text else []
     return message + [{"type": "function_call", "call_id": call.call_id} for call in reply.tool_calls]
@@ -507,8 +508,8 @@ def _read(answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply:
                 arguments = f"{arguments}{CUT_MARK}"
             call = w.read_call(item.get("call_id"), item.get("name"), arguments, ids, names)
             calls.append(call)
-            # The result of the call names it by this id, which grue made up if the endpoint sent none or a
-            # double.
+            # The call's result will refer to the call by this id. It is grue's own if the endpoint sent none
+            # or one that another call has.
             item = item | {"call_id": call.call_id}
         # The endpoint stores nothing (`store` is false), so every item is sent back, in this order: OpenAI
         # refuses a call without the reasoning before it.
@@ -518,7 +519,7 @@ def _read(answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply:
     # A reply may have several messages, and reasoning and calls between them.
     parts = [w.as_object(part) for item in items for part in w.listed(item.get("content"))]
     finish = _finish(answer, bool(calls))
-    # An item need not have a `status`, and then only the reply says that it was cut.
+    # An item may have no `status`. Then only the status of the whole reply shows that the item may be cut.
     if finish == "length" and calls and items[-1].get("type") == "function_call":
         calls = list(w.unless_cut(calls, items[-1].get("arguments")))
     return w.Reply(

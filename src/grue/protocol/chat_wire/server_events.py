@@ -30,11 +30,11 @@ _SHORTEST_NAME = 4
 
 
 class DamagedStream(Exception):  # noqa: N818 - the name says what happened
-    """A stream cannot be trusted. The text says what is wrong, and follows words such as "event 7"."""
+    """A stream is damaged. The text is the rest of a sentence about an event: "event 7" "is not JSON"."""
 
 
 class OversizedStream(Exception):  # noqa: N818 - the name says what happened
-    """A stream holds more than any real reply. A retry would give the same."""
+    """A stream is larger than any real reply. A retry would not help."""
 
 
 class ServerEvent(Struct, frozen=True):
@@ -98,8 +98,8 @@ class EventLines:
     """Splits bytes into events. LF, CRLF or CR ends a line, and an empty line ends an event.
 
     Attributes:
-        damage: What is wrong with the first line that cannot be part of an event; empty: no such line. It
-            counts only if there are events: the lines of a plain body are not fields.
+        damage: What is wrong with the first line that cannot be part of an event; empty: there is no such
+            line. It counts only if there are events, because a body may be plain JSON without any.
     """
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class EventLines:
         return len(self._rest)
 
     def feed(self, chunk: bytes) -> Iterator[ServerEvent]:
-        """Take the next bytes in and yield the events that they complete.
+        """Add the next bytes, and yield the events that they complete.
 
         Raises:
             ValueError: A line is longer than `MAX_LINE_BYTES`.
@@ -139,7 +139,7 @@ class EventLines:
 
     def _line(self) -> bytes | None:
         end = _END_OF_LINE.search(self._rest, self._searched)
-        # If a CR is the last byte so far, a line feed may follow with the next bytes.
+        # If a CR is the last byte so far, wait: its line feed may come with the next bytes.
         if end is None or (end[0] == b"\r" and end.end() == len(self._rest)):
             self._searched = len(self._rest) if end is None else end.start()
             return None
@@ -168,8 +168,8 @@ class EventLines:
         elif field == "event":
             self._kind = value
             if not _NAME.fullmatch(value):
-                # A newline is missing: the next line, which has the data, is part of this line and would be
-                # lost.
+                # The newline after the name is probably lost. The data, which was the next line, is then part
+                # of this line and would be ignored.
                 self._damaged("names no event")
         elif field not in _FIELDS:
             self._damaged("has no field of an event")

@@ -1,4 +1,4 @@
-"""Convert JSON Schemas to the strict dialect, which endpoints can enforce on a model's answer."""
+"""Convert JSON Schemas to OpenAI's strict dialect: the subset that endpoints enforce on a model's answer."""
 
 from grue import messages as m
 from grue.protocol.tools.names import WireNames
@@ -87,7 +87,8 @@ def _closed(schema: m.JsonObject) -> m.JsonObject:
 
 def _nullable(schema: m.JsonObject) -> m.JsonObject:
     kind = schema.get("type")
-    # `null` beside the type would not be among the values of an `enum` or a `const`, so these become a union.
+    # With `enum` or `const`, adding `null` to the type would not allow `null`. So a union with `null` is
+    # made.
     if isinstance(kind, str) and "enum" not in schema and "const" not in schema:
         return schema if kind == "null" else {**schema, "type": [kind, "null"]}
     if isinstance(kind, list) and "enum" not in schema and "const" not in schema:

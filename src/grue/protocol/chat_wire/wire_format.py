@@ -73,16 +73,16 @@ class Reply(Struct, frozen=True, kw_only=True):
     Attributes:
         content: The text; `None` if there is none. A reply may have both text and tool calls.
         tool_calls: Calls with canonical names, ids that are unique in the turn, and arguments as text.
-        refusal: The model's text if it declines to answer, and the endpoint marks that.
+        refusal: The model's text, if the endpoint marks the reply as a refusal to answer.
         reasoning: The text of the model's thinking.
         finish_reason: The reason why the reply ended, in the terms of chat completions.
         cut: Whether the reply ended at its length limit.
-        stopped: Why the endpoint stopped the reply before its end, if not for its length; empty if it did
-            not. Then the text is the part that had arrived, and calls are left out.
+        stopped: Why the endpoint stopped the reply early, other than for its length; empty if it did not. The
+            text of a stopped reply is the part that had arrived, and its calls are left out.
         written: The tool calls that are written in the text, unless grue has turned them into `tool_calls`.
         echo: Fields that the assistant's message has to have in later requests; each format has its own.
         prompt_tokens: The size of this reply's prompt. `usage` also includes the prompts of earlier tries.
-        facts: What the endpoint says about the reply.
+        facts: The ids and names that the endpoint sends with the reply.
         tokens: The tokens that the model wrote, if the endpoint says which.
     """
 
@@ -126,7 +126,7 @@ class CallIds:
 
 
 def read_call(call_id: object, name: object, arguments: object, ids: CallIds, names: WireNames) -> m.ToolCall:
-    """Return a tool call made of the parts that a format found, whatever values they have."""
+    """Make a tool call from an id, a name and arguments as the endpoint sent them, whatever their types."""
     return m.ToolCall(
         call_id=ids.give(call_id),
         name=names.to_canonical(name) if isinstance(name, str) and name else NAMELESS,
@@ -142,7 +142,7 @@ def _arguments(value: object) -> str:
     try:
         json.dumps(value, allow_nan=False)
     except ValueError:
-        # Keep a number that JSON cannot express, so that the call is rejected later.
+        # Write NaN and infinities as they are. That is no valid JSON, so the call is rejected later.
         return json.dumps(value)
     return to_json(value).decode()
 
@@ -189,13 +189,13 @@ _MOST_COPIES = 8
 
 
 def unless_cut(calls: Sequence[m.ToolCall], given: object) -> tuple[m.ToolCall, ...]:
-    """Return the calls of a reply that was cut. The last call is marked if it is not known to be whole.
+    """Return the calls of a cut reply; the last is marked as cut if its arguments do not show whether it is.
 
     Args:
         calls: The calls, in order.
-        given: The last call's arguments as they came. A text shows whether it is whole, unless it is blank:
-            then the arguments may not have arrived. An object was put together by a gateway, which may have
-            filled in the part that was cut off, so it does not show that.
+        given: The last call's arguments as the endpoint sent them. If they are text, parsing them shows later
+            whether they are complete. Blank text shows nothing, because the arguments may not have arrived.
+            Nor does an object: a gateway has built it, and may have completed what was cut off.
     """
     if not calls or (isinstance(given, str) and given.strip()):
         return tuple(calls)
@@ -204,10 +204,10 @@ def unless_cut(calls: Sequence[m.ToolCall], given: object) -> tuple[m.ToolCall, 
 
 
 def as_it_ended(reply: Reply) -> Reply | Fault:
-    """Return the part of a reply that may be used, by the reason why it ended; the fault if it broke off.
+    """Return the part of a reply that its `finish_reason` allows to be used, or a fault if it broke off.
 
-    If the endpoint stopped the reply, or gives a reason that is not known, the calls are left out: a call
-    whose arguments had not arrived yet may look like a call without arguments.
+    If the endpoint stopped the reply, or gives an unknown reason, the calls are left out: a call whose
+    arguments had not arrived yet may look like a call without arguments.
     """
     reason = (reply.finish_reason or "").strip().lower()
     if reason in _BROKEN:
@@ -237,7 +237,7 @@ def no_completion(what: str) -> Fault:
 
 
 def text_of(content: object) -> str:
-    """Return the text of a content, whether it is a string, a part, or a list of either."""
+    """Return the text in a `content` field: a string, a part with a `text`, or a list of either."""
     match content:
         case str():
             return content
@@ -280,8 +280,8 @@ def as_text(value: object) -> str | None:
 def weight(value: object) -> int:
     """Return about how much room a JSON value takes: its characters, and a fixed number for each value in it.
 
-    An empty object takes two characters of JSON and dozens of bytes of memory, so characters alone would not
-    bound what a stream may make grue hold.
+    An empty object takes two characters of JSON, but dozens of bytes of memory. So a limit on characters
+    alone would not limit the memory that a streamed reply takes.
     """
     total, waiting = 0, [value]
     while waiting:
@@ -312,7 +312,7 @@ def usage_of(
     reasoning_tokens: object,
     cost_usd: object,
 ) -> m.Usage:
-    """Return the usage of a reply, from what the endpoint says in the fields that its format has for them."""
+    """Return the usage of a reply. The values are those of the reply's body, and may be of any type."""
     return m.Usage(
         input_tokens=tokens(input_tokens),
         output_tokens=tokens(output_tokens),
@@ -484,7 +484,7 @@ class Assembler(Protocol):
 
     @property
     def held(self) -> int:
-        """Characters of text and of arguments so far, and the `weight` of all else that is kept."""
+        """Characters of text and of arguments so far, plus the `weight` of everything else that is kept."""
         ...
 
     @property
@@ -497,7 +497,7 @@ class Assembler(Protocol):
         ...
 
     def body(self) -> bytes:
-        """Return the reply so far as a body for `decode`; after an error event, the body of that error."""
+        """Return the reply so far as a body that `decode` reads; after an error event, an error body."""
         ...
 
 
@@ -548,13 +548,13 @@ class WireFormat(Protocol):
         ...
 
     def encode_reply(self, reply: Reply, names: WireNames) -> tuple[bytes, ...]:
-        """Encode a reply as the assistant's message for the history; empty if it has nothing to show."""
+        """Encode a reply as the assistant's message of later requests; empty if there is nothing to send."""
         ...
 
     def encode_tools(
         self, tools: Iterable[m.ToolDefinition], profile: WireProfile, names: WireNames
     ) -> bytes:
-        """Encode a list of tools; an empty list gives empty bytes, because no request may contain it.
+        """Encode a list of tools; an empty list gives `b""`, because endpoints refuse an empty list.
 
         Source: R4.1, P10
         """
@@ -650,8 +650,8 @@ def encode_body(
         messages: The name of the list that the messages are in.
         head: The fields before the messages. A field that is `None`, or that the user sets in `extra`, is
             left out.
-        choice: Which of the tools the model may or has to call, in the words of the format.
-        tail: The fields behind the messages, those of `extra` included.
+        choice: Which tool the model may or has to call: the value of `tool_choice` in this format.
+        tail: The fields after the messages, including those of `extra`.
     """
     fields = {name: value for name, value in head.items() if value is not None and name not in request.extra}
     system = b'"system":[' + b",".join(request.system) + b"]," if request.system else b""

@@ -1,13 +1,14 @@
 """Separate a model's thoughts and tool calls from its text, where the endpoint has left them in the text.
 
-A model writes a tool call in the form that its template has, and the endpoint is to read that form. A server
-that does not know the template, or a model that forgets half of it, leaves the call in the text, where it
-would pass for an answer. `read_written` finds such calls. It returns the calls that are whole and strictly of
-their form; of others it only returns that there are some. `split_thoughts` separates the marked thoughts.
+A model writes a tool call in the form that its chat template defines, with marks such as `<tool_call>`, and
+the endpoint should parse it. If the server does not know the template, or the model forgets half of the form,
+the call stays in the text, and would pass for an answer. `read_written` finds such calls. It returns the
+calls that are complete and exactly in their form; if there are others, it only reports that. `split_thoughts`
+separates the thoughts.
 
 Only a reply that *is* a call counts. A mark in the middle of a sentence or in a block of code, or between two
 paragraphs, belongs to a text about calls. Templates put a mark at the beginning of a line, or directly after
-the text, without a space. The time is linear in the length of the text.
+the text before it, with no space, quote or bracket between. The time is linear in the length of the text.
 
 `tests/recorded/chat_templates.json` has the texts that the models' own templates make of a call.
 """
@@ -112,8 +113,8 @@ class Written(Struct, frozen=True):
     """A reply that consists of tool calls written as text.
 
     Attributes:
-        form: The name of the form: that of a template or of a kind of model.
-        calls: The calls; empty if they cannot be read strictly.
+        form: The name of the form, such as `hermes`: that of a chat template or of a kind of model.
+        calls: The calls; empty if they are not exactly in the form, or if grue does not read the form.
         before: The text before the calls.
         sure: Whether the calls are whole, nothing follows them, and the text cannot be anything else.
     """
@@ -132,15 +133,15 @@ _Found: TypeAlias = tuple[list[WrittenCall], int]
 
 
 class _Unreadable(Exception):  # noqa: N818 - never leaves this module
-    """A call is not whole, or is not strictly of its form."""
+    """A call is incomplete, or is not exactly in its form."""
 
 
 def split_thoughts(text: str) -> tuple[str, str]:
     """Return the thoughts at the beginning of a text, without their marks, and the rest of the text.
 
-    If no mark ends the thoughts, the whole text is thoughts. Some templates begin the thoughts in the prompt,
-    so that the text has only the mark at their end. Such a mark counts if it stands in a line of its own, or
-    with no space on either side.
+    If the closing mark is missing, the whole text is thoughts. Some templates put the opening mark into the
+    prompt, so that the text has only the closing mark. A closing mark alone counts if it stands in a line of
+    its own, or if no space, quote, bracket or comma is beside it.
     """
     thoughts: list[str] = []
     at = past_space(text, 0)
@@ -164,20 +165,20 @@ def split_thoughts(text: str) -> tuple[str, str]:
 
 
 def _marks_at(text: str, at: int) -> tuple[str, str] | None:
-    """Return the mark with which thoughts begin at `at`, and the mark at their end; `None`: none begin."""
+    """Return the opening and closing marks of thoughts that begin at `at`, or `None` if none begin there."""
     return next((pair for pair in _THOUGHTS if text.startswith(pair[0], at)), None)
 
 
 def _is_attached(char: str) -> bool:
-    """Return whether a character beside a mark shows that the mark is no part of a sentence."""
+    """Return whether a character beside a mark, or none, shows that the mark is not quoted in a sentence."""
     return not char or not (char.isspace() or char in "`'\"()[],;:")
 
 
 class ThoughtSplitter:
     """Separates thoughts from a text that arrives in pieces, as `split_thoughts` does for a whole text.
 
-    If the prompt has begun the thoughts, they are shown as text: only the mark at their end shows what they
-    are.
+    If the opening mark is in the prompt, the thoughts are returned as content: that they are thoughts is
+    known only when the closing mark arrives.
     """
 
     def __init__(self) -> None:
@@ -187,7 +188,7 @@ class ThoughtSplitter:
         self._thought = False
 
     def feed(self, text: str) -> list[tuple[Part, str]]:
-        """Return the pieces of the text so far that can be shown now, each with its kind."""
+        """Add a piece of text; return the parts that can be shown now, each with its kind."""
         if self._decided:
             return [("content", text)]
         held, at = self._held + text, 0
@@ -214,19 +215,19 @@ class ThoughtSplitter:
         return out + self.flush() if self._decided else out
 
     def flush(self) -> list[tuple[Part, str]]:
-        """Return the text that was held back, after the last piece has arrived."""
+        """Return the text that `feed` has held back. Call this after the last piece."""
         held, self._held = self._held, ""
         held = held.lstrip() if self._thought and not self._end else held
         return [("reasoning" if self._end else "content", held)] if held else []
 
 
 def _beginning_at_end(text: str, mark: str) -> int:
-    """Return the length of the part at the end of a text that may be the beginning of a mark."""
+    """Return how many characters at the end of a text may be the beginning of `mark`."""
     return next((size for size in range(len(mark) - 1, 0, -1) if text.endswith(mark[:size])), 0)
 
 
 def _split_harmony(text: str) -> tuple[str, str]:
-    """Return the analysis of a text in harmony's form, and the rest: its words, or the written call."""
+    """Return the thoughts in a text in OpenAI's harmony format, and the rest: answer or written call."""
     thoughts: list[str] = []
     words: list[str] = []
     for head, said, end in _messages(text):
@@ -238,7 +239,7 @@ def _split_harmony(text: str) -> tuple[str, str]:
 
 
 def _messages(text: str) -> Iterable[tuple["re.Match[str]", str, int]]:
-    """Yield the messages of a text in harmony's form: the head, the words, and where they end."""
+    """Yield the messages of a text in harmony format: the head's match, the text, and the text's end."""
     head = _HARMONY.match(text)
     while head is not None:
         ending = _HARMONY_END.search(text, head.end())
@@ -306,20 +307,20 @@ def _marked(text: str, tools: _Tools) -> Written | None:
     try:
         calls, end = ([], len(text)) if reader is None else reader(text, start, tools)
     except _Unreadable:
-        # A mark that begins the text is not quoted; a mark between paragraphs may be.
+        # A mark at the beginning of the text belongs to a call. A mark between two paragraphs may be quoted.
         return Written(form, before=before) if not before or not _goes_on(text, mark.end()) else None
     rest = text[end:].strip()
     if before and rest:
         return None
-    # If a mark before this one belongs to another call, the calls read here are only some of all calls. Then
+    # If there is a mark before this one, it may belong to another call. Then these may not be all calls, so
     # `sure` is not set.
     return Written(form, tuple(calls), before, sure=bool(calls) and not rest and attached is None)
 
 
 def _attached_mark(text: str) -> "re.Match[str] | None":
-    """Return the first mark in the same line as the text before it, without a space between.
+    """Return the first mark directly after other text: no space, quote, backtick or bracket is between.
 
-    `None`: there is none, or the text is a JSON object, which is an answer.
+    `None`: there is no such mark, or the text begins like a JSON object, which is an answer.
     """
     if text.startswith("{"):
         return None
@@ -332,7 +333,7 @@ def _attached_mark(text: str) -> "re.Match[str] | None":
 
 
 def _read_attached(text: str, mark: "re.Match[str]", tools: _Tools) -> Written | None:
-    """Return the calls at a mark that `_attached_mark` has found, if they name tools that are offered."""
+    """Return the calls at a mark that `_attached_mark` has found; `None` if they name no offered tool."""
     form, before, rest = str(mark.lastgroup), text[: mark.start()].strip(), text[mark.end() :]
     if text.count("```", 0, mark.start()) % 2:
         return None
@@ -399,7 +400,7 @@ def _function(text: str, at: int, tools: _Tools) -> _Found:
 
 
 def _arguments(text: str, tools: _Tools) -> WrittenCall:
-    """Return a call that is written only as a name and `<arg_key>` elements."""
+    """Return a call that is written as a name followed by `<arg_key>` and `<arg_value>` elements."""
     name = _NAME.match(text)
     if name is None or (name.end() == len(text) and name[0] not in tools):
         raise _Unreadable
@@ -415,7 +416,7 @@ def _parameters(
     opens: "re.Pattern[str]" = _PARAMETER,
     ends: str = "</parameter>",
 ) -> str:
-    """Return the arguments in `<parameter=key>` elements, each of the type that the schema has, or text."""
+    """Return the arguments in `<parameter=key>` elements as a JSON object; the schema decides their types."""
     schema = {} if tool is None else tool.input_schema.get("properties")
     values: m.JsonObject = {}
     at = 0
@@ -452,7 +453,7 @@ def _mistral(text: str, at: int, _tools: _Tools) -> _Found:
         if name is None:
             calls += _objects(text[begun:end].strip())
         else:
-            # The newer form consists of a name, perhaps an id, and the arguments.
+            # Mistral's newer form: the name, perhaps an id, and the arguments.
             arguments = text[name.end() : end]
             _, marked, after = arguments.partition("[ARGS]")
             calls.append(WrittenCall(name[0], _object_text(after if marked else arguments)))
@@ -533,7 +534,7 @@ def _objects(text: str) -> list[WrittenCall]:
     try:
         value = strict_value(text)
     except ValueError:
-        lines = text.splitlines()  # the text has one call a line
+        lines = text.splitlines()  # some models write one call a line
         if not all(line.startswith("{") and line.endswith("}") for line in lines):
             raise _Unreadable from None
         try:
@@ -567,7 +568,7 @@ def _call(value: object) -> WrittenCall:
 
 
 def _object_text(text: str) -> str:
-    """Return a text that is one JSON object, and nothing else."""
+    """Return the text without white space around it, after checking that it is a JSON object."""
     try:
         value = strict_value(text.strip())
     except ValueError:
@@ -592,7 +593,7 @@ def _bare(text: str, known: Iterable[str]) -> Written | None:
 
 
 def _named(text: str, known: Iterable[str]) -> Written | None:
-    """Return the text before a call such as `>>>name` with its arguments in the next line."""
+    """Find a call that is written as `>>>name` with its arguments in the next line. It is not parsed."""
     if text.startswith("{") or not text.endswith("}"):
         return None
     fences = at = 0
@@ -605,7 +606,7 @@ def _named(text: str, known: Iterable[str]) -> Written | None:
 
 
 def _last_fence(text: str, known: Iterable[str]) -> Written | None:
-    """Return the calls in a block of JSON that ends a text; words before it may be about the calls."""
+    """Return the calls in a JSON block at the end of a text; not `sure`: the text may only be about calls."""
     if not text.endswith("```"):
         return None
     start = text.rfind("```", 0, -3)
@@ -615,7 +616,7 @@ def _last_fence(text: str, known: Iterable[str]) -> Written | None:
 
 
 def _last_lines(text: str, known: Iterable[str]) -> Written | None:
-    """Return the calls in lines of JSON that end a text; words before them may be about the calls."""
+    """Return the calls in JSON lines at the end of a text; not `sure`: the text may only be about calls."""
     starts = {text.rfind("\n\n") + 2, text.find("\n{") + 1, text.find("\n[") + 1} - {0, 1}
     for start in sorted(starts):
         found = _bare(text[start:].strip(), known)
