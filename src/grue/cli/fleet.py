@@ -1,4 +1,4 @@
-"""`grue fleet run`, `retry`, `stop`: run a sweep and show its progress while it runs."""
+"""`grue fleet run`, `retry` and `stop`: run a sweep of episodes and show the progress, or stop one."""
 
 import sys
 from pathlib import Path
@@ -31,14 +31,14 @@ class FleetRunOptions(Struct, frozen=True, kw_only=True):
 
     @property
     def place(self) -> Path:
-        """The fleet's folder."""
+        """The fleet's folder; by default in `runs`, with the name of the sweep's file."""
         return self.directory or Path("runs") / self.sweep.stem
 
 
 def run_fleet(options: FleetRunOptions, *, retry: bool = False) -> bool:
-    """Run a sweep and print its progress; return whether all episodes are done.
+    """Run the missing episodes of a sweep and print the progress; return whether all episodes are done now.
 
-    With `retry`, the episodes that were given up are tried again.
+    With `retry`, episodes that were given up after three attempts are tried again.
 
     Raises:
         FleetError, MCPConfigError: The sweep or the folder cannot be used.
@@ -68,7 +68,7 @@ def run_fleet(options: FleetRunOptions, *, retry: bool = False) -> bool:
 
 
 def print_plan(options: FleetRunOptions) -> None:
-    """Print how many episodes are missing, and estimates of their cost and size.
+    """Print how many episodes of a sweep are missing, and estimate their cost and disk space.
 
     Raises:
         FleetError, MCPConfigError: The sweep or the folder cannot be used.
@@ -101,10 +101,10 @@ def _cost(planned: PlannedWork) -> str:
 
 
 def stop_fleet(directory: Path) -> None:
-    """Ask a fleet's driver to stop.
+    """Ask the process that runs a fleet to stop once its running episodes have ended.
 
     Raises:
-        FleetError: There is no fleet.
+        FleetError: The folder holds no fleet.
     """
     require_fleet(directory)
     stop(directory)
@@ -140,7 +140,7 @@ def _summary(finished: Finished, options: FleetRunOptions) -> str:
 
 
 def warnings_of(sweep: Sweep) -> list[str]:
-    """Return the warnings about limits that a user should read before anything starts."""
+    """Return a warning if the sweep limits money, but lacks the price of one of its models."""
     budget = sweep.budget
     if budget.money_usd is None:
         return []

@@ -1,4 +1,4 @@
-"""`grue fleet export` and `grue trace query`: episodes for other programs, and answers in SQL."""
+"""`grue fleet export` writes episodes for other programs; `grue trace query` answers SQL about them."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -29,7 +29,7 @@ _TABLE = "episodes.parquet"
 
 
 def export_fleet(directory: Path, target: Path | None, form: str, score: str) -> None:
-    """Export a fleet, and print what was written.
+    """Write a fleet's episodes in another format, and print what was written.
 
     Raises:
         FleetError: There is no fleet, or a file cannot be written.
@@ -50,9 +50,10 @@ def export_fleet(directory: Path, target: Path | None, form: str, score: str) ->
 
 
 def print_query(sql: str, places: Sequence[Path], *, as_json: bool) -> None:
-    """Print the answer of a query, as a table, or as one JSON object a line, in which no value is cut.
+    """Print the rows that a query finds: as a table with long values cut, or as one whole JSON object a line.
 
-    The query is about `places`: fleets, run folders, traces, folders of those, folders of exported tables.
+    The query reads all of `places`. Each is a fleet, a run folder, a trace, a folder that holds some of
+    these, or a folder of exported tables.
 
     Raises:
         FleetError: A place has no episodes, or the query is wrong.

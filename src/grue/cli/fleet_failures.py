@@ -1,4 +1,4 @@
-"""`grue fleet failures` and `grue fleet score`: what went wrong, and scores that are given afterwards."""
+"""`grue fleet failures` groups failed episodes by cause; `grue fleet score` scores finished episodes."""
 
 import shlex
 import sys
@@ -26,7 +26,7 @@ def print_failures(
     """Print the failed episodes, grouped by what went wrong, each group with commands that open traces.
 
     Raises:
-        FleetError: There is no fleet.
+        FleetError: The folder holds no fleet.
     """
     require_fleet(directory)
     latest, earlier = latest_results(directory)
@@ -66,7 +66,7 @@ def print_failures(
 
 
 def _said(result: Result, directory: Path) -> list[str]:
-    """Return the question and the answer of an episode, one line each; empty: its trace has neither."""
+    """Return the question and the answer of an episode, one line each; empty if its trace has neither."""
     try:
         said = read_said(result.run(directory))
     except TraceError:
@@ -80,7 +80,7 @@ def _said(result: Result, directory: Path) -> list[str]:
 
 
 def score_episodes(directory: Path, scorers: str, *, again: bool) -> bool:
-    """Run scorers over the finished episodes of a fleet; return whether all of them have a score now.
+    """Score the finished episodes of a fleet; return whether no scorer failed and the budget sufficed.
 
     Raises:
         FleetError, MCPConfigError: The scorers or the folder cannot be used.

@@ -1,4 +1,4 @@
-"""`grue fleet fork`: the same change in every recorded turn that fits a condition."""
+"""`grue fleet fork`: run all recorded turns that meet a condition again, with the same change in each."""
 
 import sys
 from pathlib import Path
@@ -21,7 +21,9 @@ class FleetForkOptions(Struct, frozen=True, kw_only=True):
     """The options of `grue fleet fork`; see its help.
 
     Attributes:
-        fork: The options of the change, as for `grue fork`; `fork.trace` is the folder of recorded traces.
+        fork: The change, as the options of `grue fork`; but `fork.trace` is a folder of traces.
+        where: The condition that a turn has to meet, as text; empty: all turns.
+        repetitions: How often each turn is forked.
     """
 
     fork: ForkOptions
@@ -36,7 +38,7 @@ def fork_fleet(options: FleetForkOptions) -> bool:
     """Fork the turns and print the progress. Return whether all forks are done.
 
     Raises:
-        FleetError: The condition cannot be read, no turn fits it, or the fleet's folder cannot be used.
+        FleetError: The condition cannot be read, no turn meets it, or the fleet's folder cannot be used.
         MCPConfigError: An option or a file cannot be used.
     """
     fork, change = options.fork, change_of(options.fork)
@@ -71,5 +73,5 @@ def fork_fleet(options: FleetForkOptions) -> bool:
 
 
 def _name(place: Path) -> str:
-    """Return a record's name: the folder's if the file has the usual name of a trace, else the file's."""
+    """Return a name for the fleet's folder: for `runs/A/trace.jsonl` and `runs/A` it is `A`."""
     return place.parent.name if place.name == TRACE_FILE else place.stem

@@ -1,4 +1,4 @@
-"""The progress display of `grue fleet run`: two rows that change at a terminal, JSON lines elsewhere."""
+"""The progress display of `grue fleet run`: at a terminal two rows that change, elsewhere lines of JSON."""
 
 import time
 from pathlib import Path
@@ -24,9 +24,10 @@ class Seen(Struct, frozen=True, kw_only=True):
     """The state of a fleet, as the display shows it.
 
     Attributes:
-        running: The ids of the running episodes, with the time of their start in monotonic seconds.
-        costs: The cost of the requests, as the broker knows it.
-        elapsed_s: How long the fleet has run.
+        tally: The numbers of episodes: in all, done, failed and so on.
+        running: When each running episode has started, in monotonic seconds, by its id.
+        costs: What the broker has counted. It counts requests only if the fleet has limits.
+        elapsed_s: How long this run of the fleet has lasted.
     """
 
     tally: Tally
@@ -41,7 +42,7 @@ class Seen(Struct, frozen=True, kw_only=True):
 
     @property
     def left_s(self) -> float | None:
-        """About how many seconds the missing episodes will take; `None`: too few are done to tell."""
+        """An estimate of the seconds that the missing episodes will take; `None` if too few are done."""
         tally = self.tally
         fresh = tally.done - tally.before
         missing = tally.total - tally.done - tally.given_up - tally.unpaid
@@ -49,7 +50,7 @@ class Seen(Struct, frozen=True, kw_only=True):
 
     @property
     def slowest(self) -> tuple[str, float] | None:
-        """The episode that has run for longest, with its age in seconds; `None` if no episode is slow."""
+        """The id of the episode that has run longest, and for how many seconds; `None` up to 10 s."""
         if not self.running:
             return None
         id_, since = min(self.running.items(), key=lambda item: item[1])
@@ -58,7 +59,7 @@ class Seen(Struct, frozen=True, kw_only=True):
 
 
 class FleetProgress:
-    """Shows the progress of a fleet from time to time. Commands that it proposes name `place`, the folder."""
+    """Shows the progress of the fleet in the folder `place`, every 0.2 s at a terminal, else every 10 s."""
 
     def __init__(self, out: TextIO, place: Path, budget: FleetBudget) -> None:
         self._terminal = Terminal(out)
@@ -70,7 +71,7 @@ class FleetProgress:
         self._drawn = 0
 
     def show(self, tally: Tally, running: dict[str, float], costs: Costs) -> None:
-        """Show the counts, unless they were shown a moment ago."""
+        """Show the counts, if the last display was long enough ago."""
         self._costs = costs
         now = time.monotonic()
         if now - self._shown_at >= _SHOWN_EVERY_S[self._terminal.redraws]:
@@ -78,7 +79,7 @@ class FleetProgress:
             self._draw(Seen(tally=tally, running=running, costs=costs, elapsed_s=now - self._began))
 
     def end(self, tally: Tally) -> None:
-        """Show the final counts. At a terminal they stay on the screen."""
+        """Show the final counts, which stay on the screen."""
         elapsed_s = time.monotonic() - self._began
         self._draw(Seen(tally=tally, running={}, costs=self._costs, elapsed_s=elapsed_s))
         if self._terminal.redraws:
@@ -100,7 +101,7 @@ class FleetProgress:
 
 
 def json_line(seen: Seen, budget: FleetBudget, place: Path) -> dict[str, Any]:
-    """Return the progress for programs."""
+    """Return the progress as an object for JSON."""
     tally, spent = seen.tally, seen.spent
     line: dict[str, Any] = {
         "total": tally.total,
@@ -124,7 +125,7 @@ def json_line(seen: Seen, budget: FleetBudget, place: Path) -> dict[str, Any]:
 
 
 def counts_row(seen: Seen, budget: FleetBudget) -> str:
-    """Return the counts, the first score, the cost and the time that is left."""
+    """Return the row for people: the counts, the mean of the first score, the cost, the time that is left."""
     tally = seen.tally
     parts = [f"{tally.done:,}/{tally.total:,} done", f"{len(seen.running)} running"]
     parts += [f"{tally.waiting:,} waiting"] if tally.waiting else []

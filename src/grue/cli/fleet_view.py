@@ -24,10 +24,10 @@ _MOST_ROWS = 24
 
 
 def print_status(directory: Path, *, as_json: bool) -> None:
-    """Print how many episodes of a fleet are done, from the files on disk.
+    """Print how many episodes of a fleet are done. Reads only files, so the fleet may be running.
 
     Raises:
-        FleetError: There is no fleet, or a file of it is damaged.
+        FleetError: The folder holds no fleet, or one of its files is damaged.
     """
     folder, manifest = _opened(directory)
     outcomes: Counter[str] = Counter()
@@ -72,8 +72,8 @@ def print_status(directory: Path, *, as_json: bool) -> None:
 
 def _say_outcomes(directory: Path, manifest: Manifest, outcomes: Counter[str]) -> None:
     done = outcomes["scored"] + outcomes["failed"]
-    # If the folder has more episodes than the manifest counts, a program has added cases to it. Nothing tells
-    # then which episodes belong to the latest run, so say "of N" about that run only.
+    # If the folder has more episodes than the manifest counts, a program has run further cases in it. Then it
+    # is not known which episodes the latest run asked for, so do not say that so many "of N" are done.
     if outcomes.total() > manifest.total:
         said = f"{done:,} episodes of {manifest.work} are done; the latest run was about {manifest.total:,}."
     else:
@@ -89,17 +89,17 @@ def _say_outcomes(directory: Path, manifest: Manifest, outcomes: Counter[str]) -
 def print_table(
     directory: Path, by: Sequence[str] | None, *, as_json: bool, everything: bool = False
 ) -> None:
-    """Print the scores of each cell of the grid.
+    """Print a table with the mean scores, one row for each combination of settings.
 
     Args:
         directory: The fleet's folder.
-        by: The settings that make a cell; `None`: all that differ, without `seed`, or if these would make too
-            many rows for a person, only those with the fewest values.
-        as_json: Print JSON.
+        by: Names of the settings whose values make a row; `None`: all settings with several values except
+            `seed`; if that gives too many rows for a person, only those with the fewest values.
+        as_json: Print the rows as JSON.
         everything: Also count episodes that are not in the latest sweep.
 
     Raises:
-        FleetError: There is no fleet, or a file of it is damaged.
+        FleetError: The folder holds no fleet, or one of its files is damaged.
     """
     _, manifest = _opened(directory)
     found, earlier = (list(results(directory)), 0) if everything else latest_results(directory)
@@ -145,16 +145,23 @@ def print_table(
 def print_comparison(
     first: str, second: str, options: Options, *, as_json: bool, show_all: bool
 ) -> bool | None:
-    """Compare two cells and print what was found.
+    """Compare the scores of two sets of episodes, A and B, and print the result.
+
+    Args:
+        first: A, as `DIR:SETTING=VALUE,...`.
+        second: B, in the same form; without a DIR, that of A.
+        options: How to compare.
+        as_json: Print JSON.
+        show_all: Print every case whose score differs.
 
     Returns:
-        Whether B is worse by the margin of `options`; `None`: there are too few episodes to tell. Without a
-        margin: `False`.
+        Whether B is worse than A by `options.margin` or more; `None` if there are too few cases to tell;
+        `False` if no margin is set.
 
     Raises:
-        FleetError: A cell cannot be read, or has no case in common with the other one.
-        MissingDependencyError: There is a margin, there are cases enough for an interval, and numpy or scipy
-            is not installed.
+        FleetError: A or B cannot be read, or they have no case in common.
+        MissingDependencyError: A margin is set, there are enough cases for a confidence interval, and numpy
+            or scipy is not installed.
     """
     a = Cell.of(first)
     b = Cell.of(second, a)
@@ -180,10 +187,10 @@ def _checked(worse: bool | None, margin: float) -> str:
 
 
 def print_episode(directory: Path, beginning: str) -> None:
-    """Print an episode.
+    """Print the episode whose id begins with `beginning`: its case, its attempts and their scores.
 
     Raises:
-        FleetError: There is no such episode, or a file of it is damaged.
+        FleetError: There is no such episode, or one of its files is damaged.
     """
     folder, _ = _opened(directory)
     episode = folder.find(beginning)
@@ -204,7 +211,7 @@ def print_episode(directory: Path, beginning: str) -> None:
 
 
 def require_fleet(directory: Path) -> None:
-    """Check that a folder is a fleet's.
+    """Check that a folder holds a fleet.
 
     Raises:
         FleetError: The folder holds no fleet.
@@ -221,7 +228,7 @@ def say_columns(rows: Sequence[Sequence[str]]) -> None:
 
 
 def score_text(name: str, value: float) -> str:
-    """Return a score as text."""
+    """Return a score as text, such as `accuracy 0.75`."""
     return f"{name} {value:.4g}"
 
 
@@ -262,6 +269,6 @@ def _print_rows(axes: list[str], rows: list[dict[str, Any]], ids: list[str]) -> 
 def _cell(found: Mapping[str, float] | None) -> str:
     if found is None:
         return "-"
-    # Of a single episode there is no standard error to print.
+    # A single episode has no standard error.
     spread = f" ± {found['standard_error']:.2g}" if found["n"] > 1 else ""
     return f"{found['mean']:.4g}{spread}"

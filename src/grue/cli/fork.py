@@ -54,11 +54,14 @@ class ForkOptions(Struct, frozen=True, kw_only=True):
 
 
 class Change(Struct, frozen=True, kw_only=True):
-    """The changes of a fork, in the form that `Runner.fork` takes.
+    """What a fork changes, in the form in which `Runner.fork` takes it.
 
     Attributes:
-        llm: Fields of `LlmSettings`.
-        changes: Fields of `TurnLimits` and `FailurePolicy`.
+        llm: Fields of `LlmSettings` with their new values.
+        changes: Fields of `TurnLimits` and `FailurePolicy` with their new values.
+        system: The new system text.
+        tool_results: New results of calls, by the id of the call.
+        tools: The tools to offer instead of the recorded ones, by server.
     """
 
     llm: dict[str, Any] = {}
@@ -69,11 +72,11 @@ class Change(Struct, frozen=True, kw_only=True):
 
 
 def fork_turn(options: ForkOptions) -> None:
-    """Fork the turn, print its answer, and say how to compare it with the record.
+    """Fork the turn, print the answer, and print commands that compare the fork with the recorded turn.
 
     Raises:
         MCPConfigError: An option or a file cannot be used.
-        MCPError: Any other error of `Runner.fork`.
+        MCPError: `Runner.fork` has failed.
     """
     change = change_of(options)
     recorded = read_run(options.trace, options.turn)
@@ -143,7 +146,7 @@ def _has_begun(folder: Path) -> bool:
 
 
 def _refuse_script(recorded: RecordedRun, options: ForkOptions) -> None:
-    """Refuse to fork a turn of the `--offline` script: only the command that recorded it has the script."""
+    """Refuse to fork a turn that an `--offline` script has answered: a fork cannot run that script."""
     if recorded.asks is not None and recorded.asks.address == OFFLINE_URL and options.base_url is None:
         raise MCPConfigError(
             f"Turn {recorded.begun.turn} of {shown_path(options.trace)} was answered by the script of"
@@ -197,7 +200,10 @@ def _content(file: Path) -> object:
 
 
 def _tools(file: Path) -> dict[str, tuple[m.ToolDefinition, ...]]:
-    """Return the tools of a listing file, or of the listing beside a lock; `lock` is the project's lock."""
+    """Return the tools in a listing file. For a tool lock, read the listing beside it.
+
+    If there is no file called `lock`, that name stands for the project's tool lock.
+    """
     if str(file) == LOCK and not file.exists():
         file = tool_lock_file.lock_path(GameConfiguration.of_project().mcp_config_path)
     listing = tool_lock_file.listing_path(file) if file.name == tool_lock_file.FILE_NAME else file

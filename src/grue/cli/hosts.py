@@ -1,4 +1,7 @@
-"""Load the facts of the installed hosts, so that the trace commands present them as their hosts do."""
+"""Load the classes of facts that installed hosts record, so that the trace commands can show such facts.
+
+A host is a program that runs turns, such as `grue play`. Each host defines facts of its own.
+"""
 
 from contextlib import suppress
 from importlib import import_module
@@ -14,7 +17,7 @@ _OURS = ("grue.cli.chat.facts", *(host.facts for host in BUNDLED.values() if hos
 
 
 def load_hosts() -> None:
-    """Load the fact modules of all hosts. If one cannot be loaded, its facts are shown as data."""
+    """Import the modules in which hosts define facts. If one fails, its facts are shown as raw data."""
     for name in _OURS:
         with suppress(ImportError):  # the host needs an extra that is not installed
             import_module(name)

@@ -1,7 +1,7 @@
-"""`grue init`: write a small program, its test and `mcp_config.json`, and offer the servers of other hosts.
+"""`grue init`: write a small program, its test and `mcp_config.json`.
 
-A file that exists is never changed. Settings are copied from other hosts without their secrets
-(`grue.config.other_hosts`).
+A file that exists is never changed. MCP servers can be copied from the configuration of Claude, Cursor and
+other programs, without secrets (`grue.config.other_hosts`).
 """
 
 import json
@@ -103,8 +103,8 @@ _LOCAL_S = 0.5
 def _found_model() -> tuple[str, str]:
     """Return the endpoint and the model to write into the new program.
 
-    Without an API key, they are those of an Ollama on this machine, if one runs. The user is not asked,
-    because both are written into agent.py, where they are easily changed.
+    If no API key is set and Ollama runs on this machine, they are Ollama's. The user is not asked, because
+    both are easily changed in the written agent.py.
     """
     if any(os.environ.get(name) for name in key_names(_DEFAULT[0])):
         return _DEFAULT
@@ -121,8 +121,8 @@ def start_project(folder: Path, sources: Sequence[Path]) -> None:
 
     Args:
         folder: The project's folder; it is made if it does not exist.
-        sources: Configurations of other hosts, whose servers are copied. Empty: offer those that are
-            found on this machine, at a terminal by a question.
+        sources: Configuration files of other MCP hosts, from which all servers are copied. If empty, look for
+            such files on this machine: at a terminal, ask whether to copy each; elsewhere, only print how.
 
     Raises:
         MCPConfigError: A source or the folder cannot be used.
@@ -158,7 +158,7 @@ def _write(path: Path, text: str) -> bool:
 
 
 def _own_server() -> dict[str, Any]:
-    """Return the entry of the bundled server, in a box where this machine can enforce one."""
+    """Return the configuration of the bundled server, with a sandbox if this machine can enforce one."""
     entry = {"command": own_python(), "args": ["-m", "grue.hosts.servers.think"]}
     return entry if missing_for(Sandbox()) else {**entry, "sandbox": "pure"}
 

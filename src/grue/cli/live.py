@@ -1,15 +1,15 @@
 """The live view of `grue play`: the story of the episode and, at a terminal, status rows below it.
 
-The view is an observer of the trace. In the turn's thread it only queues the message; its own thread prints
-the story and the status ten times a second. So a stopped terminal (Ctrl-S) or a slow reader of a pipe delays
-only the end of the episode, not its turns, and a closed terminal or pipe ends only the view.
+The view is an observer of the trace. In the turn's thread it only queues each message; a thread of its own
+prints the story and the status ten times a second. So a stopped terminal (Ctrl-S) or a slow reader of a pipe
+delays only the end of the episode, not its turns, and a closed terminal or pipe ends only the view.
 
 At a terminal the status rows are overwritten in place. The cursor always rests at their beginning, so that
 erasing from the cursor to the end of the screen removes them, however a resized terminal has wrapped them.
 The size is queried at each drawing, so no signal handler is needed. The cursor is never hidden, so nothing
-has to be restored when the process ends, however it ends.
+has to be restored when the process ends, even if it is killed.
 
-The status rows have the text that is arriving, and a status line:
+The first of the status rows shows the end of the text that is arriving, the second is the status line:
 
 ```
     "thinking":"The cat is on the trapdoor, so the sardines
@@ -50,13 +50,13 @@ The object `resumed` still names the options that have changed since the episode
 
 
 class JsonPrinter:
-    """Prints JSON, one object a line."""
+    """Prints objects as JSON, one a line."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
 
     def write(self, entry: dict[str, object]) -> None:
-        """Print one object at once."""
+        """Print one object, and flush the output."""
         self._out.write(f"{json.dumps(msgspec.to_builtins(entry))}\n")
         self._out.flush()
 
@@ -69,7 +69,7 @@ class JsonLines(JsonPrinter):
         self._turn: dict[str, object] = {}
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Print the lines that this envelope completes."""
+        """Take the next message of the trace. Print an object if the message completes one."""
         del line
         match envelope.body:
             case EpisodeStarted() as started:
@@ -122,11 +122,11 @@ _BETWEEN = " · "
 
 
 def status_rows(progress: Progress, now: float, size: os.terminal_size, spinner: str) -> tuple[Row, ...]:
-    """Return at most two rows; none if there is nothing to show or no room.
+    """Return the status rows, two at most; none if there is nothing to show or no room.
 
     Args:
         progress: The state of the episode.
-        now: Seconds, by the same clock as the times in `progress`.
+        now: The time in seconds, by the same clock as the times in `progress`.
         size: The size of the terminal. Its last column stays free, because a terminal may wrap there.
         spinner: The frames of the spinner, one character each.
     """
@@ -159,7 +159,10 @@ def _status(progress: Progress, now: float, width: int, spinner: str) -> Row:
 
 
 def _parts(progress: Progress, now: float) -> list[tuple[int, str, str]]:
-    """Return the rank, text and style of each part, in display order."""
+    """Return the parts of the status line in display order, each as (rank, text, style).
+
+    If the line is too long, the parts with the highest ranks are left out.
+    """
     parts = []
     doing = [*progress.doing.values()]
     if doing:
@@ -186,7 +189,7 @@ def _parts(progress: Progress, now: float) -> list[tuple[int, str, str]]:
 
 
 def _activity(doing: list[Doing], now: float) -> str:
-    """Describe the latest activity, together with others of its kind that are running."""
+    """Describe the latest step and the others of its kind, such as `calling a.x, b.y 3 s of 10 s`."""
     last = doing[-1]
     alike = [one for one in doing if one.activity == last.activity]
     lasts_s = now - alike[0].since
@@ -219,12 +222,12 @@ def _cost(usage: m.Usage) -> str:
 
 
 def _tail(text: str, width: int) -> str:
-    """Return the end of printable `text` that fits into `width` columns; an ellipsis marks a cut."""
+    """Return as much of the end of `text` as fits into `width` columns, with an ellipsis if it is cut."""
     text = text.lstrip()
     if cells(text) <= width:
         return text
     while cells(text) > width - 1:
-        # A character takes two columns at most.
+        # A character takes two columns at most, so this never cuts too much.
         text = text[max(1, (cells(text) - width) // 2) :]
     return ELLIPSIS + text
 
@@ -235,13 +238,13 @@ _NARROWEST = 20
 
 
 class LiveView(Closing):
-    """Show an episode while it is played; an observer and a context manager.
+    """Shows an episode while it is played. It is an observer of the trace, and a context manager.
 
     Args:
-        output: Where to print. A status line is shown if the output `redraws`.
-        max_turns: Most turns of the episode, used until `EpisodeStarted` gives the number; 0: unknown.
-        story: Turns messages into lines; by default into those of a game.
-        clock: Monotonic seconds.
+        output: Where to print. Status rows are shown if `output.redraws`.
+        max_turns: Most turns of the episode, until the fact `EpisodeStarted` gives the number; 0: unknown.
+        story: Converts messages of the trace into lines; by default the story of a game.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -260,12 +263,12 @@ class LiveView(Closing):
         self._shown: tuple[int, tuple[Row, ...]] = (0, ())
         self._closing = threading.Event()
         self._gone = False
-        # Make it a daemon thread, so that only `close` waits for a stopped terminal. The interpreter's exit
-        # would wait for any other thread, too.
+        # Make it a daemon thread: the interpreter's exit waits for all other threads, so with a stopped
+        # terminal it would hang. Only `close` waits for this thread.
         self._thread = threading.Thread(target=self._run, name="live-view", daemon=True)
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Queue a message, which the view's thread draws. Never waits, never fails."""
+        """Queue a message for the view's thread. Never waits, never fails."""
         del line
         if not self._gone:
             self._arrived.append((self._clock(), envelope))
@@ -277,7 +280,8 @@ class LiveView(Closing):
     def close(self) -> None:
         """Print the rest of the story, erase the status rows, and wait until that is done.
 
-        If nobody reads the output, a Ctrl-C ends the wait. A second call does not wait.
+        If the terminal is stopped or the pipe is full, this can take long; Ctrl-C ends the wait. A second
+        call does not wait.
         """
         if not self._closing.is_set():
             self._closing.set()

@@ -1,7 +1,8 @@
 """The current state of an episode: which steps are under way, the turn, the score and the cost.
 
-Pure: times are arguments, in seconds of any one clock. Texts from servers, tools and the model are untrusted;
-they are made printable here. `status_rows` in `live.py` makes rows of the state.
+This module does no I/O and reads no clock: times are arguments, in seconds of any monotonic clock. Texts from
+servers, tools and the model are untrusted, so unprintable characters are replaced here. `status_rows` in
+`live.py` displays the state.
 """
 
 from collections.abc import Callable, Hashable
@@ -31,11 +32,13 @@ class Doing(Struct, frozen=True, kw_only=True):
     """A step that is under way, as the status line shows it.
 
     Attributes:
-        name: The server or tool; printable; empty if the step has none.
-        since: When it began, or when the pause before a retry ends.
+        activity: The kind of step.
+        since: When the step began; for a retry, when the pause before it ends, which may be in the future.
+        name: The server or tool; empty if the step has none.
         limit_s: The step's time limit, counted from `since`; `None` if the step has no limit of its own.
-        attempt: One-based.
-        text: Text that is arriving: a reply, a call's arguments, a server's progress; printable.
+        attempt: Number of the attempt, from 1.
+        text: The latest text of the step: a reply that is arriving, a call's arguments, or the progress that
+            a server has reported.
     """
 
     activity: Activity
@@ -47,16 +50,17 @@ class Doing(Struct, frozen=True, kw_only=True):
 
 
 class Progress:
-    """Follow an episode from message to message.
+    """The state of an episode, updated by each message of its trace.
 
     Args:
-        max_turns: Turns of the episode, used until `EpisodeStarted` gives the number; 0: unknown.
+        max_turns: Most turns of the episode, until the fact `EpisodeStarted` gives the number; 0: unknown.
 
     Attributes:
-        doing: The steps that are under way, oldest first, by their keys.
-        usage: Usage of all completions so far.
-        dropped: Replies that were dropped, because the tools turned out to differ from the presumed ones.
-        deadline: When the turn's time limit ends it; `None`: no limit.
+        doing: The steps that are under way, oldest first, by the tracker's key of the step.
+        usage: Tokens and cost of all completions so far.
+        dropped: Number of replies that were dropped: the model was asked while a server was starting, with
+            the tools of its last start, and the server then listed others.
+        deadline: When the time limit of the turn ends it; `None`: no limit.
     """
 
     def __init__(self, max_turns: int = 0) -> None:
@@ -72,7 +76,7 @@ class Progress:
         self._steps = StepTracker()
 
     def note(self, envelope: Envelope[Any], now: float) -> None:
-        """Update the state by a message that was recorded at `now`."""
+        """Update the state with a message that was recorded at `now`."""
         for change in self._steps.take(envelope):
             if isinstance(change, StepBegan):
                 self._begin(change.step, now, pause_s=change.step.start_s - envelope.t)
@@ -124,7 +128,7 @@ class Progress:
                 self.doing.clear()
                 self.deadline = None
             case m.TurnInterrupted() | m.DeadlinePassed():
-                # The turn no longer waits for its running steps, only for its sessions to close.
+                # Drop the running steps: the turn now waits only for its sessions to close.
                 self.doing = {"stop": Doing(activity="stopping", since=now)}
             case m.CallTools(timeout_s=timeout_s):
                 self._call_timeout_s = timeout_s
@@ -152,7 +156,7 @@ class Progress:
         return [key for key, doing in self.doing.items() if doing.activity in ("thinking", "retrying")]
 
     def _show_text(self, keys: list[Hashable], text: Callable[[str], str]) -> None:
-        """Change the text of the latest of the activities with these keys, if there is one."""
+        """Replace the text of the last step in `keys`, if any, by what `text` returns for its old text."""
         if keys:
             doing = self.doing[keys[-1]]
             self.doing[keys[-1]] = replace(doing, text=text(doing.text))

@@ -1,6 +1,6 @@
-"""The story of an episode in lines: the events of each turn, in the order in which a person reads them.
+"""The story of an episode: its turns, moves and tool calls in lines for people.
 
-Text from the game, the model and the tools is untrusted and is made printable before it is shown.
+Text from the game, the model and the tools is untrusted, so unprintable characters are replaced.
 """
 
 import json
@@ -32,9 +32,9 @@ class Line(Struct, frozen=True):
 
     Attributes:
         text: The text; every character in it is printable.
-        style: ANSI attributes of the text.
-        hanging: Indentation of the second and further rows.
-        lead: Text before `text`, with a style of its own.
+        style: ANSI attributes of the text, such as "2" for dim.
+        hanging: The indentation, as spaces, of all rows but the first.
+        lead: Text in front of `text`, with a style of its own.
         lead_style: ANSI attributes of `lead`.
     """
 
@@ -58,36 +58,37 @@ class Line(Struct, frozen=True):
 def _wrapped(text: str, width: int, hanging: str) -> list[str]:
     if cells(text) <= len(text):
         return textwrap.wrap(text, width, subsequent_indent=hanging) or [""]
-    # `textwrap` counts characters, not columns. So a placeholder follows each wide character. A row that is
-    # broken between the character and its placeholder is one column too long; hence `width - 1`.
+    # `textwrap` counts characters, not columns. So put a placeholder after each wide character. If a row
+    # breaks between a character and its placeholder, it is one column too long, so wrap at `width - 1`.
     spaced = "".join(char + _SECOND_COLUMN * (cells(char) - 1) for char in text)
     rows = textwrap.wrap(spaced, width - 1, subsequent_indent=hanging)
     return [row.replace(_SECOND_COLUMN, "") for row in rows]
 
 
 def painted(text: str, style: str) -> str:
-    """Return `text` with ANSI attributes, if there are any."""
+    """Return `text` between escape sequences that set and reset `style`, if both are not empty."""
     return f"\x1b[{style}m{text}\x1b[0m" if style and text else text
 
 
 def call_text(call: m.ToolCalled) -> str:
-    """Return a call's `thought` argument, or else its arguments as JSON, in one printable line."""
+    """Return a call's argument `thought`, or if it has none, all arguments as JSON, as one printable line."""
     thought = call.arguments.get("thought")
     text = thought if isinstance(thought, str) else json.dumps(call.arguments, ensure_ascii=False)
     return printable(text, _TEXT_CHARS)
 
 
 def tool_name(call: m.ToolCalled) -> str:
-    """Return the call's canonical name, printable."""
+    """Return the name `SERVER.TOOL` of the called tool, with unprintable characters replaced."""
     return printable(f"{call.server}.{call.tool}", _NAME_CHARS)
 
 
 class Story:
-    """Turn the messages that a viewer wants to see into lines.
+    """Converts the messages of a trace into lines for people.
 
     Args:
-        beside_status: A status line shows the running calls, so a tool call is printed when it is done, with
-            its duration, and a server's progress is not printed. Otherwise both are printed at once.
+        beside_status: Whether a status line shows running tool calls. If so, a call is printed when it has
+            ended, with its duration, and the progress that a server reports is left out. Otherwise a call is
+            printed when it begins, and progress when it is reported.
     """
 
     def __init__(self, *, beside_status: bool = False) -> None:
@@ -170,7 +171,7 @@ class Story:
             yield _tool_line(call, f" ({duration(duration_s)})")
 
     def _turn_over(self, body: m.TurnCompleted | m.TurnFailed) -> Iterator[Line]:
-        """Print the calls that an interruption left unfinished."""
+        """Yield a line for each call that has not ended, because the turn was interrupted."""
         del body
         for call in self._under_way.values():
             yield _tool_line(call, " (given up)")
@@ -183,7 +184,7 @@ class Story:
         yield from self._once(body)
 
     def _once(self, body: Struct) -> Iterator[Line]:
-        # Each turn's session records the same problem of its server again. Print it only once.
+        # A problem of a server is recorded anew in each turn. Print it only once.
         if body not in self._told:
             self._told.add(body)
             yield from _problem(body)
@@ -201,7 +202,7 @@ def _tool_line(call: m.ToolCalled, lasted: str) -> Line:
 
 
 def complaint(text: str, severity: Severity = "warn") -> Line:
-    """Return the line for a problem; the text may be untrusted."""
+    """Return the line for a problem. The text may be untrusted."""
     return Line(f"  ! {printable(text.replace(chr(10), ' '), _TEXT_CHARS)}", COLOURS[severity], "    ")
 
 

@@ -1,4 +1,4 @@
-"""The output of `grue play`: which features it has, its size, and how text is written to it."""
+"""Standard output as the live view uses it: whether it shows colours, its size, and how to write to it."""
 
 import os
 import select
@@ -12,19 +12,20 @@ ASCII_SPINNER = "|/-\\"
 
 
 class Terminal:
-    """Standard output or a stand-in: a terminal, a dumb one, or no terminal at all.
+    """An output stream, which may be a terminal, a pipe or a file.
 
-    A terminal gets status rows unless `TERM` is `dumb`, and colours unless `NO_COLOR` is set.
+    A terminal can show status rows unless `TERM` is `dumb`, and then colours unless `NO_COLOR` is set.
 
     Args:
-        stream: Where to print; its descriptor is written to directly if it has one, so that a thread that
-            waits for a stopped terminal holds no lock that the interpreter needs when it exits.
+        stream: Where to print. Text goes directly to the stream's file descriptor, if it has one. Otherwise a
+            thread that waits for a stopped terminal would hold the stream's lock, which the interpreter needs
+            to exit.
         environ: The environment, `os.environ` by default.
 
     Attributes:
         colour: Whether the output shows ANSI colours.
         redraws: Whether the cursor can be moved, so that the status rows can be overwritten.
-        spinner: The spinner's frames, in characters of the output's encoding.
+        spinner: The frames of a spinner, in characters that the output's encoding has.
     """
 
     def __init__(self, stream: TextIO, environ: Mapping[str, str] = os.environ) -> None:
@@ -36,7 +37,7 @@ class Terminal:
         self.spinner = SPINNER if self._can_show(SPINNER) else ASCII_SPINNER
 
     def size(self) -> os.terminal_size:
-        """Return the current size of the terminal; for a pipe, `COLUMNS` or 80 columns."""
+        """Return the current size of the terminal; for other streams, `COLUMNS` x `LINES` or 80 x 24."""
         if self.redraws and self._fd is not None:
             try:
                 size = os.get_terminal_size(self._fd)
@@ -47,9 +48,9 @@ class Terminal:
         return shutil.get_terminal_size((80, 24))
 
     def write(self, text: str) -> None:
-        """Print `text` at once, with a question mark for each character that the encoding lacks.
+        """Write `text` without buffering, with `?` for each character that the encoding lacks.
 
-        Blocks if the reader is slow.
+        Blocks while the pipe or terminal takes no more.
 
         Raises:
             OSError: The reader is gone.
@@ -63,7 +64,7 @@ class Terminal:
             try:
                 left = left[os.write(self._fd, left) :]
             except BlockingIOError:
-                # Another program that shares the terminal has made it non-blocking.
+                # Another program that shares the terminal has set O_NONBLOCK, so wait here.
                 select.select([], [self._fd], [])
 
     def _can_show(self, text: str) -> bool:

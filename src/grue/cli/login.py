@@ -1,4 +1,4 @@
-"""`grue login` and `grue logout`: the tokens of servers by URL."""
+"""`grue login` and `grue logout`: get and remove the OAuth tokens for MCP servers that have a URL."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ from grue.transports.mcp.token_store import TokenRecord, token_store
 
 
 def login(server: str, mcp_config: Path | None, *, scope: str | None, browser: bool) -> None:
-    """Have a person log in to a server, and store the tokens; see the help of `grue login`.
+    """Let the user log in to a server in a browser, and store the tokens.
 
     Raises:
         MCPError: There is no such server, or the login was refused.
@@ -33,7 +33,7 @@ def login(server: str, mcp_config: Path | None, *, scope: str | None, browser: b
 
 
 def logout(server: str, mcp_config: Path | None) -> None:
-    """Forget the tokens of a server.
+    """Remove the stored tokens of a server, and revoke them if the authorization server can.
 
     Raises:
         MCPConfigError: There is no such server.
@@ -60,7 +60,7 @@ def stored_login(server: HttpServer) -> str | None:
 
 
 def stored(record: TokenRecord) -> str:
-    """Describe the tokens of a stored login, and when they expire."""
+    """Describe a stored token: when it expires, whether it is renewed, its issuer and scope."""
     if not record.access_token:
         return "the login has ended"
     until = "a token without an end"

@@ -1,4 +1,4 @@
-"""Entry point of the command `grue`: answers `--version` at once and imports the rest only if needed."""
+"""Entry point of the command `grue`: answers `--version` without importing the rest, which takes longer."""
 
 import os
 import sys
@@ -20,7 +20,8 @@ All commands: grue --help
 def main() -> None:
     """Run the command line and exit with its status: 0 finished, 1 failed, 2 usage, 130 interrupted.
 
-    A Ctrl-C ends the process at once while it starts and while it exits; in between the command cleans up.
+    While the process starts and while it exits, a Ctrl-C ends it at once. In between it raises
+    KeyboardInterrupt, so that the command cleans up.
     """
     quit_at_once()
     try:
@@ -29,7 +30,7 @@ def main() -> None:
         if sys.argv[1:] == ["--version"]:
             sys.stdout.write(f"grue {__version__}\n")
             return
-        # A shell that completes a command line sets this variable, and calls the program without arguments.
+        # For shell completion, the shell sets `_GRUE_COMPLETE` and calls the program without arguments.
         if not sys.argv[1:] and "_GRUE_COMPLETE" not in os.environ:
             sys.stdout.write(FIRST_STEPS.format(version=__version__))
             return

@@ -1,4 +1,4 @@
-"""`grue mock-server`: run the mock server, or one of the user's, over stdio or HTTP."""
+"""`grue mock-server`: run the bundled mock server, or a `MockServer` of the user, over stdio or HTTP."""
 
 import importlib
 import importlib.util
@@ -26,13 +26,13 @@ def serve(
     port: int | None,
     transport: Literal["http", "sse"] = "http",
 ) -> None:
-    """Serve until the client ends the input, or until Ctrl-C.
+    """Serve until the client closes standard input, or until Ctrl-C.
 
     Args:
-        target: `MODULE:NAME` or `FILE.py:NAME` of a `MockServer`; `None`: the reference server.
-        options: Arguments of the reference server; refused with a server of the user's, which has its own.
+        target: `MODULE:NAME` or `FILE.py:NAME` of a `MockServer`; `None`: the bundled reference server.
+        options: Arguments of `reference_server`. With a `target` they must have their defaults.
         port: Serve HTTP on this port of 127.0.0.1, 0 for a free one; `None`: standard input and output.
-        transport: The HTTP transport.
+        transport: The HTTP transport: streamable HTTP, or the older HTTP+SSE.
 
     Raises:
         MCPConfigError: The target cannot be found, an option is wrong, or the port is in use.
@@ -44,7 +44,7 @@ def serve(
 
         if sys.stdin.isatty():
             say("This serves the client that starts it; there is nothing to type. Ctrl-C ends it.", err=True)
-        quit_at_once()  # let Ctrl-C end the process: the thread that reads from a terminal cannot be ended
+        quit_at_once()  # the thread that reads from a terminal cannot be interrupted in another way
         run_stdio(server)
         return
     try:

@@ -1,4 +1,4 @@
-"""Report errors as sentences instead of tracebacks, and exit with the status that fits."""
+"""Report errors as sentences instead of tracebacks, and exit with 1, 2 or 130."""
 
 import contextlib
 import os
@@ -36,13 +36,13 @@ _MEANT = {
 
 
 class Commands(TyperGroup):
-    """A command group whose errors are sentences that are safe to print, whatever the user typed.
+    """A group of commands that reports errors as sentences, with control characters and secrets replaced.
 
-    A command that returns `False` has failed: the exit status is 1.
+    If a command returns `False`, the exit status is 1.
     """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command. For a word in `_MEANT`, the error names the command that is meant."""
+        """Find the command. If there is none of this name, the error may propose one from `_MEANT`."""
         try:
             return super().resolve_command(ctx, args)
         except _UsageError as error:
@@ -51,30 +51,30 @@ class Commands(TyperGroup):
             raise
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Find a command, and let its help show flags without a type."""
+        """Find a command, and change its flags by `_show_flags`."""
         command = super().get_command(ctx, cmd_name)
         if command is not None:
             _show_flags(command.get_params(ctx))
         return command
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters of the group."""
+        """Return the options of the group itself, such as `--version`."""
         return _show_flags(super().get_params(ctx))
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        """Read the arguments."""
+        """Parse the group's arguments, with usage errors that are safe to print."""
         with _plain_usage_errors():
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command, which reads its own arguments."""
+        """Run the command, report its errors, and exit with 1 if it returns `False`."""
         with _plain_errors(), _plain_usage_errors():
             if super().invoke(ctx) is False:
                 raise typer.Exit(FAILED)
 
 
 def _show_flags(params: list[Any]) -> list[Any]:
-    """Make `--help` show `--all` for a flag. Typer would show `--all <bool>`, as if the flag took a value."""
+    """Remove the type of flags: `--help` would show `--all <bool>`, as if the flag took a value."""
     for each in params:
         if getattr(each, "is_flag", False) and each.metavar is None:
             each.metavar = ""
@@ -105,7 +105,7 @@ def _plain_errors() -> Iterator[None]:
     except KeyboardInterrupt as error:
         raise typer.Exit(INTERRUPTED) from error
     except BrokenPipeError as error:
-        # The reader of stdout is gone. Redirect stdout, so that the flush at exit does not fail too.
+        # The reader of the pipe has closed it. Redirect stdout, so that Python's flush at exit does not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(FAILED) from error
 

@@ -1,7 +1,4 @@
-"""`grue play`: play an episode with the given options and print its result.
-
-`--pace` makes a pause before each move, for people who watch a scripted model play.
-"""
+"""`grue play`: play an episode with the given options and print its result."""
 
 import os
 import sys
@@ -37,7 +34,10 @@ from grue.transports.llm.endpoint import api_key, require_key
 
 
 def pace(game: Game, pause_s: float) -> None:
-    """Let a game wait before each move. Ctrl-C ends the wait; the move's decision is recorded by then."""
+    """Make the game wait before each move, for people who watch a scripted model play (`--pace`).
+
+    Ctrl-C ends the wait. The decision for the move is recorded before it.
+    """
     step = game.step
 
     def paced(command: str) -> Observation:
@@ -48,7 +48,7 @@ def pace(game: Game, pause_s: float) -> None:
 
 
 def play_episode(options: PlayOptions) -> EpisodeResult:
-    """Play an episode and print it.
+    """Play or resume an episode, show it while it is played, and return its result.
 
     Raises:
         MCPConfigError, GameError: An option or a file cannot be used; nothing was started.
@@ -91,24 +91,24 @@ def _play(options: PlayOptions, past: GamePast | None) -> EpisodeResult:
             orchestrator = ZorkOrchestratorV2(episode_id, config, setup)
         except BaseException:
             if past is None:
-                folder.discard()  # the episode has not begun, so the folder has nothing worth keeping
+                folder.discard()  # the episode has not begun, so there is nothing to keep
             raise
         if options.pace_s:
-            pace(game, options.pace_s)  # now, so that a resumed episode has repeated its moves at once
+            pace(game, options.pace_s)  # only now: a resumed episode has repeated its old moves above
         return _played(orchestrator, folder, view, options)
 
 
 def _played(
     orchestrator: ZorkOrchestratorV2, folder: RunFolder, view: ExitStack, options: PlayOptions
 ) -> EpisodeResult:
-    """Play the episode, and write its result however it ends."""
+    """Play the episode, and write its result, even if an exception ends it."""
     if options.output == "quiet":
         for change in orchestrator.changes:
             say(f"grue: {change.text}.", err=True)
     try:
         orchestrator.play_episode()
     except BaseException:
-        # Write the result, which says why the episode ended. If that fails too, raise the first error.
+        # Write the result, which says why the episode ended. Even if that fails too, raise the first error.
         with suppress(TraceError):
             _finish(orchestrator, folder, view, options)
         raise
@@ -145,7 +145,7 @@ def _finish(
 
 
 def _configuration(options: PlayOptions) -> tuple[GameConfiguration, Any]:
-    """Return the settings, and the bundled server if no other one is configured."""
+    """Return the settings, and the bundled MCP server if no other is configured, else `None`."""
     config = GameConfiguration.of_project()
     model = options.model
     if options.offline:
@@ -167,7 +167,7 @@ def _configuration(options: PlayOptions) -> tuple[GameConfiguration, Any]:
     config.mcp_enabled = True
     if options.output not in ("json", "quiet"):
         why = "no MCP servers are configured"
-        if (file := config.mcp_config_path).is_file():  # Other commands use it, so say why this one does not.
+        if (file := config.mcp_config_path).is_file():  # `grue tools` uses it, so say why `play` does not
             why = f"{shown_path(file)} is not used without --mcp-config, or enabled = true"
         say(
             f"grue: {why}, so the bundled server, {BUNDLED_NAME!r}, is used. For none:"
@@ -192,7 +192,7 @@ def _client(options: PlayOptions, config: GameConfiguration, game: Game) -> LLMC
 
 
 def _show(recorder: Recorder, options: PlayOptions) -> ExitStack:
-    """Show the episode while it is played. Closing the returned stack prints the rest."""
+    """Show the episode while it is played. Closing the returned stack prints what is still queued."""
     view = ExitStack()
     if options.output == "json":
         recorder.add(JsonLines(sys.stdout))

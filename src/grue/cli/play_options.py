@@ -17,10 +17,10 @@ class PlayOptions(Struct, frozen=True, kw_only=True):
     """The options of `grue play`; see its help.
 
     Attributes:
-        interpreter: The interpreter for a story file; `None`: the first installed one that prints all of it.
-        turns: Most turns to play. 0: the default, or with `resume` the number of the first run.
+        interpreter: Z-machine interpreter; `None`: the first installed one that shows all of the game's text.
+        turns: Most turns to play. 0: the default, or with `resume` the limit of the first run.
         resume: The run folder of the episode to resume, with the options of its first run.
-        started_in: The folder in which the episode is played; `None`: the working directory.
+        started_in: The folder in which the episode was first started; `None`: the working directory.
         output: `live`: lines for people; `json`: objects for programs; `quiet`: only the result.
     """
 
@@ -61,9 +61,10 @@ RECORDED = (
 
 
 def as_started(options: PlayOptions, past: GamePast) -> PlayOptions:
-    """Return the options of an episode's first run, with the turns, time limit and output of this command.
+    """Return the options for resuming an episode: those of its first run, with some of `options`.
 
-    If the folder in which the episode was started no longer exists, the working directory is used.
+    The limits, if given, and the options on output and streaming are taken from `options`. If the folder in
+    which the episode was started no longer exists, `started_in` is `None`.
 
     Raises:
         MCPConfigError: The episode was not started by `grue play`, or by another version of it.
@@ -100,17 +101,22 @@ S = TypeVar("S", bound=Struct)
 
 
 def recorded_options(options: Struct, names: Iterable[str]) -> m.JsonObject:
-    """Return these options as JSON, with the working directory, from which settings are read."""
+    """Return the options called `names`, and the working directory as `started_in`, for the trace."""
     given = {name: getattr(options, name) for name in names}
     chosen: m.JsonObject = msgspec.to_builtins(given, enc_hook=str)
     return {**chosen, "started_in": str(Path.cwd())}
 
 
 def started_options(recorded: m.JsonObject, kind: type[S], otherwise: str) -> S:
-    """Return options from what `recorded_options` has returned about them.
+    """Return the options that `recorded_options` has put into a trace.
+
+    Args:
+        recorded: What the trace has.
+        kind: The class of the options.
+        otherwise: How the message of an error begins.
 
     Raises:
-        MCPConfigError: The recorded values are not options of this kind. The text begins with `otherwise`.
+        MCPConfigError: The recorded values are not valid options of this class.
     """
     try:
         return msgspec.convert(recorded, kind, dec_hook=lambda type_, value: type_(value))
@@ -119,5 +125,5 @@ def started_options(recorded: m.JsonObject, kind: type[S], otherwise: str) -> S:
 
 
 def run_folder(run: Path) -> Path:
-    """Return the absolute path of a run folder, given the folder or the trace in it."""
+    """Return the absolute path of a run folder. `run` is the folder, or the trace file in it."""
     return (run.parent if run.is_file() else run).absolute()

@@ -1,4 +1,4 @@
-"""Find the settings and tool servers that a command uses; all commands share this."""
+"""Find the project's settings and MCP servers. All commands use this module."""
 
 import json
 import shutil
@@ -28,12 +28,12 @@ class KnownServers(Struct, frozen=True, kw_only=True):
     """The configured tool servers.
 
     Attributes:
-        source: The file that configures them, or `BUNDLED`.
-        servers: Servers that can be started, in order.
-        unusable: Servers that cannot be started, with the reason.
+        source: Path of the file that configures them, or `BUNDLED`.
+        servers: The servers with a valid configuration, by name, in the file's order.
+        unusable: The servers with an invalid configuration: by name, what is wrong.
         warnings: Warnings about settings in the file that have no effect.
-        passed_over: A file of servers that is not used, because the settings turn MCP off; `None` if no file
-            is passed over.
+        passed_over: Path of a file of servers that exists but is not used, because the settings turn MCP off;
+            otherwise `None`.
     """
 
     source: str
@@ -46,7 +46,7 @@ class KnownServers(Struct, frozen=True, kw_only=True):
         """Return the server of this name.
 
         Raises:
-            MCPConfigError: No server has that name, or its configuration cannot be used.
+            MCPConfigError: No server has that name, or its configuration is invalid.
         """
         if name in self.unusable:
             raise MCPConfigError(self.unusable[name])
@@ -56,13 +56,13 @@ class KnownServers(Struct, frozen=True, kw_only=True):
 
 
 def declines_mcp() -> bool:
-    """Return whether the project's file turns MCP off explicitly."""
+    """Return whether pyproject.toml says `enabled = false` under `[tool.grue.mcp]`."""
     project = project_tables()
     return project is not None and project.tables["mcp"].get("enabled") is False
 
 
 def project_tables() -> ProjectTables | None:
-    """Return the settings of the working directory's project file; `None` if there is no project file.
+    """Return the settings in the working directory's pyproject.toml; `None` if there is no such file.
 
     Raises:
         MCPConfigError: The file cannot be read.
@@ -74,17 +74,17 @@ def project_tables() -> ProjectTables | None:
 def known_servers(
     config: GameConfiguration, mcp_config: Path | None, *, unasked: bool = False
 ) -> KnownServers:
-    """Return the servers of `mcp_config`, else those that the settings name, else the bundled one.
+    """Return the servers in `mcp_config`; without it, those in the project's file, or the bundled server.
 
     Args:
         config: The settings.
         mcp_config: The file that the user named; `None` if none was named.
-        unasked: Use the file that the settings name even if they do not turn MCP on, but not if they turn it
-            off. Commands whose purpose is servers set this, such as `grue tools`.
+        unasked: Use the project's file of servers unless the settings turn MCP off; otherwise it is used only
+            if they turn MCP on. Commands about servers, such as `grue tools`, pass `True`.
 
     Raises:
-        MCPConfigError: The file is missing or invalid. A server that cannot be used raises no error; it is in
-            `unusable`.
+        MCPConfigError: The file is missing or invalid. A server whose configuration is invalid raises no
+            error; it is in `unusable`.
     """
     there = config.mcp_config_path.is_file()
     used = takes_servers(config, project_tables()) if unasked else config.mcp_enabled
@@ -109,7 +109,7 @@ def known_servers(
 
 
 def own_python() -> str:
-    """Return the command of this interpreter: `python`, if PATH leads to it, else its path."""
+    """Return a command that starts this Python interpreter: `python` if that finds it, else its path."""
     found = shutil.which("python")
     return "python" if found is not None and Path(found) == Path(sys.executable) else sys.executable
 
@@ -147,12 +147,12 @@ def named_server(servers: dict[str, StdioServer], name: str) -> StdioServer:
 
 
 def watched_server(servers: Mapping[str, McpServer], name: str) -> tuple[StdioServer, Callable[[], str]]:
-    """Return a server that is watched and runs without a box, and a function.
+    """Return a copy of a server that runs without a sandbox and is watched, and a function.
 
-    Called when the server has ended, the function returns as JSON the box that the server would have needed.
+    Call the function when the server has ended: it returns, as JSON, the sandbox that would have sufficed.
 
     Raises:
-        MCPConfigError: There is no such server, or grue does not start it.
+        MCPConfigError: There is no such server, or it has a URL, so that grue does not start it.
     """
     server = named_server(only_started(servers), name)
     watch = Watch()

@@ -1,7 +1,4 @@
-"""`grue run`: run a task with the skill agent and print how it went.
-
-The story of a run, in lines or as JSON, has its turns, its steps, and what the agent tells the user.
-"""
+"""`grue run`: run a task with the skill agent. Prints the turns, their steps, and the agent's messages."""
 
 import shutil
 import sys
@@ -50,7 +47,7 @@ _PRINTED: tuple[type[Fact], ...] = (*FACTS, RunStarted, EpisodeResumed, RunEnded
 
 
 class RunStory(Story):
-    """Turn the messages of a run into lines."""
+    """Converts the messages of a run's trace into lines for people."""
 
     def __init__(self, *, beside_status: bool = False) -> None:
         super().__init__(beside_status=beside_status)
@@ -104,10 +101,10 @@ def _step_line(result: StepExecutionResult) -> Line:
 
 
 class RunLines(JsonPrinter):
-    """Print a run as JSON, one object a line: each event of the host, and the result at the end."""
+    """Prints a run as JSON, one object a line: each event of the skill agent, and the result at the end."""
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Print the events of an envelope."""
+        """Print the events that a message of the trace records; most messages record none."""
         del line
         body = envelope.body
         if isinstance(body, _PRINTED):
@@ -125,10 +122,10 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     """The options of `grue run`; see its help.
 
     Attributes:
-        agent: The configuration; `None`: `agent.yaml`, or the example with `offline`.
-        task: The task; empty: that of the configuration.
-        resume: The run folder to resume, with the configuration of its first run.
-        output: As in `PlayOptions`.
+        agent: The agent's file; `None`: `agent.yaml`; if there is none, `offline` runs the bundled example.
+        task: The task; empty: the task in the agent's file.
+        resume: The run folder to resume, with the agent and the model of its first run.
+        output: `live`: lines for people; `json`: objects for programs; `quiet`: only the result.
     """
 
     agent: Path | None = None
@@ -145,7 +142,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
 
 
 def run_task(options: RunOptions) -> RunResult:
-    """Run a task and print it.
+    """Run or resume a task, show it while it runs, and return its result.
 
     Raises:
         MCPConfigError: An option or a file cannot be used; nothing was started.
@@ -203,7 +200,7 @@ def _run(options: RunOptions) -> RunResult:
 
 
 def _shown(recorder: Recorder, options: RunOptions, lines: RunLines) -> ExitStack:
-    """Show the run in the chosen form until the returned stack is closed."""
+    """Show the run, as `options.output` says, until the returned stack is closed."""
     view = ExitStack()
     if options.output == "json":
         recorder.add(lines)

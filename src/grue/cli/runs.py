@@ -1,4 +1,4 @@
-"""`grue runs`: list the recorded episodes of a folder; and find the latest one for the trace commands."""
+"""`grue runs`: list the recorded episodes in a folder. `latest_trace` is the default of `grue trace`."""
 
 import time
 from collections.abc import Iterator
@@ -38,9 +38,9 @@ class _Result(Struct):
 
 
 def list_runs(folder: Path) -> None:
-    """Print the episodes of a folder and of its subfolder `runs`, the latest first.
+    """Print the episodes in a folder and in its subfolder `runs`, the latest first.
 
-    If the folder is `runs` itself, the episodes in the working directory are printed, too.
+    For the folder `runs` itself, the default, also print the episodes in the working directory.
 
     Raises:
         MCPConfigError: There is no such folder, or no trace in it.
@@ -60,7 +60,7 @@ def list_runs(folder: Path) -> None:
 
 
 def write_runs(folder: Path, open_browser: bool) -> None:
-    """Write an index page of the episodes of a folder and of its subfolder `runs`, and the linked pages.
+    """Write an HTML index of the episodes in a folder and its subfolder `runs`, and a page for each episode.
 
     Raises:
         MCPConfigError: There is no such folder, or no trace in it.
@@ -74,7 +74,7 @@ def write_runs(folder: Path, open_browser: bool) -> None:
 
 
 def _episodes(folder: Path, beside: Path) -> list[Path]:
-    """Return the episodes of a folder and of another one, the latest first."""
+    """Return the episodes in two folders, the latest first. If there are none, raise `MCPConfigError`."""
     found = sorted([*traces_in(folder), *traces_in(beside)], key=_written, reverse=True)
     if found:
         return found
@@ -86,7 +86,7 @@ def _episodes(folder: Path, beside: Path) -> list[Path]:
 
 
 def _of_fleet(folder: Path) -> str:
-    """Return a hint with commands if a folder without runs is a fleet or has fleets; otherwise empty."""
+    """Return a hint on `grue fleet` if the folder is a fleet or holds fleets; otherwise an empty text."""
     fleets = [each for each in (folder, *sorted(folder.iterdir())) if holds(each, MANIFEST)]
     if not fleets:
         return ""
@@ -98,10 +98,12 @@ def _of_fleet(folder: Path) -> str:
 
 
 def latest_trace() -> Path:
-    """Return the latest episode in `runs` and in the working directory; failed forks are the last choice.
+    """Return the latest episode in `runs` or in the working directory.
+
+    Forks that have failed are passed over, unless there is nothing else.
 
     Raises:
-        MCPConfigError: The folder has no trace.
+        MCPConfigError: There is no trace in these two folders.
     """
     found = [*traces_in(RUNS), *traces_in(Path())]
     if not found:
@@ -121,7 +123,7 @@ def _is_failed_fork(path: Path) -> bool:
 
 
 def _overview(path: Path) -> Overview | None:
-    """Return an overview of an episode; `None` if its trace cannot be read."""
+    """Read a trace; return the counts and the ending of its episode, or `None` if it cannot be read."""
     overview = Overview()
     try:
         for envelope in open_episode(path):
@@ -132,7 +134,7 @@ def _overview(path: Path) -> Overview | None:
 
 
 def traces_in(folder: Path) -> Iterator[Path]:
-    """Yield the run folders and trace files of a folder, the latest first. Passes over what cannot be read.
+    """Yield the run folders and trace files in a folder, the latest first. Unreadable ones are left out.
 
     Raises:
         MCPConfigError: The folder itself cannot be read.
@@ -159,7 +161,7 @@ def _is_trace(path: Path) -> bool:
 
 
 def holds(folder: Path, name: str) -> bool:
-    """Return whether a folder has a file of this name; `False` also if nobody may look into the folder."""
+    """Return whether a folder has a file of this name; `False` if the folder cannot be read."""
     try:
         return (folder / name).is_file()
     except OSError:
@@ -180,7 +182,7 @@ def _time_and_size(path: Path) -> tuple[float, int]:
 
 
 def _outcome_of_trace(path: Path) -> str:
-    """Return the ending of an episode without a result file, from its trace."""
+    """Return in words how an episode ended, according to its trace."""
     overview = _overview(path)
     if overview is None:
         return "cannot be read"
@@ -196,7 +198,7 @@ def _outcome_of_trace(path: Path) -> str:
 
 
 def _outcome(path: Path) -> str:
-    """Return the ending of an episode, from its result file; empty if it has no such file."""
+    """Return in words how an episode ended, according to its result file; empty if it has none."""
     try:
         written = read_regular(path / RESULT_FILE, _MOST_RESULT_BYTES)
         result = msgspec.json.decode(written, type=_Result)

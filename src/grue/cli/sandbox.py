@@ -1,4 +1,4 @@
-"""`grue sandbox`: print what a box opens, run a command in one, and learn the box of a server."""
+"""`grue sandbox`: print what a sandbox permits, run a command in one, and find out which a server needs."""
 
 import os
 import shutil
@@ -30,10 +30,10 @@ _EXAMPLE = 'read_file {"path": "notes.txt"}'
 
 
 def show(name: str | None, mcp_config: Path | None) -> None:
-    """Print the box of a preset, of a server, or of each server.
+    """Print what the sandbox of a preset, of a server, or of every server permits.
 
     Raises:
-        MCPConfigError: There is no such server, or a path of a box cannot be opened.
+        MCPConfigError: There is no such server, or a path of a sandbox cannot be used.
     """
     if name in get_args(Preset):
         _show(f"preset {name}", Sandbox(preset=name), "/bin/sh", (), os.getcwd(), dict(os.environ))  # type: ignore[arg-type]  # noqa: PTH109
@@ -49,11 +49,11 @@ def show(name: str | None, mcp_config: Path | None) -> None:
 
 
 def show_seatbelt(name: str | None, mcp_config: Path | None) -> None:
-    """Print the box of a preset or a server as a profile for macOS' `sandbox-exec`.
+    """Print the sandbox of a preset or a server as a profile for macOS' `sandbox-exec`.
 
     Raises:
-        MCPConfigError: No name is given, there is no such server, it has no box, or a profile cannot express
-            the box.
+        MCPConfigError: No name is given, there is no such server, it has no sandbox, or a profile cannot
+            express the sandbox.
     """
     if name is None:
         raise MCPConfigError("A profile is for one program: grue sandbox show SERVER --seatbelt.")
@@ -74,10 +74,10 @@ def show_seatbelt(name: str | None, mcp_config: Path | None) -> None:
 
 
 def try_command(name: str, command: list[str], mcp_config: Path | None) -> int:
-    """Run a command in a preset's or a server's box, with this terminal; return its exit status.
+    """Run a command in the sandbox of a preset or a server, at this terminal; return its exit status.
 
     Raises:
-        MCPConfigError: There is no such server or command, or the box cannot be enforced.
+        MCPConfigError: There is no such server or command, or the sandbox cannot be enforced.
     """
     if name in get_args(Preset):
         box: Sandbox | None = Sandbox(preset=name)  # type: ignore[arg-type]  # just compared
@@ -106,7 +106,7 @@ def try_command(name: str, command: list[str], mcp_config: Path | None) -> int:
 
 
 def _waited(process: "subprocess.Popen[bytes]") -> int:
-    """Wait for a program and return its exit status. A Ctrl-C ends the program within seconds."""
+    """Wait for a program and return its exit status. After a Ctrl-C it has 3 seconds, then it is killed."""
     try:
         return process.wait()
     except KeyboardInterrupt:
@@ -118,10 +118,15 @@ def _waited(process: "subprocess.Popen[bytes]") -> int:
 
 
 def learn(path: Path, name: str, traces: list[Path]) -> bool:
-    """Watch a server while calls are made to it, and print the box that it needs.
+    """Make calls to a server, watch what it opens, and print the sandbox that would have sufficed.
+
+    Args:
+        path: The file of servers.
+        name: The server.
+        traces: Traces whose calls to the server are made again; empty: read calls from standard input.
 
     Returns:
-        Whether every call was answered. A call that failed may have needed more than the printed box opens.
+        Whether every call succeeded. A call that failed may need more than the printed sandbox permits.
 
     Raises:
         MCPConfigError: There is no such server, or a trace cannot be read.

@@ -1,4 +1,4 @@
-"""The options of `grue sandbox` and its sub-commands; `sandbox.py` implements them."""
+"""The subcommands of `grue sandbox` and their options; `sandbox.py` implements them."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,8 @@
-"""Print text safely. Tables and views escape their text themselves.
+"""Print text safely.
 
 A path, an error or a server's text may contain escape sequences, characters that change the writing
-direction, and secrets from the environment. None of these reach the terminal.
+direction, and secrets from the environment. `say` replaces all of these. The tables and live views do not use
+it; they replace them in their own code.
 """
 
 import os
@@ -20,7 +21,7 @@ from grue.runtime.secrets.secret_forms import secrets_in
 
 
 def grue_from(folder: Path) -> str:
-    """Return how somebody in `folder` calls this program: `grue`, or its path if PATH does not lead to it."""
+    """Return the command that starts this program from `folder`: `grue`, or its path if it is not on PATH."""
     called = Path(sys.argv[0])
     if called.name != "grue" or shutil.which("grue") is not None:
         return "grue"
@@ -42,7 +43,7 @@ def say(text: str = "", *, err: bool = False) -> None:
 
 
 def say_json(value: object) -> None:
-    """Print a value as one line of JSON. Unprintable characters are escaped as JSON has it."""
+    """Print a value as one line of JSON, with unprintable characters as JSON escapes."""
     from grue.tracing.show import printable_json
 
     say(printable_json(msgspec.json.encode(value, enc_hook=str)))
@@ -54,12 +55,12 @@ def shown(text: str) -> str:
 
 
 def say_page(page: Path, open_browser: bool, content: str = "") -> None:
-    """Print where a page was written, with its `content`, and open it in a browser if asked to."""
+    """Print where an HTML page was written, followed by `content`, and open it in a browser if asked to."""
     say(f"Wrote {shown_path(page)}{content}")
     if open_browser and not webbrowser.open(page.absolute().as_uri()):
         say("There is no browser to show it; open the file yourself.", err=True)
 
 
 def shown_path(path: Path) -> str:
-    """Return a path as one printable line."""
+    """Return a path as text, with unprintable characters replaced."""
     return printable(str(path))

@@ -1,4 +1,4 @@
-"""`grue skills`: list the skills that the servers of an `agent.yaml` deliver, and approve them."""
+"""`grue skills`: list the skills that MCP servers of an `agent.yaml` offer, and approve them."""
 
 from pathlib import Path
 
@@ -12,9 +12,9 @@ from grue.runtime.safe_text import printable
 
 
 def list_served_skills(agent: Path, *, approve: bool) -> bool:
-    """Print each skill with its files and whether it is approved; return whether all of them could be used.
+    """Print each skill with its files and whether it is approved; return whether an agent can use them all.
 
-    With `approve`, all listed skills are approved in their current form: `mcp_skills.lock` is written.
+    With `approve`, write `mcp_skills.lock`, which approves all listed skills in their current form.
 
     Raises:
         MCPConfigError: The configuration or the lock cannot be used.

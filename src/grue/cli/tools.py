@@ -1,6 +1,6 @@
 """`grue tools`: list the tools of the configured servers.
 
-The tools are compared with the tool lock; `--lock` writes it.
+Reports each tool that differs from the tool lock. With `--lock`, writes the lock.
 """
 
 import json
@@ -39,13 +39,13 @@ _WORDS = {"added": "new", "removed": "removed", "changed": "changed"}
 
 
 class ListingNotices:
-    """An observer that collects notices about malformed tools; `of` has them by server."""
+    """An observer of the trace that collects notices about malformed tools, in `of`, by server."""
 
     def __init__(self) -> None:
         self.of: defaultdict[str, list[str]] = defaultdict(list)
 
     def __call__(self, envelope: Envelope[Any], _line: bytes) -> None:
-        """Collect the notices about malformed tools and schemas."""
+        """Take the next message of the trace, and keep it if it reports a malformed tool or schema."""
         match envelope.body:
             case m.ServerNoted(kind="bad_tool" | "bad_schema" as kind, server=server, text=text):
                 effect = "" if kind == "bad_tool" else " (its results are not checked)"
@@ -55,7 +55,7 @@ class ListingNotices:
 
 
 def drifts(known: KnownServers, listings: Listings, config: GameConfiguration) -> Iterator[m.ToolDrifted]:
-    """Yield each tool that differs from the lock; `drift_text` makes a sentence of it.
+    """Yield a `ToolDrifted` for each tool that differs from the tool lock.
 
     Raises:
         MCPConfigError: The lock cannot be used.
@@ -71,14 +71,14 @@ def drifts(known: KnownServers, listings: Listings, config: GameConfiguration) -
 
 
 def approve(known: KnownServers, listings: Listings, secret: Collection[str] = ()) -> Iterator[str]:
-    """Write the listed tools into the tool lock of the file of servers, and yield the changes.
+    """Write the tools in `listings` into the tool lock, and yield a line for each change.
 
-    The listing file beside the lock gets the whole definitions.
+    The lock has only digests; the whole definitions go into a listing file beside it.
 
     Args:
-        known: All servers of the file; those that are not in `listings` keep their pins.
-        listings: The tools to approve.
-        secret: Servers with a secret in their definitions; these are not written to the listing file.
+        known: All servers of the file; for those that are not in `listings`, the lock is not changed.
+        listings: The tools to approve, by server.
+        secret: Names of servers whose definitions hold a secret; they are left out of the listing file.
 
     Raises:
         MCPConfigError: There is no file of servers, or the lock cannot be written.
@@ -120,10 +120,10 @@ Outcome = m.SessionOpened | m.ServerFailure | str
 
 
 def list_tools(server: str | None, mcp_config: Path | None, *, as_json: bool, lock: bool) -> bool:
-    """Print every tool of every server, or of one; return whether all servers could be reached.
+    """Print all tools of a server, or of all servers; return whether all these servers could be started.
 
-    With `as_json`, standard output gets one JSON object and nothing else. With `lock`, the listed tools are
-    approved: they are written into the tool lock, and what changes there is printed.
+    With `as_json`, print one JSON object and nothing else to standard output. With `lock`, approve the listed
+    tools: write them into the tool lock, and print what has changed there.
 
     Raises:
         MCPConfigError: The configuration or the lock cannot be used, or there is no such server.
@@ -155,7 +155,7 @@ def list_tools(server: str | None, mcp_config: Path | None, *, as_json: bool, lo
 
 
 def _shown(outcome: Outcome, recorder: Recorder) -> Outcome:
-    """Return an outcome without secrets, because a server may repeat secrets that it was given."""
+    """Redact an outcome: a server may put keys that it was given into its tools or errors."""
     return recorder.redacted_text(outcome) if isinstance(outcome, str) else recorder.redacted_body(outcome)
 
 
@@ -209,7 +209,7 @@ def _print(outcomes: Mapping[str, Outcome], known: KnownServers) -> None:
 
 
 def described(opened: m.SessionOpened, source: str, width: int) -> Iterator[str]:
-    """Yield a description of a server's tools, in lines of printable text."""
+    """Yield printable lines that describe a server and its tools."""
     heading = (
         f"{opened.server} · {counted(len(opened.tools), 'tool')} · MCP {opened.protocol_version} · {source}"
     )
@@ -222,14 +222,14 @@ def described(opened: m.SessionOpened, source: str, width: int) -> Iterator[str]
 
 
 def arguments_of(tool: m.ToolDefinition, width: int) -> Iterator[str]:
-    """Yield a description of a tool's arguments, in lines of printable text."""
+    """Yield printable lines that describe the arguments of a tool."""
     required = required_of(tool)
     for name, schema in _properties(tool).items():
         yield from _argument(name, schema, required=name in required, width=width)
 
 
 def example_of(tool: m.ToolDefinition) -> str:
-    """Return a command that calls a tool with the arguments that it needs."""
+    """Return an example command that calls the tool with its required arguments."""
     properties = _properties(tool)
     given = [f"{name}={_sample(properties.get(name))}" for name in required_of(tool)]
     words = (f"--arg {shlex.quote(each)}" for each in given)
@@ -256,7 +256,7 @@ def _argument(name: str, schema: object, *, required: bool, width: int) -> Itera
 
 
 def kind_of(schema: object) -> str:
-    """Return a short description of the type that a JSON Schema asks for."""
+    """Return the type that a JSON Schema asks for in words, such as "list of string"."""
     if not isinstance(schema, dict):
         return "anything"
     if isinstance(values := schema.get("enum"), list):
@@ -277,7 +277,7 @@ def _properties(tool: m.ToolDefinition) -> dict[str, object]:
 
 
 def required_of(tool: m.ToolDefinition) -> list[str]:
-    """Return the names of the arguments that a tool needs."""
+    """Return the names of the tool's required arguments."""
     required = tool.input_schema.get("required")
     return [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
 

@@ -24,7 +24,7 @@ _MOST_NAMES, _NAME_CHARS = 30, 60
 
 
 class ShowOptions(Struct, frozen=True, kw_only=True):
-    """The options of `grue trace show`; an empty filter lets everything through."""
+    """The options of `grue trace show`. An empty filter matches every message."""
 
     file: Path
     turns: Sequence[str] = ()
@@ -40,13 +40,13 @@ class ShowOptions(Struct, frozen=True, kw_only=True):
 
 
 def show(options: ShowOptions) -> bool:
-    """Print a trace as a table, or as JSON Lines; cut to the terminal's width, whole in a pipe.
+    """Print a trace as a table or as JSON Lines. At a terminal, rows of the table are cut to its width.
 
-    If a finished episode is shown without filters, a summary follows. If no message passes the filters, the
-    existing messages, turns, actors and kinds are described on standard error.
+    Without filters and without `follow`, a summary of the episode comes last. If no message matches the
+    filters, an error on standard error says which messages, turns, actors and kinds the trace has.
 
     Returns:
-        Whether a message was shown, or may still come; without filters always true.
+        `False` if no message matches the filters. With `follow` always `True`.
 
     Raises:
         MCPConfigError: A filter cannot be read.
@@ -74,7 +74,7 @@ def show(options: ShowOptions) -> bool:
 
 
 def _say_if_repeated(episode: EpisodeReader, turns: range) -> None:
-    """Say on standard error if one turn was asked for and several have its number, and how to see one."""
+    """If the user asked for one turn, and several have its number, say on standard error how to see one."""
     begun, last = [], 0
     for line in episode.lines() if len(turns) == 1 and turns.start else ():
         last = line.line.seq
@@ -93,7 +93,7 @@ def _say_if_repeated(episode: EpisodeReader, turns: range) -> None:
 
 
 def _what_there_is(episode: EpisodeReader) -> str:
-    """Return which messages, turns, actors and kinds a trace has, for a filter that matches no message."""
+    """Return the numbers of messages and turns, the actors and the kinds of a trace, as sentences."""
     first = last = 0
     turns: set[int] = set()
     actors: Counter[str] = Counter()
@@ -114,7 +114,7 @@ def _what_there_is(episode: EpisodeReader) -> str:
 
 
 def _some(counts: Counter[str]) -> str:
-    """Return the most frequent names, sorted by name."""
+    """Return the most frequent names, in alphabetical order, and how many others there are."""
     names = sorted(printable(name, _NAME_CHARS) for name, _ in counts.most_common(_MOST_NAMES) if name)
     more = f" and {len(counts) - _MOST_NAMES} more" if len(counts) > _MOST_NAMES else ""
     return ", ".join(names) + more
@@ -146,7 +146,7 @@ def stats(file: Path, *, as_json: bool, width: int | None = None) -> None:
 def _lines(episode: EpisodeReader, wanted: Filter, options: ShowOptions) -> Iterable[str]:
     envelopes: Iterable[EpisodeEnvelope]
     if options.follow:
-        # `follow` is never told to stop, so only the end of the episode, or a Ctrl-C, ends this loop.
+        # `follow` asks this function whether to stop. So only the end of the episode or a Ctrl-C ends it.
         envelopes = filter(wanted.wants, episode.follow(lambda: False))
     else:
         envelopes = (line.envelope() for line in filter(wanted.wants_line, episode.lines()))
@@ -170,12 +170,12 @@ def _table(episode: EpisodeReader, wanted: Filter, width: int | None) -> Iterato
 
 
 def print_lines(lines: Iterable[str], *, at_once: bool = False) -> None:
-    """Print lines that are safe to print; `at_once`: each as soon as it is known."""
+    """Print lines as they are; the caller has made them safe. With `at_once`, flush after each line."""
     for line in lines:
         sys.stdout.write(f"{line}\n")
         if at_once:
             sys.stdout.flush()
-    # Flush here, so that a closed pipe is noticed while the error can still be reported.
+    # Flush here, so that a closed pipe raises BrokenPipeError now, and not at exit, where nobody handles it.
     sys.stdout.flush()
 
 

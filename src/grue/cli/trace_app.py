@@ -1,4 +1,4 @@
-"""The options of `grue trace` and its sub-commands; the `trace_*.py` modules implement them."""
+"""The subcommands of `grue trace` and their options; `trace.py` and the `trace_*.py` implement them."""
 
 from pathlib import Path
 from typing import Annotated
@@ -26,7 +26,7 @@ TraceFile = Annotated[
 
 
 def chosen_trace(file: Path | None) -> Path:
-    """Return the trace that was named, or the latest one, which is told on standard error."""
+    """Return the trace that the user named. Without one, return the latest, and print its path to stderr."""
     if file is not None:
         return file
     from grue.cli.runs import latest_trace

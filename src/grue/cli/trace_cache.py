@@ -1,4 +1,4 @@
-"""`grue trace cache`: print how much of each prompt repeats an earlier one, and where the repetition ends."""
+"""`grue trace cache`: print how much of each prompt repeats the start of an earlier one, and what differs."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +27,7 @@ def cache(file: Path, *, as_json: bool, width: int | None = None) -> None:
 
 
 def render(report: CacheReport, width: int | None = None) -> Iterator[str]:
-    """Yield the lines of the report: a row for each request, the reasons why repetitions end, and the sums.
+    """Yield the lines of the report: a row for each request, then each first difference, then the sums.
 
     The rows are cut to `width` columns.
     """

@@ -1,4 +1,4 @@
-"""`grue trace replay`: compute a trace's decisions again and print the differences."""
+"""`grue trace replay`: compute the agent's decisions again from a trace, and print the differences."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from grue.tracing.replay import replay as replay_turns
 
 
 def replay(file: Path, changes: Changes, turn: int | None = None) -> bool:
-    """Print the result of a replay of one or all turns; return whether it is identical to the recording.
+    """Replay one turn or all, and print the result; return whether all decisions are as recorded.
 
     Raises:
         MCPConfigError: The trace has no such turn.
@@ -37,10 +37,10 @@ def changes_from(
     """Return the changes for a replay.
 
     Args:
-        settings: `KEY=VALUE` each, where the value is JSON or a word: a field of `FailurePolicy` or
-            `TurnLimits`, or `budget.KEY=VALUE` for the budget.
-        max_iterations: Short for `max_tool_iterations=N`.
-        after_timeout: Short for `after_timeout=WORD`.
+        settings: `KEY=VALUE` each. KEY is a field of `FailurePolicy` or `TurnLimits`, or `budget.` and a
+            field of the budget. VALUE is JSON or a word.
+        max_iterations: Has the same effect as `max_tool_iterations=N` in `settings`.
+        after_timeout: Has the same effect as `after_timeout=WORD` in `settings`.
         system: A file with another system text.
 
     Raises:
@@ -60,7 +60,7 @@ def changes_from(
 
 
 def value_of(text: str) -> object:
-    """Return the value of a setting: JSON, or a word."""
+    """Parse the value of a setting as JSON. If it is not JSON, return the text itself."""
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:

@@ -57,16 +57,16 @@ def to_test(
     answer: str | None = None,
     run_once: bool = True,
 ) -> bool:
-    """Write the test, run it once, and print where it is and, if it fails, why. Return whether it passed.
+    """Write the test file, run the test, print the result, and return whether it has passed.
 
     Args:
         file: A trace, or a run folder.
-        turn: The turn; `None`: the only one.
-        tools: `SERVER=MODULE:NAME` each: the server's tools, in your own code.
+        turn: Number of the turn; `None`: the only turn of the trace.
+        tools: `SERVER=MODULE:NAME` each: where your code has the functions that are the server's tools.
         out: The file to write, which must not exist yet; `None`: one named for the episode and the turn.
-        answer: `MODULE:NAME`: the type of the answer, or its `AnswerSpec`, in your own code; `None`: the test
-            reads each recorded text as the recorded turn read it.
-        run_once: Run the test.
+        answer: `MODULE:NAME`: where your code has the type of the answer, or its `AnswerSpec`; `None`: the
+            test maps each recorded text to the answer that was recorded for it.
+        run_once: Whether to run the test. If not, it counts as passed.
 
     Raises:
         MCPConfigError: An option is malformed, the file exists or cannot be written, or the turn cannot be
@@ -84,7 +84,8 @@ def to_test(
     if path.exists():
         raise MCPConfigError(f"{path} exists already. Remove it, or choose another name with --out.")
     source = "\n".join(_lines(run, named, spec, path)) + "\n"
-    # The recorder has removed the secrets that it knew. Remove those of this environment too.
+    # The trace is already redacted, but only for secrets known when it was recorded. Redact the secrets in
+    # today's environment, too.
     source = Redaction(secrets_in(os.environ)).redact_text(source)
     try:
         for number, image in enumerate(run.begun.images, start=1):
@@ -100,7 +101,7 @@ def to_test(
 
 
 def _fault(path: Path, turn: int) -> str:
-    """Run the written test; return why it fails, or an empty text if it passes."""
+    """Run the test in `path`; return its exception as text, or an empty text if it passes."""
     with ExitStack() as running:
 
         def scripted_llm(script: Any) -> Any:
@@ -174,7 +175,7 @@ def _place(place: str) -> tuple[str, str] | None:
 
 
 def _imported(module: str, name: str, what: str) -> Any:
-    """Import a value as the test will do, from the working directory.
+    """Import a value with the working directory on `sys.path`, as it is when the test runs.
 
     Raises:
         MCPConfigError: There is no such module or value.
@@ -239,9 +240,10 @@ _ABOUT = (
 
 
 def _names(module: Any) -> list[str]:
-    """Return the classes and functions of grue that a module exports; of `messages`, all that it defines.
+    """Return the names of a module's public classes and functions, which the test may have to import.
 
-    The decorator `tool` is left out: a test has no use for it, and the word is in many texts.
+    The decorator `tool` is left out. A test never uses it, but the word "tool" occurs in many recorded texts,
+    and each name that occurs in the test is imported.
     """
     listed: list[str] = dir(module) if module is m else getattr(module, "__all__", None) or dir(module)
     own = [each for each in listed if isinstance(getattr(module, each), type | FunctionType)]
@@ -280,7 +282,10 @@ def _body(
 
 
 def _recorded_spec(run: RecordedRun) -> str:
-    """Return the source of an `AnswerSpec` that reads texts as recorded; empty: the answer is any text."""
+    """Return Python source of an `AnswerSpec` that gives each recorded text its recorded answer.
+
+    Returns an empty text if every answer was the model's text itself, so that no `AnswerSpec` is needed.
+    """
     form, fallback = run.begun.answer, run.begun.fallback
     read = _read(run)
     if (
@@ -299,7 +304,7 @@ def _recorded_spec(run: RecordedRun) -> str:
 
 
 def _read(run: RecordedRun) -> tuple[dict[str, object], dict[str, str]]:
-    """Return the answers that were read, and the reasons for refusals, both by the model's text."""
+    """Return two dicts by the model's text: the answers that were accepted, and the reasons for refusals."""
     answers: dict[str, object] = {}
     refused: dict[str, str] = {}
     text = ""
@@ -326,7 +331,7 @@ def _readings(run: RecordedRun) -> Iterator[str]:
 
 
 def _text(text: str) -> str:
-    """Return a text as Python source, a long one in several lines."""
+    """Return a string as a Python literal; a long one in several lines."""
     shown = pformat(text, width=100)
     return shown if len(shown) < 90 or not shown.startswith("(") else "(\n " + shown[1:-1] + "\n)"
 
@@ -455,7 +460,7 @@ def _test(
         yield "    )"
         fallback = ", fallback=True" if end.kind == "fallback" else ""
         yield f"    assert_answer(outcome, {_literal(end.answer)}{fallback})"
-        if end.kind in {"answered", "forced"}:  # not if `degraded`: in the test no server is missing
+        if end.kind in {"answered", "forced"}:  # not `degraded`: in the test all servers start
             yield f"    assert outcome.kind == {end.kind!r}, outcome.reason"
         yield from _cuts(run, end)
         return
@@ -465,7 +470,7 @@ def _test(
 
 
 def _cuts(run: RecordedRun, end: m.TurnCompleted) -> Iterator[str]:
-    """Yield assertions on which results the model got cut, if the turn had other limits than the default.
+    """Yield assertions about which results were cut for the model, if the turn limited results on its own.
 
     The assertions fail if these limits are changed later.
     """
@@ -481,7 +486,7 @@ def _cuts(run: RecordedRun, end: m.TurnCompleted) -> Iterator[str]:
 
 
 def _settings(run: RecordedRun) -> Iterator[str]:
-    """Yield the arguments of the runner that differ from the defaults."""
+    """Yield source lines with the arguments of `Runner` that differ from their defaults."""
     begun = run.begun
     limits = structs.replace(
         begun.limits, **{name: getattr(TurnLimits(), name) for name in _SET_BY_THE_RUNNER}
@@ -527,7 +532,7 @@ def _listed(run: RecordedRun) -> list[m.ToolDefinition]:
 
 
 def _history(run: RecordedRun) -> list[Any]:
-    """Return what was said in the turn's conversation before the turn: texts, replies and tool results."""
+    """Return the texts, replies and tool results of the turn's conversation before the turn."""
     if not run.earlier:
         return []
     past = run.begun.history
@@ -542,7 +547,7 @@ def _history(run: RecordedRun) -> list[Any]:
 
 
 def _literal(value: Any) -> str:
-    """Return a value as Python source; of a Struct, only the fields that differ from their defaults."""
+    """Return a value as Python source. In a Struct, fields that have their default are left out."""
     if isinstance(value, Struct):
         shown = [
             f"{field.name}={_literal(getattr(value, field.name))}"

@@ -1,4 +1,4 @@
-"""Show a trace in another form: `grue trace diagram`, `diff`, `html`, `serve` and `schema`."""
+"""The commands `grue trace diagram`, `diff`, `html`, `serve` and `schema`."""
 
 import itertools
 import json
@@ -25,7 +25,7 @@ from grue.tracing.viewer import write_comparison, write_html
 
 
 def diagram(file: Path, *, turn: int | None = None, as_mermaid: bool = False) -> bool:
-    """Print a sequence diagram of one or all turns; return whether there was anything to draw.
+    """Print a sequence diagram of one turn or all; return whether the trace had messages to draw.
 
     Raises:
         MCPConfigError: The trace has no such turn.
@@ -51,7 +51,7 @@ def _width() -> int:
 
 
 def diff(left: Path, right: Path, *, every: bool = False) -> bool:
-    """Print where two traces first differ, or `every` difference; return whether they are identical."""
+    """Print the first difference of two traces, or all if `every`; return whether they are identical."""
     readers = open_episode(left), open_episode(right)
     identical = True
 
@@ -70,10 +70,10 @@ def diff(left: Path, right: Path, *, every: bool = False) -> bool:
 
 
 def html(file: Path, out: Path | None, open_browser: bool) -> None:
-    """Write the page, by default beside the trace, and print its path; open it in a browser if asked to.
+    """Write an HTML page of a trace, by default beside it, and print its path; open it if asked to.
 
     Raises:
-        TraceError: The trace cannot be read, or the page not be written.
+        TraceError: The trace cannot be read, or the page cannot be written.
     """
     page = out or open_episode(file).path.with_suffix(".html")
     write_html(file, page)
@@ -81,10 +81,10 @@ def html(file: Path, out: Path | None, open_browser: bool) -> None:
 
 
 def comparison(left: Path, right: Path, out: Path | None, open_browser: bool) -> None:
-    """Write a page of two traces, by default beside the second one, and print where they first differ.
+    """Write an HTML page that shows two traces side by side, and print the turn in which they first differ.
 
     Raises:
-        TraceError: A trace cannot be read, or the page not be written.
+        TraceError: A trace cannot be read, or the page cannot be written.
     """
     page = out or open_episode(right).path.with_name("comparison.html")
     turn = write_comparison(left, right, page)
@@ -93,7 +93,7 @@ def comparison(left: Path, right: Path, out: Path | None, open_browser: bool) ->
 
 
 def serve(file: Path, port: int, open_browser: bool) -> None:
-    """Serve the page until Ctrl-C.
+    """Serve an HTML page of a trace, which follows the trace as it grows, until Ctrl-C.
 
     Raises:
         TraceError: The trace cannot be read.
@@ -111,5 +111,5 @@ def serve(file: Path, port: int, open_browser: bool) -> None:
 
 
 def schema() -> None:
-    """Print the JSON Schema of the format that this version writes."""
+    """Print the JSON Schema of the trace format that this version writes."""
     typer.echo(json.dumps(trace_schema(), indent=2))
