@@ -51,7 +51,7 @@ _CLOSING_S = 5.0
 
 
 class AgentActor(Actor[m.TurnEvent]):
-    """Runs one turn: receives one `RunTurn` and replies with `TurnCompleted` or `TurnFailed`.
+    """Runs one turn: receives one `RunTurn` and replies to it when the turn has ended, is parked or waits.
 
     Args:
         mailbox: Receives `RunTurn` and all events of the turn.
@@ -65,13 +65,14 @@ class AgentActor(Actor[m.TurnEvent]):
     Attributes:
         approval: Mailbox of the actor that asks a person. Set it before the actor runs, if the turn's policy
             can ask.
-        presumed: The tools that the turn presumes its servers to list. Set it before the actor runs.
-        forked: If the turn is a fork of a recorded turn from its beginning: the note that says so. It is
+        presumed: The tools that grue expects the turn's servers to list. The first request may offer them
+            before the servers have started. Set it before the actor runs.
+        forked: Set if the turn is a fork of a recorded turn from its beginning: the note that says so. It is
             recorded after `RunTurn`.
         on_step: Called after each event, if set.
-        end: How the turn ended, or that it waits for a batch; `None` while it runs.
+        end: The actor's reply to `RunTurn`; `None` while the turn runs.
         last_request: The last request that was sent to the LLM actor; `None`: none has been sent yet.
-        said: What the conversation of the turn consists of, in order: requests, replies, dropped replies.
+        said: The turn's part of the conversation, in order: requests, replies, and notes of dropped replies.
     """
 
     def __init__(
@@ -104,18 +105,21 @@ class AgentActor(Actor[m.TurnEvent]):
 
     @property
     def is_presuming(self) -> bool:
-        """Whether the next reply may still be dropped. While it may, the host is shown nothing of it."""
+        """Whether a reply may still be dropped, because servers may list other tools than it was offered.
+
+        Until this is decided, the reply's text is not shown to the host.
+        """
         return isinstance(self._state, Presuming | AwaitingDrop)
 
     @property
     def may_presume(self) -> bool:
-        """True while the model is checked for tool support: the turn may still presume tools afterwards."""
+        """Whether `is_presuming` may become true: the check that the model can call tools is under way."""
         state = self._state
         return isinstance(state, AwaitingSupport) or (isinstance(state, AwaitingSessions) and state.asking)
 
     @property
     def awaits_model(self) -> bool:
-        """Whether the agent waits for a reply of the model. Tools may still be starting meanwhile."""
+        """Whether the agent waits for a reply of the model. Servers may still be starting meanwhile."""
         state = self._state
         presuming = isinstance(state, Presuming) and state.reply is None
         return presuming or isinstance(state, AwaitingCompletion | AwaitingSummary)
@@ -144,11 +148,11 @@ class AgentActor(Actor[m.TurnEvent]):
         return next((record.result for record in records if record.call_id == call_id), None)
 
     def recall(self, asked: Envelope[m.TurnEvent], events: Iterable[m.TurnEvent]) -> None:
-        """Pass the events of a recorded turn to the state machine, without carrying out its commands.
+        """Replay the events of a recorded turn in the state machine, without carrying out its commands.
 
         Args:
-            asked: The recorded `RunTurn`, with the channel for the turn's end.
-            events: What the recorded agent was told, from `RunTurn` on.
+            asked: The recorded `RunTurn`, with the channel on which the agent replies at the turn's end.
+            events: The events that the recorded agent received, from `RunTurn` on.
         """
         self._asked = asked
         for event in events:
@@ -178,7 +182,7 @@ class AgentActor(Actor[m.TurnEvent]):
         self._note_reply(envelope.body)
         self._before, self._state = self._state, following
         if len(commands) > 1:
-            self._pace.paused()  # other tasks have run while this one waited for the message
+            self._pace.paused()  # other tasks have run while this one waited, so its time slice begins anew
         for place, command in enumerate(commands):
             if len(commands) > _MANY:
                 # A reply may hold thousands of invalid calls, which are answered without a server. Let
@@ -191,11 +195,11 @@ class AgentActor(Actor[m.TurnEvent]):
                 await self._pace.pause_shielded()
             await self._perform(command, envelope.seq)
         if isinstance(following, AwaitingClose | Waiting):
-            # The model is not asked again, so its connections are closed while the sessions close.
+            # The model is not asked again. Ending the LLM actor now closes its connections while the sessions
+            # close.
             self._llm.close()
-        # The trace gets `forked` and `presumed` as events of their own, so that a replay needs nothing but
-        # the trace. They follow the commands of `RunTurn`, so that recording them does not delay the servers'
-        # start.
+        # `forked` and `presumed` are recorded as events, so that a replay finds them in the trace. They come
+        # after the commands of `RunTurn`, so that recording them does not delay the start of the servers.
         first = (self.forked, self.presumed) if isinstance(envelope.body, m.RunTurn) else ()
         noted = [event for event in first if event is not None]
         for event in noted:
@@ -281,8 +285,8 @@ class AgentActor(Actor[m.TurnEvent]):
         try:
             await self._sessions[command.server].send(command, sender=self.name, cause=cause)
         except MailboxClosed:
-            # The session's actor, and the server with it, has ended already. Report the close in its place,
-            # or the agent would wait for `SessionClosed` until its limit.
+            # The session's actor has ended already, and so has its server. Report the close in the actor's
+            # place: otherwise the agent would wait for `SessionClosed` until its time limit.
             closed = m.SessionClosed(server=command.server)
             await self.mailbox.send(closed, sender=command.server, cause=cause)
 

@@ -1,7 +1,7 @@
-"""The approval actor: asks a person about a reply's tool calls, or has the turn parked.
+"""The approval actor: asks a person about a reply's tool calls, or tells the agent to park the turn.
 
-Asking is an actor's work of its own, because a person may take long, and the agent has to notice the deadline
-meanwhile. `engine/approval.py` decides who answers the questions, when it puts the turn together.
+This is a separate actor because a person may take long, and the agent must still notice its deadline.
+`engine/approval.py` chooses who answers the questions, when the turn is put together.
 """
 
 from collections.abc import Awaitable, Callable

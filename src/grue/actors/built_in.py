@@ -31,7 +31,7 @@ class BuiltInTools(Actor[m.SessionCommand]):
 
     Args:
         mailbox: Receives the batches.
-        agent: Gets the settlements.
+        agent: Gets the results.
         note: Records each call.
         answers: The functions that answer the calls, by the tool's name.
     """
@@ -49,7 +49,7 @@ class BuiltInTools(Actor[m.SessionCommand]):
         self._answers = answers
 
     async def receive(self, envelope: Envelope[m.SessionCommand]) -> None:
-        """Answer the calls of a batch, one after the other. A cancellation gives up the call under way."""
+        """Answer the calls of a batch, one after the other. A cancellation abandons the current call."""
         batch = envelope.body
         assert isinstance(batch, m.CallTools), "it has no session to open or close"
         state, commands = begin_batch(batch)

@@ -1,12 +1,12 @@
 """The LLM actor: keeps the conversation, sends requests to the endpoint and reports replies to the agent.
 
-Read it to see what happens between `RequestCompletion` and `CompletionReceived`. `Asking` sends the requests
-that one completion takes, one after the other. To ask a model in a way of your own, write an `LlmFactory`
-(for endpoints, grue has `EndpointActors`): it may make any actor that answers `RequestCompletion`.
+Read it to see what happens between `RequestCompletion` and `CompletionReceived`. One completion may take
+several HTTP requests, for example because of retries; `Asking` sends them. To ask a model in your own way,
+write an `LlmFactory`: it makes an actor that answers `RequestCompletion`. grue's own is `EndpointActors`.
 
-The actor decides nothing itself. `protocol/chat_wire/` encodes requests and decodes replies,
-`protocol/turn/completion_attempts.py` decides what follows a failed or a cut reply, the agent decides what to
-say next, and `transports/llm/` does the HTTP.
+The actor makes no decisions. `protocol/chat_wire/` encodes requests and decodes replies,
+`protocol/turn/completion_attempts.py` decides what to do after a failed or a cut reply, the agent decides
+what the next request says, and `transports/llm/` does the HTTP.
 """
 
 import contextlib
@@ -75,21 +75,21 @@ REFUSED_MEDIA = "the endpoint refused a request with images or files"
 
 
 class Asking:
-    """One completion: sends the requests that `attempt_step` asks for, and reports on them.
+    """Gets one completion: sends HTTP requests until `attempt_step` says that it is done.
 
     Args:
         endpoint: Sends the requests. It has to be open already.
-        conversation: The conversation, to which the request's items have been added already.
-        command: The request.
-        say: Called with each report.
-        on_sent: Called whenever a request has been written; `None`: nothing is called.
-        choice: Which of the offered tools has to be called; `None`: the model decides.
-        lost: The cost of this completion at endpoints that were asked before.
+        conversation: The conversation, to which the command's items have been added already.
+        command: The agent's request for a completion.
+        say: Called with each note for the trace: retries, cut replies, streamed text.
+        on_sent: Called whenever an HTTP request has been written; `None`: nothing is called.
+        choice: Which of the offered tools the model has to call; `None`: the model decides.
+        lost: What this completion has cost so far at other endpoints, which failed.
         retry: The limits and the backoff of the retries; `None`: those of the endpoint's settings.
         sleep: Waits for a number of seconds between two requests.
 
     Attributes:
-        unreported: An estimate of the cost so far, for a completion that is given up or has failed.
+        unreported: An estimate of the cost so far, which is reported if the completion fails or is cancelled.
     """
 
     def __init__(
@@ -118,19 +118,19 @@ class Asking:
         self._retry = endpoint.settings.retry if retry is None else retry
         self._room = current_room()
         if self._room is not None:
-            # The reply is read from a batch's file, so a second request would get the same reply again.
+            # The reply comes from a batch's file, so a retry would get the same reply again.
             self._retry = replace(self._retry, max_retries=0)
         self._price = endpoint.price
         self._thoughts: ThoughtSplitter
         self.unreported = self._lost
 
     def take_back(self) -> None:
-        """Tell observers of the stream to discard the text that they have so far, if they have any."""
+        """If text of the reply has been streamed already, tell the readers of the stream to discard it."""
         if self._shown:
             self._carry_out(TakeBackShown())
 
     async def outcome(self) -> Reply | m.LlmFailure:
-        """Send the request until it is answered or fails for good. Return the reply, or the failure."""
+        """Send requests until one is answered or no retry is left. Return the reply, or the failure."""
         settings = self._endpoint.settings
         state: AttemptState = Sent(settings=settings, retry=self._retry, clears=self._command.clears)
         event = await self._exchange(settings)
@@ -181,7 +181,7 @@ class Asking:
                         self._show(delta)
 
     def _adapt(self, fault: Fault) -> None:
-        """Write the request in the form that the endpoint's refusal asks for, and report what has changed."""
+        """Change the form of requests as the endpoint's refusal demands, and report what has changed."""
         before, prompt = self._conversation.profile, self._conversation.prompt
         self._endpoint.adapt_to_error(fault, before)
         self._conversation.adopt(self._endpoint.profile)
@@ -295,8 +295,8 @@ class Asking:
             location, asked_s = answer.location, answer.retry_after_s
             return fault_of_status(answer.status, answer.body, location, asked_s, time.time())
         history = self._conversation.history
-        # The number becomes part of the ids that are made up for calls without an id, so it has to rise from
-        # turn to turn: otherwise two calls of the conversation would get the same id.
+        # A call without an id gets an id that contains this number. So the number must rise from turn to
+        # turn: otherwise two calls of the conversation could get the same id.
         request = max(self._command.request, history.replies + 1)
         return self._conversation.read(
             answer.body,
@@ -331,9 +331,9 @@ def offer_changed(
     before: tuple[m.ToolDefinition, ...],
     now: tuple[m.ToolDefinition, ...],
 ) -> m.OfferChanged | None:
-    """Return how the tools of a request differ from those of the request before it.
+    """Return how the tools of a request (`now`) differ from those of the request `before` it.
 
-    The result is `None` if they do not differ, and for the first tools that a conversation offers.
+    Return `None` if they do not differ, or if no request of the conversation has offered tools before.
     """
     if before is now or not before:
         return None
@@ -351,22 +351,22 @@ def offer_changed(
 
 
 async def _save_nothing() -> None:
-    """Do nothing: the conversation ends with its turn."""
+    """Do nothing: a conversation that ends with its turn has no file."""
 
 
 class LentConversation(Struct):
-    """A conversation, lent to the actor that asks a model in it.
+    """A conversation that an LLM actor uses during one turn.
 
-    A conversation that outlives the turn brings its earlier entries already encoded, so that a late turn
-    costs no more than an early one.
+    If the conversation is older than the turn, its earlier entries are encoded already. So a late turn costs
+    no more than an early one.
 
     Attributes:
         id: The id by which the turn's requests name the conversation.
-        encoded: The conversation. During the turn only the actor that it is lent to uses it.
+        encoded: The conversation. During the turn nobody but the actor uses it.
         save: Writes new entries of the conversation to its file. Called before the agent can act on a new
             entry. Default: nothing is written.
-        told: The last request whose items have been added to the conversation.
-        reported: How many replies with thoughts that the endpoint cannot read have been reported.
+        told: The last request whose items were added to the conversation.
+        reported: How many replies the last `ThoughtsDropped` note counted.
     """
 
     id: m.ConversationId
@@ -376,19 +376,19 @@ class LentConversation(Struct):
     reported: int = 0
 
     async def ask(self, command: m.RequestCompletion, *, long: bool = False) -> EncodedConversation:
-        """Add the items of a request, save them, and return the conversation whose `body` is to be sent.
+        """Add the items of a request to the conversation, save them, and return the conversation to send.
 
-        A request with `aside` is added to a copy of the conversation only.
+        If the request has `aside`, the items are added to a copy of the conversation, which is returned.
 
         Args:
             command: The request.
-            long: Its texts may be megabytes, so they are encoded in a thread.
+            long: The request's texts may have megabytes, so they are encoded in a thread.
         """
         if command.aside:
             return self.encoded.aside(command.new, command.mode)
         if long:
-            # A cancellation waits for the thread, or the next turn of the conversation might find half a
-            # request.
+            # A cancellation waits for the thread. Otherwise the next turn of the conversation could begin
+            # while the items are only partly added.
             await anyio.to_thread.run_sync(self.encoded.ask, command.new, command.mode)
         else:
             self.encoded.ask(command.new, command.mode)
@@ -403,7 +403,7 @@ class LentConversation(Struct):
 
         Args:
             command: The request.
-            asked: What `ask` has returned for it.
+            asked: The conversation that `ask` returned for the request.
             reply: The reply.
             elapsed_s: Seconds since the request was asked, retries included.
         """
@@ -435,10 +435,12 @@ class LentConversation(Struct):
 
 
 class _Asked(Struct):
-    """A request whose texts are in the conversation.
+    """A request whose items have been added to its conversation.
 
     Attributes:
-        lent: The conversation that gets the reply; `conversation` is a copy of it if the request has `aside`.
+        conversation: The conversation to send; a copy if the request has `aside`.
+        lent: The conversation that the request names.
+        asking: Sends the request to the model that is asked now.
         begun: When the request was received, on the event loop's clock.
         failures: The failures of the models that have been asked so far.
     """
@@ -452,13 +454,13 @@ class _Asked(Struct):
 
 
 class LlmActor(Actor[m.LlmCommand]):
-    """Requests completions one at a time: from an endpoint or, if that fails, from the next one of its chain.
+    """Requests completions one at a time: from an endpoint or, if that fails, from its next fallback.
 
     Args:
         mailbox: Receives the requests.
         agent: Gets the replies.
-        endpoint: The endpoint to ask, with its chain. The actor keeps their connections open while it runs.
-            The connections stay open afterwards if somebody else has entered the endpoint too.
+        endpoint: The endpoint to ask. Its `chain` has the endpoint itself and its fallbacks. Their
+            connections are open while the actor runs, and stay open if the runner keeps them open too.
         note: Records retries, cut replies and streamed text in the trace.
         lent: The conversation that the turn continues; `None`: the turn begins one of its own.
         on_sent: Called whenever a request has been written; `None`: nothing is called.
@@ -486,11 +488,11 @@ class LlmActor(Actor[m.LlmCommand]):
         self._unreported = m.Usage()
 
     def around(self) -> contextlib.AbstractAsyncContextManager[object]:
-        """Return the context manager in which the connections of the endpoint and its chain are open."""
+        """Return the context manager that keeps the connections of the endpoint and its fallbacks open."""
         return self._chain
 
     async def receive(self, envelope: Envelope[m.LlmCommand]) -> None:
-        """Carry out a command. The outcome goes to a sender that awaits a reply, else to the agent."""
+        """Carry out a command. The outcome goes to the sender if it awaits a reply, else to the agent."""
         match envelope.body:
             case m.RewriteHistory() as command:
                 await self._conversation(command.conversation).change(command)
@@ -530,7 +532,7 @@ class LlmActor(Actor[m.LlmCommand]):
             await self._move(asked, following, outcome)
 
     async def _move(self, asked: _Asked, following: LlmEndpoint, failure: m.LlmFailure) -> None:
-        """Go on with another endpoint of the chain, and encode the conversation for it."""
+        """Go on with the endpoint `following`, and encode the conversation for it."""
         asking, conversation, command = asked.asking, asked.conversation, asked.command
         asking.take_back()
         self._endpoint = following
@@ -571,11 +573,12 @@ class LlmActor(Actor[m.LlmCommand]):
     ) -> None:
         """Ask in another task, and read the mailbox meanwhile: the next message may drop this request.
 
-        The task that reads is not cancelled when the reply has come, because a `receive` that is cancelled
-        may lose the message that it was just given. So it waits for the next message in any case: the agent
-        sends one, or ends, and then the mailbox is closed. Only the exchange with the endpoint can be
-        dropped. Before the exchange, the conversation has to get the request's items; after it, the reply is
-        kept and reported whole.
+        When the reply has come, this method still waits for the next message. It cannot cancel `receive`,
+        because a cancelled `receive` may lose a message. The wait ends: the agent sends a further message, or
+        it ends and closes the mailbox.
+
+        A drop cancels only the exchange with the endpoint. Before the exchange, the request's items are added
+        to the conversation without interruption; after it, the reply is kept and reported completely.
         """
         asked = await self._ask(command, envelope)
         droppable = anyio.CancelScope()
@@ -605,7 +608,7 @@ class LlmActor(Actor[m.LlmCommand]):
         return m.ReplyDropped(request=command.request, usage=self._unreported)
 
     async def _ask(self, command: m.RequestCompletion, envelope: Envelope[m.LlmCommand]) -> _Asked:
-        """Add a request's messages and tools to its conversation, without sending anything yet."""
+        """Add a request's items and tools to its conversation, without sending anything yet."""
         begun = anyio.current_time()
         if not self._has_chosen:
             self._endpoint, self._has_chosen = self._chain.first(begun), True
@@ -629,7 +632,7 @@ class LlmActor(Actor[m.LlmCommand]):
     async def _answer(
         self, asked: _Asked, reply: Reply | m.LlmFailure
     ) -> m.CompletionReceived | m.CompletionFailed:
-        """Keep the reply of the model, and return the event for the agent."""
+        """Add the model's reply to the conversation, and return the event for the agent."""
         command = asked.command
         if isinstance(reply, m.LlmFailure):
             return m.CompletionFailed(request=command.request, failure=reply, usage=asked.asking.unreported)
@@ -651,7 +654,7 @@ class LlmActor(Actor[m.LlmCommand]):
     def _judge_shape(
         self, command: m.RequestCompletion, reply: Reply, say: Callable[[m.LlmNote], object]
     ) -> None:
-        """If the reply does not fit the schema, have later prompts to the endpoint state the schema."""
+        """If the reply does not fit the schema that was sent, write the schema into later prompts."""
         endpoint = self._endpoint
         answer = command.mode.answer if isinstance(command.mode, m.RequireAnswer) else None
         judged = reply.content and not (
@@ -665,7 +668,7 @@ class LlmActor(Actor[m.LlmCommand]):
             say(m.SchemaIgnored(request=command.request, endpoint=endpoint.profile.name, model=model))
 
     def _judge_tools(self, asked: _Asked, reply: Reply) -> None:
-        """Report, once for each endpoint, if its model seems not to have been shown the tools."""
+        """Report, once for each endpoint, if its model seems not to have received the tools."""
         endpoint, conversation = self._endpoint, asked.conversation
         if reply.tool_calls or reply.written:
             endpoint.judged_tools = True
@@ -697,7 +700,7 @@ class LlmActor(Actor[m.LlmCommand]):
 
 
 def _patience(endpoint: LlmEndpoint) -> RetryPolicy:
-    """Return the retry policy for an endpoint of a chain: no retries, if the last request to it failed."""
+    """Return the retry policy of an endpoint that has fallbacks: no retries if its last request failed."""
     retry = endpoint.settings.retry
     return replace(retry, max_retries=0) if endpoint.breaker.failures else retry
 
@@ -710,8 +713,8 @@ LlmFactory: TypeAlias = Callable[[Mailbox[m.LlmCommand], Mailbox[m.TurnEvent], N
 class LendingFactory(Protocol):
     """An `LlmFactory` whose actors can continue a conversation that began before their turn.
 
-    `Runner.conversation` and `Runner.resume` require such a factory. A factory of your own is one if it has
-    the members below.
+    `Runner.conversation` and `Runner.resume` require one. A factory of your own has to implement the members
+    below.
     """
 
     @property
@@ -727,8 +730,8 @@ class LendingFactory(Protocol):
     def lending(self, lent: LentConversation) -> LlmFactory:
         """Return a factory for one turn, whose actor continues `lent`.
 
-        The actor answers requests for the conversation `lent.id` with `lent.ask` and `lent.answered`, and
-        keeps all other conversations itself.
+        For requests with the conversation id `lent.id`, the actor calls `lent.ask` and `lent.answered`. It
+        keeps any other conversation itself.
         """
         ...
 
@@ -740,8 +743,8 @@ class EndpointActors:
         endpoint: The endpoint.
         lent: The conversation that the turn continues; `None`: the turn begins one of its own.
         on_sent: Called whenever a request has been written; `None`: nothing is called.
-        first: A request that is in the trace already, and is asked before all others; `None`: there is no
-            such request.
+        first: For a turn that an earlier process began: the recorded request that has no reply yet. The actor
+            carries it out before all others. `None`: the turn is new.
     """
 
     def __init__(
@@ -779,7 +782,7 @@ class EndpointActors:
         return EndpointActors(self._endpoint, lent)
 
     def asking_first(self, lent: LentConversation, first: Envelope[m.LlmCommand]) -> "EndpointActors":
-        """Return a factory for a turn that goes on with a request which is in its trace already."""
+        """Return a factory for a turn that an earlier process began; its actor first carries out `first`."""
         return EndpointActors(self._endpoint, lent, first=first)
 
     def reporting_sent(self, on_sent: Callable[[], None]) -> "EndpointActors":

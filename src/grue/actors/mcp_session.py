@@ -70,14 +70,15 @@ class SessionActor(Actor[m.SessionCommand]):
         note: Records a message that has no receiver in the trace.
         connection: The connection state of this server from earlier turns of the episode.
         deadline: When everything except closing must end, on the event loop's clock; `inf`: never.
-        around_call: Makes the context manager that a call runs in; see `Recorder`.
+        around_call: Called with a call's sequence number in the trace. Returns a context manager in which the
+            call is made; see `Recorder`.
 
     Attributes:
         connection: The connection state now. Pass it to the next turn's actor.
         listed: The tools that the server listed last; `None`: it has listed none so far, or it also serves
             tools that it does not list.
-        reopens: For a fork of a turn whose session was open: the command to open the session again. The agent
-            gets no `SessionOpened` then, because the record has one.
+        reopens: Set if a fork begins at a point where the recorded session was open: the command to open it
+            again. The agent gets no `SessionOpened` for it, because it has read that of the record.
     """
 
     def __init__(
@@ -108,14 +109,14 @@ class SessionActor(Actor[m.SessionCommand]):
 
     @contextlib.asynccontextmanager
     async def around(self) -> AsyncIterator[None]:
-        """Open the session that a fork begins with. If cancelled, report that the session is closed."""
+        """Open the session that a fork needs (`reopens`). If cancelled, report that the session is closed."""
         try:
             if self.reopens is not None:
                 await self._open(self.reopens, None)
             yield
         except anyio.get_cancelled_exc_class():
             # The agent waits for `SessionClosed` before it ends its turn, and its `CloseSession` may still
-            # be unread in our mailbox. Without this report the agent would wait until its limit.
+            # be unread in our mailbox. Without this report the agent would wait until its time limit.
             if not self._closed_reported:
                 await self._report_closed(None)
             raise
@@ -164,8 +165,9 @@ class SessionActor(Actor[m.SessionCommand]):
         with calling(self._connect, "the server"):
             self._connected = connection = self._connect(self._note)
         closing: float | None = None
-        # The limit starts before the connection is entered, so that entering counts. Otherwise the attempt
-        # could be cut off by the deadline and look like a failure of the server.
+        # `open` counts the limit from when entering began, so it is computed before that. If it were computed
+        # later, it would end before the turn's deadline, and a lack of time would look like the server's
+        # failure.
         limit_s = self._within(command.timeout_s)
         try:
             async with connection:
@@ -240,9 +242,9 @@ class SessionActor(Actor[m.SessionCommand]):
         return None
 
     async def _call_all(self, connection: ToolConnection | None, batch: m.CallTools, cause: int) -> None:
-        """Serve a batch as `protocol/tools/calls.py` says; with no connection every call is skipped."""
-        # Programs may make calls through a kept session while a turn runs. `exclusive` has them wait until
-        # the batch is done.
+        """Make a batch's calls by the rules of `protocol/tools/calls.py`; `None`: skip every call."""
+        # A program may make calls outside turns through the same session (`keep="sessions"`). With
+        # `exclusive`, its calls wait until the batch is done.
         async with exclusive(connection):
             await self._serve_batch(connection, batch, cause)
 
@@ -278,19 +280,19 @@ class SessionActor(Actor[m.SessionCommand]):
     def _is_as_decided(self, call: m.ServerCall) -> bool:
         """Return whether the tool is still the same as when the call was decided on.
 
-        The model, the policy, a person or a program has decided on the call earlier. Since then the server
-        may have changed or removed the tool, or the tool lock may refuse it now.
+        The model, the policy, a person or a program decided on the call earlier. Since then the server may
+        have changed or removed the tool, and the tool lock may refuse the new definition.
         """
         return is_as_decided(call, self._server, self._tools, serves_unlisted=self._serves_unlisted)
 
     def _named(self, tools: tuple[m.ToolDefinition, ...]) -> tuple[m.ToolDefinition, ...]:
-        """Return the tools under this server's name; a host's own connection may name another server."""
+        """Return the tools with `server` set to this server: a host's own connection may set another."""
         return tuple(
             tool if tool.server == self._server else replace(tool, server=self._server) for tool in tools
         )
 
     async def _refused(self, connection: ToolConnection, call: m.ToolCalled) -> m.ToolSkipped | None:
-        """Return the settlement of a call that the connection refuses to send; `None`: it can be sent."""
+        """Return the result of a call that the connection refuses to send; `None`: it can be sent."""
         if call.task is not None:
             return None
         reason = await refusal(connection, call.tool, call.arguments)
@@ -341,7 +343,7 @@ class SessionActor(Actor[m.SessionCommand]):
             result=result,
             duration_s=lasted(),
             request_id=request_id,
-            # A call that was refused before it was sent has an error code, but no request.
+            # If the client refused the call before it was sent, the code is not the server's.
             error_code=error_code if request_id else None,
         )
 

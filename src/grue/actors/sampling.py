@@ -1,8 +1,8 @@
-"""Sampling: answers the requests of MCP servers for a completion of the host's model.
+"""MCP sampling: answers the requests of servers for a completion of the host's model.
 
 Each request has its own conversation and goes to a separate LLM actor. So it never changes the turn's
-conversation, and a slow completion delays only the server that asked for it. Sampling is off unless the
-turn's limits allow a number of requests.
+conversation, and a slow completion delays only the server that asked for it. Sampling is off if
+`TurnLimits.max_samplings` is 0.
 """
 
 from grue import messages as m
@@ -28,9 +28,9 @@ class CurrentSampler:
 
         Args:
             server: The name of the server.
-            beside: The sampler of the turn that runs while the session is opened for the next turn. Until
-                that turn has ended, requests of the session are declined, because they would count against
-                its limits.
+            beside: Set if the session is opened for the next turn while another turn runs: the sampler of
+                that other turn. Until it has ended, requests of the session are declined: they would count
+                against the limits of the wrong turn.
         """
 
         async def sample(request: SamplingRequest) -> Sampled | Declined:
@@ -45,7 +45,7 @@ class Sampler:
     """Answers the sampling requests of one turn.
 
     Args:
-        llm: Mailbox of the LLM actor that gets the completions.
+        llm: Mailbox of the LLM actor that asks the model.
         most: How many requests are answered in this turn; further ones are declined.
     """
 
