@@ -1,8 +1,9 @@
-"""The accounts of a fleet: the broker with its ledger, and what each worker has asked for and was given.
+"""Let the requests and server processes of a fleet start when the limits allow it, and charge the requests.
 
-The ledger is append-only. A reservation is written before its request may start, and a settlement when the
-request has ended. So the next driver knows what may have been spent, even if a process was killed.
-`broker.py` decides; `broker_server.py` and `ray_engine.py` pass the workers' questions on to this module.
+The ledger is an append-only file. Before a request starts, a line with the most that it can cost is written,
+and when the request has ended, a line with its cost. So the next driver knows what may have been spent, even
+if a process was killed. `broker.py` computes whether a request may start; this module waits until it may.
+`broker_server.py` and `ray_engine.py` pass the workers' questions on to this module.
 """
 
 import itertools
@@ -28,7 +29,7 @@ _TOO_MANY_S = 30.0
 
 
 class _Line(Struct, frozen=True, omit_defaults=True):
-    """A line of the ledger."""
+    """A line of the ledger. `kind` is `reserved` or `settled`; `id` is the `number` of the reservation."""
 
     kind: str
     id: str
@@ -46,7 +47,7 @@ class Reservation(Struct, frozen=True):
 
 
 class Accounts:
-    """Lets requests start and charges them. Used from one event loop.
+    """Answers when requests and server processes may start, and charges the requests. Not thread-safe.
 
     Args:
         folder: The fleet's folder. The ledger in it says what earlier runs have cost.
@@ -57,7 +58,7 @@ class Accounts:
 
     Attributes:
         broker: The limits, and what has been reserved and spent.
-        places: The places for server processes, by machine.
+        places: The server processes that run on each machine, and the cap on their number.
     """
 
     def __init__(self, folder: FleetFolder, limits: Limits) -> None:
@@ -87,9 +88,9 @@ class Accounts:
     async def admitted(self, wanted: WantedRequest) -> Reservation | str:
         """Wait until a request may start. Return its reservation, or why the request is refused.
 
-        Requests start in the order in which this method was called, and only the first waiting request asks
-        the broker. So the others take no time while they wait, and small requests cannot overtake a large one
-        again and again.
+        Requests start in the order in which this method was called: only the first request in the queue asks
+        the broker. So the others use no CPU time while they wait, and small requests cannot overtake a large
+        one for ever.
         """
         async with self._first:
             return await self._admitted(wanted)
@@ -111,7 +112,7 @@ class Accounts:
                         await changed.wait()
 
     def settled(self, reservation: Reservation, outcome: RequestOutcome) -> None:
-        """Charge a request that has ended, in place of its reservation."""
+        """Replace the reservation of a request that has ended by the request's cost."""
         cost = self.broker.settle(reservation.most, outcome, reservation.model, time.monotonic())
         self._write("settled", reservation, cost)
         if self._changed is not None:
@@ -119,7 +120,7 @@ class Accounts:
         self._changed = None
 
     async def placed(self, machine: str, worker: str) -> str:
-        """Wait until a worker may start a server process; return why it may not, or an empty text."""
+        """Wait until a worker may start a server process. Return an empty text, or why it is refused."""
         places = self.places.setdefault(machine, ServerPlaces(self._servers))
         refused_at = anyio.current_time() + _TOO_MANY_S
         while not places.take(worker):
@@ -136,7 +137,7 @@ class Accounts:
         return ""
 
     def left(self, machine: str, worker: str) -> None:
-        """Give back one place of a worker."""
+        """Record that one of a worker's server processes has ended, so that another one may start."""
         self.places[machine].leave(worker)
         if self._left is not None:
             self._left.set()
@@ -153,12 +154,13 @@ class Accounts:
 
 
 class Claims:
-    """The requests to models and the places for server processes that one worker waits for or holds.
+    """The requests and server processes that one worker runs or has asked for.
 
-    The worker numbers its questions, and uses the same number when it gives back what it was given.
+    The worker gives each question a number. It names the number again when the request or the server process
+    has ended, or when it no longer waits for the answer.
 
     Args:
-        accounts: Decides about the questions.
+        accounts: Answers the questions.
         worker: Name of the worker.
         machine: Name of the machine on which the worker starts servers.
     """
@@ -168,21 +170,21 @@ class Claims:
         self._worker = worker
         self._machine = machine
         self._waiting: dict[int, anyio.CancelScope] = {}
-        self._given: dict[int, Reservation | None] = {}  # `None` stands for a server's place
+        self._given: dict[int, Reservation | None] = {}  # `None`: a server process
 
     def begin(self, id_: int) -> anyio.CancelScope:
-        """Note a question before the task that answers it starts; return the scope that cancels the task.
+        """Record a question, and return the cancel scope for the task that will answer it.
 
-        The worker's next message may already withdraw the question, which then has to be known.
+        Called before the task starts, because the worker's next message may already withdraw the question.
         """
         scope = self._waiting[id_] = anyio.CancelScope()
         return scope
 
     async def answer(self, id_: int, wanted: WantedRequest | None, scope: anyio.CancelScope) -> str:
-        """Wait until a request, or without `wanted` a server, may start.
+        """Wait until the request `wanted` may start, or a server process if `wanted` is `None`.
 
-        Return why it may not, or an empty text. If the worker has withdrawn the question meanwhile, it is
-        given nothing.
+        Return an empty text, or the reason for a refusal. If the worker has withdrawn the question meanwhile,
+        nothing stays reserved for it.
         """
         given: Reservation | str | None = GONE
         with scope:
@@ -194,12 +196,12 @@ class Claims:
         if isinstance(given, str):
             return given
         self._given[id_] = given
-        if withdrawn:  # too late to be cancelled, because the answer came without a wait
+        if withdrawn:  # the wait had already ended when the worker withdrew the question
             self.give_back(id_, RequestOutcome(sent=False))
         return ""
 
     def give_back(self, id_: int, outcome: RequestOutcome) -> None:
-        """Charge a request or free a server's place that has ended, or withdraw a question."""
+        """Withdraw the question if it still waits; else charge its request, or count its server as ended."""
         waiting = self._waiting.pop(id_, None)
         if waiting is not None:
             waiting.cancel()
@@ -211,16 +213,18 @@ class Claims:
                 self._accounts.settled(reservation, outcome)
 
     def lost(self) -> None:
-        """After the worker has ended, charge its requests under way in full, and free its places.
+        """After the worker has ended, charge its requests under way in full, and count its servers as ended.
 
-        The guard process ends the worker's servers.
+        They are about to end: a separate process, the guard, kills the servers of a worker that is gone.
         """
         for id_ in (*self._waiting, *self._given):
             self.give_back(id_, RequestOutcome())
 
 
 def read_ledger(folder: FleetFolder) -> Amount:
-    """Return the usage and cost of a fleet so far. A reservation without a settlement counts in full.
+    """Return the number of a fleet's requests so far, their tokens and their cost.
+
+    A request without a `settled` line counts with the most that it can cost.
 
     Raises:
         FleetError: The ledger cannot be read.
@@ -240,7 +244,7 @@ def read_ledger(folder: FleetFolder) -> Amount:
 def _lines(path: Path) -> Iterator[_Line]:
     """Yield the lines of a ledger, without a last line that was cut short by a kill.
 
-    The request of such a line was never sent, because a request starts only after its line is written.
+    If that is a `reserved` line, its request was never sent: a request starts only after its line is written.
     """
     if not path.exists():
         return

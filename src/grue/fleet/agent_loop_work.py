@@ -1,10 +1,11 @@
-"""The agent loop as a fleet's work: gives the case's inputs to a model, one after another.
+"""Play an episode with the agent loop: give the case's inputs to a model, one after another.
 
-The settings of a case: `inputs` (the texts; needed), `expected` (a text or a number that the last answer must
-contain), `system`, `offline`, `model`, `base_url`, `mcp` (`false`: no servers), `mcp_config` (the file of
-servers; without it, the reasoning server that comes with grue). The scores: `score` (1: the last answer
-contains `expected`; 0: it does not; a case without `expected` has no `score`), `requests` and `tool_calls`.
-An interrupted attempt is played again from its first input.
+The settings of a case: `inputs` (a list of texts; required), `expected` (a text or a number that the last
+answer must contain), `system` (the system prompt), `offline` (`true`: a scripted model), `model`, `base_url`,
+`mcp` (`false`: no servers), `mcp_config` (a file that lists MCP servers; without it, the reasoning server
+that comes with grue). The scores: `score` (1: the last answer contains `expected`; 0: it does not; a case
+without `expected` has no `score`), `requests` and `tool_calls`. An interrupted attempt is played again from
+its first input.
 """
 
 from pathlib import Path
@@ -27,7 +28,7 @@ from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
 
 
 class TalkCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings of a case. `project` is a hash of the project's settings."""
+    """The settings of a case. `project` is a hash of `[tool.grue]` in `pyproject.toml`."""
 
     inputs: list[str]
     expected: str | int | float | None = None
@@ -42,10 +43,10 @@ class TalkCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def completed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings with the model, the base URL and a hash of the project's other settings.
+    """Add the model, the base URL and a hash of `[tool.grue]` in `pyproject.toml` to a case's settings.
 
     Raises:
-        FleetError: The case has no inputs, or a file or the endpoint's key is missing.
+        FleetError: A setting is wrong, the case has no inputs, or a file or the endpoint's key is missing.
     """
     try:
         case = msgspec.convert(settings, TalkCase)
@@ -59,7 +60,7 @@ def completed(settings: dict[str, Any]) -> dict[str, Any]:
 
 @work(files=("mcp_config",), settings=TalkCase, complete=completed)
 def converse(case: dict[str, Any], episode: Episode) -> dict[str, float]:
-    """Give the inputs to the model, and return the scores of the last answer.
+    """Give the inputs to the model, one after another, and return the scores.
 
     Raises:
         MCPError: An input could not be answered.

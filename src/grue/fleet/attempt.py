@@ -1,10 +1,10 @@
-"""One attempt of an episode, in a worker process: call the work, judge what it did, commit the result.
+"""Make one attempt of an episode, in a worker process: call the work, classify its end, commit the result.
 
-After a failure of the machine, the network or a server the episode is tried again. Every other end of an
-attempt is a result. This module decides which of the two it is.
+After a failure of the machine, the network or a server the episode is tried again. Other failures are results
+of the episode. This module decides which failure is of which sort.
 
-The work is somebody else's code: it may raise anything, also a `BaseException` or an error that cannot be
-printed, and it may leave its process in any state. None of this may affect other attempts.
+The work, a function that plays the episode, is user code. It may raise anything, even a `BaseException` or an
+exception whose `__str__` fails, and it may leave its process in any state. Other attempts must not notice.
 """
 
 import contextlib
@@ -50,14 +50,15 @@ _OTHERWISE = (
 
 
 class Task(Struct, frozen=True, kw_only=True):
-    """A piece of work on the episode in `folder`, which an engine gives to a worker."""
+    """A task for a worker: make an attempt of the episode in `folder`, or score the episode."""
 
     folder: Path
 
     def prepare(self) -> None:
-        """Import what the task needs, before the worker notes the state that the work must not change.
+        """Import the modules that the task needs.
 
-        So a change of the process by an import does not make the worker unfit for further attempts.
+        The worker calls this before it records the state of its process (working directory, signal handlers,
+        ...). It is replaced if `make` changes that state, so changes that an import makes must come before.
         """
         raise NotImplementedError
 
@@ -67,14 +68,14 @@ class Task(Struct, frozen=True, kw_only=True):
 
 
 class Job(Task, frozen=True, kw_only=True):
-    """One attempt to make, as a worker gets it.
+    """One attempt that a worker is to make.
 
     Attributes:
-        planned: The settings as the sweep gave them; `None`: they are the same as `settings`.
+        planned: The settings before the work's `complete` function added to them; `None`: it added none.
         keep: Which files stay on disk once the episode is done.
         prices: Prices by model, to count what the attempt costs.
-        files: SHA-256 of each file that the case names, by setting; `None`: the files are not checked.
-        batch: Whether the attempt's requests wait for the providers' batches.
+        files: SHA-256 of each file that the case names, by name of the setting; `None`: do not check files.
+        batch: Whether requests go through the provider's batch API; see `batches.py`.
     """
 
     work: str
@@ -92,17 +93,17 @@ class Job(Task, frozen=True, kw_only=True):
         find_work(self.work)
 
     def make(self) -> "Attempted":
-        """Make the attempt that this job describes."""
+        """Make the attempt."""
         return run_attempt(self)
 
 
 class Attempted(Struct, frozen=True, kw_only=True):
-    """An attempt that has ended.
+    """How an attempt ended, as a worker reports it to the driver.
 
     Attributes:
         attempt: Name of the attempt's folder.
-        committed: Whether this attempt is the episode's result; `False` also if another one was committed
-            first.
+        committed: Whether this attempt became the episode's result. It does not if it failed for a reason for
+            which the episode is tried again, or if another attempt was committed first.
     """
 
     end: AttemptEnd
@@ -111,7 +112,7 @@ class Attempted(Struct, frozen=True, kw_only=True):
 
 
 def run_attempt(job: Job) -> Attempted:
-    """Make an attempt. Whatever the work raises is the outcome of the attempt, and is not raised here.
+    """Make an attempt. An exception of the work is recorded as the attempt's outcome, and not raised.
 
     Raises:
         FleetError: The folder cannot be written, the work cannot be imported, or a file of the case has
@@ -145,7 +146,7 @@ def run_attempt(job: Job) -> Attempted:
             shutil.rmtree(attempt, ignore_errors=True)  # the episode will be played again from its beginning
             return Attempted(end=AttemptEnd(outcome="waiting", kind="batch"), attempt=attempt.name)
         end = AttemptEnd(outcome="failed", kind="NotRepeatable", error=_OTHERWISE)
-    if count.refused:  # the work may have gone on after the refusal, but its score is not that of a full run
+    if count.refused:  # even if the work caught the refusal and returned a score: it did not do all it wanted
         end = AttemptEnd(outcome="unpaid", kind=_UNPAID, error=count.refused)
     model = _answering_model(attempt / TRACE)
     took_s = round(time.monotonic() - began, 3)
@@ -163,7 +164,7 @@ def run_attempt(job: Job) -> Attempted:
 
 
 def _require_same_files(job: Job, known: KnownWork) -> None:
-    """Check that the files have not changed since the episode's id was made of them."""
+    """Check that the case's files have not changed since the episode's id was computed from them."""
     if not job.files:
         return
     now = FileDigests().of(Case(settings=job.settings), known.files)
@@ -184,14 +185,14 @@ def _play(known: KnownWork, job: Job, episode: Episode) -> AttemptEnd:
         return _failure(error)
     finally:
         if os.getpid() != process:
-            # This process is a child that the work has forked. Only the parent may end the attempt.
+            # The work has forked, and this is the child. End it: only the parent may commit the attempt.
             os._exit(1)
 
 
 def text_of(error: BaseException) -> str:
-    """Return the text of an exception of foreign code, without secrets; never raises.
+    """Return the class and the text of an exception, with secrets redacted. Never raises.
 
-    The exception's own methods may raise. Then the text says that there is none.
+    If the exception's own methods raise, the result says that its text cannot be made.
     """
     kind = "exception"
     try:
@@ -204,7 +205,7 @@ def text_of(error: BaseException) -> str:
 
 
 def _failure(error: BaseException) -> AttemptEnd:
-    """Return the end of an attempt whose work raised this exception."""
+    """Return how an attempt ended whose work raised this exception."""
     end = AttemptEnd(outcome="failed", kind="exception", error=text_of(error))
     try:
         return _judged(error, replace(end, kind=plain_text(type(error).__name__)))
@@ -247,7 +248,7 @@ class _Bounded(io.FileIO):
 
 @contextlib.contextmanager
 def _output_in(attempt: Path) -> Iterator[None]:
-    """Write what the work prints into a file, so that it does not get into the driver's display."""
+    """Write what the work prints into a file, so that it does not disturb the driver's progress display."""
     path = attempt / _OUTPUT
     file = io.TextIOWrapper(io.BufferedWriter(_Bounded(path, "w")), encoding="utf-8", errors="replace")
     with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):

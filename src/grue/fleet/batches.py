@@ -1,13 +1,13 @@
-"""Episodes whose requests wait for the providers' batches: `grue fleet run --batch`.
+"""Play episodes whose requests go through the provider's batch API: `grue fleet run --batch`.
 
     played ─▶ waiting ─▶ played again ─▶ … ─▶ scored | failed
-                └─ its requests are in its folder, the driver sends them with those of the other episodes
+                └─ its requests are in its folder; the driver sends them with those of the other episodes
 
-The work is somebody else's code and cannot be stopped in its middle. So an attempt that has to wait is ended,
-and the episode is played again from its beginning when its replies have arrived. A request that has a reply
-on file gets that reply at once; the first new request waits for the next batch. So the work has to make the
-same requests again. If it does not repeat the request whose reply arrived last, the episode has failed. Tools
-are called again, as in any attempt.
+A batch may take hours, and the work is user code that cannot be paused. So at the first request without a
+reply the attempt ends, and the request is stored. When the reply has arrived, the episode is played again
+from its beginning: requests of earlier attempts get their stored replies at once, and the first new request
+ends the attempt again. Tools are called again too. The work has to make the same requests in each attempt. If
+it does not repeat the request whose reply arrived last, the episode has failed.
 
     DIR/ab/ID/requests.jsonl   the requests of the episode
     DIR/ab/ID/replies.jsonl    their replies
@@ -69,14 +69,16 @@ class _Replied(Struct, frozen=True, kw_only=True):
 
 
 class EpisodeRoom:
-    """Keeps the requests of one attempt until their replies arrive; a `ReplyRoom`.
+    """Answers the requests of one attempt with stored replies, and stores the requests that have no reply.
+
+    Implements `ReplyRoom`.
 
     Args:
         folder: The episode's folder.
-        count: Counts what the replies have cost, and asks the broker before a request is put on file.
+        count: Counts what the replies have cost, and asks the broker before a request is stored.
 
     Attributes:
-        waits: Whether a request waits.
+        waits: Whether the attempt has made a request that has no reply yet.
     """
 
     def __init__(self, folder: Path, count: RequestCount) -> None:
@@ -100,11 +102,11 @@ class EpisodeRoom:
 
     @property
     def asks_otherwise(self) -> bool:
-        """Whether the episode, played again, has not repeated the request whose reply arrived last."""
+        """Whether this attempt has not repeated the request whose reply arrived last."""
         return bool(self._last) and self._last in self._results and self._last not in self._read
 
     async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> Answered | Fault:
-        """Return the reply to a request if it has arrived; otherwise put the request on file.
+        """Return the reply to a request if it has arrived; otherwise store the request in `requests.jsonl`.
 
         Raises:
             RequestPostponed: The request waits for a batch, so the attempt has to end.
@@ -139,7 +141,7 @@ class EpisodeRoom:
                 _append(self._folder / REQUESTS, [asked])
                 self._asked.add((key, tries))
             if permit is not None:
-                # Charge the request in full: only a later attempt, which reads the reply, learns its cost.
+                # Charge the most that the request can cost: its cost is known only when a reply has arrived.
                 permit.settle(RequestOutcome())
         self.waits = True
         raise RequestPostponed(key)
@@ -151,7 +153,7 @@ class EpisodeRoom:
 
 @contextlib.contextmanager
 def waiting_in(folder: Path, count: RequestCount) -> Iterator[EpisodeRoom]:
-    """Put the requests of this process into the folder of an episode, to wait there for a batch."""
+    """While entered, give all requests of this process to an `EpisodeRoom` instead of the endpoint."""
     room = EpisodeRoom(folder, count)
     set_process_room(room)
     try:
@@ -161,7 +163,7 @@ def waiting_in(folder: Path, count: RequestCount) -> Iterator[EpisodeRoom]:
 
 
 def ask_failed_again(episode: Path) -> None:
-    """Let an episode's requests that the provider did not answer be sent again."""
+    """Mark the requests of an episode that the provider failed to answer, so that they are sent again."""
     last = {each.key: each for each in _lines(episode / REPLIES, _Replied)}
     failed = [
         _Replied(key=each.key)
@@ -173,9 +175,9 @@ def ask_failed_again(episode: Path) -> None:
 
 
 class FleetBatches:
-    """Sends the waiting requests of all episodes, and writes the replies into their folders.
+    """Sends the waiting requests of all episodes in batches, and writes the replies into episodes' folders.
 
-    Only the driver's thread uses it.
+    Not thread-safe.
 
     Args:
         folder: The fleet's folder.
@@ -186,21 +188,21 @@ class FleetBatches:
         self._folder = folder
         self._batching = batching
         self._files: dict[str, tuple[BatchFolder, LlmEndpoint]] = {}
-        self._waiting: dict[str, tuple[Path, dict[str, str]]] = {}  # with the keys of the requests, by item
+        self._waiting: dict[str, tuple[Path, dict[str, str]]] = {}  # folder, {item of a batch: request key}
         self._look_at = 0.0
         self._delay_s = batching.first_look_s
 
     @property
     def waiting(self) -> int:
-        """How many episodes wait."""
+        """How many episodes wait for replies."""
         return len(self._waiting)
 
     def add(self, episode: Path) -> None:
-        """Read the requests of an episode that have no reply yet.
+        """Put the requests of an episode that have no reply yet into the folder `DIR/batches/MODEL`.
 
         Raises:
             FleetError: The episode's requests or replies cannot be read.
-            BatchFolderError: The fleet's folder of requests to that model cannot be used.
+            BatchFolderError: The folder `DIR/batches/MODEL` cannot be used.
         """
         answered = Counter(
             each.key for each in _lines(episode / REPLIES, _Replied) if each.result is not None
@@ -217,10 +219,11 @@ class FleetBatches:
         self._waiting[episode.name] = (episode, keys)
 
     def step(self, *, send: bool) -> list[str]:
-        """Fetch the replies that are due. Return the ids of the episodes that have all their replies now.
+        """Ask the providers for replies, if it is time to. Return the ids of the episodes that have all now.
 
         Args:
-            send: Whether to send the waiting requests too. It is time to when every episode waits.
+            send: Whether to send the waiting requests too. The driver does when it has nothing else to do, so
+                that each batch is as large as possible.
 
         Raises:
             FleetError: A provider accepts no batch, or could not be reached for a long time.
@@ -268,7 +271,8 @@ class FleetBatches:
                 found = filter(None, (files.result(item) for files, _ in self._files.values()))
                 result = next(found, None)
                 if result is not None:
-                    # If the work has removed the folder, the episode is played again, and asks once more.
+                    # This fails if the work has removed the folder. The episode is played again all the same,
+                    # and makes the request anew.
                     with contextlib.suppress(TraceError):
                         _append(episode / REPLIES, [_Replied(key=keys[item], result=result)])
                     del keys[item]
@@ -291,7 +295,7 @@ def _lines(path: Path, kind: type[T]) -> list[T]:
     """Return the lines of a file, without a last line that a kill has cut short.
 
     Raises:
-        FleetError: The file cannot be read. The work of an episode can write anything into its folder.
+        FleetError: The file cannot be read, or is damaged: the work can write anything into its folder.
     """
     try:
         written = read_regular(path)

@@ -1,4 +1,4 @@
-"""The broker's arithmetic: which request to a model may start now, and what all of them together have cost.
+"""The broker: decides which request to a model may start now, and adds up what the requests have cost.
 
 The broker is a pure state machine: it gets the time as an argument, and never waits. `accounts.py` asks it on
 behalf of the workers, and keeps the ledger.
@@ -8,13 +8,14 @@ The rules:
 - A request starts only if its reservation fits into what is left of every limit. A reservation is the most
   that the request can cost. If the reservation can still fit once the requests under way are settled, the
   request waits; otherwise it is refused.
-- Each second gets at most a sixtieth of `requests_per_minute`, because some endpoints count by the second.
-  Within a second, requests are spaced too, but more closely than the rate would need. So requests that a busy
-  machine sends late can catch up. Tokens are taken from an allowance that fills up over a minute.
-- Concurrency starts at two requests and doubles for each full window of successes (slow start). An answer
-  429, 503 or 529 halves the concurrency, which from then on grows by one for each full window. `Retry-After`
-  delays all requests.
-- What a lost worker had reserved counts as spent, since its request may have been sent and charged.
+- In each second at most a sixtieth of `requests_per_minute` starts, because some endpoints count by the
+  second. Within a second, requests may follow each other up to four times faster than the rate, so that
+  requests that a busy machine sends late can catch up.
+- The tokens of a request are taken from an allowance, which refills at the rate `tokens_per_minute`.
+- The window is the number of requests that may be under way. As in TCP, it starts at two and doubles with
+  each window of successful requests (slow start). A status 429, 503 or 529 halves it, and from then on it
+  grows by one with each window. `Retry-After` delays all requests.
+- If a worker is lost, its reservations count as spent, since its requests may have been sent and charged.
 """
 
 import math
@@ -46,8 +47,8 @@ class FleetBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     Attributes:
         money_usd: US dollars. A request whose price and `max_tokens` are known starts only if the most that
-            it can cost is left, so such requests never exceed the limit. A request of unknown cost starts
-            only if there is a limit on requests too; if the endpoint reports its cost, the cost is counted.
+            it can cost is left, so such requests never exceed the limit. Another request starts only if
+            `requests` is set too; its cost is counted if the endpoint reports it.
         tokens: Most tokens of all prompts and replies.
         requests: Most requests.
         prices: Prices by model's name or pattern (`gpt-*`).
@@ -82,9 +83,9 @@ class Rate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Limits on the rate of a fleet's requests. `None`: as fast as the endpoint takes them.
 
     Attributes:
-        requests_per_minute: Requests that start within a minute.
-        tokens_per_minute: Tokens of the requests that start within a minute.
-        concurrency: Most requests at one time.
+        requests_per_minute: Most requests that start within a minute.
+        tokens_per_minute: Most tokens of the requests that start within a minute.
+        concurrency: Most requests under way at one time.
 
     Raises:
         FleetError: A value is 0 or negative.
@@ -95,7 +96,7 @@ class Rate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     concurrency: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a rate at which nothing would ever start."""
+        """Refuse a value of 0 or less, with which no request would ever start."""
         check_settings(self, any_number=self.__struct_fields__)
         for name in self.__struct_fields__:
             value = getattr(self, name)
@@ -116,7 +117,7 @@ class Limits(Struct, frozen=True):
 
     @property
     def on_requests(self) -> bool:
-        """Whether there is a limit on requests. If so, the broker has to be asked before each of them."""
+        """Whether a budget or a rate is set, so that the broker has to be asked before each request."""
         return (self.budget, self.rate) != (FleetBudget(prices=self.budget.prices), Rate())
 
 
@@ -158,7 +159,7 @@ class Granted(Struct, frozen=True):
 
 
 class NotYet(Struct, frozen=True):
-    """Ask again after this time or when a request is settled; `None`: only when a request is settled."""
+    """The request has to wait: ask again when another one has been settled, or after `after_s` seconds."""
 
     after_s: float | None
 
@@ -173,15 +174,15 @@ Answer: TypeAlias = Granted | NotYet | Refused
 
 
 class Broker(Struct):
-    """The limits, and what has been reserved and spent.
+    """The state of the broker: the limits, and what has been reserved and spent.
 
     Attributes:
         limits: The limits on budget, rate and server processes.
         spent: The cost of the settled requests, including the requests of earlier runs.
         reserved: The most that the requests under way can cost together.
         under_way: Number of requests under way.
-        window: How many requests may be under way now; it grows and shrinks by the third rule of this module.
-        overloads: Number of answers 429, 503 and 529 so far.
+        window: How many requests may be under way now; the module's docstring says how it grows and shrinks.
+        overloads: Number of answers with status 429, 503 or 529 so far.
         paused_until: No request starts before this time.
         refused: Why the last refused request was refused; empty: no limit has refused a request.
     """
@@ -202,7 +203,10 @@ class Broker(Struct):
     _halved_at: float = -math.inf
 
     def ask(self, wanted: WantedRequest, now: float) -> Answer:
-        """Return whether a request may start at the time `now`, in seconds of a monotonic clock."""
+        """Return whether a request may start now, and if so, reserve the most that it can cost.
+
+        `now` is in seconds of a monotonic clock.
+        """
         amount = self.most(wanted)
         if isinstance(amount, Refused):
             return amount
@@ -230,14 +234,14 @@ class Broker(Struct):
             self._slow_down(outcome.retry_after_s, now)
         elif outcome.status is not None and outcome.status < 400:
             step = 1.0 if self._slow_start else 1.0 / max(1.0, self.window)
-            # Grow only if a request had to wait for the window: otherwise the success does not show that the
-            # endpoint can take more requests at one time than it got.
+            # Grow only if a request had to wait because the window was full. Otherwise the endpoint got fewer
+            # requests at one time than it may get, and the success does not show that it can take more.
             if self._short:
                 self.window += step
         return cost
 
     def most(self, wanted: WantedRequest) -> Amount | Refused:
-        """Return the most that a request can cost."""
+        """Return the most that a request can cost, or a refusal if its cost is unknown and must be known."""
         limits = self.limits
         price = price_of(limits.budget.prices, wanted.model)
         tokens = wanted.prompt_bytes + (wanted.max_tokens or 0)
@@ -272,8 +276,8 @@ class Broker(Struct):
         if rate is None or not self._starts:
             return 0.0
         between_s = 60 / (rate * _MARGIN)
-        # How many requests may start in a second. At fewer than 60 a minute it is one, and the rate alone
-        # decides when the next one starts.
+        # How many requests may start in a second. If it is one, none has to catch up within the second, so
+        # that requests start a full `between_s` apart.
         many = max(1, round(rate / 60))
         soonest = self._starts[-1] + (between_s if many == 1 else between_s / _CATCH_UP)
         while len(self._starts) > many:
@@ -287,8 +291,8 @@ class Broker(Struct):
         if rate is None:
             return 0.0
         self._fill(rate, now)
-        # A request of more tokens than a minute allows starts when the allowance is full, which then becomes
-        # negative. Otherwise it could never start.
+        # The allowance is never larger than `rate`. So let a request of more tokens start when the allowance
+        # is full; the allowance then becomes negative.
         short = min(tokens, rate) - self._allowance
         return short / (rate / 60)
 
@@ -312,7 +316,7 @@ class Broker(Struct):
         self.overloads += 1
         self._slow_start = False
         if now - self._halved_at >= _LEAST_PAUSE_S:
-            # Halve only once for all requests that were under way together, because they met the same
+            # Halve at most once a second: the requests that were under way together report one and the same
             # overload.
             self.window = max(1.0, self.window / 2)
             self._halved_at = now

@@ -1,7 +1,7 @@
 """A worker's connection to the broker, which is asked before each request to a model and each server start.
 
-When the connection ends, the driver is gone. The worker then ends its process, and thereby the servers that
-it has started.
+When the connection ends, the driver is gone. The worker's process then ends too, and with it the server
+processes that it has started.
 """
 
 import contextlib
@@ -23,7 +23,9 @@ _REPLIES = msgspec.json.Decoder(Reply)
 
 
 class BrokerLink:
-    """Asks a broker in another process what may start: a `RequestGate` and a `ServerGate`. Thread-safe.
+    """Asks a broker in another process whether a request or a server process may start. Thread-safe.
+
+    Implements `RequestGate` and `ServerGate`.
 
     Args:
         address: Path of the broker's Unix socket.
@@ -41,7 +43,7 @@ class BrokerLink:
         threading.Thread(target=self._read, name="grue fleet link", daemon=True).start()
 
     async def admit(self, wanted: WantedRequest | None = None) -> "Claim | str":
-        """Wait until a request, or without `wanted` a server process, may start.
+        """Wait until the request `wanted` may start, or a server process if `wanted` is `None`.
 
         Return the permission, or the reason for a refusal. A cancellation withdraws the question.
         """
@@ -90,8 +92,8 @@ class BrokerLink:
                         answer.set_result(reply.refused)
         except (OSError, ValueError, msgspec.MsgspecError):
             pass
-        # End the process before the waiting requests are refused. Otherwise a refused turn could end with a
-        # fallback, and the result would be committed.
+        # Call `on_loss`, which ends the process, before the waiting requests are refused. Otherwise a turn
+        # could return its fallback answer after a refusal, and the work's score would be committed.
         self._on_loss()
         self._lose()
 
@@ -104,10 +106,10 @@ class BrokerLink:
 
 
 class Claim(Struct, frozen=True):
-    """A `Permit` for a request, or a `ServerPlace`.
+    """The broker's permission to start a request or a server process. Implements `Permit` and `ServerPlace`.
 
     Attributes:
-        give_back: Tells the broker that the request, with this outcome, or the server process has ended.
+        give_back: Tells the broker that the request or the server process has ended, and with which outcome.
     """
 
     give_back: Callable[[RequestOutcome], object]
@@ -117,9 +119,9 @@ class Claim(Struct, frozen=True):
         self.give_back(outcome)
 
     def leave(self) -> None:
-        """Report that the server process has ended, or that neither it nor the request has started."""
+        """Report that the server process has ended, or that the process or the request never started."""
         self.give_back(RequestOutcome(sent=False))
 
 
 def _nothing() -> None:
-    """Do nothing when the connection ends."""
+    """Replaces `on_loss` when the connection is closed on purpose."""

@@ -3,7 +3,7 @@
 Each worker process has a connection to a Unix socket. A message is a line of JSON. The worker sends `ask`
 before a request to a model or the start of a server process, and `give_back` when that has ended. The server
 answers each `ask` with `reply`. When the connection ends, the worker's requests under way are charged in
-full, because they may have been sent, and its places for servers are free.
+full, because they may have been sent, and its server processes count as ended.
 
 The server runs in a thread with an event loop of its own, so that the driver stays synchronous. This module
 reads and writes the lines; `accounts.py` decides what is answered.
@@ -33,9 +33,9 @@ MOST_LINE_BYTES = 65_536
 
 
 class Ask(Struct, frozen=True, tag="ask"):
-    """A worker asks whether a request or, without `wanted`, a server process may start.
+    """A worker asks whether the request `wanted` may start, or a server process if `wanted` is `None`.
 
-    `id` numbers the questions of the connection.
+    `id` is unique within the connection.
     """
 
     id: int
@@ -43,7 +43,7 @@ class Ask(Struct, frozen=True, tag="ask"):
 
 
 class GiveBack(Struct, frozen=True, tag="give_back"):
-    """A worker's request or server process has ended, or the worker no longer waits for an answer."""
+    """The request or server process of the `Ask` with this id has ended, or is no longer wanted."""
 
     id: int
     outcome: RequestOutcome
@@ -60,7 +60,7 @@ _REQUESTS = msgspec.json.Decoder(Ask | GiveBack)
 
 
 class BrokerServer:
-    """Answers the workers of one driver while it is entered. The arguments are those of `Accounts`.
+    """Answers the workers of one driver while it is entered as a context manager. Arguments as `Accounts`.
 
     Raises:
         FleetError: The ledger cannot be read or written.
@@ -99,8 +99,8 @@ class BrokerServer:
             def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
                 workers.start_soon(self._worker, reader, writer)
 
-            # With asyncio's streams. If a stream of anyio is cancelled just when its peer closes it, asyncio
-            # writes a traceback to standard error: anyio sets the result of a future that is cancelled.
+            # Use asyncio's streams, not anyio's: if an anyio stream is cancelled just when its peer closes,
+            # anyio sets the result of a cancelled future, and asyncio writes a traceback to standard error.
             server = await asyncio.start_unix_server(connected, self.address, limit=MOST_LINE_BYTES)
             try:
                 task_status.started(workers.cancel_scope)
@@ -126,7 +126,7 @@ class BrokerServer:
                         case GiveBack(id_, outcome):
                             claims.give_back(id_, outcome)
             except msgspec.MsgspecError:
-                pass  # another program has connected
+                pass  # the connection is not from a worker, but from some other program
             finally:
                 tasks.cancel_scope.cancel()
                 claims.lost()

@@ -4,9 +4,9 @@
                   ├─ pair by case ─ mean of each case ─┤
     results of B ─┘                                    └─ cannot be told   how much would have been found,
                                                                            and what it takes to find more
-The settings that have one value in all episodes of A and another one in all of B are compared. The other
-settings of the sweep make up the case, except the endpoint's address: an episode at another port is another
-try of the same case. A case that only one side has played does not count.
+A setting that has one value in all episodes of A and another value in all of B is what is compared. The other
+settings of the sweep identify the case, except `base_url`: an episode at another port is a repetition of the
+same case. A case that only one side has played does not count.
 
 A failed episode counts with the score `failed_as`, by default 0: leaving it out would favour the side that
 fails more often. An episode that was given up, not paid for or not scored is missing: it does not count, but
@@ -82,11 +82,11 @@ _MISSING = {
 
 
 class Cell(Struct, frozen=True):
-    """A fleet, or the part of it that has certain settings.
+    """All episodes of a fleet, or those that have certain settings.
 
     Attributes:
         fleet: The fleet's folder.
-        wanted: The settings of the cell's episodes, by name. A value that is not text is written as JSON.
+        wanted: The values that settings must have, by name. A value that is not text is written as JSON.
     """
 
     fleet: Path
@@ -94,7 +94,7 @@ class Cell(Struct, frozen=True):
 
     @classmethod
     def of(cls, written: str, other: "Cell | None" = None) -> "Cell":
-        """Read `DIR`, `DIR:SETTING=VALUE,...` or, for the folder of the other cell, `:SETTING=VALUE,...`.
+        """Parse `DIR`, `DIR:SETTING=VALUE,...`, or `:SETTING=VALUE,...` for a cell in the folder of `other`.
 
         Raises:
             FleetError: The folder is not a fleet's.
@@ -109,16 +109,16 @@ class Cell(Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """The cell in the form that `of` reads."""
+        """The cell as text, in the form that `of` parses."""
         chosen = ",".join(f"{name}={value}" for name, value in self.wanted.items())
         return f"{self.fleet}:{chosen}" if chosen else str(self.fleet)
 
     def of_these(self, everything: Sequence[Result]) -> list[Result]:
-        """Return the episodes of this cell, from all episodes of its fleet.
+        """Return the episodes of this cell; `everything` has all episodes of its fleet.
 
         Raises:
-            FleetError: No episode has the wanted values, or no episode has a setting of a wanted name. The
-                error's text gives the settings or values that the fleet's episodes have.
+            FleetError: No episode has a setting of a wanted name, or no episode has the wanted values. The
+                error's text lists the settings or the values that exist.
         """
         known = {name: None for each in everything for name in (*each.planned, *each.settings)}
         for name in self.wanted:
@@ -151,11 +151,12 @@ class Options(Struct, frozen=True, kw_only=True):
         score: Name of the score; `None`: `score`, or the only score that the episodes have.
         lower_is_better: Whether a smaller score is better than a larger one.
         failed_as: The score of a failed episode.
-        passing: The least score of an episode that passes; `None`: 1, if all scores are from 0 to 1.
-        cluster: Settings whose values make groups of cases that depend on each other; empty: each case is
-            independent of the others.
-        margin: The smallest loss that matters. `more_cases` says how many cases would show it; `None`: how
-            many would show the difference that was measured.
+        passing: The worst score with which an episode passes; `None`: 1 (0 if lower is better) if all scores
+            are from 0 to 1, otherwise no pass rates are computed.
+        cluster: Settings that group the cases: those with equal values depend on each other, such as
+            questions about one document; empty: all cases are independent.
+        margin: The smallest loss that matters, for which `Comparison.more_cases` is computed; `None`: it is
+            computed for the difference that was measured.
     """
 
     score: str | None = None
@@ -174,8 +175,8 @@ class Side(Struct, frozen=True, kw_only=True):
         fleet: The fleet's folder; empty if the episodes were given without a folder.
         episodes: Number of episodes that count.
         failed: Number of episodes that count and have failed.
-        missing: Number of episodes that do not count, by outcome; `unscored`: without the score; `earlier`:
-            not in the latest sweep, which has other episodes of this side.
+        missing: Number of episodes that do not count, by their outcome, or by `unscored`: the episode lacks
+            the score, or `earlier`: the episode is from an earlier sweep than others of this side.
         unpaired: Number of cases that the other side has not played.
     """
 
@@ -199,7 +200,7 @@ class Side(Struct, frozen=True, kw_only=True):
 
 
 class Measure(Struct, frozen=True, kw_only=True):
-    """One figure on both sides: the mean over cases, and the mean of the differences with its interval."""
+    """A figure, such as the cost: its mean over the cases in A and in B, and their mean difference."""
 
     name: str
     a: float
@@ -208,7 +209,7 @@ class Measure(Struct, frozen=True, kw_only=True):
 
 
 class CaseChange(Struct, frozen=True, kw_only=True):
-    """A case with its mean scores and the ids of its episodes."""
+    """A case: its mean score in A and in B, and the ids of its episodes."""
 
     case: m.JsonObject
     a: float
@@ -228,7 +229,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
     Attributes:
         compared: The settings in which the two sets differ, each with its value in A and in B.
         cases: Number of cases that both sides have played.
-        groups: Number of groups of cases; the groups do not depend on each other.
+        groups: Number of groups of cases; see `Options.cluster`.
         verdict: Whether B is better: by the interval, or if there is no interval, by the sign test.
         better: Number of groups in which B is better.
         worse: Number of groups in which B is worse.
@@ -238,9 +239,9 @@ class Comparison(Struct, frozen=True, kw_only=True):
         detectable: The smallest true difference that four of five such comparisons would find; NaN without
             an interval.
         more_cases: About how many more cases would show a difference of `target`; `None`: unknown.
-        more_episodes: About how many episodes those cases are.
+        more_episodes: About how many episodes these cases have on both sides together.
         target: The difference that `more_cases` is about: the margin, or the difference that was measured.
-        changes: All cases, those that lost most first.
+        changes: All cases, sorted by B minus A, the smallest first.
     """
 
     a: Side
@@ -290,8 +291,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
     def is_worse(self, margin: float, *, lower_is_better: bool = False) -> bool | None:
         """Return whether B has lost at least `margin`; `None`: there are too few episodes to tell.
 
-        `True`: the whole interval is below 0, and the mean loss is at least the margin. `False`: the whole
-        interval is above a loss of the size of the margin.
+        `True`: the whole interval is below 0, and the mean loss is at least the margin. `False`: every loss
+        in the interval is smaller than the margin.
         """
         found = _turned(self.measures[0].difference, lower_is_better)
         if found.high < 0 and found.mean <= -margin:
@@ -339,7 +340,7 @@ def _by_signs(found: Comparison) -> Iterable[str]:
 
 def _case_lines(found: Comparison, *, commands: bool, everything: bool) -> Iterable[str]:
     changed = [each for each in found.changes if each.difference]
-    few = found.cases < LEAST_CASES  # so few that all are shown, even those that are equal on both sides
+    few = found.cases < LEAST_CASES  # then all cases are shown, even those that are equal on both sides
     names = _telling(found.changes)
     if not changed:
         yield "No case has another mean score in B than in A."
@@ -366,7 +367,7 @@ def _case_lines(found: Comparison, *, commands: bool, everything: bool) -> Itera
 
 
 def _telling(cases: Sequence[CaseChange]) -> list[str]:
-    """Return the settings that differ between cases, first those with the most values, such as a question."""
+    """Return the names of the settings that differ between cases, first those with the most values."""
     values = _values_of(case.case for case in cases)
     differing = [name for name in values if len(values[name]) > 1] or list(values)
     return sorted(differing, key=lambda name: -len(values[name]))
@@ -377,7 +378,7 @@ def _words(case: CaseChange, names: Sequence[str]) -> str:
 
 
 def _bare(value: object) -> object:
-    """Return the only entry of a list with one entry, such as a conversation's only input; else the value."""
+    """Return the entry of a list that has only one, such as `inputs`; return any other value unchanged."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
@@ -403,7 +404,7 @@ def _signed(value: float) -> str:
 
 
 def in_columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a table, with the words of each column below each other."""
+    """Yield the lines of a table, padded so that its columns are aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip()
@@ -412,7 +413,7 @@ def in_columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 def short_words(value: object) -> str:
     """Return a value as one short line, without secrets.
 
-    A long value is cut in the middle and keeps its end, because several values may begin alike.
+    A long value is cut in the middle and keeps its end, because the values of a setting often begin alike.
     """
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     line = " ".join(Redaction(secrets_in(os.environ)).redact_text(text).split())
@@ -424,8 +425,8 @@ def compare(a: Cell, b: Cell, options: Options) -> Comparison:
 
     Raises:
         FleetError: A cell has no episodes, lacks the score, or has no case in common with the other cell.
-        MissingDependencyError: The options have a margin, which needs an interval, there are enough cases for
-            an interval, and numpy or scipy is not installed.
+        MissingDependencyError: `options.margin` is set and there are enough cases for an interval, but numpy
+            or scipy, which compute it, is not installed.
     """
     everything = list(results(a.fleet))
     others = everything if b.fleet == a.fleet else list(results(b.fleet))
@@ -446,7 +447,7 @@ def compare_results(
 ) -> Comparison:
     """Compare two sets of episodes. Raises what `compare` raises.
 
-    `left_out` has the number of episodes of earlier sweeps that each set leaves out.
+    `left_out`: how many episodes of earlier sweeps are not in `first` and `second`; they are only reported.
     """
     score = options.score or _only_score((*first, *second))
     compared = _compared(first, second)
@@ -497,7 +498,7 @@ def compare_results(
 
 
 class _Cases:
-    """The episodes of one side that count, by case."""
+    """The episodes of one side that count, grouped by case."""
 
     def __init__(
         self, found: Sequence[Result], score: str, options: Options, no_case: AbstractSet[str], earlier: int
@@ -554,7 +555,7 @@ def _no_interval(count: int, options: Options) -> str:
     try:
         require_libraries()
     except MissingDependencyError as error:
-        if options.margin is not None:  # a loss can be compared with a margin only if there is an interval
+        if options.margin is not None:  # without an interval a loss cannot be compared with the margin
             raise
         return str(error)
     return ""
@@ -573,7 +574,7 @@ def _signs(sides: _Sides, keys: Sequence[str], groups: list[int] | None, options
 def _measures(
     sides: _Sides, keys: Sequence[str], groups: list[int] | None, options: Options, *, bare: bool
 ) -> list[Measure]:
-    """Return the figures for both sides; `bare`: without intervals."""
+    """Return the score, the cost and the other figures of both sides; `bare`: without intervals."""
     scores = [side.score(each) or 0.0 for side in sides for key in keys for each in side.by_case[key]]
     figures: list[tuple[str, list[list[float] | None]]] = [
         ("score", [side.means(keys, side.score) for side in sides]),
@@ -677,7 +678,7 @@ def _compared(first: Sequence[Result], second: Sequence[Result]) -> dict[str, tu
 
 
 def _named(result: Result, no_case: AbstractSet[str]) -> m.JsonObject:
-    """Return the settings that make up the case of an episode, in the order in which they were planned."""
+    """Return the settings that identify the case of an episode, in the sweep's order."""
     return {name: value for name, value in result.planned.items() if name not in no_case}
 
 
@@ -728,11 +729,12 @@ def _turned(found: Interval, lower_is_better: bool) -> Interval:
 
 
 def cell_axes(settings: Sequence[m.JsonObject], most: int, axes: Sequence[str] = ()) -> list[str]:
-    """Return the settings that make the cells: all that differ, unless these make more than `most` cells.
+    """Return the names of the settings that split the episodes into the cells of a table.
 
-    In that case settings with few values are taken, the axes of the sweep first, as long as each cell has
-    enough cases for an interval. A cell's mean is over all values of the other settings, such as the question
-    that was asked. `axes` are those of the sweep.
+    These are all settings that differ, if they make at most `most` cells. Otherwise settings are taken one by
+    one, first `axes`, which are the sweep's, then the others, those with few values first. It stops before
+    there are more than `most` cells, or too few cases in a cell for an interval. A cell's mean is then over
+    all values of the settings that were not taken, such as the question that was asked.
     """
     values = _values_of(settings)
     differing = [name for name in values if len(values[name]) > 1 and name not in _NO_CELL]
@@ -759,7 +761,7 @@ def _values_of(settings: Iterable[m.JsonObject]) -> dict[str, set[str]]:
 
 
 def in_order(values: Iterable[Any]) -> list[tuple[int, float, str]]:
-    """Return a key by which lists of settings are sorted: numbers by their size, and before texts."""
+    """Return a sort key for lists of settings' values: numbers come first, by size, then texts."""
     return [
         (0, value, "") if isinstance(value, int | float) else (1, 0.0, setting_word(value))
         for value in values

@@ -1,6 +1,6 @@
-"""The course of an attempt, read from its trace: how its last turn ended, and what went wrong before.
+"""Sum up an attempt from its trace: its counts, how its last turn ended, and what went wrong last.
 
-The course is read once, when the attempt has ended, and becomes part of the result, so that thousands of
+This `Course` is read once, when the attempt has ended, and becomes part of the result, so that thousands of
 episodes can be compared and grouped without their traces.
 """
 
@@ -70,7 +70,7 @@ _READ = frozenset(
 def read_course(trace: Path) -> Course | None:
     """Read the course of an episode from its trace; `None`: the trace is missing or too large.
 
-    Of a damaged trace, the messages before the damage count.
+    If the trace is damaged, the messages before the damage are read.
     """
     found: dict[str, Any] = {}
     try:

@@ -1,10 +1,10 @@
 """The driver of a fleet: walks through the cases, keeps an engine busy, and decides what is tried again.
 
-    missing ──▶ running ──▶ scored | failed        committed: never made again
+    missing ──▶ running ──▶ scored | failed        committed: never played again
                    │
                    ├─ infrastructure ──▶ running   three attempts in all, then given up until `retry`
                    ├─ waiting ─▶ running      when its batch has ended; `batches.py`
-                   └─ interrupted, unpaid ─▶ missing   the same command goes on
+                   └─ interrupted, unpaid ─▶ missing   played when the same command is run again
 
 A lost worker, an unreachable endpoint and a server that does not start are infrastructure. An error of the
 model, the game or the work is a result. If the last twenty attempts all failed in the same way at the same
@@ -61,7 +61,7 @@ class Tally(Struct):
 
     Attributes:
         total: Number of episodes of the sweep.
-        done: Number of episodes with a commit.
+        done: Number of episodes with a commit, which is a final result on disk.
         before: Number of episodes that had a commit before this run.
         failed: Number of episodes with a commit that have failed.
         given_up: Number of episodes that failed three times because of the machine, the network or a server,
@@ -127,8 +127,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     Attributes:
         cases: Returns the cases; each call returns the same ones.
         keep: Which files stay on disk.
-        batching: How requests wait for the providers' batches; `None`: they are sent at once.
-        whole: Whether the cases are a whole sweep, so that the folder's other episodes are from earlier
+        batching: How requests go through the providers' batch APIs; `None`: each is sent at once.
+        whole: Whether the cases are a whole sweep. If so, other episodes in the folder are from earlier
             sweeps.
     """
 
@@ -181,9 +181,10 @@ class Driver:
         self._waiting: dict[str, Task] = {}
 
     def run(self) -> Finished:
-        """Run the missing episodes. Blocks until they are done, or the fleet pauses or is stopped.
+        """Play the episodes without a result. Blocks until they are done, or the fleet pauses or is stopped.
 
-        The first Ctrl-C, or `grue fleet stop`, lets the running episodes end; the second cancels them.
+        After the first Ctrl-C or `grue fleet stop` the running episodes still end; a second Ctrl-C cancels
+        them.
 
         Raises:
             FleetError: A case cannot be used, the fleet's folder is gone, its disk is full, or no worker can
@@ -191,8 +192,9 @@ class Driver:
         """
         self.tally.total = sum(1 for _ in self._plan.cases())
         (self._folder.path / STOP).unlink(missing_ok=True)
-        # A Ctrl-C between noting a job as running and submitting the job, or between getting an ended job and
-        # counting it, would leave a job that never ends. So `KeyboardInterrupt` waits for the round's end.
+        # A Ctrl-C between recording a job as running and submitting it, or between taking an ended job from
+        # the queue and counting it, would leave a job that counts as running for ever. So `KeyboardInterrupt`
+        # is deferred, and raised only at the beginning of a round in `_do`.
         try:
             with defer_interrupts():
                 self._do(self._jobs())
@@ -217,7 +219,7 @@ class Driver:
                 self._interrupted()
 
     def _go_on_with_waiting(self, *, send: bool) -> None:
-        """Queue each episode whose replies have arrived; `send` is that of `FleetBatches.step`."""
+        """Queue each episode whose replies have arrived. `send` is passed to `FleetBatches.step`."""
         if self._batches is None or self._stop is not None:
             return
         for id_ in self._batches.step(send=send):
@@ -225,7 +227,7 @@ class Driver:
         self.tally.waiting = len(self._waiting)
 
     def _fill(self, jobs: Iterator[Job]) -> bool:
-        """Submit jobs until the engine is busy; return `False` if no job is left."""
+        """Submit jobs, up to a few more than the engine has slots; return `False` if no job is left."""
         room = self._engine.slots + min(self._engine.slots, 4)
         while len(self._running) < room and self._stop is None:
             job = self._again.popleft() if self._again else next(jobs, None)
@@ -237,7 +239,7 @@ class Driver:
         return True
 
     def _jobs(self) -> Iterator[Job]:
-        """Yield an attempt for each missing episode; count the episodes that are done or given up."""
+        """Yield a job for each episode that has to be played; count those that are done or given up."""
         work, digests = self._plan.work, FileDigests()
         # Write the ids before the first episode is played, so that reports are about this sweep even while it
         # runs, or after a kill.
@@ -279,7 +281,7 @@ class Driver:
         return b"".join(bytes.fromhex(self._identified(each, digests)[2]) for each in self._plan.cases())
 
     def _identified(self, planned: Case, digests: FileDigests) -> tuple[Case, dict[str, str], str]:
-        """Return the case as the work completes it, the digests of its files, and the episode's id."""
+        """Return the case with the settings that the work adds, the digests of its files, and its episode id."""
         work = self._plan.work
         case = work.completed(planned)
         files = digests.of(case, work.files)
@@ -316,9 +318,9 @@ class Driver:
         self._watch(self.tally, self._playing())
 
     def _playing(self) -> dict[str, float]:
-        """Return the running episodes that the workers play now, with their start times.
+        """Return the times at which the episodes that are being played now were submitted, by id.
 
-        These are the ones that were submitted first; the others wait for a worker.
+        The episodes that were submitted first are being played; the others wait for a worker.
         """
         return dict(itertools.islice(self._running.items(), self._engine.slots))
 
@@ -363,7 +365,7 @@ class Driver:
         self._pause_if_all_fail(end)
 
     def _end_without_commit(self, folder: EpisodeFolder, ended: Attempted | Lost) -> AttemptEnd | None:
-        """Return the end of an attempt without a commit; `None`: the attempt was cancelled."""
+        """Return how an attempt ended that has no commit; `None`: the attempt was cancelled."""
         if isinstance(ended, Attempted):
             if ended.end.outcome in ("infrastructure", "unpaid", "waiting"):
                 return ended.end

@@ -16,7 +16,7 @@ LossKind: TypeAlias = Literal["died", "timed_out", "cancelled", "error", "unable
 
 
 class Lost(Struct, frozen=True):
-    """An attempt that did not end by itself.
+    """Why an attempt has no result from its worker.
 
     Attributes:
         kind: `died`: the attempt's worker process was killed or crashed. `timed_out`: the attempt took longer
@@ -41,16 +41,16 @@ class Engine(Protocol):
 
     @property
     def ended(self) -> "queue.SimpleQueue[Ended]":
-        """The queue in which the engine puts each job once, with the end of its attempt."""
+        """The queue into which the engine puts each submitted job once, with the end of its attempt."""
 
     def costs(self) -> Costs:
         """Return the cost of all requests so far."""
 
     def submit(self, job: Task) -> None:
-        """Make an attempt as soon as a slot is free."""
+        """Queue an attempt, which is made as soon as a slot is free."""
 
     def cancel(self) -> None:
-        """End all attempts; each that has not ended is reported as `Lost`, `cancelled`."""
+        """End all attempts. Each one that was still running or queued is reported as `Lost("cancelled")`."""
 
     def close(self) -> None:
         """End all processes of the engine. Blocks until none is left."""
