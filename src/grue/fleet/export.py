@@ -1,19 +1,19 @@
-"""Episodes for other programs: tables for SQL and Parquet, samples and trajectories for training.
+"""Export episodes to other programs: tables for SQL and Parquet, samples and trajectories for training.
 
     fleets, run folders ──▶ rows ──▶ one NDJSON file a table ──▶ DuckDB ──▶ answers of a query
                                      (in a temporary folder)            └─▶ episodes.parquet, ...
                         └─▶ samples.jsonl, or one ATIF file an episode
 
-Rows are written out as they are read, so that memory does not grow with the number of episodes. Of a damaged
-trace the rows before the damage are exported; the damage is reported, and other traces are not affected.
-DuckDB comes with the extra `export`.
+Rows are written out as they are read, so that memory does not grow with the number of episodes. If a trace is
+damaged, the rows before the damage are exported and the damage is reported; the other traces are exported as
+usual. DuckDB comes with the extra `export`.
 
-A sample is what a trainer needs of one request: the messages that the model got, the tools on offer, the
-reply, and a reward. An assistant's message counts as the model's only if it is an unchanged reply from this
-trace: a message that the host supplied, or from which calls were left out, does not count. The ids of a
-reply's tokens are those that the endpoint has reported, so nothing is tokenised again. A conversation gives
-no samples if the trace does not hold it in the form in which it was sent, because its beginning is in another
-trace or a secret in it was replaced. Trajectories are in ATIF, the interchange format of Harbor, version 1.4.
+A sample is the training data of one request: the messages that the model got, the tools on offer, the reply,
+and a reward. An assistant's message counts as written by the model only if it is an unchanged reply from this
+trace. It does not count if the host supplied it, or if calls were removed from it. Token ids are those that
+the endpoint has reported; nothing is tokenised again. A conversation gives no samples if the trace does not
+hold exactly what was sent: its beginning is in another trace, or a secret in it was redacted. Trajectories
+are in ATIF, the interchange format of Harbor, version 1.4.
 """
 
 import contextlib
@@ -56,13 +56,13 @@ class Sample(Struct, frozen=True, kw_only=True):
         settings: The settings of its case.
         repetition: Counts the episodes with equal settings, from 0.
         outcome: How the episode ended; see `Result.outcome`.
-        reward: The episode's score of the name that the export asks for; `None`: it has no such score.
+        reward: The episode's score that was chosen for the export; `None`: the episode lacks this score.
         turn: Number of the turn.
         request: Number of the request in the turn.
         message: Number of the request's message in the trace.
         model: The model that replied.
-        messages: The messages that the model got, in the form of chat completions, with canonical names of
-            tools. `by` says who wrote a message: `host`, `model`, `tool`, or `grue`. grue writes, for
+        messages: The messages that the model got, in the form of chat completions; tools are called
+            `SERVER.TOOL`. `by` says who wrote a message: `host`, `model`, `tool`, or `grue`. grue writes, for
             example, the request for a final answer, and the result of a call that was not made. Images and
             files are named, but their data is left out.
         tools: The tools on offer, in the form of chat completions.
@@ -130,7 +130,7 @@ class Samples:
         self._trace = trace
         self._origin = origin
         self._asked: dict[int, _Request] = {}
-        # The keys are `id()`s. None is given to another object, because the history keeps the replies alive.
+        # Keyed by `id()`. The values keep the replies alive, so that no other object can get the same id.
         self._kept: dict[int, m.AssistantReply] = {}
         self._users: set[str] = set()
         self._returned: set[m.CallId] = set()
@@ -144,10 +144,10 @@ class Samples:
                 yield sample
 
     def _see(self, envelope: EpisodeEnvelope, talks: TalkReader) -> Sample | None:
-        """Read the next message; return the sample that it completes."""
+        """Read the next message; return the sample that it completes, if it completes one."""
         body = envelope.body
-        # Only a reply completes a request. A message that reports a cut reply, or that the request is sent
-        # again, has the same cause, and must not remove the request.
+        # Only a reply completes a request. Other messages have the same cause, such as the one that reports
+        # that the request is sent again. They must not remove the request.
         replied = isinstance(body, m.CompletionReceived)
         request = self._asked.pop(envelope.cause or 0, None) if replied else None
         talks.see(envelope)
@@ -159,7 +159,7 @@ class Samples:
             case m.RequestCompletion():
                 self._asked[envelope.seq] = self._request(envelope, body, talks.talks.get(body.conversation))
             case m.DropCompletion():
-                # The reply to this request is discarded unused, so it gives no sample.
+                # The agent does not want the reply to this request any more, so it gives no sample.
                 self._asked = {
                     seq: each
                     for seq, each in self._asked.items()
@@ -246,7 +246,7 @@ def _named(attachments: tuple[m.Attachment, ...]) -> m.JsonObject:
 
 
 class _Trajectory(Struct):
-    """A trajectory in ATIF while the trace is read: the steps so far, and what the next step needs."""
+    """Builds a trajectory in ATIF from the messages of a trace, which it takes one after another."""
 
     steps: list[dict[str, Any]] = field(default_factory=list)
     usage: m.Usage = m.Usage()
@@ -320,7 +320,7 @@ class _Trajectory(Struct):
 
 
 def trajectory(trace: Path, origin: Origin) -> dict[str, Any]:
-    """Return an episode in ATIF.
+    """Return an episode as a trajectory in ATIF.
 
     Raises:
         TraceError: The trace is damaged or cannot be read.
@@ -357,7 +357,7 @@ _WORDS = re.compile(r"\w+")
 
 
 class EpisodeRow(Struct, kw_only=True):
-    """An episode; table `episodes`. Columns are empty if the episode is in no fleet or has no result.
+    """A row of the table `episodes`. Columns are null if the episode is in no fleet or has no result.
 
     Attributes:
         episode: Id of the episode in its fleet; elsewhere the name of its run folder.
@@ -373,7 +373,7 @@ class EpisodeRow(Struct, kw_only=True):
         model: The model that answered last.
         endpoint: The LLM endpoint that was asked.
         duration_s: How long the attempt took.
-        requests: Number of requests to the model, as the fleet has charged them.
+        requests: Number of requests to the model, as the fleet has counted them.
         tokens: The tokens of these requests.
         money_usd: The price of these requests in US dollars.
         turns: Number of turns that were begun.
@@ -436,7 +436,7 @@ class Exported(Struct, kw_only=True):
         without_trace: Number of episodes that have no trace, or whose trace was not kept.
         left_out: Number of replies without a sample, because the trace does not hold what was sent.
         damaged: Number of damaged traces.
-        troubles: The faults of the first few damaged traces.
+        troubles: For each of the first few damaged traces, what is wrong with it.
     """
 
     rows: dict[str, int] = {}
@@ -486,7 +486,7 @@ def _episode(result: Result, fleet: Path) -> EpisodeRow:
 
 
 def run_episode(path: Path) -> EpisodeRow:
-    """Return the episode of a run folder or a trace file."""
+    """Return the row for the episode in a run folder or a trace file."""
     folder, trace = (path, path / TRACE_FILE) if path.is_dir() else (path.parent, path)
     name = path.absolute().name if path.is_dir() or path.name != TRACE_FILE else path.absolute().parent.name
     marks = {mark.scorer: mark.score for mark in read_marks(folder)}
@@ -559,7 +559,7 @@ def query(sql: str, episodes: Iterable[EpisodeRow], exported: Sequence[Path] = (
 
 
 class _Tables:
-    """A database in memory with some of the tables; a context manager that removes it at the end."""
+    """A DuckDB database in memory with the wanted tables. Leaving it as a context manager discards it."""
 
     def __init__(self, wanted: dict[str, type[Struct]]) -> None:
         try:
@@ -651,10 +651,10 @@ def _folder(target: Path) -> None:
 
 
 def export_samples(episodes: Iterable[EpisodeRow], target: Path, *, score: str = "score") -> Exported:
-    """Write one record for each request of the episodes into `samples.jsonl` in a folder.
+    """Write a `Sample` for each request of the episodes into `samples.jsonl` in the folder `target`.
 
-    The file is replaced, and the folder made if it is missing. The score of the name `score` is the samples'
-    reward. An episode without a trace gives no samples.
+    An existing file is replaced; the folder is made if it is missing. The episode's score called `score` is
+    the reward of its samples. An episode without a trace gives no samples.
 
     Raises:
         FleetError: The file cannot be written.

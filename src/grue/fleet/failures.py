@@ -12,9 +12,9 @@
 | `scorer` | likewise, and its scorer has given a reason |
 | `low_score` | likewise, and nothing is known to have gone wrong |
 
-The first row that fits counts. Within a kind, episodes are in one group if the lines about their failures are
-the same apart from numbers, ids and quoted texts. At the place of such a number, id or text, the group's line
-shows the value that all episodes have, or the most frequent values (`'a'|'b'|…`).
+The first row that fits counts. Each failure is described by a line of text. Episodes of a kind are in one
+group if their lines are the same apart from numbers, ids and quoted texts. In place of such a number, id or
+text, the group's line shows the value that all episodes have, or the most frequent values (`'a'|'b'|…`).
 """
 
 import os
@@ -83,10 +83,10 @@ class Failure(Struct, frozen=True):
 
 
 class FailedEpisode(Struct, frozen=True, kw_only=True):
-    """An episode of a group.
+    """An episode in a group of failures.
 
     Attributes:
-        text: The line about the episode's failure.
+        text: The line that describes the failure.
         message: Number of the trace's message that reports the failure; 0: no message reports it.
     """
 
@@ -96,12 +96,12 @@ class FailedEpisode(Struct, frozen=True, kw_only=True):
 
 
 class FailureGroup(Struct, frozen=True, kw_only=True):
-    """Episodes in which the same went wrong.
+    """Episodes with the same failure.
 
     Attributes:
-        text: The line about their failures; where the failures differ, with the most frequent values,
-            `'a'|'b'|…`.
-        episodes: The episodes, by id.
+        text: The line that describes the failure; where the episodes' lines differ, it shows the most
+            frequent values, `'a'|'b'|…`.
+        episodes: The episodes, sorted by id.
     """
 
     kind: FailureKind
@@ -109,7 +109,7 @@ class FailureGroup(Struct, frozen=True, kw_only=True):
     episodes: list[FailedEpisode]
 
     def examples(self, most: int) -> list[FailedEpisode]:
-        """Return at most `most` episodes, first those whose lines about the failure are all different."""
+        """Return at most `most` episodes: first one for each different `text`, then others."""
         seen: Counter[str] = Counter()
         order = []
         for each in self.episodes:
@@ -121,7 +121,7 @@ class FailureGroup(Struct, frozen=True, kw_only=True):
 def failure_of(result: Result, score: str = "score", passing: float | None = 1.0) -> Failure | None:
     """Return the failure of an episode; `None`: the episode has passed, or it lacks this score.
 
-    The score has to be at least `passing`; `None`: any score is high enough.
+    An episode passes if its score is at least `passing`; `None`: it passes with any score.
     """
     end = result.end
     match result.outcome:
@@ -153,7 +153,10 @@ def passing_score(found: Iterable[Result], score: str) -> float | None:
 
 
 def group_failures(found: Iterable[Result], score: str, passing: float | None) -> list[FailureGroup]:
-    """Return the groups, the largest first. Secrets are removed from the texts, so these may be cut later."""
+    """Group the episodes that have failed, the largest group first.
+
+    Secrets are redacted before the texts are cut, because half of a secret would not be recognised.
+    """
     redact = Redaction(secrets_in(os.environ)).redact_text
     groups: dict[tuple[FailureKind, tuple[str, ...]], list[FailedEpisode]] = {}
     for result in found:
@@ -175,7 +178,7 @@ def _line(text: str) -> str:
 
 
 def _fixed(text: str) -> tuple[str, ...]:
-    """Return the pieces of a line between numbers, ids and quoted texts. They are equal within a group."""
+    """Return the pieces of a line between numbers, ids and quoted texts. They identify the line's group."""
     pieces, room = [], _MOST_TEXT
     for piece in _VARIES.split(_line(text)):
         if room <= 0:
@@ -186,7 +189,7 @@ def _fixed(text: str) -> tuple[str, ...]:
 
 
 def _shared(texts: Sequence[str], fixed: tuple[str, ...]) -> str:
-    """Return the line of a group, with the values of `texts` at each place where they may differ."""
+    """Return the line of a group: the `fixed` pieces, between them the most frequent values in `texts`."""
     if len(set(texts)) == 1:
         return shortened(_line(texts[0]), 2 * _MOST_TEXT)
     values = [Counter[str]() for _ in fixed[1:]]
@@ -203,7 +206,7 @@ def _shared(texts: Sequence[str], fixed: tuple[str, ...]) -> str:
 def trace_command(result: Result, fleet: Path) -> list[str]:
     """Return the words of the command that opens an episode's trace at the message that reports the failure.
 
-    An episode without a trace is shown by `grue fleet show`.
+    For an episode without a trace, it is the command `grue fleet show`.
     """
     if not has_trace(result, fleet):
         return ["grue", "fleet", "show", str(fleet), result.id[:10]]

@@ -1,4 +1,4 @@
-"""`Fleet`: run a work, which is a function, for many cases, on this machine or on a Ray cluster."""
+"""`Fleet`: call a function, the work, for many cases, on this machine or on a Ray cluster."""
 
 import contextlib
 import hashlib
@@ -36,7 +36,7 @@ the requests."""
 
 @contextlib.contextmanager
 def shown_progress(watch: Watch | None, *, shown: bool) -> Iterator[Watch | None]:
-    """Yield a watch that calls `watch` and, if `shown`, draws a progress bar where a person can see it."""
+    """Yield a function that calls `watch` and, if `shown`, draws a progress bar (terminal or notebook)."""
     if not shown:
         yield watch
         return
@@ -63,8 +63,8 @@ class FleetOptions(Struct, frozen=True, kw_only=True):
         episode_timeout_s: Time limit of an episode, which has failed if it takes longer; `None`: no limit.
         keep: What stays on disk: everything, the files of failed episodes, or results only.
         servers: The cap on server processes of each machine.
-        batching: Send requests in the providers' batches, which answer within a day and cost half; `None`:
-            send each request at once. `Batching.folder` is not used, because the waiting requests are in the
+        batching: Send requests through the providers' batch APIs, which answer within a day and cost half;
+            `None`: send each request at once. `Batching.folder` is ignored: the waiting requests are in the
             fleet's folder.
         ray: Address of the Ray cluster, or `auto` for the cluster that runs on this machine; `None`: start a
             cluster on this machine.
@@ -93,7 +93,7 @@ class CompareOptions(TypedDict, total=False):
 
 
 class Fleet:
-    """Runs a work for many cases. An episode that has a result is not played again.
+    """Plays an episode for each of many cases. An episode that has a result is not played again.
 
     Args:
         directory: The fleet's folder; made if it does not exist.
@@ -146,10 +146,10 @@ class Fleet:
         watch: Watch | None = None,
         progress: bool = False,
     ) -> Finished:
-        """Do the work for each case that is not done yet. Blocks.
+        """Play the episodes of all cases, except those that have a result already. Blocks.
 
         Args:
-            work: The function, or its name as `module:name`.
+            work: The function that plays an episode, or its name as `module:name`.
             cases: The settings of each case; plain JSON values.
             repetitions: How many episodes each case has.
             version: Version of the work; `None`: the version that the work declares.
@@ -184,7 +184,7 @@ class Fleet:
     def sweep(
         self, sweep: Sweep, *, retry: bool = False, watch: Watch | None = None, progress: bool = False
     ) -> Finished:
-        """Run the missing episodes of a sweep. Blocks. The arguments and errors are those of `map`."""
+        """Play the episodes of a sweep that have no result. Blocks. Arguments and errors as for `map`."""
         refuse_to_start_again(imports_main=self._engine == "local")
         plan = self._plan(find_work(sweep.work), sweep.version, sweep.all_cases, whole=True)
         with shown_progress(watch, shown=progress) as seen:
@@ -308,7 +308,7 @@ class Fleet:
 
 
 def _checked(cases: object) -> list[dict[str, Any]]:
-    """Return the settings of each case.
+    """Check the cases, and return the settings of each.
 
     Raises:
         FleetError: A case is not a dictionary of JSON values, or occurs twice. The text gives its number.

@@ -1,15 +1,15 @@
 """The folder of a fleet, which holds its whole state.
 
     DIR/fleet.json                 what the fleet does, for people and for `grue fleet status`
-    DIR/driver.lock                held by the one driver
+    DIR/driver.lock                locked while a driver works on the fleet
     DIR/ledger.jsonl               what requests have cost
-    DIR/latest.txt                 the ids of the latest sweep's episodes, which a comparison is about
+    DIR/latest.txt                 the ids of the latest sweep's episodes, which reports and comparisons show
     DIR/results.jsonl              an index of the commits, for readers; see `results.py`
     DIR/batches/                   requests that wait for batches; see `batches.py`
     DIR/ab/ID/case.json            the case of the episode `ID`, whose first digits are `ab`
     DIR/ab/ID/attempt-N/           an attempt, as the work leaves it
     DIR/ab/ID/attempt-N/attempt.json   how the attempt ended; missing if it was interrupted
-    DIR/ab/ID/commit.json          the result; made once
+    DIR/ab/ID/commit.json          the result; written once
     DIR/ab/ID/commit/commit.json   the same where the file system has no hard links
     DIR/ab/ID/scores/NAME@VERSION.json   a score that a scorer or a person has given later
 
@@ -173,7 +173,7 @@ class EpisodeFolder:
         return sorted((int(match[1]), entry) for match, entry in found if match)
 
     def end_of(self, attempt: Path) -> AttemptEnd | None:
-        """Return the end of an attempt; `None`: it was interrupted, or still runs."""
+        """Return how an attempt ended; `None`: it was interrupted, or still runs."""
         try:
             return _read(attempt / ATTEMPT, AttemptEnd)
         except FleetError as error:
@@ -182,7 +182,7 @@ class EpisodeFolder:
     def begin(self, case: CaseFile) -> Path:
         """Make and return the folder of a new attempt."""
         with _writing(self.path):
-            # Do not make further parents: if the fleet's folder was deleted, this must fail, and not make a
+            # Do not pass `parents=True`: if the fleet's folder was deleted, this must fail, and not make a
             # new folder with one episode.
             self.path.parent.mkdir(mode=0o700, exist_ok=True)
             self.path.mkdir(mode=0o700, exist_ok=True)
@@ -227,7 +227,7 @@ class EpisodeFolder:
                     (self.path / name).rename(aside / name)
 
     def drop_trace(self) -> None:
-        """Delete all attempts and keep the commit."""
+        """Delete the folders of all attempts, with their traces. The commit stays."""
         for _, attempt in self.attempts():
             shutil.rmtree(attempt, ignore_errors=True)
 
@@ -257,7 +257,7 @@ class FleetFolder:
                 yield from (EpisodeFolder(entry) for entry in _sorted(group) if _ID.fullmatch(entry.name))
 
     def find(self, beginning: str) -> EpisodeFolder:
-        """Return the episode whose id begins like this.
+        """Return the episode whose id begins with `beginning`.
 
         Raises:
             FleetError: No episode has an id with this beginning, or more than one has.
@@ -279,7 +279,7 @@ class FleetFolder:
             write_whole(self.path / MANIFEST, _written(manifest), fsync=True)
 
     def write_latest(self, ids: bytes | None) -> None:
-        """Write the ids of the latest sweep, as concatenated bytes; `None`: remove the file.
+        """Write the ids of the latest sweep's episodes, given as concatenated bytes; `None`: remove the file.
 
         If the file cannot be written, nothing is raised, and a comparison uses all episodes of the folder.
         """
@@ -410,7 +410,7 @@ def _commit_at(folder: Path, commit: Commit) -> bool:
 
 
 def _rename_into_place(draft: Path, held: Path) -> bool:
-    """Put a draft into a new folder and rename that to `held`; return `False` if `held` has a commit."""
+    """Put a draft into a new folder, and rename this to `held`; return `False` if `held` has a commit."""
     holder = Path(tempfile.mkdtemp(prefix=f".{held.name}.", dir=held.parent))
     try:
         draft.rename(holder / COMMIT)

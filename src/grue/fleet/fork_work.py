@@ -1,10 +1,10 @@
-"""Forks of recorded turns as a fleet's work: compare hundreds of turns with and without the same change.
+"""Fork recorded turns as episodes of a fleet: compare hundreds of turns with and without the same change.
 
 Each turn has two cases that differ in the setting `fork`: `recorded` repeats what the trace holds, `changed`
-runs the turn again with the change. `grue fleet compare DIR:fork=recorded :fork=changed` pairs them turn by
-turn. The scores: `score` (1: the turn was answered), `same_answer` and `same_calls` (1: as recorded),
-`requests`, `tool_calls`. `grue fleet score` can give further scores from the traces. A fork whose model makes
-a call that the record does not answer has failed, with the kind `ForkMissed`.
+runs the turn again with the change. `grue fleet compare DIR:fork=recorded :fork=changed` compares the two,
+turn by turn. The scores: `score` (1: the turn was answered), `same_answer` and `same_calls` (1: as recorded),
+`requests`, `tool_calls`. `grue fleet score` can give further scores from the traces. If the model makes a
+tool call whose result is not in the trace, the episode fails with the kind `ForkMissed`.
 """
 
 import re
@@ -37,10 +37,10 @@ class ForkCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         trace: Path of the recorded trace.
         turn: Number of the turn in that trace.
         fork: Whether the recorded turn is repeated, or is run again with the change.
-        llm: Settings of the model, as in `--set llm.NAME=VALUE`.
-        changes: Limits and policies, as in `Runner.fork`.
-        misses: What to do with a call that the record does not answer: `fail` or `call`. Asking a person, as
-            in `Runner.fork`, is not possible.
+        llm: Changed settings of the model, as in `--set llm.NAME=VALUE`.
+        changes: Changed limits and policies, as in `Runner.fork`.
+        misses: What to do with a tool call whose result is not in the trace: `fail`, or `call` the tool.
+            Asking a person, as `Runner.fork` can, is not possible.
     """
 
     trace: str
@@ -60,7 +60,7 @@ def fork_again(case: dict[str, Any], episode: Episode) -> dict[str, float]:
     """Repeat a recorded turn, or fork it.
 
     Raises:
-        ForkMissed: The model made a call that the record does not answer.
+        ForkMissed: The model made a tool call whose result is not in the trace.
         MCPError: As `Runner.fork`.
     """
     settings = msgspec.convert(case, ForkCase)
@@ -161,10 +161,10 @@ _OPERATORS: dict[str, Callable[[str, str], bool]] = {
 
 
 def condition(written: str) -> Callable[[TurnToFork], bool]:
-    """Return the function that a condition stands for: `outcome = forced and tool ~ shop`.
+    """Parse a condition, such as `outcome = forced and tool ~ shop`; return a function that tests a turn.
 
-    A part is `NAME OP VALUE`. The names are the fields of `TurnToFork`. A turn has several values of `tool`
-    and `error`: one of them has to fit, with `!=` all of them. `~` searches for a regular expression.
+    Each part is `NAME OP VALUE`, where `NAME` is a field of `TurnToFork` and `~` searches for a regular
+    expression. `tool` and `error` can have several values: one of them has to fit; with `!=`, all of them.
 
     Raises:
         FleetError: The text is not a condition, or names an unknown field.

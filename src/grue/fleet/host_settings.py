@@ -1,8 +1,8 @@
-"""Functions that the hosts' own works share: a case's endpoint, and the settings of the project's file.
+"""Functions that several works of grue's own hosts use: for endpoints, interrupted attempts and workspaces.
 
-A case or the project's file names the model and the base URL. The model and the URL belong to the identity of
-the episode. So they are put into the case before anything starts, with a hash of the other settings of the
-project's file.
+A case or `pyproject.toml` names the model and the base URL. Both belong to the identity of the episode. So
+they are put into the case's settings before anything starts, with a hash of the other settings in
+`[tool.grue]`.
 """
 
 import functools
@@ -31,7 +31,7 @@ _TABLES = ("grue", "zorkgpt")
 
 
 def with_endpoint(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return a case's settings with the model, the base URL and a hash of the project's other settings.
+    """Add the model, the base URL and a hash of `[tool.grue]` in `pyproject.toml` to a case's settings.
 
     Raises:
         MCPConfigError: The endpoint needs a key, and none is set.
@@ -50,9 +50,10 @@ def with_endpoint(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def chosen_endpoint(llm: LlmSettings, base_url: str | None, model: str | None) -> LlmSettings:
-    """Return settings with another base URL and model; the key is looked up again for another URL.
+    """Return `llm` with another base URL and another model, where these are given.
 
-    A chosen model has no fallback models, because the fleet is to measure that model only.
+    For another URL the API key is looked up again. The fallback models are dropped, because the fleet is to
+    measure the chosen model only.
     """
     if base_url is not None and base_url != llm.base_url:
         llm = replace(llm, base_url=base_url, api_key=None, then=())
@@ -71,7 +72,7 @@ def continue_interrupted(episode: Episode) -> bool:
 
 
 def begin_again(episode: Episode) -> None:
-    """Remove the files of an interrupted attempt that cannot be continued."""
+    """Remove the files that `continue_interrupted` has copied, if that attempt cannot be continued."""
     for entry in episode.folder.iterdir():
         if entry.is_dir():
             shutil.rmtree(entry)
@@ -92,7 +93,7 @@ def files_digest(folders: Sequence[Path]) -> str:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Yield the files and links below a folder, without the files of runs and fleets in it."""
+    """Yield the files and links below a folder, without those in folders of runs and fleets."""
     entries = sorted(folder.iterdir())
     left_out = not_of_the_workspace(str(folder), [entry.name for entry in entries])
     for entry in entries:
@@ -105,12 +106,12 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def not_of_the_workspace(folder: str, names: Sequence[str]) -> set[str]:
-    """Return the entries of a folder that belong to no workspace: runs, fleets, and special files.
+    """Return the entries of a folder that do not count as part of a workspace: runs, fleets, special files.
 
     A run is a folder with a trace, and a fleet is a folder with a manifest. grue writes these folders, so
-    their content changes with each run, and must not change the identity of an episode. Also, the copy of a
-    workspace may be made inside a run or a fleet that is in the workspace. Without this rule the copy would
-    contain itself, and copying would never end.
+    their content changes with each run, and must not change the identity of an episode. Also, a workspace may
+    contain the run's or the fleet's folder to which it is copied: without this rule the copy would contain
+    itself, and copying would never end.
     """
     return {name for name in names if _is_left_out(Path(folder, name))}
 
@@ -124,7 +125,7 @@ def _is_left_out(path: Path) -> bool:
 
 
 class _Project(NamedTuple):
-    """The part of the project's file that a case needs: endpoint, model, and a hash of its tables."""
+    """The parts of `pyproject.toml` that a case needs: base URL, model, and a hash of `[tool.grue]`."""
 
     base_url: str
     model: str
@@ -133,7 +134,7 @@ class _Project(NamedTuple):
 
 @functools.lru_cache(maxsize=1)
 def _project(folder: Path, changed_ns: int) -> _Project:
-    """Read the project's file, once for all cases.
+    """Read `pyproject.toml`, once for all cases.
 
     The arguments are the key of the cache: the file is read again in another folder, or after a change.
     """

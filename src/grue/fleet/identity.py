@@ -37,11 +37,11 @@ class Case(Struct, frozen=True, kw_only=True):
 def episode_id(work: str, version: str, case: Case, files: Mapping[str, str]) -> str:
     """Return the id of the episode of a case.
 
-    `work` is the function, as `module:name`, and `files` has the SHA-256 of each file that the case names, by
-    setting.
+    `work` is the function, as `module:name`. `files` has the SHA-256 of each file that a setting names, by
+    the setting's name.
 
     Raises:
-        FleetError: A setting is not JSON, or has a name that secrets have, such as `api_key`.
+        FleetError: A setting is not JSON, or its name suggests a secret, such as `api_key`.
     """
     for name in case.settings:
         if looks_secret(name):
@@ -94,7 +94,7 @@ class FileDigests:
         self._known: dict[Path, str] = {}
 
     def of(self, case: Case, names: tuple[str, ...]) -> dict[str, str]:
-        """Return the digest of each of the case's settings `names` that is the path of a file.
+        """Return the SHA-256 of the files whose paths are in the settings `names`, by the setting's name.
 
         Raises:
             FleetError: A file cannot be read.

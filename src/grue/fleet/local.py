@@ -1,10 +1,10 @@
-"""The local engine: warm worker processes on this machine, one episode at a time in each.
+"""The local engine: worker processes on this machine, each of which plays one episode after another.
 
 One thread starts the workers, gives them jobs and reads their reports. Each worker has a channel of its own,
 so that a worker that damages its channel does not affect the others. The thread reads what a worker has
-written so far and never waits for the rest of a report, and a report that is too long ends the worker. A
-worker that dies, takes too long, sends no valid report or is not fit for another episode is ended with all
-processes of its group. An episode runs on its process's main thread, so that signals work there.
+written so far and never waits for the rest of a report. A worker is killed with all processes of its group
+if it dies, takes too long, sends an invalid or too long report, or reports that the work has changed its
+process (`worker.py`). An episode runs on its process's main thread, so that signals work there.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ class LocalEngine:
 
     Args:
         folder: The fleet's folder, in which the ledger is.
-        limits: The limits on all requests together.
+        limits: The limits on budget, rate and server processes.
         workers: Number of processes.
         episode_timeout_s: Time limit of an attempt; `None`: no limit.
 
@@ -78,7 +78,8 @@ class LocalEngine:
         self._place = Place(self._broker.address, limits, list(sys.path), str(Path.cwd()))
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([name for name in _PRELOADED if _can_import(name)])
-        # Start the resource tracker first. Its start would unblock the interrupts that are blocked next.
+        # Start the resource tracker before the `with`, because its start would unblock the signals that
+        # `born_without_interrupts` blocks.
         multiprocessing.resource_tracker.ensure_running()
         with born_without_interrupts():
             multiprocessing.forkserver.ensure_running()
@@ -97,7 +98,7 @@ class LocalEngine:
         return self._broker.accounts.costs()
 
     def submit(self, job: Task) -> None:
-        """Make an attempt as soon as a process is free."""
+        """Queue an attempt, which is made as soon as a worker is free."""
         if self._failed is not None:
             self.ended.put((job, self._failed))
             return
@@ -105,7 +106,7 @@ class LocalEngine:
         self._wake.send_bytes(b"job")
 
     def cancel(self) -> None:
-        """End all attempts."""
+        """End all attempts, which are then reported as `Lost("cancelled")`."""
         self._cancelled = True
         self._wake.send_bytes(b"cancel")
 
@@ -148,7 +149,7 @@ class LocalEngine:
             self.ended.put((self._jobs.popleft(), how))
 
     def _hand_out(self) -> None:
-        """Give the jobs to workers that have none, and start workers for the others."""
+        """Give the queued jobs to idle workers, and start workers for the jobs that remain."""
         idle = [worker for worker in self._workers if worker.ready and worker.job is None]
         while self._jobs and idle:
             worker = idle.pop()
@@ -168,8 +169,8 @@ class LocalEngine:
             self._workers.append(_Worker(self._context, self._place))
             self._failing_since = math.inf
         except (OSError, EOFError) as error:
-            # Try again later. Either the work has killed the fork server, which has not ended yet and so is
-            # not replaced, or the machine has no free process or descriptor now.
+            # Try again later. Either the machine has no free process or descriptor now, or the work has
+            # killed the fork server, which multiprocessing replaces only after it has ended.
             self._failing_since = min(self._failing_since, now)
             self._start_at = now + _START_AGAIN_S
             if now - self._failing_since > _START_S:
@@ -245,7 +246,7 @@ class _Worker:
     Attributes:
         channel: Carries jobs to the worker, and its reports back.
         ready: Whether the worker has started.
-        deaf: Whether the worker has closed its end of the channel. The engine then only waits for its end.
+        deaf: Whether the worker has closed its end of the channel. The engine then waits for its exit.
         job: The job that the worker is doing; `None`: it has no job.
         until: The time, in monotonic seconds, after which the start or the job counts as timed out.
     """

@@ -2,8 +2,8 @@
 
 A worker process imports the program that started it, and so does a driver if that program defines the work.
 If the program starts its fleet at the top of the file, without `if __name__ == "__main__"`, each import would
-start the fleet once more. To find this before anything starts, the program's text is read at the line that is
-running.
+start the fleet once more. To find this out before any process starts, this module looks in the program's
+source for an `if` that can prevent it.
 """
 
 import ast
@@ -47,7 +47,7 @@ def refuse_to_start_again(*, imports_main: bool) -> None:
 
 
 def _running_modules(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield the frames of modules whose code is running in this thread."""
+    """Yield the frames of the stack in which the top-level code of a module is running."""
     while frame is not None:
         if frame.f_code.co_name == "<module>":
             yield frame
@@ -61,7 +61,7 @@ def _is_left_out(main: Any) -> bool:
 
 
 def _is_guarded(path: Path, line: int) -> bool:
-    """Return whether an `if` up to `line` tests one of `_TELLING_APART`; `True` for an unreadable file."""
+    """Return whether an `if` up to `line` tests a name in `_TELLING_APART`; `True` for an unreadable file."""
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):

@@ -38,7 +38,7 @@ class PlannedWork(Struct, frozen=True, kw_only=True):
 
 
 def read_plan(sweep: Sweep, place: Path) -> PlannedWork:
-    """Return the work that a sweep still has in a folder, which need not exist.
+    """Return what remains to be played of a sweep in the fleet's folder `place`, which need not exist.
 
     Raises:
         FleetError: A case cannot be used.
@@ -52,7 +52,7 @@ def read_plan(sweep: Sweep, place: Path) -> PlannedWork:
         id_ = episode_id(work.name, sweep.version or work.version, case, digests.of(case, work.files))
         try:
             commit = folder.episode(id_).commit
-        except FleetError:  # `grue fleet retry` plays this episode again
+        except FleetError:  # the commit is damaged, so `grue fleet retry` plays the episode again
             commit = None
         if commit is None:
             missing += 1

@@ -52,14 +52,14 @@ class PromptCase(Struct, frozen=True, kw_only=True):
 
 
 class PromptRow(Struct, frozen=True, kw_only=True):
-    """The sums of one prompt.
+    """The results of one prompt over all cases.
 
     Attributes:
         score: Mean of the scores.
         passed: Number of cases with a score of 1 or more.
         failed: Number of cases whose turn failed.
         tokens: Tokens of all requests and replies.
-        seconds: Time of all turns, one after the other.
+        seconds: Sum of the durations of the turns.
     """
 
     score: float
@@ -73,7 +73,7 @@ class PromptTable(Struct, frozen=True, kw_only=True):
     """The result of `compare_prompts`; `print` shows it.
 
     Attributes:
-        prompts: The sums of each prompt, by its name.
+        prompts: The results of each prompt over all cases, by the prompt's name.
         cases: The cases, in the order in which they were given.
         trace: The runner's trace; `None`: the runner writes none.
     """
@@ -156,23 +156,24 @@ def compare_prompts(
     concurrency: int = 8,
     progress: bool = False,
 ) -> PromptTable:
-    """Ask each case with each prompt, and return a table that prints. Blocks.
+    """Run a turn for each prompt and case, and return a table of the results, which `print` shows. Blocks.
 
     Args:
         runner: The runner whose model answers, with the runner's tools and limits. The runner's trace has all
             turns, numbered from 1 in each comparison.
         prompts: The system texts, by a name of your own; two or more.
         cases: Pairs of the user's text and the expected answer.
-        score: Gets the answer and the expected answer, and returns a number. `None`: 1 if the two are equal,
-            else 0. If the answer is a text: 1 if it contains what was expected, ignoring case. A number has
-            to stand alone: 17 is not in 117.
+        score: Gets the answer and the expected answer, and returns a number. `None`: a text scores 1 if it
+            contains the expected text, ignoring case, or the expected number (17 is not in 117); any other
+            answer scores 1 if it equals the expected one; else 0.
         answer: The type of the answers, as in a `TurnRequest`; `None`: `bool` if all cases expect `True` or
             `False`, else text.
         concurrency: Turns that run in parallel.
         progress: Show a progress bar on standard error, at a terminal or in a notebook.
 
     Raises:
-        MCPConfigError: There are fewer than two prompts or no cases, or a case is not a pair.
+        MCPConfigError: There are fewer than two prompts or no cases, a case is not a pair, or `score` did not
+            return a finite number.
         MCPError: Every turn has failed. This is the error of the first turn.
         KeyboardInterrupt: Ctrl-C was pressed. The running turns are cancelled.
     """

@@ -1,8 +1,8 @@
 """The Ray engine: attempts as tasks of a Ray cluster, whose machines share the fleet's folder.
 
 Ray chooses the machine of each task and returns its result. Ray never retries a task, because the driver
-counts attempts itself. The broker is the only actor; it runs on the driver's machine and keeps the ledger.
-This module has only what differs from the local engine.
+counts attempts itself. The broker is the only Ray actor. It runs on the driver's machine and writes the
+ledger.
 """
 
 import contextlib
@@ -42,24 +42,24 @@ class RayBroker:
         self._running: set[str] = set()
 
     async def begin(self, attempt: str) -> None:
-        """Note that an attempt has begun, and no longer waits for room in the cluster."""
+        """Record that an attempt has begun: it no longer waits for a free core of the cluster."""
         self._running.add(attempt)
 
     async def ask(self, machine: str, attempt: str, id_: int, wanted: WantedRequest | None) -> str:
-        """Wait until a request, or without `wanted` a server on this machine, may start.
+        """Wait until the request `wanted`, or if it is `None` a server process on `machine`, may start.
 
-        Return why it may not, or an empty text.
+        Return an empty text, or the reason for a refusal.
         """
         claims = self._claims.setdefault(attempt, Claims(self._accounts, attempt, machine))
         return await claims.answer(id_, wanted, claims.begin(id_))
 
     async def give_back(self, attempt: str, id_: int, outcome: RequestOutcome) -> None:
-        """Charge a request or free a server's place that has ended, or withdraw a question."""
+        """Withdraw the question if it still waits; else charge its request, or count its server as ended."""
         if attempt in self._claims:
             self._claims[attempt].give_back(id_, outcome)
 
     async def lost(self, attempt: str) -> None:
-        """After an attempt has ended, charge its requests under way in full, and free its places."""
+        """After an attempt has ended, charge its requests under way in full, and free its servers' places."""
         self._running.discard(attempt)
         if attempt in self._claims:
             self._claims.pop(attempt).lost()
@@ -74,7 +74,7 @@ class RayEngine:
 
     Args:
         folder: The fleet's folder, which each machine of the cluster sees at the same path.
-        limits: The limits on all requests together.
+        limits: The limits on budget, rate and server processes.
         workers: Attempts at one time; 0: as many as the cluster has cores.
         address: Address of the cluster, or `auto`; `None`: start a cluster on this machine.
         episode_timeout_s: Time limit of an attempt; `None`: no limit.
@@ -123,7 +123,7 @@ class RayEngine:
         return self._costs
 
     def submit(self, job: Task) -> None:
-        """Make an attempt as soon as the cluster has room."""
+        """Queue an attempt, which is made as soon as the cluster has a free core."""
         with self._lock:
             if self._failed is None:
                 self._tasks[self._start(job)] = (job, math.inf)
@@ -180,7 +180,7 @@ class RayEngine:
         self._end_late_ones()
 
     def _set_limits(self, running: set[str]) -> None:
-        """Begin the time limit of each attempt that no longer waits for room in the cluster."""
+        """Start the time limit of each attempt that no longer waits for a free core of the cluster."""
         if self._timeout_s is None:
             return
         now = time.monotonic()
@@ -201,7 +201,7 @@ class RayEngine:
     def _end(self, reference: Any, outcome: Attempted | Lost) -> None:
         with self._lock:
             job, _ = self._tasks.pop(reference)
-        # Free all that the attempt held, even after a regular end: the work may have left a runner open, with
+        # Call this even if the attempt has ended by itself: the work may have left a runner open, with
         # requests and servers.
         self._broker.lost.remote(job.folder.name)
         self.ended.put((job, outcome))
@@ -239,7 +239,7 @@ def _attempt(broker: Any, limits: Limits, path: list[str], job: Task) -> Attempt
 
 
 class _RayGate:
-    """Asks the broker's actor before each request and each server start of an attempt."""
+    """Asks the broker whether a request or server may start. Implements `RequestGate` and `ServerGate`."""
 
     def __init__(self, broker: Any, attempt: str) -> None:
         self._broker = broker
@@ -248,7 +248,7 @@ class _RayGate:
         self._ids = itertools.count(os.getpid() * 2**20)
 
     async def admit(self, wanted: WantedRequest | None = None) -> Claim | str:
-        """Wait until a request, or without `wanted` a server process, may start, as `BrokerLink.admit`."""
+        """Wait until the request `wanted`, or a server process, may start; see `BrokerLink.admit`."""
         ray, id_ = _ray(), next(self._ids)
         claim = Claim(functools.partial(self._broker.give_back.remote, self._attempt, id_))
         asked = self._broker.ask.remote(self._machine, self._attempt, id_, wanted)

@@ -1,8 +1,8 @@
-"""Write a fleet as one HTML page without network: cells, costs, cases, distributions, failures.
+"""Write a report on a fleet as one HTML page that loads nothing: cells, costs, cases, charts, failures.
 
-The page has a row of numbers for each episode, so that each point in a chart opens its episode. Equal texts
-are stored once. Ten thousand episodes make about one megabyte. `tracing/viewer_page/report.*` draw the page,
-and `tracing/page_file.py` explains why texts of models and tools cannot run as code in it.
+The page has a row of numbers for each episode, so that a click on a point in a chart can open its episode.
+Equal texts are stored once. Ten thousand episodes make about one megabyte. `tracing/viewer_page/report.*`
+draw the page, and `tracing/page_file.py` explains why texts of models and tools cannot run as code in it.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,10 @@ _MOST_NAME = 300
 
 
 class _CellRow(Struct, frozen=True, kw_only=True):
-    """The figures of a cell. `low` and `high`, the ends of the interval, need enough cases; else `None`."""
+    """The figures of a cell, a group of episodes with equal settings.
+
+    `low` and `high` are the ends of the mean's interval; `None`: there are too few cases for an interval.
+    """
 
     name: str
     episodes: int
@@ -74,7 +77,7 @@ def write_report(
         target: The page.
         score: The score to report.
         passing: The least score of an episode that passes; `None`: 1, if all scores are from 0 to 1.
-        by: The settings that make a cell; `None`: `cell_axes` chooses them.
+        by: The settings by whose values the episodes are grouped into cells; `None`: `cell_axes` chooses.
 
     Raises:
         FleetError: The folder holds no fleet, the fleet has no episodes, or the page cannot be written.

@@ -21,7 +21,7 @@ from grue.transports.llm.exchange import (
 
 
 class RequestCount:
-    """A gate that counts the cost of this process's requests, and leaves the decision to another gate.
+    """A `RequestGate` that counts the cost of requests, and lets another gate decide whether they may start.
 
     Thread-safe.
 
@@ -47,7 +47,7 @@ class RequestCount:
         return permit if isinstance(permit, str) else _Counted(self, permit, wanted.model)
 
     async def admit_only(self, wanted: WantedRequest) -> Permit | str | None:
-        """Ask the inner gate about a request whose cost `add` counts later; return `None` without a gate."""
+        """Ask the inner gate, and leave it to the caller to call `add`. `None`: there is no inner gate."""
         permit = None if self._inner is None else await self._inner.admit(wanted)
         if isinstance(permit, str):
             self.refused = permit

@@ -1,4 +1,4 @@
-"""The one reader of a fleet's results: each episode with its case, its outcome and its scores.
+"""Read the results of a fleet: each episode with its case, its outcome and its scores.
 
     for result in results(folder): ...
 
@@ -85,9 +85,10 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def scores(self) -> dict[str, float]:
-        """The scores by name: the work's own, then `SCORER@VERSION`, and `SCORER` for its newest version.
+        """The scores by name: those of the work, and those of scorers.
 
-        If the work has a score of the same name as a scorer, the bare name is the work's.
+        A scorer's score is found under `SCORER@VERSION`, and that of the newest version also under `SCORER`,
+        unless the work has returned a score of this name.
         """
         found = dict(self.end.scores) if self.end is not None and self.outcome == "scored" else {}
         for mark in sorted(self.marks, key=lambda mark: _in_order(mark.version), reverse=True):
@@ -115,7 +116,7 @@ _LINES = msgspec.json.Decoder(_IndexLine)
 
 
 def results(fleet: Path) -> Iterator[Result]:
-    """Yield the episodes of a fleet that were begun, by id. Add those with a result to the index.
+    """Yield the episodes of a fleet that were begun, sorted by id. Add those with a result to the index.
 
     Raises:
         FleetError: The folder is not a fleet's. Raised during the iteration.
@@ -214,7 +215,7 @@ def _unfinished(episode: EpisodeFolder, result: Result) -> Result:
 
 
 def _stamp(episode: Path) -> _Stamp | None:
-    """Return a value that changes when the commit or a mark changes; `None`: the episode has no commit."""
+    """Return a value that changes with the commit and the later scores; `None`: the episode has no commit."""
     commit = _status(f"{episode}/{COMMIT}") or _status(f"{episode}/commit/{COMMIT}")
     if commit is None:
         return None
@@ -252,7 +253,7 @@ def _append(fleet: Path, lines: Iterable[_IndexLine]) -> None:
 
 
 def _in_order(version: str) -> list[tuple[int, str]]:
-    """Return a key that sorts version 10 after version 9."""
+    """Return a sort key for versions, with which version 10 comes after version 9."""
     return [
         (int(part[:18]), "") if part.isdigit() else (-1, part) for part in re.findall(r"\d+|\D+", version)
     ]

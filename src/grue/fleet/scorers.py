@@ -1,13 +1,14 @@
-"""Scorers give a finished episode a score from its trace, so that the episode need not be played again.
+"""Scorers: give a finished episode a score from its trace, without playing the episode again.
 
     def short(finished: FinishedEpisode) -> float | tuple[float, str]: ...
 
 A scorer is a function, a regular expression, a JSON Schema or a model that judges. It has a name and a
-version. Its score is stored as a mark beside the episode (`grue.tracing.marks`). `scoring.py` runs the
-scorers.
+version. Its score is stored in a file in the episode's folder, a `Mark` (`grue.tracing.marks`). `scoring.py`
+runs the scorers.
 
-The answer to be judged is a model's text and may try to instruct the judge. The judge gets it as data between
-marks that the answer cannot guess, has no tools, and can only return a number and a sentence.
+The answer to be judged is a model's text and may try to instruct the judge. So the answer stands between tags
+with a random word that it cannot guess, and the judge has no tools and can only return a number and a
+sentence.
 """
 
 import functools
@@ -39,19 +40,19 @@ _MOST_CACHED_BYTES = 2**20
 
 
 class Scorer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A scorer, as a table `[scorer.NAME]` of a file. Exactly one of the first four keys is given.
+    """A scorer, as the table `[scorer.NAME]` of a TOML file. Exactly one of the first four keys is given.
 
     Attributes:
         function: A function, as `module:function`; it gets a `FinishedEpisode`.
-        regex: A regular expression; 1 if it is found in the answer, else 0. `{name}` stands for the case's
-            setting of that name, taken literally.
-        schema: The path of a JSON Schema, or the schema; 1 if the answer is JSON that fits it, else 0.
+        regex: A regular expression; the score is 1 if it is found in the answer, else 0. `{name}` is replaced
+            by the case's setting of that name, escaped.
+        schema: A JSON Schema or its path; the score is 1 if the answer is JSON that fits it, else 0.
         judge: The question that a model is asked about the answer; the model returns a number from 0 to 1
             and a reason.
-        version: A new version scores all episodes again; the old scores stay.
+        version: Change it to have all episodes scored again; the scores of the old version stay.
         model: The judge's model; `None`: the model in the project's file.
         base_url: The judge's endpoint; `None`: the endpoint in the project's file.
-        max_tokens: Longest completion of the judge.
+        max_tokens: Most tokens of the judge's completion.
     """
 
     function: str | None = None
@@ -86,7 +87,7 @@ class Scorer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
 
 
 class FinishedEpisode(Struct, frozen=True, kw_only=True):
-    """An episode that a scorer looks at.
+    """The episode that a scorer's function gets.
 
     Attributes:
         id: The episode's id.
@@ -119,7 +120,7 @@ def score(name: str, scorer: Scorer, finished: FinishedEpisode, cache: Path, cou
     `cache` is the folder with the earlier verdicts of judges, and `count` counts a judge's requests.
 
     Raises:
-        Exception: The scorer's function raised it; or the judge could not be asked.
+        Exception: The scorer's function raised it, or did not return a number; or the judge did not answer.
     """
     if scorer.function is not None:
         return _given(find_function(scorer.function)(finished))
@@ -173,7 +174,7 @@ def _schema_check(schema: str) -> Any:
         kind.check_schema(written)
     except jsonschema.SchemaError as error:
         raise ValueError(f"it is no JSON Schema: {error.message}") from error
-    return kind(written, registry=referencing.Registry())  # an empty registry, so that nothing is fetched
+    return kind(written, registry=referencing.Registry())  # with an empty registry, no `$ref` is fetched
 
 
 def _fits(schema: str, answer: str) -> Given:

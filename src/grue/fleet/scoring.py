@@ -1,9 +1,10 @@
 """Run scorers over the finished episodes of a fleet, on the engine that also plays episodes.
 
-    without a mark ──▶ running ──▶ marked            written once; never made again for this version
+    without a mark ──▶ running ──▶ marked      this version of the scorer does not score the episode again
                           │
                           └─ failed, timed out, unpaid ─▶ without a mark   the same command tries again
 
+A mark is a file with the score that a scorer has given an episode; see `grue.tracing.marks`.
 Episodes that are not finished, or whose trace was not kept, are left out and counted. The cost of scorers is
 in a separate ledger, `DIR/scores/ledger.jsonl`, so that judging does not use up the budget of playing.
 """
@@ -39,7 +40,7 @@ _MOST_TROUBLES = 5
 
 
 class Scoring(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A file of scorers.
+    """The content of a TOML file of scorers.
 
     Attributes:
         scorer: The scorers by name.
@@ -87,7 +88,7 @@ def _read_file(path: Path) -> Scoring:
 
 
 class ScoreTask(Task, frozen=True, kw_only=True):
-    """The scorers to run over one episode, as a worker gets it.
+    """A task for a worker: run scorers over one episode.
 
     Attributes:
         attempt: Number of the attempt that counts.
@@ -189,7 +190,7 @@ class ScoreTally(Struct):
 def score_fleet(
     fleet: Path, scoring: Scoring, *, again: bool = False, watch: Callable[[ScoreTally], None] | None = None
 ) -> ScoreTally:
-    """Run each scorer over the episodes that have no mark of this scorer. Blocks.
+    """Run each scorer over the episodes that have no mark of its current version. Blocks.
 
     The first Ctrl-C raises `KeyboardInterrupt`; marks that were written stay.
 

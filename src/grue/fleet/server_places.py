@@ -1,6 +1,7 @@
-"""The places for server processes on one machine: who may start one now.
+"""Decide which workers may start a server process on one machine, on which at most `at_once` may run.
 
-A pure state machine. `accounts.py` waits and answers the workers.
+Each server process takes one of the `at_once` places. This module is a pure state machine; `accounts.py`
+waits and answers the workers.
 
 An episode with two servers holds a place for the first while it asks for the second. If every worker did that
 with the last free places, all would wait for each other for ever. So a worker's first server reserves all the
@@ -21,7 +22,7 @@ class ServerCap(Struct, frozen=True, kw_only=True):
 
     Attributes:
         at_once: Most server processes at one time; `None`: no cap.
-        an_episode: How many server processes an episode has at one time.
+        an_episode: Most server processes that an episode needs at one time.
 
     Raises:
         FleetError: `an_episode` is larger than `at_once`.
@@ -40,7 +41,7 @@ class ServerCap(Struct, frozen=True, kw_only=True):
 
 
 class ServerPlaces:
-    """The places of one machine."""
+    """The places for server processes on one machine, and the workers that hold them."""
 
     def __init__(self, cap: ServerCap) -> None:
         self._cap = cap
@@ -66,11 +67,11 @@ class ServerPlaces:
         return True
 
     def leave(self, worker: str) -> None:
-        """Give a place back."""
+        """Free one place of a worker."""
         self._held[worker] -= 1
         if self._held[worker] <= 0:
             del self._held[worker]
 
     def _claim(self, count: int) -> int:
-        """Return how many places a worker with `count` servers keeps from other workers."""
+        """Return how many places count as taken by a worker with `count` server processes."""
         return max(count, self._cap.an_episode) if count else 0

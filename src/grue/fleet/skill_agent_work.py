@@ -1,8 +1,9 @@
-"""The skill agent as a fleet's work: runs a task of an `agent.yaml` in a copy of its workspace.
+"""Play an episode with the skill agent: run a task of an `agent.yaml` in a copy of the agent's workspace.
 
-The settings of a case: `agent` (the file; needed), `task`, `offline`, `model`, `base_url`, `mcp` (`false`: no
-servers), `expected` (a text or a number that the answer or a written file must contain). The scores: `score`
-(1: the model says that the task is done, and `expected` is there), `turns`, `steps` and `requests`.
+The settings of a case: `agent` (path of the `agent.yaml`; required), `task`, `offline` (`true`: a scripted
+model), `model`, `base_url`, `mcp` (`false`: no servers), `expected` (a text or a number that the answer or a
+written file must contain). The scores: `score` (1: the model says that the task is done, and `expected` was
+found), `turns`, `steps` and `requests`.
 """
 
 import functools
@@ -48,7 +49,7 @@ class TaskCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def completed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings with the model, the base URL, and a hash of the skills and the workspace.
+    """Add the model, the base URL, and a hash of the skills and the workspace to a case's settings.
 
     Raises:
         FleetError: `agent.yaml` or the key of its endpoint is missing, or neither it nor the case has a task.
@@ -74,7 +75,7 @@ def run_task(case: dict[str, Any], episode: Episode) -> dict[str, float]:
     """Run the case's task.
 
     Raises:
-        MCPError: The run could not be brought to an end.
+        MCPError: The run has failed.
     """
     settings = msgspec.convert(case, TaskCase)
     config = load_config(settings.agent)
@@ -95,7 +96,7 @@ def run_task(case: dict[str, Any], episode: Episode) -> dict[str, float]:
 
 
 def _result(config: AgentConfig, case: TaskCase, episode: Episode, workspace: Path) -> RunResult:
-    """Return the result of the run: resume an interrupted attempt if possible, or else begin a new run."""
+    """Resume an interrupted attempt if possible, or else begin a new run; return the result of the run."""
     agent = Orchestrator(config, folder=episode.folder)
     agent.scripted = case.offline
     if continue_interrupted(episode):

@@ -4,11 +4,10 @@ A comparison is about cases, not episodes: the episodes of one case depend on ea
 once, with the mean of its repetitions. Where cases depend on each other too, such as questions about one
 document, the groups are resampled instead of the cases.
 
-The interval of a mean is the bootstrap's, bias-corrected and accelerated (BCa). For few cases its quantiles
-are moved outward, as Student's distribution is wider than the normal one. In 2,000 simulated sweeps, a 95 %
-interval of this kind held the true mean in only 89-91 % of the sweeps if the scores have heavy tails, and
-Student's interval in 92 % if they are skewed. So each end is the outer one of the two intervals; this holds
-the true mean in 93-97 %.
+Two 95 % intervals of the mean are computed: a bootstrap interval (BCa: bias-corrected and accelerated), whose
+quantiles are moved outward for few cases, and Student's t interval. In 2,000 simulated sweeps, the first one
+contained the true mean in only 89-91 % of the sweeps if the scores have heavy tails, and the second one in
+92 % if they are skewed. So the returned interval spans both; it contains the true mean in 93-97 %.
 
 With fewer than 15 cases there is no interval, only the sign test, which is exact for any number of cases.
 
@@ -41,7 +40,7 @@ _TINY = 1e-12
 
 
 class Interval(Struct, frozen=True):
-    """A mean with its interval, at 95 %.
+    """A mean with its 95 % confidence interval.
 
     Attributes:
         mean: The mean over cases.
@@ -94,7 +93,7 @@ def mean_interval(values: Sequence[float], groups: Sequence[int] | None = None) 
 
 
 def mean_intervals(figures: Sequence[Sequence[float]], groups: Sequence[int] | None = None) -> list[Interval]:
-    """Return the mean of each figure over the cases, with its interval. Equal values give equal intervals.
+    """Return the mean of each figure over the cases, with its interval. The same input gives the same result.
 
     Args:
         figures: For each figure, its value in each case.
@@ -162,16 +161,16 @@ def _resampled(np: Any, sums: Any, sizes: Any) -> Any:
 
 
 def smallest_detectable(interval: Interval) -> float:
-    """Return the smallest true difference that four of five such comparisons would find."""
+    """Return the smallest true difference that four of five comparisons like this one would find."""
     _, special = require_libraries()
     freedom = interval.groups - 1
     return float(special.stdtrit(freedom, (1 + LEVEL) / 2) + special.stdtrit(freedom, POWER)) * interval.error
 
 
 def times_more(interval: Interval, difference: float) -> float:
-    """Return the factor by which the cases must grow for four of five comparisons to find a difference.
+    """Return how many times as many cases are needed for four of five comparisons to find `difference`.
 
-    `interval` is that of the comparison that was made. The sign of the difference does not matter.
+    `interval` is from the comparison that was made. The sign of `difference` does not matter.
     """
     if not difference:
         return math.inf
@@ -179,14 +178,14 @@ def times_more(interval: Interval, difference: float) -> float:
 
 
 def pass_at(passed: int, played: int, tries: int) -> float:
-    """Return the chance that at least one of `tries` episodes passes, out of those that were played.
+    """Return pass@k: the estimated chance that at least one of `tries` episodes passes.
 
-    This is the unbiased estimate: of all ways to draw `tries` of `played` episodes, the share that includes
-    one that passed.
+    `passed` of `played` episodes have passed. The estimate is unbiased: of all ways to draw `tries` of the
+    `played` episodes, it is the share of those that include one that passed.
     """
     return 1.0 - math.comb(played - passed, tries) / math.comb(played, tries)
 
 
 def pass_all(passed: int, played: int, tries: int) -> float:
-    """Return the chance that all of `tries` episodes pass, estimated as in `pass_at`."""
+    """Return pass^k: the chance that all of `tries` episodes pass, estimated as in `pass_at`."""
     return math.comb(passed, tries) / math.comb(played, tries)

@@ -1,8 +1,8 @@
 """Read a sweep: a TOML file that says which work to do for which cases, and within which limits.
 
-The grid is the product of its axes and of `cases`, an axis whose values are groups of settings. `include`
-adds cases, `exclude` removes cases that have all settings of one of its entries. An error names the line and
-the key.
+The cases are all combinations of the values in `grid` with the entries of `cases`, which are groups of
+settings. `include` adds cases; `exclude` removes the cases that have all settings of one of its entries. An
+error names the line and the key.
 """
 
 import itertools
@@ -36,24 +36,24 @@ class Span(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A sweep.
+    """The content of a sweep's file.
 
     Attributes:
-        work: The function, as `module:name`, or the name of a bundled host, for the work of that host.
+        work: The function that plays an episode, as `module:name`, or the name of one of grue's own hosts.
         version: Version of the work; a new version makes new episodes. `None`: the version that the work
             declares.
-        grid: Values of each axis: a list, or `{first = 0, last = 39}`.
-        cases: An axis of settings that belong together, such as a question and its expected answer. Each
-            entry is played with each combination of the other axes.
+        grid: By the name of a setting, the values that it takes: a list, or `{first = 0, last = 39}`.
+        cases: Groups of settings that belong together, such as a question and its expected answer. Each group
+            is played with each combination of the values in `grid`.
         settings: Settings that all cases have.
-        include: Further cases, added to the grid; each has the common settings too.
+        include: Further cases. Each has the common `settings` too, but is not combined with `grid`.
         exclude: Groups of settings; a case that has all settings of one of the groups is left out.
         repetitions: How many episodes each case has.
         budget: Limits on the cost of all requests together.
         rate: How fast requests may be sent.
         workers: How many episodes are played at one time; 0: as many as the machine has cores.
         servers: Most MCP server processes of a machine at one time; `None`: no cap.
-        servers_an_episode: How many MCP server processes an episode has at one time.
+        servers_an_episode: Most MCP server processes that an episode needs at one time.
         episode_timeout_s: Time limit of an episode; `None`: no limit.
         keep: What stays on disk: everything, the files of failed episodes, or results only.
     """
@@ -109,7 +109,7 @@ class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def read_sweep(path: Path) -> Sweep:
-    """Return the sweep of a file.
+    """Read a sweep from a TOML file, and check it.
 
     Raises:
         MCPConfigError: The file is missing or not UTF-8.
@@ -142,7 +142,7 @@ class _File(NamedTuple):
 
     def _line(self, key: str) -> str:
         quoted = rf"""["']?{re.escape(key)}["']?\s*"""
-        # Look for the key at the beginning of a line, then in inline tables.
+        # Look for the key at the beginning of a line first, then in inline tables.
         at_beginning = rf"\s*(\[+\s*)?(\w+\s*\.\s*)*{quoted}(=|\])"
         inline = rf"[^#]*[{{,]\s*(\w+\s*\.\s*)*{quoted}="
         for place in (at_beginning, inline) if key else ():
@@ -209,7 +209,7 @@ def _values(axis: Sequence[Any] | Span) -> Sequence[Any]:
 
 
 def _of_msgspec(file: _File, error: str) -> FleetError:
-    """Return an error about the wrong key or value that msgspec reports."""
+    """Return an error about the wrong key or value that msgspec reports in `error`."""
     unknown = re.search(r"contains unknown field `([^`]*)`", error)
     if unknown:
         key = unknown[1]

@@ -66,15 +66,15 @@ W = TypeVar("W", bound=Callable[..., Any])
 
 
 class KnownWork(Struct, frozen=True, kw_only=True):
-    """An imported work, with its declarations.
+    """An imported work, with what the decorator `work` declares about it.
 
     Attributes:
         name: The function, as `module:name` or `/path/of/file.py:name`.
-        files: The settings that are paths of files; the files' content belongs to the episode's identity.
+        files: Names of settings that are paths of files, whose content belongs to the episode's identity.
         scores: The names of the scores that the work returns; empty: any names.
         settings: A msgspec `Struct` with the settings that the work takes; `None`: any settings.
-        complete: Returns a case's settings together with the settings that the work would take from
-            elsewhere, such as the model of a configuration file. Called before anything starts.
+        complete: Returns a case's settings, and with them those that the work would read from elsewhere, such
+            as the model in a configuration file. Called before anything starts.
     """
 
     name: str
@@ -86,7 +86,9 @@ class KnownWork(Struct, frozen=True, kw_only=True):
     complete: Complete | None = None
 
     def completed(self, case: Case) -> Case:
-        """Return a case with all settings that decide what its episode is.
+        """Return a case with the settings that `complete` adds.
+
+        Where the work takes a list of texts and the case has one text, this becomes a list.
 
         Raises:
             FleetError: The work does not take the case's settings.
@@ -114,7 +116,7 @@ def _listed(value: object, kind: object) -> Any:
 
 
 class WrongSetting(Struct, frozen=True):
-    """A fault in the settings of a case: the name of the setting, and a sentence about the fault."""
+    """A wrong setting of a case: its name, and a sentence that says what is wrong."""
 
     name: str
     text: str
@@ -146,16 +148,17 @@ def work(
     settings: type[Struct] | None = None,
     complete: Complete | None = None,
 ) -> Callable[[W], W]:
-    """Declare what a work takes and returns. A plain function has the defaults.
+    """Return a decorator that declares what a work takes and returns. Without it, the defaults hold.
 
     Args:
-        version: A new version makes new episodes: change it when the work changes.
-        files: The settings that are paths of files whose content decides the outcome.
+        version: Change it when the work changes: episodes of another version are played anew.
+        files: Names of settings that are paths of files, whose content belongs to the episode's identity;
+            `None`: `game_file`, `tool_lock` and `mcp_config`.
         scores: The names of the work's scores. An episode whose work returns other names has failed.
         settings: A msgspec `Struct` with the settings that the work takes, so that a wrong setting is found
             before anything starts.
-        complete: Returns a case's settings together with the settings that the work would take from
-            elsewhere, such as the model of a configuration file. They belong to the episode's identity.
+        complete: Returns a case's settings, and with them those that the work would read from elsewhere, such
+            as the model in a configuration file. They too belong to the episode's identity.
     """
 
     def declare(function: W) -> W:
@@ -188,7 +191,7 @@ def name_of(function: Work) -> str:
 
 
 def find_work(name: str) -> KnownWork:
-    """Import and return a work.
+    """Import and return a work, from `module:function`, `/path/of/file.py:function` or the name of a host.
 
     Raises:
         FleetError: No work has this name, or it cannot be imported.
@@ -264,7 +267,7 @@ def contains(answer: str, expected: str | float) -> bool:
 def plain_text(text: str, most: int = 200) -> str:
     """Return the first `most` characters of a text as a plain `str` that can be encoded as UTF-8.
 
-    `text` may be of a subclass of `str`, whose methods are not called.
+    `text` may be of a subclass of `str`; the methods of this subclass are not called.
     """
     return str.encode(str.__getitem__(text, slice(most)), "utf-8", "backslashreplace").decode()
 

@@ -2,8 +2,8 @@
 
 The work runs in the same process and may leave the process in any state: another working directory, closed
 descriptors, remaining threads and children. The parts of the state that the next episode would notice are
-compared before and after each attempt. If one has changed, the worker reports that it is not fit for another
-episode, and is replaced. `local.py` starts, replaces and ends workers.
+recorded before each attempt and compared after it. If one has changed, the worker reports that it is not fit
+for another episode, and is replaced. `local.py` starts, replaces and ends workers.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ class Place(Struct, frozen=True):
 def work(channel: multiprocessing.connection.Connection, place: Place) -> None:
     """Make the attempts that come through a channel, until the channel is closed."""
     with contextlib.suppress(OSError):
-        os.setsid()  # a group of its own, so that processes that the work forks can be ended with this one
+        os.setsid()  # a process group of its own: `local.py` kills it with the processes that the work forks
     _begin(place)
     descriptor = channel.fileno()
     ours = os.fstat(descriptor)
@@ -160,12 +160,12 @@ _links: list[object] = []
 
 
 def _leave() -> NoReturn:
-    # Do not end the servers here: the guard ends them when this process is gone.
+    # Do not end the servers here: a separate process, the guard, ends them when this process is gone.
     os._exit(1)
 
 
 def _keep_from_the_display() -> None:
-    """Discard what a work writes directly to the descriptors 1 and 2; `run_attempt` keeps printed text."""
+    """Discard what a work writes directly to the descriptors 1 and 2. `run_attempt` redirects `print`."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for standard in (1, 2):
         os.dup2(nowhere, standard)

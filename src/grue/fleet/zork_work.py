@@ -1,7 +1,7 @@
-"""The Zork host as a fleet's work: plays a text adventure and returns its score.
+"""Play an episode with the Zork host: play a text adventure and return its score.
 
-The settings of a case, all optional: `game` (default `house`), `seed`, `turns`, `offline`, `model`,
-`base_url`, `mcp` (`false`: no tools), `mcp_config`, `turn_timeout_s`.
+The settings of a case, all optional: `game` (default `house`), `seed`, `turns` (most turns), `offline`
+(`true`: a scripted model), `model`, `base_url`, `mcp` (`false`: no tools), `mcp_config`, `turn_timeout_s`.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from grue.transports.llm.endpoint import api_key
 
 
 class PlayCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings of a case. `project` is a hash of the project's settings."""
+    """The settings of a case. `project` is a hash of `[tool.grue]` in `pyproject.toml`."""
 
     game: str = "house"
     seed: int = 0
@@ -42,10 +42,10 @@ class PlayCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def completed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings with the model, the base URL and a hash of the project's other settings.
+    """Add the model, the base URL and a hash of `[tool.grue]` in `pyproject.toml` to a case's settings.
 
     Raises:
-        FleetError: The project's file cannot be used, or the endpoint needs a key and none is set.
+        FleetError: `pyproject.toml` cannot be used, or the endpoint needs a key and none is set.
     """
     try:
         return with_endpoint(settings)
@@ -63,7 +63,7 @@ def play(case: dict[str, Any], episode: Episode) -> dict[str, float]:
     """Play an episode of the case's game.
 
     Raises:
-        FleetError: The case has an unknown setting.
+        FleetError: The case has a setting with an unknown name or a wrong type.
         MCPError: The episode could not be played to its end.
     """
     try:
