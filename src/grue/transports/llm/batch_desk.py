@@ -1,12 +1,15 @@
-"""Send files of requests to a provider as batches, watch the batches, and fetch what became of each request.
+"""Send files of requests to a provider as batches, watch the batches, and fetch the result of each request.
+
+A file of requests goes through these states:
 
     on file ─▶ sending ─▶ sent ─▶ settled
-                  │ killed, or no reply: looked for among the provider's batches, and sent if it is not there
+                  │ the process was killed, or the provider did not reply:
+                  │ look for the batch at the provider, and send the file only if it is not there
 
-No batch is sent twice. Before a batch is sent, a record is written which says that the batch may have been
+So no batch is sent twice. Before a batch is sent, a record is written which says that the batch may have been
 sent; after that, its id is added to the record. A process that finds a record without an id first looks for
-the batch at the provider. `batch_folder.py` has the files, `protocol/chat_wire/batch_forms.py` the providers'
-forms.
+the batch at the provider. `batch_folder.py` has the files, `protocol/chat_wire/batch_forms.py` the formats of
+the providers.
 """
 
 import time
@@ -49,7 +52,7 @@ _BOUNDARY = b"grue-batch-file"
 
 
 class BatchRefused(Exception):  # noqa: N818 - what has happened to the batch
-    """The provider accepts no batch, or cannot be reached. The requests stay on file, to be sent later."""
+    """The provider refuses a batch, or cannot be reached. The requests stay on file and can be sent later."""
 
     def __init__(self, failure: m.LlmFailure) -> None:
         super().__init__(failure.message)
@@ -75,17 +78,19 @@ class BatchDesk:
         self._path = FORMATS[folder.manifest.wire].path
 
     async def send(self) -> None:
-        """Send all requests on file that were not sent before.
+        """Send all files of requests in the folder that were not sent before.
 
         Raises:
-            BatchRefused: The provider accepts no batch, or cannot be reached.
+            BatchRefused: The provider refuses a batch, or cannot be reached.
         """
         for each in list(self._folder.unsent()):
             record = replace(each, begun_at=time.time(), key=f"{self._folder.manifest.run}-{each.number}")
             await self._submit(self._folder.keep(record))
 
     async def replies(self) -> list[str]:
-        """Wait until a batch has ended; return the ids of the requests that are settled; [] if no batch runs.
+        """Wait until a batch has ended, and return the ids of its requests, whose results are then stored.
+
+        Return an empty list at once if no batch is under way.
 
         Raises:
             BatchRefused: The provider cannot be reached for a long time.
@@ -100,7 +105,9 @@ class BatchDesk:
         return []
 
     async def look(self) -> list[str]:
-        """Look at each batch once, and return the ids of the requests that are settled now.
+        """Ask the provider once about each batch. Store the results of those that have ended.
+
+        Return the ids of the requests that have a result now.
 
         Raises:
             BatchRefused: The provider cannot be reached for a long time.
@@ -129,7 +136,7 @@ class BatchDesk:
                 return self._folder.keep(replace(record, state="sent", batch_id=made.id))
             fault = _fault(answer)
             if isinstance(answer, Answered) and answer.status not in RETRYABLE:
-                self._folder.forget(record)  # The provider has sent no request of this batch to the model.
+                self._folder.forget(record)  # nothing of the file was accepted, so it can be sent again later
                 raise BatchRefused(self._endpoint.describe(fault))
             await patience.after(fault)
             unsure = True
@@ -141,7 +148,7 @@ class BatchDesk:
         return await self._endpoint.call("POST", self._form.path, upload=self._list_of(record.number))
 
     async def _found(self, record: Submission) -> BatchState | None:
-        """Return the provider's batch of a file that may have been sent; `None`: it has not arrived there."""
+        """Return the provider's batch for a file that may have been sent; `None`: the provider has none."""
         known = {each.batch_id for each in self._folder.submissions.values()}
         async for batch in self._batches(record.begun_at - _SKEW_S):
             if isinstance(self._form, OpenAIBatches):
@@ -165,7 +172,7 @@ class BatchDesk:
                 return
 
     async def _is_ours(self, batch: BatchState, record: Submission) -> bool:
-        """Wait until a batch has ended, and return whether its results are those of this file's requests."""
+        """Wait until a batch has ended, and return whether its results belong to the requests of a file."""
         while batch.state == "running":
             await self._sleep(self._batching.look_every_s)
             batch = await self._state(batch.id)
@@ -242,7 +249,7 @@ class BatchDesk:
             return None
 
     async def _lines(self, path: str) -> AsyncIterator[bytes]:
-        """Yield the lines of a file of results. A line that is longer than any reply becomes an empty one.
+        """Yield the lines of a file of results. For a line of more than 64 MiB, yield an empty one.
 
         Raises:
             _BrokenOff: The download ended before the end of the file.
@@ -293,7 +300,9 @@ class BatchDesk:
     async def _surely(
         self, what: str, read: Callable[[bytes], T], ask: Callable[[], Awaitable[Answered | Fault]]
     ) -> T:
-        """Repeat a request that changes nothing, or may be sent twice, until it is answered; read the answer.
+        """Send a request again and again until it is answered, and return what `read` makes of the answer.
+
+        Use this only for requests that may be sent twice.
 
         Raises:
             BatchRefused: The provider refuses the request, or it has failed for `Batching.patience_s`. Or
@@ -321,7 +330,7 @@ class BatchDesk:
 
 
 class _Patience:
-    """Waits after failures, longer after each failure in a row, and gives up after a total time."""
+    """Waits after each failure of a request, longer each time, and gives up after `patience_s`."""
 
     def __init__(
         self, endpoint: LlmEndpoint, patience_s: float, sleep: Callable[[float], Awaitable[object]]

@@ -3,14 +3,14 @@
     DIR/batch.json               which model the requests are for
     DIR/lock                     held by the one process that works here
     DIR/turns/000001.jsonl       the trace of a turn
-    DIR/requests/0001.jsonl      requests, a line each, as the provider takes them; the last file still grows
-    DIR/submissions/0001.json    what was sent of that file, written before it is sent and after that
-    DIR/replies/0001.jsonl       what became of each request, written once, when the batch has ended
+    DIR/requests/0001.jsonl      requests, a line each, in the provider's format; the last file still grows
+    DIR/submissions/0001.json    the state of that file: written before it is sent, and at each change
+    DIR/replies/0001.jsonl       the result of each of its requests: written once, when the batch has ended
 
 A request's id is made of the run, the turn, the number of the request in the turn, a digest of its body, and
-how often the turn was begun. So if a process makes a request that an earlier process has made, it finds the
-earlier one here, and nothing is sent again. This module reads and writes these files. It sends nothing
-(`batch_desk.py` does) and decides nothing about turns.
+the number of the attempt at the turn. So if a process makes a request that an earlier process has made, it
+finds the earlier one here, and nothing is sent again. This module reads and writes these files. It sends
+nothing (`batch_desk.py` does) and decides nothing about turns.
 """
 
 import fcntl
@@ -56,14 +56,14 @@ class BatchManifest(Struct, frozen=True, kw_only=True):
 
 
 class Submission(Struct, frozen=True, kw_only=True):
-    """What was sent of a file of requests.
+    """The state of a file of requests that is sent as a batch.
 
     Attributes:
         number: Number of the file.
         items: How many requests the file has.
         state: `sending`: the file may have been sent, or not. `sent`: the provider has it. `settled`: its
             replies are here.
-        key: Sent as metadata of the batch, by which the batch is found again if the provider keeps metadata.
+        key: Sent as metadata of the batch. If the provider keeps metadata, the batch is found again by it.
         begun_at: When the file was first sent, in seconds since the epoch.
         file_id: The provider's id of the file; empty: the provider takes no files, or it was not uploaded.
         batch_id: The provider's id of the batch.
@@ -90,8 +90,8 @@ class BatchFolder(Closing):
 
     Any method raises `BatchFolderError` if a file cannot be read or written.
 
-    A folder that does not exist is made. `form` is the provider's form of a batch, with its limits. A batch
-    has at most `most_items` requests; `None`: as many as the provider takes.
+    A folder that does not exist is created. `form` is the provider's format of a batch, with its limits. A
+    batch has at most `most_items` requests; `None`: as many as the provider takes.
 
     Raises:
         BatchFolderError: The folder holds requests to another model, is in use or damaged, or cannot be
@@ -124,7 +124,7 @@ class BatchFolder(Closing):
             raise
 
     def close(self) -> None:
-        """Let another process have the folder. A second call does nothing."""
+        """Release the lock, so that another process can use the folder. A second call does nothing."""
         if self._file is not None:
             self._file.close()
         if self._lock >= 0:
@@ -132,27 +132,28 @@ class BatchFolder(Closing):
         self._file, self._lock = None, -1
 
     def turn(self, number: int) -> Path:
-        """Return the trace of a turn; it need not exist."""
+        """Return the path of a turn's trace; the file need not exist."""
         return self.path / "turns" / f"{number:06d}.jsonl"
 
     def replies_of(self, number: int) -> Path:
-        """Return the file of results for a file of requests."""
+        """Return the path of the results for the file of requests with this number."""
         return self.path / "replies" / f"{number:04d}.jsonl"
 
     def requests_of(self, number: int) -> Path:
-        """Return a file of requests."""
+        """Return the path of the file of requests with this number."""
         return self.path / "requests" / f"{number:04d}.jsonl"
 
     def item_of(self, turn: int, request: int, body: bytes) -> str:
         """Return the id of a request: that of the same request in an earlier process, or a new id."""
         digest, attempt = hashlib.sha256(body).hexdigest()[:16], self._attempt(turn)
         same = [_Item.of(item) for item in reversed(self._by_turn.get(f"{turn}", ()))]
-        # Compare bodies, not numbers, because a turn that was interrupted counts its requests anew.
+        # Compare the bodies and not the numbers, because a turn that was interrupted counts its requests from
+        # the beginning again.
         for each in (item for item in same if item.digest == digest):
             if each.attempt == attempt or self.result(each.id) is None or self._succeeded(each.id):
                 return each.id
-        # If an earlier process has sent this request in another form and got a reply, use that reply: sending
-        # the request again would cost twice.
+        # An earlier process may have sent this request with another body, and got a reply. Use that reply,
+        # because sending the request again would cost twice.
         for each in (item for item in same if item.request == request):
             if self._succeeded(each.id):
                 return each.id
@@ -177,11 +178,11 @@ class BatchFolder(Closing):
         return self.path / "turns" / f"{turn:06d}.failed-{attempt}.jsonl"
 
     def is_wanted(self, item: str) -> bool:
-        """Return whether a request is stored here."""
+        """Return whether a request is stored in the folder."""
         return item in self._wanted
 
     def want(self, item: str, path: str, body: bytes) -> None:
-        """Store a request. It is in the file when this returns, even if the process is killed then.
+        """Store a request. Once this has returned, the request is in the file even if the process is killed.
 
         Raises:
             TraceError: The file cannot be written.
@@ -234,7 +235,7 @@ class BatchFolder(Closing):
         return frozenset(item for item, file in self._wanted.items() if file == number)
 
     def settle(self, submission: Submission, results: Iterable[Result]) -> list[str]:
-        """Write the results of all requests of a file, as one whole file. Return the ids of the requests."""
+        """Write the results for a file of requests, all at once, and return the ids of the requests."""
         settled = []
         with self.using():
             with replacing(self.replies_of(submission.number), fsync=True) as file:
@@ -255,7 +256,7 @@ class BatchFolder(Closing):
 
     @contextmanager
     def using(self) -> Iterator[None]:
-        """Translate an `OSError` of the block, which works on files of the folder."""
+        """Translate an `OSError` in the block, which uses files of the folder, to a `BatchFolderError`."""
         try:
             yield
         except OSError as error:
@@ -265,7 +266,7 @@ class BatchFolder(Closing):
         return self.path / "submissions" / f"{number:04d}.json"
 
     def _end_file(self) -> None:
-        """Flush the file that still grows to the disk, and close it. The next request begins another one."""
+        """Flush the current file of requests to disk, and close it. The next request begins another file."""
         if self._file is not None:
             self._file.sync()
             self._file.close()
@@ -311,7 +312,7 @@ class BatchFolder(Closing):
     def _read_requests(self, path: Path) -> None:
         """Read which requests a file has. Cut off an incomplete last line.
 
-        If a line is incomplete, its process was killed before the turn could wait for the request.
+        A process that is killed while it writes a request leaves such a line. No turn waits for this request.
         """
         number, whole = int(path.stem), 0
         with path.open("rb+") as file:

@@ -271,7 +271,7 @@ class ReplyRoom(Protocol):
         """
 
     def read(self, model: str, outcome: RequestOutcome) -> None:
-        """Count what a reply has cost, when it has been read."""
+        """Count the cost of a reply. Called when a reply from the batch has been read."""
 
 
 reply_room: ContextVar[ReplyRoom | None] = ContextVar("reply_room", default=None)
@@ -315,12 +315,12 @@ class LlmEndpoint:
     Attributes:
         jitter: As given.
         profile: What the endpoint supports. It changes when an error of the endpoint shows a difference.
-        first_profile: What the endpoint was taken to support at first.
-        left_out: Which settings have been reported as left out of requests.
+        first_profile: The profile with which the endpoint began.
+        left_out: The settings that requests leave out, as far as a message has reported this.
         chain: This endpoint, and the endpoints of `LlmSettings.then`.
-        breaker: Whether this endpoint has answered lately, if it is part of a chain.
-        judged_tools: Whether nothing remains to be reported about the model's use of tools: it has called
-            one, or it was reported that it seems not to see the tools that it is offered.
+        breaker: How often this endpoint has failed in a row, if it is part of a chain.
+        judged_tools: Whether it is known if the model sees the tools that it is offered: it has called one,
+            or a message has reported that it seems not to see them.
 
     Raises:
         MCPConfigError: The base URL, a header or a field of `extra_body` cannot be used.
@@ -391,7 +391,10 @@ class LlmEndpoint:
                 await connections.close()
 
     async def prepare(self) -> None:
-        """Make a connection and do its imports, so that the first request is faster. Uses no network."""
+        """Create a connection object, which imports what it needs, so that the first request is faster.
+
+        Nothing is sent: the connection is opened by the first request.
+        """
         async with self:
             with self._open().lease():
                 pass
@@ -448,7 +451,7 @@ class LlmEndpoint:
         Args:
             method: The HTTP method.
             path: The path below the base URL.
-            params: The members of the query, beside those of the base URL.
+            params: Query parameters, in addition to those of the base URL.
             content: The body, as JSON; `None`: the request has no JSON body.
             upload: A body that comes from a file. The time limit for it is an hour at least.
         """
@@ -495,7 +498,7 @@ class LlmEndpoint:
             headers |= {"Content-Type": upload.content_type, "Content-Length": str(upload.size)}
         elif content is not None:
             headers["Content-Type"] = "application/json"
-        url = self._url_of(quote(path))  # the path may have an id in it that the provider has chosen
+        url = self._url_of(quote(path))  # quote, because the path may contain an id that the provider chose
         return httpx.Request(
             method,
             url.copy_merge_params(params) if params else url,
@@ -526,7 +529,7 @@ class LlmEndpoint:
         )
 
     def first(self, now_s: float) -> "LlmEndpoint":
-        """Return the endpoint of the chain that a turn begins with. `now_s` is on the event loop's clock."""
+        """Return the endpoint of the chain to ask first in a turn. `now_s` is on the event loop's clock."""
         return self.chain[first_to_ask([each.breaker for each in self.chain], now_s)]
 
     def after(self, tried: "Sequence[LlmEndpoint]", now_s: float, *, tools: bool) -> "LlmEndpoint | None":
@@ -608,18 +611,19 @@ class LlmEndpoint:
     def recall(self, first: WireProfile, learned: WireProfile) -> None:
         """Use the profile that an earlier process has learned, unless this process has learned one already.
 
-        The earlier process began with the profile `first`, and ended with the profile `learned`.
+        The earlier process began with the profile `first`, and ended with the profile `learned`. If this
+        process began with another profile than `first`, `learned` is not used.
         """
         if self.profile == self.first_profile == first:
             self.profile = learned
 
     def adapt_to_error(self, fault: Fault, followed: WireProfile | None = None) -> bool:
-        """Adapt the profile to an error of the endpoint; return whether to retry with the new profile.
+        """Adapt the profile to an error that the endpoint sent; return whether to retry with the new profile.
 
         Args:
             fault: The error.
-            followed: The profile of the failed request; default: the present one. Another conversation may
-                have changed the endpoint's profile since the request was made.
+            followed: The profile with which the failed request was encoded; default: the present one. They
+                differ if another conversation has changed the endpoint's profile since then.
         """
         if adapt_profile(followed or self.profile, fault.status, fault.message) is None:
             return False

@@ -121,7 +121,7 @@ class _Stage:
         self._plain = False
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        # In slices, because zlib copies the input that it has not consumed at every step.
+        # Feed zlib in slices, because at every step it copies all input that it has not consumed.
         for start in range(0, len(data), STEP_BYTES):
             yield from self._slice(data[start : start + STEP_BYTES])
 
@@ -141,8 +141,8 @@ class _Stage:
     def _step(self, data: bytes) -> bytes:
         if self._plain:
             return data
-        # Keep the first two bytes, which may arrive in separate chunks: if zlib refuses them, they are fed to
-        # the next window setting, or show that the body is not compressed at all.
+        # Keep the first two bytes, which may arrive in separate chunks. If zlib refuses them, decompress them
+        # again with the next window setting, or find that the body is not compressed at all.
         before = len(self._head)
         self._head = (self._head + data)[:2]
         try:
@@ -265,11 +265,9 @@ class Connection:
 
 
 class _Connecting:
-    """A connect, with one time limit for all steps together: name lookup, TCP, proxy, TLS.
+    """Limits the time of a connect as a whole: name lookup, TCP, proxy and TLS together.
 
-    httpx has a limit for each single step only.
-
-    `on_sent` is called when the request has been written.
+    httpx has a limit for each single step only. `on_sent` is called when the request has been written.
 
     Attributes:
         scope: The cancel scope of the connect; its deadline is the time limit.
@@ -286,7 +284,7 @@ class _Connecting:
 
     async def _trace(self, event: str, info: dict[str, Any]) -> None:
         if event == "http11.send_request_headers.started":
-            if info["request"].method != b"CONNECT":  # a CONNECT goes to the proxy: still part of the connect
+            if info["request"].method != b"CONNECT":  # the CONNECT to a proxy is still a part of the connect
                 self.scope.deadline, self.opened = math.inf, None
                 if self._on_sent is None:
                     self._extensions.pop("trace", None)  # no further event is needed
@@ -321,7 +319,7 @@ class _Unusable(httpx.AsyncBaseTransport):
 
 
 class HttpReply:
-    """A reply whose body is still to be read. Close it in the end.
+    """A reply whose body is still to be read. The caller must close it.
 
     Attributes:
         status: HTTP status.
@@ -372,21 +370,21 @@ class HttpReply:
     async def _silent(self, stream: Any) -> bool:
         """Return whether no bytes have arrived after the end of the reply.
 
-        Such bytes can be in h11, in TLS, or in the event loop, which reads up to 256 KiB at once while httpx
-        asks for 64 KiB. Bytes that are still in the socket need no check, because httpx looks for them before
-        the next request.
+        Such bytes can be in the buffers of h11, of TLS, or of the event loop, which reads up to 256 KiB at
+        once while httpx asks for 64 KiB. Bytes that are still in the socket need no check, because httpx
+        looks for them before the next request.
         """
         try:
             if _H11(self._response).trailing_data[0]:
                 return False
         except AttributeError:
-            # Another version of httpx, whose state cannot be read: do not keep the connection. Then
-            # `test_exchange_connections.py` fails and says why.
+            # In another version of httpx, this private state may be elsewhere. Then do not keep the
+            # connection. `test_exchange_connections.py` fails with such a version.
             return False
         if self._received < _MAY_HIDE_BYTES and stream.get_extra_info("ssl_object") is None:
             return True
         with anyio.move_on_after(_QUIET_S):
-            with contextlib.suppress(Exception):  # httpcore says that the connection has ended
+            with contextlib.suppress(Exception):  # httpcore raises if the connection has ended
                 await stream.read(1)
             return False
         return True
@@ -397,7 +395,7 @@ _H11 = operator.attrgetter("stream._httpcore_stream._stream._connection._h11_sta
 
 
 def exchange_error(error: httpx.HTTPError) -> ExchangeError:
-    """Translate an exception of httpx into a fault of an exchange."""
+    """Translate an exception of httpx into an `ExchangeError`."""
     match error:
         case httpx.ConnectError() | httpx.ConnectTimeout() | httpx.ProxyError():
             return ExchangeError("unreachable", _innermost_text(error))
@@ -488,7 +486,7 @@ class Answered(Struct, frozen=True):
 
     Attributes:
         status: HTTP status.
-        body: The decompressed body. For a streamed reply, the body that an unstreamed one would have had.
+        body: The decompressed body. A streamed reply is assembled into the body of an unstreamed one.
         retry_after_s: The delay that the endpoint asks for before the next request.
         cost_usd: What the completion has cost, if a header of the reply says so (LiteLLM's proxy sends one).
         first_chunk_s: For a streamed reply, the time from the request to its first event.
@@ -511,7 +509,7 @@ class Upload(Struct, frozen=True):
         source: The file.
         tail: The bytes of the body after the file's content.
         content_type: The content type of the whole body.
-        commas: The lines of the file are the items of a JSON list.
+        commas: Send the lines of the file as items of a JSON list, separated by commas.
     """
 
     head: bytes
@@ -534,8 +532,8 @@ class Upload(Struct, frozen=True):
             while piece:
                 following = file.read(_UPLOADED_BYTES)
                 if self.commas:
-                    # Each line is one item in JSON, which has no line breaks within it. So each line break
-                    # becomes a comma, except the last.
+                    # Each line is one item in JSON, without line breaks in it. So replace each line break by
+                    # a comma, and remove the last one.
                     piece = piece.replace(b"\n", b",") if following else piece[:-1].replace(b"\n", b",")
                 yield piece
                 await anyio.lowlevel.checkpoint()
@@ -599,7 +597,7 @@ async def _exchanged(
 
 
 class _TooSlow(Exception):  # noqa: N818 - never leaves this module
-    """A wait within an exchange took too long. The text says what was waited for."""
+    """A part of an exchange took too long, such as the first byte of the reply. The text says which part."""
 
 
 async def _within(limit_s: float | None, waiting: Awaitable[T], otherwise: str) -> T:
@@ -706,8 +704,8 @@ def _answered(reply: HttpReply, body: bytes, first_chunk_s: float | None) -> Ans
 class _Incoming:
     """A reply while it arrives. It counts as a stream if events arrive, whatever its content type is.
 
-    `streamed` receives the events; `None`: no stream is expected. With `named` the content type announces
-    events.
+    `streamed` receives the events; `None`: no stream is expected. `named`: the content type is
+    `text/event-stream`.
 
     Attributes:
         first_event_at: When the first event arrived, on the event loop's clock; `None` before that.
@@ -753,8 +751,8 @@ class _Incoming:
         finally:
             if self._events and self.first_event_at is None:
                 self.first_event_at = anyio.current_time()
-            # Show text that arrived before a fault, too. If the request is retried, a restart message tells
-            # observers to discard it.
+            # Show text that arrived before a fault, too. If the request is retried, a `TextDelta` with
+            # `restart` tells observers to discard it.
             for delta in _joined(deltas):
                 self.streamed.show(delta)
 
@@ -819,7 +817,7 @@ class _Incoming:
         return deltas
 
     async def _end(self, streamed: Streamed) -> None:
-        """Add an event that ends with the stream and not with a blank line. Ignore it if it is damaged."""
+        """Add the last event if the stream ended before its blank line. Ignore the event if it is damaged."""
         sound = not self._lines.damage
         with contextlib.suppress(DamagedStream):
             if self._lines.waiting > LONG_BYTES:
@@ -848,7 +846,7 @@ def _joined(deltas: list[Delta]) -> list[Delta]:
 
 
 async def _used_up(chunks: AsyncIterator[bytes]) -> None:
-    """Read the rest of the body if it has arrived already, so that the connection can be used again."""
+    """Read the rest of the body, within 0.1 s, so that the connection can be used again."""
     with contextlib.suppress(ExchangeError, EncodingError), anyio.move_on_after(_USE_UP_TIMEOUT_S):
         async for _ in chunks:
             pass
@@ -922,7 +920,7 @@ _gates: list[RequestGate] = []
 
 
 def set_request_gate(gate: RequestGate | None) -> None:
-    """Set the gate of this process; `None`: requests are sent without asking."""
+    """Set the gate of this process; `None`: requests are sent without a gate."""
     _gates[:] = [] if gate is None else [gate]
 
 
@@ -932,7 +930,7 @@ def request_gate() -> RequestGate | None:
 
 
 async def permit_for(wanted: WantedRequest) -> "Permit | str | None":
-    """Wait until the gate lets a request pass; `None`: there is no gate. Otherwise as `RequestGate.admit`."""
+    """Ask the gate as `RequestGate.admit` does, and return its result; `None`: there is no gate."""
     gate = request_gate()
     return None if gate is None else await gate.admit(wanted)
 
@@ -943,7 +941,10 @@ def not_sent(why: str) -> Fault:
 
 
 def request_outcome(answer: Answered | Fault, reply: Reply | Fault) -> RequestOutcome:
-    """Return the result of a request that was sent, from the exchange and the reply."""
+    """Return the result of a request that was sent.
+
+    `answer` is the result of the exchange, and `reply` is what was decoded from it.
+    """
     usage = reply.usage if isinstance(reply, Reply) else None
     return RequestOutcome(
         status=answer.status,
