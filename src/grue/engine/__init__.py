@@ -1,1 +1,1 @@
-"""Run turns: wiring, one turn and its actors, the episode between turns, handles and batches."""
+"""Run turns: single turns, conversations, batches, forks, and tool calls outside turns."""

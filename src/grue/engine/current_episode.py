@@ -1,4 +1,4 @@
-"""The event loop that a runner's work runs in: a new one, the caller's, or the episode's.
+"""Choose the event loop that a runner's work runs in: a new one, the caller's, or the episode's.
 
 An `Episode` has one event loop, and the connections and sessions that stay open between its turns. The loop's
 thread is in `runtime/loops/loop_thread.py`, the pool of sessions in `tool_sessions/session_pool.py`.
@@ -42,12 +42,12 @@ Work: TypeAlias = Callable[[TurnResources], Awaitable[T]]
 class Episode:
     """An event loop in a background thread, with open connections to the model and a pool of sessions.
 
-    An episode's turns run one at a time, or up to `at_once` in parallel, whichever threads submit them. Each
-    parallel slot has a pool of sessions of its own, unless `sessions` is `fresh`. An episode does not refer
-    to the runner that uses it, so that a lost runner can be garbage collected, which ends the episode.
+    At most `at_once` turns of an episode run in parallel, whichever threads submit them. Each of these
+    `at_once` slots has its own pool of sessions, unless `sessions` is `fresh`. An episode holds no reference
+    to its runner. So a runner that was never closed can be garbage collected, and that ends the episode.
 
     Attributes:
-        resources: The processes of its turns, and the sessions of its first slot.
+        resources: The processes of all turns, and the pool of sessions of the first slot.
         expects_turns: Whether further turns may be submitted. If not, sessions are prewarmed only for turns
             that are waiting already.
         users: Number of calls that use the episode now. `CurrentEpisode` counts them.
@@ -79,7 +79,7 @@ class Episode:
         )
 
     def call(self, work: Work[T]) -> T:
-        """Run a turn and return its result, blocking. Ctrl-C cancels it within seconds.
+        """Run a turn and return its result, blocking. Ctrl-C cancels the turn within seconds.
 
         A second Ctrl-C kills all processes of the episode. Raises `MCPError` if the caller is a turn of the
         same episode, which would wait for itself.
@@ -119,7 +119,7 @@ class Episode:
             raise
 
     def submit(self, work: Work[T]) -> Call[T]:
-        """Start a turn as soon as fewer than `at_once` are running. Return at once."""
+        """Return at once; the turn starts as soon as fewer than `at_once` turns are running."""
         return self._loop.submit(lambda: self._in_turn(work))
 
     def beside(self, work: Work[T]) -> T:
@@ -157,7 +157,8 @@ class Episode:
     def _expects_turn(self, pool: "SessionPool") -> bool:
         """Return whether a further turn will need sessions of `pool`.
 
-        It will not if no more turns wait than there are other slots with prewarmed sessions.
+        Once no more turns are submitted, only the waiting turns need sessions. The other pools that have
+        prewarmed sessions serve one waiting turn each.
         """
         if self.expects_turns:
             return True
@@ -177,7 +178,8 @@ class Episode:
             yield
 
     def _with_pool(self, group: TaskGroup) -> TurnResources:
-        # imported here: a runner without `keep` needs no pool, and its first turn would wait for the import
+        # Imported here, because a runner with `keep="nothing"` needs no pool. At the top of the module, the
+        # import would delay its first turn.
         with importing():
             from grue.tool_sessions.session_pool import SessionPool
 
@@ -187,7 +189,7 @@ class Episode:
 
 
 def starts_of(keep: Keep, start: Start) -> "tuple[Sessions, StartWhen]":
-    """Return where a turn's sessions come from, and when a server without an open session is started.
+    """Return where a turn's sessions come from, and when a server is started that has no open session.
 
     Raises `MCPConfigError`, which says what to write, if the arguments are invalid or contradict each other.
     """
@@ -231,7 +233,7 @@ def _moments(start: Start) -> tuple[StartAhead | None, StartWhen]:
 
 
 def with_default(start: Start | None, when: StartWhen) -> Start:
-    """Return `start`, with `when` from the configuration file added if `start` is only about later turns."""
+    """Return `start`. If it says nothing about the current turn, add `when` from the configuration file."""
     if start is None:
         return when
     if isinstance(start, tuple) or not starts_ahead(start) or when == "when_called":
@@ -242,12 +244,12 @@ def with_default(start: Start | None, when: StartWhen) -> Start:
 class CurrentEpisode:
     """Runs a runner's work, in the loop of its current episode if there is one. Thread-safe.
 
-    With a lasting episode all work runs in the episode's loop, which is kept until `close`, with the
-    endpoint's open connections. Otherwise each turn, and each call outside turns, has a new loop in the
-    calling thread, or runs in the loop of its async caller. Only turns that are started in the background
-    share a loop, which ends with the last of them.
+    If `lasting`, all work runs in the episode's loop, which stays open until `close`, and so do the
+    connections to the model. Otherwise each turn, and each call outside turns, has a new loop in the calling
+    thread, or runs in the loop of its async caller. Only turns that are started in the background then share
+    a loop, which ends with the last of them.
 
-    If the runner is lost without `close`, the loop ends when this object is garbage collected.
+    If nobody calls `close`, the loop ends when this object is garbage collected.
 
     Attributes:
         lasting: Whether the loop is kept until `close`.
@@ -261,14 +263,14 @@ class CurrentEpisode:
         self._endpoint = endpoint if lasting else None
         self._recorder = recorder
         self._sessions: Sessions = sessions if lasting else "fresh"
-        # A batch makes no pause between two turns, so its next turn's servers start beside the current turn.
+        # A batch does not pause between two turns. So the next turn's servers start while a turn runs.
         self.batch_sessions: Sessions = "beside" if sessions == "ahead" else sessions
         self._episode: Episode | None = None
         # Reentrant, because a signal handler may close the runner in a thread that already holds the lock.
         self._lock = threading.RLock()
 
     def run(self, work: Work[T]) -> T:
-        """Run a turn and return its result, blocking. It runs after the turns in the episode's loop."""
+        """Run a turn and return its result, blocking. The turn waits for the turns in the episode's loop."""
         if not self.lasting and self._episode is None:
             return _run_alone(work, "Runner.run_turn_async")
         episode = self._running(users=1)
@@ -297,13 +299,13 @@ class CurrentEpisode:
         """Start a turn in the loop and return at once."""
         episode = self._running(users=1)
         try:
-            # The running turn refers to this object through `self._keep`. So the loop stays alive until the
-            # turn has ended, even if the runner is garbage collected.
+            # Through `self._keep` the running turn holds a reference to this object. So the loop stays alive
+            # until the turn has ended, even if the runner is garbage collected.
             call = episode.submit(lambda resources: self._keep(work(resources)))
         except BaseException:
             self._leave(episode)
             raise
-        # A weak reference, so that a call that the host keeps for long does not keep the loop alive.
+        # A weak reference, so that the host can keep the call's handle without keeping the loop alive.
         lost = weakref.ref(self)
         call.add_done_callback(lambda _: _leave_if_there(lost, episode))
         return call
@@ -327,9 +329,9 @@ class CurrentEpisode:
         return await working
 
     def _running(self, users: int = 0) -> Episode:
-        """Return the loop. If no loop runs, or the loop has failed, a new one is started.
+        """Return the current episode. If there is none, or its loop has failed, start a new one.
 
-        `users`: how many more calls use the loop. Call `_leave` after each.
+        `users`: how many calls begin to use the episode now. Call `_leave` when each of them is done.
         """
         refuse_reentry()
         with self._lock:
@@ -366,7 +368,10 @@ def _leave_if_there(lost: "weakref.ref[CurrentEpisode]", episode: Episode) -> No
 
 
 def _run_alone(work: Work[T], twin: str) -> T:
-    """Run something in an event loop of its own, which shares no process with others."""
+    """Run `work` in a new event loop, with server processes that no other work uses.
+
+    `twin` names the async method to recommend, if the caller already runs in an event loop.
+    """
     resources = _own_resources()
     return run_blocking(
         lambda: work(resources),
@@ -377,7 +382,7 @@ def _run_alone(work: Work[T], twin: str) -> T:
 
 
 async def _run_alone_async(work: Work[T]) -> T:
-    """As `_run_alone`, in the caller's event loop."""
+    """Run `work` in the caller's event loop, with server processes that no other work uses."""
     resources = _own_resources()
     try:
         return await work(resources)
@@ -386,5 +391,4 @@ async def _run_alone_async(work: Work[T]) -> T:
 
 
 def _own_resources() -> TurnResources:
-    """Return resources that nothing else shares."""
     return TurnResources(registry=ProcessRegistry(), sampling=CurrentSampler())

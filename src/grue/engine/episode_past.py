@@ -15,7 +15,7 @@ class DeskPast(Past[EpisodeStarted]):
 past = DeskPast.read("runs/1", needed=(Assigned,))
 ```
 
-A turn is finished as soon as its end is in the trace; its request is not sent to the model again.
+A turn whose end is in the trace is finished: a resumed episode does not run it again.
 """
 
 from collections.abc import Container, Mapping
@@ -58,7 +58,7 @@ def ends_episode(error: LLMError | m.LlmFailure, *, answered: bool) -> bool:
     Args:
         error: The error.
         answered: Whether the model has answered in the episode. If the endpoint was never reached, its
-            address is most likely wrong, or it does not run, and another turn would not mend that.
+            address is most likely wrong, or the endpoint does not run, and another turn would fail too.
     """
     final = error.reason in FINAL_REASONS if error.reason else error.status in FINAL_STATUSES
     return final or (error.kind == "unreachable" and not answered)
@@ -69,7 +69,7 @@ _Started = TypeVar("_Started", bound=EpisodeStarted)
 
 
 class Past(Struct, Generic[_Started], kw_only=True):
-    """The recorded part of an episode, as far as all hosts share it.
+    """What the trace of an episode says that is the same for all hosts.
 
     Attributes:
         started: How the episode started.
@@ -78,10 +78,10 @@ class Past(Struct, Generic[_Started], kw_only=True):
         spent: Requests, tokens and cost of all turns, an unfinished turn included.
         tool_calls: Number of tool calls.
         connections: The state of the connection to each tool server, for `Runner.remember`.
-        listings: The tools that each server listed last, for `Runner.remember`: turns may presume them.
-        ended: How the episode ended the last time; `None`: it did not end, as its process was killed.
-        conditions: The conditions, such as the model, of the last run.
-        max_turns: The turn limit of the last resume; 0: the limit of the start.
+        listings: The tools that each server listed last, for `Runner.remember`.
+        ended: How the episode ended the last time; `None`: it did not end, because its process was killed.
+        conditions: What the last run was made with, such as the model.
+        max_turns: The turn limit that was given at the last resumption; 0: the limit given at the start.
         lasted_s: How long the episode has run, in seconds.
         answered: Whether the model has given an answer.
         parked: The turn that waits for approvals; `None`: no turn waits. Go on with it by `Runner.resume`,
@@ -114,11 +114,11 @@ class Past(Struct, Generic[_Started], kw_only=True):
 
         Args:
             path: The run folder, or the trace in it.
-            needed: Facts that the resume needs without redactions. `EpisodeStarted` and the last turn's end
-                are always needed.
+            needed: Classes of the host's facts from which no secret may have been redacted. This always holds
+                for `EpisodeStarted` and the last turn's end.
             started: The host's class for the start of its episodes.
-            over: Reasons for the end of an episode after which it cannot be resumed, except to write its
-                result file if that is still missing.
+            over: Values of `EpisodeEnded.reason` after which an episode cannot be resumed, except to write
+                its result file if that is still missing.
 
         Raises:
             TraceError: The trace cannot be read, has no episode, or is another program's. Or the episode is
@@ -158,10 +158,10 @@ class Past(Struct, Generic[_Started], kw_only=True):
         return changed_conditions(self.conditions or {"model": self.started.model}, now)
 
     def take_fact(self, envelope: EpisodeEnvelope) -> None:
-        """Take an envelope that may hold a fact of the host; override it.
+        """Read an envelope that may hold a fact of the host; override this method, which does nothing.
 
-        `read` calls this for every envelope after the start, in order. Set `end` to `None` if the fact shows
-        that the host has used the turn's result.
+        `read` calls it for every envelope after the start, in order. Set `self.end` to `None` if the fact
+        shows that the host has used the turn's result.
         """
 
     def take(self, envelope: EpisodeEnvelope, unended: Spent) -> Spent:
@@ -177,13 +177,14 @@ class Past(Struct, Generic[_Started], kw_only=True):
                 self.parked = None
                 self.spent = self.spent.plus(unended.requests, unended.usage)
                 return Spent()
-            # Count nothing for the part of the turn before the parking: the turn's end will count it too.
+            # Count nothing for the turn before it was parked: the numbers in its end will include this part.
             case m.TurnParked() as parked:
                 self.parked = parked
                 return Spent()
             case m.TurnResumed():
                 return Spent()
-            # Only the agent's requests: a turn does not count those that a server makes through sampling.
+            # Count the agent's requests only: a turn's numbers leave out requests that a server makes through
+            # sampling.
             case m.RequestCompletion() if envelope.sender == "agent":
                 return Spent(requests=unended.requests + 1, usage=unended.usage)
             case m.CompletionReceived(usage=usage) if envelope.receiver == "agent":

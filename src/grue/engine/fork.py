@@ -1,7 +1,7 @@
 """Fork a recorded turn: repeat it up to a place from its trace, and run it from there on.
 
-The machine of the turn gets the recorded events again, which brings it to the recorded turn's state at the
-fork, and the LLM actor gets the history. The commands that follow from these events are not carried out. From
+The turn's state machine gets the recorded events again, up to the fork, and so reaches the state that the
+recorded turn had there. Its commands up to the fork are not carried out. The LLM actor gets the history. From
 the fork on the turn runs like any other, but its tool calls are answered from the record
 (`engine/recorded_tools.py`).
 
@@ -77,7 +77,7 @@ class _Place(Struct, frozen=True):
     """A place at which a turn can be forked.
 
     Attributes:
-        event: The last message of the record that is repeated.
+        event: The last recorded message before the fork.
         events: The events that the agent got before the place, from the last `RunTurn` on; empty: the whole
             turn is run again.
         opened: The servers whose sessions are open at the place.
@@ -89,7 +89,7 @@ class _Place(Struct, frozen=True):
 
 
 class RecordedRun(Struct, frozen=True, kw_only=True):
-    """A turn of a trace with what is needed to fork it.
+    """A recorded turn, and what is needed to fork it.
 
     Attributes:
         path: The trace.
@@ -122,7 +122,9 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
         return next((asks for asks in reversed([*told]) if asks is not None), None)
 
     def place(self, at: int | None) -> _Place:
-        """Return the last place before message `at` at which the turn can be forked; `None`: its beginning.
+        """Return the last place before message `at` at which the turn can be forked.
+
+        `at=None`: the turn's beginning.
 
         Raises `MCPError` if the turn has no such message, or cannot be replayed to this place.
         """
@@ -259,7 +261,10 @@ class ForkedRun(HostTurn[T]):
 
 
 def _fork_at(asked: ForkRequest, run: RecordedRun, settled: TurnRecord) -> int | None:
-    """Return the number of the message to fork before; by default, of the first result to be replaced."""
+    """Return the number of the message to fork before; `None`: fork at the turn's beginning.
+
+    If `asked.at` is not given, it is the message with the first of the results that the fork replaces.
+    """
     unknown = [name for name in asked.tool_results if settled.call(name) is None]
     if unknown:
         known = ", ".join(settled.call_ids) or "none"
@@ -371,7 +376,7 @@ def _wiring(
     offered: tuple[m.ToolDefinition, ...],
     fork: ForkSettings,
 ) -> Wiring:
-    """Return the wiring of the fork: an LLM actor that has the history, and tools that the record answers."""
+    """Return the fork's wiring: the LLM actor has the history, and tools are answered from the record."""
     servers = wiring.servers
     if fork.misses == "fail":
         servers = usable_servers(dict.fromkeys(run.servers, _nothing))
@@ -420,8 +425,8 @@ def _past(
     if not place.events:
         return TurnsPast(forked=forked, copied=run.earlier, rewrites=rewrites)
     told = {each.seq for each in run.envelopes if each.seq < seq and each.receiver == AGENT}
-    # Copy the agent's later messages too if an earlier message is their cause: the agent may have sent some
-    # consequences of a message only after it had received the next message.
+    # Copy the messages up to the fork, and later messages of the agent that were caused by an event before
+    # the fork: the agent may have sent them only after it had received the next event.
     copied = [
         each
         for each in run.envelopes
@@ -447,7 +452,7 @@ def _past(
 
 
 def _names(asked: ForkRequest) -> Iterator[str]:
-    """Yield the changes of the fork, in words for people."""
+    """Yield a short text for each change of the fork, such as `system`."""
     if asked.system is not None:
         yield "system"
     yield from asked.changes
@@ -456,7 +461,7 @@ def _names(asked: ForkRequest) -> Iterator[str]:
 
 
 def _other_model(recorded: m.ModelAsked | None, asks: m.ModelAsked | None) -> Iterator[str]:
-    """Yield the differences between the recorded model and the one that is asked now, for people."""
+    """Yield a short text for each difference between the recorded model and the fork's, such as its name."""
     if recorded is None or asks is None:
         return
     if recorded.model != asks.model:

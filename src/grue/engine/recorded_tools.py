@@ -1,9 +1,9 @@
 """Answer a fork's tool calls and its questions to people from the record of the turn that was forked.
 
-`TurnRecord` holds what the record can answer. `RecordedConnection` stands between a session actor and its
-server: it answers calls that the record has a result of, and `ForkSettings.misses` says what happens to the
-others. By default they end the fork, because the effects of a call are real. `RecordedApproval` answers the
-questions of the policy as a person answered them when the turn was recorded.
+`TurnRecord` holds the recorded results and decisions. `RecordedConnection` stands between a session actor and
+its server: it answers a call with its recorded result, and `ForkSettings.misses` says what happens to a call
+that has none. By default such a call ends the fork, because a real call may have effects. `RecordedApproval`
+answers the questions of the policy as a person answered them when the turn was recorded.
 """
 
 import contextlib
@@ -47,8 +47,8 @@ class RecordedCall(Struct):
     """A tool call of the record.
 
     Attributes:
-        seq: Number of the message that settled the call; 0: it was never settled.
-        settlement: The call's result or failure, as the trace has it.
+        seq: Number of the message with the call's result or failure; 0: the trace has neither.
+        settlement: That message.
         listed: The tools that the server listed after the call, if they had changed.
         redacted: A secret was removed from the result.
     """
@@ -62,18 +62,21 @@ class RecordedCall(Struct):
 
     @property
     def key(self) -> _Key:
-        """Server, tool and arguments. Calls in which all three are equal get the same recorded results."""
+        """Server, tool and arguments. A call gets a recorded result only if all three are equal."""
         return self.server, self.call.tool, digest(self.call.arguments)
 
 
 class TurnRecord:
-    """The recorded results and decisions that a fork of the turn gets; the fork is after message `after`.
+    """The recorded results and decisions that a fork of the turn gets.
 
     Calls with the same tool and the same arguments get the recorded results after the fork, in their order.
     When all of them are used, a call of a read-only tool gets the last one again. A call of any other tool
     then has no result, because the earlier calls may have changed what the tool would return.
 
-    A server lists the tools that `listings` has of it, or else those that the record has.
+    Args:
+        envelopes: The messages of the recorded turn.
+        after: Number of the last message before the fork.
+        listings: Tools that a server lists in place of the recorded ones, by the server's name.
     """
 
     def __init__(
@@ -103,13 +106,13 @@ class TurnRecord:
                 self._last[call.key] = call
 
     def call(self, call_id: str) -> RecordedCall | None:
-        """Return the recorded call with this id; `None`: the record has no settled call with this id."""
+        """Return the recorded call with this id; `None`: there is none that has a result or a failure."""
         found = (each for each in self._calls.values() if each.call.call_id == call_id and each.seq)
         return next(found, None)
 
     @property
     def call_ids(self) -> list[str]:
-        """The ids of the calls that were settled, in order."""
+        """The ids of the calls that have a result or a failure, in order."""
         return [each.call.call_id for each in self._calls.values() if each.seq]
 
     def listing(self, server: m.ServerName) -> Listing | None:
@@ -123,7 +126,7 @@ class TurnRecord:
         return Listing(tools=tools, protocol_version=listing.protocol_version if listing else "")
 
     def next(self, server: m.ServerName, tool: str, arguments: m.JsonObject) -> RecordedCall | None:
-        """Return the recorded call whose result answers this call, and leave it for the next call too."""
+        """Return the recorded call whose result answers this call, without using it up."""
         key = server, tool, digest(arguments)
         left = self._left.get(key)
         if left:
@@ -132,9 +135,9 @@ class TurnRecord:
         return again if again is not None and self._is_read_only(server, tool) else None
 
     def take(self, server: m.ServerName, tool: str, arguments: m.JsonObject) -> RecordedCall | None:
-        """Return the recorded call whose result answers this call, and do not return it again.
+        """Return the recorded call whose result answers this call, and use it up.
 
-        A read-only tool's last recorded call is the exception: it answers all further calls.
+        Only the last recorded call of a read-only tool is never used up: it answers all further calls.
         """
         found = self.next(server, tool, arguments)
         if found is not None and self._left.get(found.key):
@@ -218,7 +221,7 @@ def _asked(question: ApprovalQuestion) -> _Question:
 
 
 def _bound(decision: ApprovalDecision, question: ApprovalQuestion) -> ApprovalDecision:
-    """Return a recorded decision, made to fit the question of the fork."""
+    """Return a recorded decision, with the ids of the fork's question in place of the recorded ones."""
     ids = {name: getattr(question, name) for name in ("call_id", "name", "definition_digest")}
     return replace(decision, **ids)
 
@@ -277,7 +280,7 @@ class RecordedApproval(Approval, frozen=True, kw_only=True):
         return answer
 
     def connecting(self, connect: Connect, command: m.RunTurn, server: m.ServerName) -> Connect:
-        """Return connections that answer from the record."""
+        """Return a factory of connections that answer from the record."""
         fork = self.fork
         live = None if fork.misses == "fail" else connect
         asking = _Asking(fork, command) if fork.misses == "ask" and fork.approve is not None else None
@@ -312,8 +315,8 @@ class RecordedConnection:
         server: The server whose connection it is.
         fork: What the record answers, and what happens to other calls.
         live: The server itself; `None`: it is not started, and calls that the record does not answer fail.
-        asking: Asks about calls that the record does not answer before they are made; `None`: nobody is
-            asked, and they are made.
+        asking: Asks a person before a call is made that the record does not answer; `None`: such a call is
+            made without asking.
     """
 
     def __init__(
@@ -334,7 +337,7 @@ class RecordedConnection:
                 await self._live.__aenter__()
                 self._entered = True
             except ServerFailed as failed:
-                # Raised only at a call that the record does not answer, because the record may answer all.
+                # Raise this only if a call needs the server: the record may answer all calls.
                 self._down = failed
         return self
 
@@ -361,10 +364,10 @@ class RecordedConnection:
         return listing
 
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
-        """Return the recorded result of this call, or deal with a call that has none.
+        """Return the recorded result of this call. If it has none, do what `ForkSettings.misses` says.
 
-        Raises `ForkMissed` if the record has no result and the tool is not to be called. The errors of a
-        `ToolConnection` are raised as they are now or were when the call was recorded.
+        Raises `ForkMissed` if the call has no result and must not be made. Raises the errors of a
+        `ToolConnection` too: those of a call that is made, and those that were recorded for this call.
         """
         found = self._fork.record.take(self._server, tool, arguments)
         if found is not None:
@@ -373,9 +376,9 @@ class RecordedConnection:
         return await self._miss(tool, arguments, timeout_s)
 
     async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
-        """Return why the call was not sent when it was recorded.
+        """Return why this call was refused before it was sent, when it was recorded; `None`: it was sent.
 
-        For a call that was not recorded: why it would not be sent now.
+        A call that is not in the record is checked by the server's own connection.
         """
         found = self._fork.record.next(self._server, tool, arguments)
         if found is not None and isinstance(found.settlement, m.ToolSkipped):
@@ -386,7 +389,7 @@ class RecordedConnection:
         return None
 
     async def finish_task(self, tool: str, task: m.ToolTask, timeout_s: float) -> m.ToolCallResult:
-        """Return the recorded result of a task."""
+        """Return the recorded result of a task. If there is none, ask the server, or raise `ForkMissed`."""
         found = self._fork.record.of_task(task)
         if found is not None:
             return self._as_recorded(found, tool)

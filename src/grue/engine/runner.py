@@ -1,6 +1,6 @@
 """`Runner`: the public entry for running turns. It holds the settings and passes each turn to an event loop.
 
-Which event loop that is depends on `keep`: a new one in the calling thread (`run_blocking`), the
+`keep` and the method decide which event loop it is: a new one in the calling thread (`run_blocking`), the
 caller's own (`run_turn_async`), or the loop of an episode in a background thread (`CurrentEpisode`). In each
 case the loop runs `HostTurn.run` (`engine/turn.py`). Between turns the runner keeps plain data only: the last
 turn's number, the state of each server, and the tokens and cost that were spent.
@@ -98,7 +98,7 @@ class Runner(AsyncToolAccess, Closing):
         trace: Where to write the trace until `close`: a file that ends in `.jsonl`, or a folder in which each
             runner creates a run folder of its own. Missing folders are made. `None`: no trace is written.
         process_limits: How server processes are ended.
-        elicit: Asks the user a server's question; `None`: every question is declined.
+        elicit: Asks the user a server's question (MCP elicitation); `None`: every question is declined.
         tool_lock: The tool definitions that the user has approved. `policy.on_tool_drift` says how to treat
             any others. `None`: all tools that the servers list are accepted.
         tool_policy: Which tool calls are made, asked about or denied; `None`: all are made.
@@ -113,10 +113,11 @@ class Runner(AsyncToolAccess, Closing):
             `loop`: one event loop in a background thread, from the first turn to `close`; connections to the
             model stay open. `sessions`: also the sessions; all turns share one per server, and in `map` each
             worker has its own.
-        start: When a server starts, unless its own options say so. For this turn: `before` the first request,
-            `beside` the request if the server's tools are known, `beside_if_locked` if the listing file has
-            them, or `when_called`. For the next turn, in advance: `after_turn`, or `beside_turn`, while this
-            turn waits for its model. Or a pair of both. Only listed tools that have not changed are called.
+        start: When a server starts, unless its own options say when. `before`: before the first request.
+            `beside`: at the same time as the first request, if the server's tools are known from earlier.
+            `beside_if_locked`: the same, if the tool lock's listing file has them. `when_called`: at the
+            first call. In advance, for the next turn: `after_turn`, or `beside_turn`, while this turn waits
+            for its model. Or a pair, `("after_turn", "beside")`. A tool that has changed is not called.
 
     Raises:
         MCPConfigError: A server name, `keep`, `start` or a policy is invalid, or `keep` and `start` make
@@ -265,7 +266,7 @@ class Runner(AsyncToolAccess, Closing):
 
     @property
     def budget_spent(self) -> str:
-        """The limit of the episode's budget that is reached, as a phrase; empty: further turns can be run."""
+        """The limit of the episode's budget that was reached, in words; empty: further turns can be run."""
         return self.spent.reached(self.budget)
 
     @property
@@ -274,15 +275,15 @@ class Runner(AsyncToolAccess, Closing):
         return self._memory.disabled()
 
     def connection(self, server: str) -> Settled:
-        """Return the episode's state of a server, as plain data that can be stored."""
+        """Return what the episode knows about a server, for example `Disabled`, as plain data to store."""
         return self._memory.connections.get(m.ServerName(server), Untried())
 
     def remember(
         self, server: str, connection: Settled | None, listing: Sequence[m.ToolDefinition] = ()
     ) -> None:
-        """Restore the state of a server, and the tools that it listed last, from an earlier part.
+        """Restore what an earlier run of the episode knew about a server, and the tools that it listed last.
 
-        `connection=None` leaves the state unchanged.
+        `connection` is what `Runner.connection` returned then; `None` leaves the present state unchanged.
         """
         self._memory.learn({} if connection is None else {m.ServerName(server): connection})
         self._presumed.recall({m.ServerName(server): tuple(listing)})
@@ -361,8 +362,8 @@ class Runner(AsyncToolAccess, Closing):
             answer: As in the turn's request. Pass it again, because a trace cannot hold it.
             turn: Number of the turn; `None`: the only turn that can be resumed.
             on_delta: As in the turn's request.
-            conversation: Set by `Conversation.resume`. `None`: if the turn belongs to a conversation, this
-                is taken from this runner, from the conversation's file or from the trace.
+            conversation: Set by `Conversation.resume`. `None`: if the turn belongs to a conversation, that
+                conversation is taken from this runner, from its file, or from the trace.
 
         Raises:
             NothingToResume: The trace has no turn that can be resumed, or the turn was resumed already.

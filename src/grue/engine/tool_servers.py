@@ -1,8 +1,8 @@
 """The tool servers of a runner: the checks of their settings, their connections, and which ones a turn opens.
 
-`PresumedListings` has the tools that a turn may presume its servers to list before they have started, and
-where these tools are known from. How the turn's machine uses presumed tools is in
-`protocol/turn/sessions.py`; why a turn presumes tools is in decision 035.
+A turn may send its first request before its servers have started. It then presumes that each server lists the
+same tools as before. `PresumedListings` has these earlier listings and says where each is known from. How the
+turn's state machine uses them is in `protocol/turn/sessions.py`; the reasons are in decision 035.
 """
 
 import inspect
@@ -56,8 +56,9 @@ def connect_to(
 ) -> Connect:
     """Return a factory of connections to a tool server of any kind.
 
-    `registry` lists the server's process, if it has one, so that it can be killed from outside. `options` are
-    for MCP servers only. Without them an MCP server's notices and changed tool definitions are recorded too.
+    `registry` gets the server's process, if it has one, so that it can be killed from outside the event loop.
+    `options` are for MCP servers only; a server's notices and changed tool definitions are recorded even
+    without them.
     """
     match server:
         case StdioServer() | HttpServer():
@@ -142,9 +143,9 @@ def load_sessions(servers: Collection[ToolServer]) -> None:
 def startup_limits(limits: TurnLimits, servers: Mapping[m.ServerName, ToolServer]) -> TurnLimits:
     """Return the limits with a number of seconds for the start of each server.
 
-    A server's limit in `limits` comes first, then the limit in the server's own options, also if it is
-    longer, and then the common limit. If none is set, a command that may have to download the server has a
-    minute.
+    For each server, the first of these that is set counts: its limit in `limits`; the limit in its own
+    options, even if it is longer than the common one; the common limit. If none is set, a command that may
+    have to download the server gets a minute.
 
     Source: R13.3
     """
@@ -177,10 +178,10 @@ def starts_when_called(server: object) -> bool:
 
 
 def first_connects(servers: Mapping[m.ServerName, ToolServer]) -> dict[str, OnFirstConnect]:
-    """Return the policy for a failed first connect, for the servers that are configured with `required`.
+    """Return what to do if the first connect fails, for servers whose own options decide about that.
 
-    A server that starts when it is called counts as required only if its options say `required`: when it
-    fails to start, the turn has already done work, and the model can go on without the call.
+    A server that starts when it is called is required only if its options say so: if it fails to start, the
+    turn has already done work, and the model can go on without the call.
     """
     chosen: dict[str, bool] = {}
     for name, server in servers.items():
@@ -192,7 +193,7 @@ def first_connects(servers: Mapping[m.ServerName, ToolServer]) -> dict[str, OnFi
 
 
 def check_first_connects(policy: FailurePolicy, servers: Collection[m.ServerName]) -> None:
-    """Refuse a policy for the first connect of an unknown server, if the runner has servers."""
+    """Raise `MCPConfigError` if the runner has servers, and `policy.first_connects` names another one."""
     for name in policy.first_connects:
         if servers and name not in servers:
             known = ", ".join(map(repr, servers))
@@ -201,7 +202,7 @@ def check_first_connects(policy: FailurePolicy, servers: Collection[m.ServerName
 
 
 def _under(name: str, server: ToolServer) -> ToolServer:
-    """Return the server, named as its key in `servers=`. The full names of its tools begin with this name."""
+    """Return the server, renamed to its key in `servers=`. The full names of its tools begin with the key."""
     if isinstance(server, StdioServer | HttpServer):
         return server if server.name == name else replace(server, name=name)
     form = _right_form(server)
@@ -213,7 +214,7 @@ def _under(name: str, server: ToolServer) -> ToolServer:
 
 
 def _right_form(server: object) -> str:
-    """Return what to write instead of a value that is not a server; empty if the value may be a server."""
+    """Return advice on what to write instead of `server`; empty: it may be a server."""
     if isinstance(server, str):
         return "HttpServer(url=...)" if "://" in server else "StdioServer(command=...)"
     if isinstance(server, list | tuple | Mapping | None):
@@ -296,7 +297,7 @@ def servers_for(
 
 
 class PresumedListings:
-    """The listings that the turns of a runner may presume. Thread-safe: turns may run in parallel."""
+    """Earlier listings, which a runner's turns may use before the servers have started. Thread-safe."""
 
     def __init__(self, servers: Mapping[m.ServerName, ToolServer], lock: ToolLock | None) -> None:
         self._servers = servers
@@ -315,16 +316,16 @@ class PresumedListings:
     def for_turn(
         self, command: m.RunTurn, connections: Mapping[m.ServerName, Settled], registry: ProcessRegistry
     ) -> m.ToolsPresumed | None:
-        """Return the listings that a turn may presume; `None`: none, because a server's tools are not known.
+        """Return the listings with which a turn may ask the model before its servers have started.
 
-        A disabled server offers no tools. `registry` lists the processes of the shell tool, which is made to
-        get its listing.
+        `None`: the turn has to wait for its servers, because the tools of one are not known. A disabled
+        server offers no tools. `registry` goes to the connection of host commands, which has their listing.
         """
         waiting = {listing.server for listing in command.when_called}
         servers = [name for name in command.servers if name not in waiting]
         on = [name for name in servers if not isinstance(connections.get(name), Disabled)]
         starting = [name for name in on if not isinstance(self._servers[name], HostFunctions | HostCommands)]
-        # Most turns presume nothing, and need not pay for the listing of functions.
+        # Decide this first: most turns have to wait, and then the host's functions need not be listed here.
         if not starting or not all(self._is_known(name) for name in starting):
             return None
         listings = [self._of(name, command.policy, registry) for name in on]
@@ -334,11 +335,11 @@ class PresumedListings:
     def when_called(
         self, command: m.RunTurn, connections: Mapping[m.ServerName, Settled], at_s: float
     ) -> tuple[m.PresumedListing, ...]:
-        """Return the listings of the servers that start when they are called, as far as a turn offers them.
+        """Return the known listings of those servers of a turn that start when they are called.
 
-        A server whose tools are not known is left out: it starts as others do, and its tools are known from
-        then on. A server whose listing has expired is left out too, and so is a server that is disabled.
-        `at_s` is the time on the event loop's clock.
+        A server whose tools are not known, or whose listing has expired, is left out: it starts as other
+        servers do, and its tools are known from then on. A disabled server is left out too. `at_s` is the
+        time on the event loop's clock.
         """
         found = (
             self._listing(name, command.policy)
@@ -350,12 +351,12 @@ class PresumedListings:
         return tuple(listing for listing in found if listing is not None)
 
     def learn(self, name: m.ServerName, tools: tuple[m.ToolDefinition, ...]) -> None:
-        """Take over the tools that a server has listed in a turn: those that its session offers."""
+        """Remember the tools that a server's session offered in a turn."""
         if self._may_presume(name):
             self._last[name] = tools
 
     def recall(self, listings: Mapping[m.ServerName, tuple[m.ToolDefinition, ...]]) -> None:
-        """Take over the listings of a trace that is resumed. What this runner has seen itself comes first."""
+        """Remember the listings of a trace that is resumed. Listings that this runner has seen itself win."""
         self._recalled.update((name, tools) for name, tools in listings.items() if tools)
 
     def take_spoken(self, name: m.ServerName) -> str:
@@ -371,13 +372,13 @@ class PresumedListings:
         return seen.protocol_version
 
     def on_listed(self, name: m.ServerName) -> Callable[[SeenListing], None] | None:
-        """Return a function that takes each listing of a server; `None`: its listings are not cached."""
+        """Return a function that notes each listing of a server for the cache; `None`: it is not cached."""
         if not self._may_remember(name):
             return None
         return lambda seen: self._unsaved.update({name: seen})
 
     def unsaved(self) -> list[tuple[McpServer, SeenListing]]:
-        """Return the listings that the cache does not hold yet, to be stored. No later call returns them."""
+        """Return the noted listings that the cache does not hold yet. No later call returns them again."""
         new, self._unsaved = self._unsaved, {}
         changed = {name: seen for name, seen in new.items() if self._cached.get(name) != seen}
         self._cached |= changed
@@ -437,7 +438,7 @@ class PresumedListings:
         return locked or self._may_remember(name)
 
     def _may_remember(self, name: m.ServerName) -> bool:
-        """Return whether the turn may presume an earlier listing of the server, whatever its source."""
+        """Return whether turns may use an earlier listing of the server, whatever source it is from."""
         return self._start_of(name) in ("beside", "when_called")
 
     def _start_of(self, name: m.ServerName) -> StartWhen:
@@ -448,7 +449,7 @@ class PresumedListings:
     def _screened(
         self, name: m.ServerName, tools: tuple[m.ToolDefinition, ...], policy: FailurePolicy
     ) -> tuple[m.ToolDefinition, ...]:
-        """Return the tools that a session would offer if the server listed these; kept for the next turn."""
+        """Return the tools that a session would offer if the server listed `tools`. The result is cached."""
         before = self._screenings.get((name, policy.on_tool_drift))
         if before is not None and before[0] is tools:
             return before[1]

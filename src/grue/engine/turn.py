@@ -1,9 +1,9 @@
-"""One turn from the host's `TurnRequest` to its `TurnOutcome`, and the state that the turns pass on.
+"""One turn from the host's `TurnRequest` to its `TurnOutcome`, and the state that is kept between turns.
 
 A `Runner` makes a `HostTurn` for each request and passes `HostTurn.run` to the event loop that runs it. A
-`HostTurn` makes the message `RunTurn` of the request, and reports the turn's end to the host. An
-`EpisodeMemory` has what the turns of an episode pass on to later turns. `read_images` checks the images of a
-request, because one bad image makes an endpoint refuse the request. A `TurnHandle` is a running turn, for
+`HostTurn` turns the request into the message `RunTurn`, and the turn's end into an outcome or an error. An
+`EpisodeMemory` keeps the state between the turns of an episode. `read_images` checks the images of a request,
+because one bad image makes an endpoint refuse the whole request. A `TurnHandle` is a running turn, for
 programs whose own loop must not block (a game, a GUI).
 """
 
@@ -86,12 +86,12 @@ Image: TypeAlias = str | PathLike[str] | bytes
 """An image for the model: the path of a file, or its content."""
 
 
-# `m.FINAL_REQUEST` asks for an action, because it was written for games.
+# `m.FINAL_REQUEST` was written for games, and asks for an action.
 _FINAL_REQUEST = m.FINAL_REQUEST.replace("action", "answer")
 
 
 class _UserText(Struct, frozen=True):
-    """The base of `TurnRequest`, with the one field that may be given by position."""
+    """Makes `user` the only field of `TurnRequest` that may be given by position."""
 
     user: str
 
@@ -107,12 +107,12 @@ class TurnRequest(_UserText, Generic[T], metaclass=OwnKeywords, frozen=True, kw_
             any type, `Literal` included. `None`: any text.
         turn_timeout_s: Limit for the whole turn, teardown included; `None`: the runner's.
         turn: The turn's number in the episode; `None`: one more than the last turn's.
-        tools: Offer the runner's tools; `False`: no tools in this turn. Or the names of the tools to offer,
-            which may be patterns: `("files.read", "web.*")`.
-        context: How to stay within the model's context window; `None`: as the runner says, which by default
-            clears nothing.
-        tool_search: When `find_tools` and `call_tool` are offered in place of the tools; `None`: as the
-            runner says.
+        tools: `True`: offer all of the runner's tools; `False`: offer none. Or the names of the tools to
+            offer, which may be patterns: `("files.read", "web.*")`.
+        context: How to stay within the model's context window; `None`: the runner's `context`, by which
+            nothing is cleared unless it was set.
+        tool_search: When to offer `find_tools` and `call_tool` in place of the tools; `None`: the runner's
+            `tool_search`.
         user_stub: A shorter text that may take the place of `user` in the history, if a later turn of the
             conversation has no room for `user`; empty: `user` is not replaced.
         on_delta: Called with each piece of a streamed reply, in the thread or task of the turn. An exception
@@ -124,10 +124,10 @@ class TurnRequest(_UserText, Generic[T], metaclass=OwnKeywords, frozen=True, kw_
         images: Images that belong to the user's text: paths of files, or their bytes. PNG, JPEG, GIF, WebP.
         history: What was said before, oldest first: `UserText`, `AssistantReply`, `ToolMessage`, as in
             `TurnOutcome.said` and `Conversation.history`. A system text at its beginning becomes `system`.
-            The trace holds only a digest of the history. A history is encoded anew for each turn;
-            `Runner.conversation` encodes each entry once.
-        json_results: The model reads every tool result as the JSON of `ToolCallResult.to_dict()`. Otherwise
-            the model reads a text as plain text, other content as JSON, and an error as `Error: ...`.
+            The trace holds only a digest of the history. All entries are encoded again for each turn; in a
+            `Runner.conversation` each entry is encoded once.
+        json_results: `True`: the model gets every tool result as the JSON of `ToolCallResult.to_dict()`.
+            `False`: it gets a text as plain text, other content as JSON, and an error as `Error: ...`.
         conversation: Set by `Conversation.request`: the turn continues that conversation.
     """
 
@@ -148,7 +148,7 @@ class TurnRequest(_UserText, Generic[T], metaclass=OwnKeywords, frozen=True, kw_
     conversation: KeptConversation | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a field of the wrong form, and name the right one. Take the system text out of a history."""
+        """Move a system text from `history` to `system`; raise `MCPConfigError` for a wrong value."""
         first = self.history[0] if isinstance(self.history, list | tuple) and self.history else None
         if isinstance(first, m.SystemText) and self.system in ("", first.text):
             force_setattr(self, "system", first.text)
@@ -193,7 +193,7 @@ class TurnOutcome(Struct, Generic[T], frozen=True, kw_only=True):
     said: tuple[m.HistoryItem, ...] = ()
 
     def _repr_html_(self) -> str:
-        """Return the outcome as a notebook shows it. What models and tools said cannot be markup there."""
+        """Return the outcome as HTML for a notebook. Texts of models and tools are escaped."""
         from html import escape
 
         kind = f"{self.kind}: {self.reason}" if self.reason else self.kind
@@ -236,7 +236,7 @@ class BatchItem(Struct, Generic[T], frozen=True, kw_only=True):
 def as_request(request: TurnRequest[T] | str) -> TurnRequest[T]:
     """Return `request`; a text becomes the `user` text of a new request.
 
-    For anything else an `MCPConfigError` says what to write.
+    Raises `MCPConfigError`, which says what to write, for anything else.
     """
     if isinstance(request, str):
         request = TurnRequest(user=request)
@@ -290,7 +290,7 @@ def _is_list(value: object) -> bool:
 
 
 def _is_said(item: m.HistoryItem) -> bool:
-    """Return whether the fields of a history's entry have values of the types that they are declared with."""
+    """Return whether the fields of a history's entry have values of their declared types."""
     match item:
         case m.UserText(text=text) | m.AssistantText(text=text):
             return isinstance(text, str)
@@ -320,7 +320,7 @@ def outcome_of(
 
 
 def _reconnected(calls: Sequence[m.ToolCallRecord]) -> str:
-    """Return the note that servers died during the turn and were started again; empty: none did."""
+    """Return the outcome's `reason` if servers died in the turn and were started again; empty: none did."""
     died = ", ".join(dict.fromkeys(call.name for call in calls if call.settlement == "died"))
     return f"the server died during {died}, and was started again" if died else ""
 
@@ -360,7 +360,7 @@ class ProgressSource:
         self._last = TurnProgress(doing="waiting for its turn")
 
     def enter(self, actors: TurnActors) -> None:
-        """Report the progress of these actors from now on."""
+        """From now on report the progress of these actors."""
         self._actors = actors
 
     def leave(self) -> None:
@@ -453,7 +453,7 @@ class EpisodeMemory:
             return self.turn
 
     def learn(self, connections: Mapping[m.ServerName, Settled]) -> None:
-        """Take over the states of these servers. The states of other servers stay unchanged."""
+        """Replace the states of these servers. The states of other servers stay unchanged."""
         with self._lock:
             self.connections = {**self.connections, **connections}
 
@@ -467,7 +467,7 @@ class Spending:
     """The sum of the costs of a runner's finished turns, batches included. Thread-safe.
 
     Attributes:
-        said_uncounted: It was recorded already that the costs are not known (`CostUncounted`).
+        said_uncounted: Whether `CostUncounted` was recorded already: the endpoint does not report costs.
     """
 
     def __init__(self) -> None:
@@ -482,7 +482,7 @@ class Spending:
 
 
 class TurnPostponed(Exception):  # noqa: N818 - what has happened to the turn
-    """The turn waits for a batch. Caught in `engine/waiting_turns.py`, so users never see this exception."""
+    """The turn waits for a provider's batch. `engine/waiting_turns.py` catches this; users never see it."""
 
     def __init__(self, waits: m.TurnWaits) -> None:
         super().__init__(f"turn {waits.turn} waits for a batch")
@@ -533,15 +533,15 @@ class TurnSettings(Struct, frozen=True, kw_only=True):
 
 
 class HostTurn(Generic[T]):
-    """One turn of the episode that `memory` is about. `run` runs it, once.
+    """One turn of an episode; `memory` holds the episode's state. Call `run` once.
 
     Attributes:
         answer: How to validate and parse the answer.
         progress: What the turn is doing. Readable from any thread.
         is_resumed: The turn was parked or killed, and goes on now.
-        record: What the turn takes from a recorded turn, if it is a fork of that turn or goes on with it.
-        waits: The turn's requests wait for batches.
-        earlier: The results of the earlier turns in the trace that a fork is made from.
+        record: The recorded part of the turn, if it is a fork, or if it has waited for a batch.
+        waits: The turn's requests wait for the provider's batches.
+        earlier: For a fork: the results of earlier turns in the trace of the forked turn.
         begun: The turn's entries before it was parked or killed; `None` if it begins now.
         started_by: The recorded message that started the turn; `None`: `command` makes the message from the
             request.
@@ -596,8 +596,8 @@ class HostTurn(Generic[T]):
                 end = await actors.run(memory.connections)
             finally:
                 self.progress.leave()
-                # The states are learned after a failure or a cancellation too, because the next turn has to
-                # know which servers were connected or disabled in this one.
+                # Store the states after a failure or a cancellation too, because the next turn has to know
+                # which servers were connected or disabled in this one.
                 memory.learn(actors.connections)
         if isinstance(end, m.TurnWaits):
             raise TurnPostponed(end)
@@ -618,7 +618,7 @@ class HostTurn(Generic[T]):
                 assert_never(end)
 
     def _report_uncounted(self, number: int, budget: Budget, *, known: bool | None) -> None:
-        """Report, once a runner, that a limit on the cost has no effect because costs are not known.
+        """Record, once per runner, that a limit on the cost has no effect because costs are not known.
 
         `known`: whether the turn's replies said what they cost; `None` before the turn.
         """
@@ -695,7 +695,7 @@ class HostTurn(Generic[T]):
         return self._request.conversation
 
     def recalled_command(self, number: int) -> m.RunTurn:
-        """Return the message that an earlier run of this turn was started with, except for its budget."""
+        """Return the message that would start the turn now, to look up an earlier run. It has no budget."""
         images = read_images(self._request.images, self._settings.limits)
         kept = _continued(self._request, number)
         history = None if kept is None else kept.ledger.reference(kept.id)
@@ -710,9 +710,9 @@ class HostTurn(Generic[T]):
 
 
 def _schema_in_words(answer: m.AnswerSchema | None) -> str:
-    """Return the schema in words, for the text that asks for another answer.
+    """Return the answer's schema in words, for the text that asks for another answer.
 
-    In a turn with tools the endpoint may not have been sent the schema, so the model may not know it.
+    A turn's requests with tools carry no schema, so the model may not know it.
     """
     if answer is None:
         return ""
@@ -723,7 +723,7 @@ def _schema_in_words(answer: m.AnswerSchema | None) -> str:
 def _past_of(
     request: TurnRequest[Any], number: int, wiring: Wiring, *, resumed: bool = False
 ) -> Iterator[TurnPast]:
-    """Yield what a turn needs of the conversation that it continues, and keep the entries that the turn adds.
+    """Yield what a turn needs from its conversation. After the block, keep the entries that it has added.
 
     `resumed`: the turn was parked before. Raises `ConversationError` if there are both a conversation and a
     history, if one of them cannot be used, or if the actors of the host's factory cannot continue a

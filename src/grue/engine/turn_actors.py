@@ -1,7 +1,8 @@
 """Make the actors of one turn, connect their mailboxes, start them, and wait for the turn's end.
 
-The turn's decisions are made in `protocol/tool_loop.py`, not here. `EarlyRequest` holds back the text of a
-reply that may still be dropped, and delays the import of the MCP SDK.
+The turn's decisions are made in `protocol/tool_loop.py`, not here. `EarlyRequest` is for turns that ask the
+model before their servers have started: it holds back text of a reply that may still be dropped, and delays
+the import of the MCP SDK.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -54,7 +55,7 @@ class TurnResources(Struct, frozen=True, kw_only=True):
     """The processes and sessions that a turn may use.
 
     Attributes:
-        registry: Lists the running processes, so that they can be killed from outside the event loop.
+        registry: Holds the running processes, so that they can be killed from outside the event loop.
         pool: Leases sessions to the turn; `None`: the turn opens and closes its own sessions.
         sampling: Passes sampling requests of the pool's sessions to the turn that is running.
     """
@@ -65,9 +66,11 @@ class TurnResources(Struct, frozen=True, kw_only=True):
 
 
 class EarlyRequest:
-    """Holds back the text of a request with presumed tools, and delays imports until the request is sent.
+    """Helps a turn whose first request is sent before the servers have started.
 
-    A turn that presumes nothing has no such object.
+    Such a request presumes that the servers will list the same tools as before. If they do not, its reply is
+    dropped, so the reply's text is held back until the tools are verified. The imports for the servers'
+    sessions are delayed until the request is sent, because they would delay it.
 
     Attributes:
         agent: The turn's agent. Set it before the actors run.
@@ -80,9 +83,9 @@ class EarlyRequest:
         self._sent = anyio.Event()
 
     def show(self, delta: m.TextDelta) -> None:
-        """Pass a piece of text on to the host, or hold it until the tools are verified.
+        """Pass a piece of a reply's text to the host, or hold it until the tools are verified.
 
-        Text that is held when its reply is dropped, or when the turn ends, is never shown.
+        Text that is still held when its reply is dropped, or when the turn ends, is never passed on.
         """
         if self._on_delta is None:
             return
@@ -94,7 +97,7 @@ class EarlyRequest:
             self._on_delta(delta)
 
     def releasing(self, note: Note) -> Note:
-        """Return the agent's `note` function, extended to show the held text once the tools are verified."""
+        """Return `note`, extended: when it records `ToolsVerified`, the held text is passed to the host."""
 
         def note_and_release(body: Any, *, sender: str, cause: int | None = None) -> Envelope[Any]:
             envelope = note(body, sender=sender, cause=cause)
@@ -108,37 +111,36 @@ class EarlyRequest:
         return note_and_release
 
     def sent(self) -> None:
-        """Called when a request has been written."""
+        """Let the imports begin, because the request has been written to the network."""
         self._sent.set()
 
     def stepped(self) -> None:
-        """Let the imports begin if the turn presumes no tools after all."""
+        """Let the imports begin if the turn waits for its servers after all. Called after each event."""
         if self.agent is not None and not (self.agent.is_presuming or self.agent.may_presume):
             self._sent.set()
 
     async def wait_sent(self) -> None:
-        """Wait until the request is written, or it is clear that it will wait for the servers' start.
+        """Wait until the request is written, or the turn waits for its servers after all.
 
         The MCP SDK is imported after that. The import takes most of a second, and holds up whatever else the
         process does meanwhile, in any thread. If the request is not written within a second, it waits for
-        something else, such as a permit. Then this method returns, so that the servers need not wait for the
-        request.
+        something else, such as a permit. Then this method returns, so that the servers start nevertheless.
         """
         with anyio.move_on_after(_UNSENT_S):
             await self._sent.wait()
 
 
 class TurnsPast(Struct, frozen=True, kw_only=True):
-    """What a fork takes from the record of a turn.
+    """The part of a recorded turn with which a fork begins.
 
     Attributes:
-        forked: The first message that the fork adds to the recorded ones.
+        forked: The note that is recorded after the repeated messages. It says where the turn was forked.
         copied: The recorded messages that the fork's trace repeats, in order.
         events: The events that the recorded agent got, from its last `RunTurn` on.
         event: The last message that the recorded agent got before the fork. The commands that follow from it
             are carried out. `None`: the turn is run from its beginning.
-        rewrites: Changes of the history that only the fork makes.
-        reopened: The sessions that were open at the fork, with the commands that had opened them.
+        rewrites: Changes of the history that the fork makes and the recorded turn did not.
+        reopened: The commands that had opened the sessions that are open at the fork, by server.
     """
 
     forked: m.TurnForked
@@ -164,7 +166,7 @@ class GoesOn(Struct, frozen=True, kw_only=True):
 
 
 class _Mailboxes(dict[m.ServerName, Mailbox[m.SessionCommand]]):
-    """The mailboxes of sessions. If a mailbox that is asked for does not exist yet, `start` makes it."""
+    """The mailboxes of sessions. If one is missing at its look-up, `start` makes it and starts its actor."""
 
     def __init__(self, start: Callable[[m.ServerName], Mailbox[m.SessionCommand]]) -> None:
         super().__init__()
@@ -185,7 +187,7 @@ class TurnActors:
         check: The host's check of a final text.
         on_delta: Called with each piece of a streamed reply.
         earlier: The results of the conversation's earlier turns; `None`: the turn continues none.
-        past: What the turn takes from a record, if it is a fork or goes on after waiting for a batch.
+        past: Set if the turn is a fork, or goes on after it has waited for a batch.
     """
 
     def __init__(
@@ -212,8 +214,8 @@ class TurnActors:
         self._sessions: dict[m.ServerName, SessionActor] = {}
         self._before: Mapping[m.ServerName, Settled] = {}
         self._end_at = self._deadline = float("inf")
-        # Turns without a pool may run in parallel. Each of them has its own sessions, and answers their
-        # sampling requests itself.
+        # Turns without a pool may run in parallel. Each of them has its own sessions and answers the sampling
+        # requests of these.
         self._sampling = CurrentSampler() if resources.pool is None else resources.sampling
 
     @property
@@ -282,7 +284,7 @@ class TurnActors:
         return limits.turn_timeout_s
 
     def _has_sessions_to_close(self) -> bool:
-        """Return whether closing sessions may take time; not for function tools and disabled servers."""
+        """Return whether the turn has sessions that take time to close: not function tools, not disabled."""
         return any(
             not isinstance(self._wiring.servers[name], HostFunctions)
             and not isinstance(self._before.get(name), Disabled)
@@ -358,7 +360,7 @@ class TurnActors:
         return recalled_end  # type: ignore[no-any-return]  # the agent replies with a turn's end
 
     def _start_sessions(self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]) -> "_Mailboxes":
-        """Start the sessions' actors; those of servers that start when called start at the first message."""
+        """Start the sessions' actors. If a server starts when it is called, so does its session's actor."""
         start = partial(self._start_session, supervisor, agent)
         mailboxes = _Mailboxes(start)
         waiting = {listing.server for listing in self._command.when_called}
@@ -392,7 +394,7 @@ class TurnActors:
         command = self._command
         answers: dict[str, AnswersCall] = {}
         if command.references != "never":
-            # imported here: only a turn whose model asks for it has this actor
+            # Imported here, because most turns need no reader of long results.
             with importing():
                 from grue.tool_sessions.result_reading import ResultReader
 
@@ -424,7 +426,7 @@ class TurnActors:
         return llm
 
     def _when_called(self) -> m.RunTurn:
-        """Return the turn's command, with the listings of the servers that start when they are called."""
+        """Return the turn's command, extended by the listings of servers that start when they are called."""
         presumed, command = self._wiring.presumed, self._command
         if presumed is None or self._past is not None or self._goes_on is not None:
             # A fork, and a turn that has waited for a batch, repeat the recorded command unchanged.
@@ -433,7 +435,10 @@ class TurnActors:
         return replace(command, when_called=listings)
 
     def _presumed(self) -> m.ToolsPresumed | None:
-        """Return the listings that the turn may presume; none if its LLM actor cannot drop a reply."""
+        """Return the listings with which the turn may ask the model before its servers have started.
+
+        `None` if its LLM actor cannot drop a reply, which is necessary if a server then lists other tools.
+        """
         presumed = self._wiring.presumed
         if presumed is None or not isinstance(self._wiring.llm, EndpointActors):
             return None
@@ -467,7 +472,7 @@ class TurnActors:
             await call_in_daemon_thread(save)
 
     def _approval(self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]) -> Mailbox[m.AskApproval] | None:
-        """Start the actor that gets answers to the policy's questions, if the turn's policy can ask any."""
+        """Start the actor that gets answers to approval questions; `None`: the turn's policy never asks."""
         answer = self._wiring.approval.answerer(self._command, self._wiring.recorder)
         if answer is None:
             return None
@@ -498,7 +503,7 @@ class TurnActors:
         return connect_fresh(self._wiring, name, self._resources.registry, drift, sample, wait)
 
     def _stepped(self) -> None:
-        """Called after each event of the agent: prewarm the next turn's sessions while the model is busy.
+        """Prewarm the next turn's sessions if the agent now waits for the model. Called after each event.
 
         A server that has not started yet in this episode is not prewarmed, because it may not start at all.
         """
@@ -514,7 +519,7 @@ class TurnActors:
         self._prepare_next({**states, **starting})
 
     def _prepare_next(self, states: Mapping[m.ServerName, ConnectionState]) -> None:
-        """Start to prewarm sessions for the next turn with servers that have connected, if the pool prewarms.
+        """Start to prewarm the next turn's sessions, if the pool prewarms; only with servers that connected.
 
         Servers that start when they are called are left out, because the next turn may call none of them.
         """
@@ -559,10 +564,10 @@ def repeat(copied: Iterable[Envelope[Any]], recorder: Recorder) -> dict[int, int
 def _note_and_show(
     note: Note, on_delta: OnDelta | None, body: Any, *, sender: str, cause: int | None = None
 ) -> Envelope[Any]:
-    """Call `on_delta` with each piece of a streamed reply, after it is recorded.
+    """Record a message. If it is a piece of a streamed reply, then call `on_delta` with it.
 
-    `host_code` marks exceptions of the host's observers and of its callback, so that the LLM actor does not
-    treat them as failures of its request.
+    `host_code` marks exceptions from the host's observers and its callback, so that the LLM actor does not
+    take them for failures of its request.
     """
     with host_code(""):  # no name, because the recorder has added the observer's name to the exception
         envelope = note(body, sender=sender, cause=cause)

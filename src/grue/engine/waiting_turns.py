@@ -77,7 +77,7 @@ class _Account:
         self._lock = threading.Lock()
 
     def admits(self, turn: int, body: bytes) -> bool:
-        """Reserve the cost of a request of a turn; return `False` if that would exceed the budget."""
+        """Reserve the most that a request can cost; return `False` if that would exceed the budget."""
         if not self._counts:
             return True
         most = most_usage(len(body), 3.0, limit_in(body), self._endpoint.price)
@@ -131,17 +131,18 @@ class _Room(Struct, frozen=True, kw_only=True):
         if not self.files.is_wanted(item):
             if not self.admits(self.turn, body):
                 raise RequestPostponed(_NO_BUDGET)
-            # Flush what led to the request before storing it, or a later process may ask something else.
+            # Flush the trace before storing the request. If the process died in between, a later one would
+            # otherwise go on from an older state, and store another request.
             self.flush()
             self.files.want(item, self.path, body)
         raise RequestPostponed(item)
 
     def read(self, model: str, outcome: RequestOutcome) -> None:
-        """Do nothing: the turn itself counts what the reply costs."""
+        """Do nothing, because the turn itself counts the cost of the reply."""
 
 
 class _Turns(Generic[T]):
-    """The turns of a batch, and where each of them is."""
+    """Runs the turns of a batch. A turn with a trace in the batch's folder goes on from that trace."""
 
     def __init__(
         self, settings: TurnSettings, batching: Batching, endpoint: LlmEndpoint, files: BatchFolder
@@ -167,7 +168,7 @@ class _Turns(Generic[T]):
             return None
         part = read_turns(path).get(number)
         if part is None:
-            path.unlink()  # killed before it began
+            path.unlink()  # the process was killed before the turn had begun
             return None
         end = part.end
         if isinstance(end, m.TurnFailed) and not isinstance(end.failure, m.Interrupted):
@@ -285,9 +286,9 @@ def _flush(recorder: Recorder, writer: TraceWriter) -> None:
 def run_waiting(
     requests: Iterable[TurnRequest[T] | str], batch: Batch, batching: Batching
 ) -> Generator[BatchItem[TurnOutcome[T]], None, None]:
-    """Yield the result of each request, in order, as their turns end. Closing the iterator stops the work.
+    """Yield the result of each request, in order. Closing the iterator stops the work in this process.
 
-    The provider goes on with batches that were sent to it. The next call with the same folder fetches the
+    The provider still works on batches that were sent to it; the next call with the same folder fetches the
     replies. `batching` says where the requests wait, and how often the provider is asked about them.
 
     Raises:
@@ -414,7 +415,7 @@ class _Rounds(Generic[T]):
             item = BatchItem(index=index, error=BudgetSpent(f"Turn {index + 1} goes on waiting: {spent}."))
         except Exception as error:  # noqa: BLE001 - a failed turn must not end the others
             item = BatchItem(index=index, error=as_ours(error))
-        # A turn that the budget has no room for still waits, and keeps what it has reserved.
+        # A turn whose next request the budget does not admit goes on waiting, and keeps its reservation.
         if not isinstance(item.error, BudgetSpent):
             self._turns.account.ended(index + 1)
         self._asked.pop(index, None)
@@ -437,8 +438,8 @@ class _Rounds(Generic[T]):
         except BatchRefused as refused:
             raise error_for(m.TurnFailed(turn=0, failure=refused.failure)) from refused
         indices = sorted({int(self._files.turn_of(item)) - 1 for item in settled} & self._waiting)
-        # If none of these turns waits, their replies had come before the last process was killed. Then all
-        # waiting turns are started, and find the replies in the folder.
+        # If none of these turns is waiting, the replies had come already before the last process was killed.
+        # Then start all waiting turns: they find their replies in the folder.
         for index in indices or sorted(self._waiting):
             if len(self._running) >= self._concurrency:
                 self._take_one()

@@ -90,14 +90,14 @@ class TurnsUnderWay:
 
 
 class Wiring(Struct, frozen=True, kw_only=True):
-    """The parts that all turns of a runner share. Those that have no description are arguments of `Runner`.
+    """The parts that all turns of a runner share. Attributes not described here are arguments of `Runner`.
 
     Attributes:
         llm: Makes the LLM actor of a turn.
         endpoint: The endpoint that these actors ask; `None` if `llm` is a factory of the host's.
         approval: Gets answers when the policy asks about a tool call.
         under_way: The turns that are running.
-        presumed: The tools that turns may presume the servers to list; `None`: turns presume none.
+        presumed: Earlier listings, which turns may use before the servers have started; `None`: they may not.
     """
 
     llm: LlmFactory
@@ -131,7 +131,7 @@ class Wiring(Struct, frozen=True, kw_only=True):
         return LentConversation(name, encoded)
 
     def lending(self, lent: LentConversation) -> "Wiring":
-        """Return the parts of a turn whose LLM actor continues `lent`."""
+        """Return these parts with another factory of LLM actors: its actors continue `lent`."""
         return replace(self, llm=self.lender.lending(lent))
 
     @property
@@ -216,7 +216,7 @@ def _endpoint(llm: object) -> LlmEndpoint:
     if isinstance(llm, LlmEndpoint):
         return llm
     if isinstance(llm, list | tuple) and llm and all(isinstance(each, LlmSettings) for each in llm):
-        # Join them: the first model's settings, and in `then` the models that are asked in its place.
+        # Join them to the first model's settings, with the others in `then`: they are asked if it fails.
         llm = replace(llm[0], then=(*llm[0].then, *(one for each in llm[1:] for one in _flat(each))))
     if isinstance(llm, LlmSettings):
         check_fields("llm", llm)
@@ -233,7 +233,7 @@ def _endpoint(llm: object) -> LlmEndpoint:
 
 
 def _flat(settings: LlmSettings) -> tuple[LlmSettings, ...]:
-    """Return the settings of a model, then the settings of the models that are asked in its place."""
+    """Return a model's settings without `then`, followed by the settings that `then` has."""
     return (replace(settings, then=()), *settings.then)
 
 
@@ -242,7 +242,7 @@ _told: set[str] = set()
 
 
 def recorder_that_tells() -> Recorder:
-    """Return a recorder for a program that passes none. It warns of trouble through the logger `grue`.
+    """Return a recorder for a program that passes none. It logs warnings of trouble to the logger `grue`.
 
     Without these warnings only a trace would show what the program asked for and did not get: tools that the
     model is not shown, a pattern that matches no tool, a setting that is not sent, a reply or a tool's result

@@ -37,14 +37,14 @@ _CANCELLED = -32800
 
 
 class NotAsDecided(MCPError):  # noqa: N818 - named as the fact it reports, like the messages
-    """The tool is not the one that the call was decided for, or is gone. Nothing was sent."""
+    """The tool's definition has changed since the call was decided, or the tool is gone. Nothing was sent."""
 
 
 class CancellableConnection(WrappedConnection):
     """A connection whose call another task can cancel through `calling`. The connection stays usable.
 
     Attributes:
-        calling: Cancels the current call.
+        calling: The cancel scope of the current call.
         blocks: The content blocks of the last call's result, as the server sent them.
     """
 
@@ -72,16 +72,16 @@ class CancellableConnection(WrappedConnection):
 
 
 class OwnedSession:
-    """One session, from `OpenSession` to `SessionClosed`. Create it in the event loop that is to own it.
+    """One session, from `OpenSession` to `SessionClosed`. Create it in the event loop in which it runs.
 
     Args:
         command: Opens the session.
         connect: Makes a connection, which the session's actor enters.
         recorder: Records the session's messages.
-        connection: The episode's state of the server before the session.
+        connection: What the episode knows about the server before the session.
 
     Attributes:
-        connection: The episode's state of the server, after the connect.
+        connection: What the episode knows about the server after the connect.
         fault: The unexpected exception that ended the session, if any; may be a `BaseException`.
         tools: The server's current tool list.
         serves_unlisted: Whether the server also takes calls of tools that are not in `tools`.
@@ -156,12 +156,12 @@ class OwnedSession:
     ) -> m.ToolCallResult:
         """Call a tool, one at a time. Cancellation cancels this call only; the session stays open.
 
-        The result has the server's content blocks in `blocks`. The trace has `blocks` only if
+        The returned result has the server's content blocks in `blocks`. In the trace it has `blocks` only if
         structured content came together with images, audio, links or resources, as for a call in a turn, so
         that a text is not recorded twice.
 
-        `turn` is the turn that the call is recorded in; 0: none. `definition` is the one that the call was
-        decided for; `None`: the one in `tools`.
+        `turn` is the turn that the call is recorded in; 0: none. `definition` is the tool definition that was
+        the basis of the decision to call; `None`: the one in `tools`.
 
         Raises:
             TimeoutError: No answer within `timeout_s`, which starts when the call is sent.
@@ -229,7 +229,7 @@ class OwnedSession:
 
     @contextlib.contextmanager
     def _working_for(self, turn: int) -> Iterator[None]:
-        """Within the block, record what happens in the session under the number of this turn."""
+        """Record the session's messages within the block under this turn's number; 0: leave the number."""
         if self._group is None:
             yield
             return
@@ -272,7 +272,7 @@ class OwnedSession:
     def _definition(self, tool: str) -> m.ToolDefinition:
         """Return a tool's definition, or a made-up one for a tool that the server does not list.
 
-        If the server does not serve the tool, the server refuses the call.
+        If the server does not have the tool, it refuses the call itself.
         """
         listed = next((each for each in self.tools if each.tool == tool), None)
         return unlisted_tool(self._command.server, tool) if listed is None else listed
@@ -285,8 +285,8 @@ class OwnedSession:
         try:
             await self._run()
         except BaseException as error:
-            # `call` raises the error in the task that uses the session. If a KeyboardInterrupt of the host's
-            # own code were raised here, it would stop the whole event loop.
+            # Keep the error, so that `call` raises it in the task that uses the session. Raised here, a
+            # KeyboardInterrupt from the host's own code would stop the whole event loop.
             if ends_the_task(error):
                 raise
             self.fault = error
@@ -315,7 +315,7 @@ class OwnedSession:
             going_on = True
             while going_on:
                 event = (await inbox.receive()).body
-                # The host gets a result only after the trace has it.
+                # Wait for the trace: the host gets a result only after it is recorded there.
                 await recorder.shown()
                 going_on = self._take(event)
 

@@ -3,7 +3,7 @@
 A `ToolClient` keeps its `ServerSessions` open until its block is left. A `Runner` makes new `ServerSessions`
 for each of its calls. Each session in them is an `OwnedSession`.
 
-The methods that both offer are in `tool_access.py`.
+The public methods of `ToolClient` and `Runner` for this are in `tool_access.py`.
 """
 
 import asyncio
@@ -159,12 +159,12 @@ class ServerSessions:
     ) -> m.ToolCallResult:
         """Call the tool `SERVER.TOOL` and return its result. The time limit starts when the call is sent.
 
-        If the server has changed the tool, the policy judges the call again, by the tool's new definition. If
-        `definition` is given, the call was decided for that definition, and is not made if the tool has
-        another one. `turn` is the turn that the call is recorded in; 0: none.
+        If the server has changed the tool, the policy judges the call again, by the tool's new definition.
+        But if `definition` is given, the call is not made when the tool has another definition now. `turn` is
+        the turn that the call is recorded in; 0: none.
 
-        Raises `MCPToolCallError` if the call failed; the subclass says why, and the error has the result for
-        the caller.
+        Raises a subclass of `MCPToolCallError` if the call failed; `ToolAccess.call` returns the error's
+        result instead, unless its caller wants the error.
         """
         server, tool = self._split(name)
         for _ in range(_MAX_JUDGEMENTS):
@@ -316,7 +316,7 @@ class ServerSessions:
         seen = state.attempts
         async with state.lock:
             if state.attempts > seen and state.outcome is not None:
-                # Another caller has tried to connect while this one waited: return the same result.
+                # Another caller has tried to connect while this one waited for the lock: return that result.
                 return state.outcome
             if state.session is not None and isinstance(state.outcome, m.SessionOpened):
                 if state.session.usable or not anew:
@@ -403,12 +403,12 @@ def _request_error(failed: MCPError, server: m.ServerName, method: str) -> MCPRe
 
 
 def outside_turns(settings: TurnSettings, work: SessionWork[T]) -> Callable[[TurnResources], Awaitable[T]]:
-    """Return a function that makes a runner's calls outside its turns, with the resources that they may use.
+    """Return `work` as a function for an episode's event loop, which passes in the resources to use.
 
-    If the episode keeps its sessions, the calls use them. If a turn runs meanwhile, a call waits until the
-    turn's current batch of tool calls is done. Otherwise new sessions are opened and closed again. A
-    prewarmed session is never used: it belongs to the next turn, which expects a server that was not called
-    before.
+    With `keep="sessions"` the work uses the kept sessions; if a turn runs meanwhile, a call waits until the
+    turn's current batch of tool calls is done. Otherwise the work opens new sessions and closes them again. A
+    prewarmed session is never used: it belongs to the next turn, which expects a server that nobody has
+    called yet.
 
     Raises `MCPError` if the caller is inside a turn of the same runner.
     """

@@ -1,7 +1,7 @@
 """The calls of tools outside turns that a `Runner` and a `ToolClient` offer.
 
-`server_sessions.py` does the work. A runner imports it at its first call outside a turn, since few runners
-make one and the first turn would wait for the import. A subclass of `ToolAccess` decides where the work runs
+`server_sessions.py` does the work. It is imported at the first such call: few runners make one, and the
+import would delay their first turn. A subclass of `ToolAccess` decides in which event loop the work runs
 (`_outside_turns`).
 """
 
@@ -79,8 +79,9 @@ class ToolAccess(ABC):
             check: Raise an error for a call that failed. By default the result is an error result.
             turn: Number of the turn that the call is recorded in, for a host that makes the calls of a reply
                 itself; 0: the call belongs to no turn.
-            definition: The definition that the call was decided for, as of `tools()`. If the tool has another
-                one, the call is not made. `None`: the tool is called as it is now, if the policy allows it.
+            definition: The tool's definition, as `tools()` returned it when the call was decided. If the tool
+                has another definition now, the call is not made. `None`: the call is made in any case, if the
+                policy allows it.
 
         Raises:
             MCPToolCallError: With `check`: the tool reported an error. `ToolCallTimedOut`, `ToolCallDenied`,
@@ -105,10 +106,10 @@ class ToolAccess(ABC):
 
         For example `prompts/get`, `resources/read`, `completion/complete`, `resources/subscribe`. A
         subscription needs a session that stays open: a `ToolClient`, or a runner that keeps its sessions. The
-        updates are recorded as `ServerNoted` of the kind `updated`. `subscriptions/listen` (2026-07-28)
-        returns what the server agreed to, with a `subscriptionId`. The stream of updates ends with the
-        session, or by `notifications/cancelled` with the `subscriptionId` as its `requestId`. If the server
-        ends the stream, that is recorded as `ServerNoted` of the kind `updates_ended`.
+        updates are recorded as `ServerNoted` of the kind `updated`. `subscriptions/listen` (MCP revision
+        2026-07-28) returns what the server agreed to, with a `subscriptionId`. The stream of updates ends
+        with the session, or when you send `notifications/cancelled` with that id as its `requestId`. If the
+        server ends the stream, that is recorded as `ServerNoted` of the kind `updates_ended`.
 
         Args:
             server: The server's name.

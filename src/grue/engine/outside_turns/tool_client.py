@@ -1,14 +1,14 @@
 """Use tool servers without an agent: `ToolClient` connects, calls and closes; `judge_calls` asks the policy.
 
-A `ToolClient` is for synchronous code. Its sessions work as in a turn, with the same actor, and differ in
-their lifetime: one event loop in a background thread (`EpisodeLoop`) owns them until the `with` block is
-left, so that a session stays open between calls. The thread is a daemon; the interpreter closes its loop at
-exit. The state of each server is used in that loop only, and a session is opened under a lock. So any number
-of threads can call at the same time: they share one session per server, and each gets its own result.
+A `ToolClient` is for synchronous code. Its sessions use the same actor as sessions in a turn, but they stay
+open between calls: an event loop in a background thread (`EpisodeLoop`) owns them until the `with` block is
+left. The thread is a daemon; the interpreter closes its loop at exit. The state of each server is used in
+that loop only, and a session is opened under a lock. So any number of threads can call at the same time: they
+share one session per server, and each gets its own result.
 
 `judge_calls` and `ask_about` are for hosts that carry out a model's tool calls themselves. The calls of one
-answer are judged as a whole before the first of them is made. The table of the policy, the questions and the
-rules for which decision counts are the same as in a turn (`protocol/turn/tools.py`).
+answer are judged together before the first of them is made. The policy is applied, and decisions are matched
+to questions, by the same rules as in a turn (`protocol/turn/tools.py`).
 """
 
 import contextlib
@@ -320,16 +320,16 @@ def ask_about(
     earlier: Iterable[ApprovalDecision] = (),
     expires_at: float | None = None,
 ) -> AskedCalls:
-    """Ask a person about the calls of one answer, as far as they were not decided about before.
+    """Ask a person about those calls of one answer that were not decided before.
 
     Args:
         calls: As `judge_calls` returns them.
         policy: Says whether calls wait for decisions if nobody can answer.
         ask: Answers the questions; `None` if nobody can be asked.
-        given: Decisions that were made while the calls were parked.
-        earlier: The `decisions` of the calls when they were parked again, with some of them decided on.
-        expires_at: The `expires_at` of the calls when they were parked. After that time, what has not been
-            decided on is denied, and nobody is asked again.
+        given: Decisions that were made since the calls were parked.
+        earlier: `AskedCalls.decisions` of the time when the calls were parked.
+        expires_at: `AskedCalls.expires_at` of that time. Later than this, `given` does not count, calls
+            without a decision are denied, and nobody is asked.
     """
     questions = tuple(call.question for call in calls if call.question is not None)
     expired = expires_at is not None and expires_at < time.time()
