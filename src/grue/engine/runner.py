@@ -114,10 +114,9 @@ class Runner(AsyncToolAccess, Closing):
             model stay open. `sessions`: also the sessions; all turns share one per server, and in `map` each
             worker has its own.
         start: When a server starts, unless its own options say when. `before`: before the first request.
-            `beside`: at the same time as the first request, if the server's tools are known from earlier.
-            `beside_if_locked`: the same, if the tool lock's listing file has them. `when_called`: at the
-            first call. In advance, for the next turn: `after_turn`, or `beside_turn`, while this turn waits
-            for its model. Or a pair, `("after_turn", "beside")`. A tool that has changed is not called.
+            `beside`: together with it, if the server's tools are known from earlier. `beside_if_locked`: the
+            same, if the tool lock lists them. `when_called`: at the first call. In advance, for the next
+            turn: `after_turn`, or `beside_turn`, while this turn waits for its model. Or a pair of both.
 
     Raises:
         MCPConfigError: A server name, `keep`, `start` or a policy is invalid, or `keep` and `start` make

@@ -360,7 +360,7 @@ class TurnActors:
         return recalled_end  # type: ignore[no-any-return]  # the agent replies with a turn's end
 
     def _start_sessions(self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]) -> "_Mailboxes":
-        """Start the sessions' actors. If a server starts when it is called, so does its session's actor."""
+        """Start the sessions' actors. Actors of servers that start when called start at the first message."""
         start = partial(self._start_session, supervisor, agent)
         mailboxes = _Mailboxes(start)
         waiting = {listing.server for listing in self._command.when_called}
@@ -394,7 +394,7 @@ class TurnActors:
         command = self._command
         answers: dict[str, AnswersCall] = {}
         if command.references != "never":
-            # Imported here, because most turns need no reader of long results.
+            # Imported here, because this actor is started only when a model calls one of its tools.
             with importing():
                 from grue.tool_sessions.result_reading import ResultReader
 
