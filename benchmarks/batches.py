@@ -92,8 +92,14 @@ def _section(
             figure("the bound", "ms", bounds),
         ],
         [
-            Bar("map, beside: part of the bound that is reached", reached, 0.9, "x", at_least=True),
-            Bar("map, replies dropped", dropped, 0),
+            Bar(
+                "a batch by `map`: speed, as a share of the highest possible",
+                reached,
+                0.9,
+                "x",
+                at_least=True,
+            ),
+            Bar("a batch by `map`: replies of the model dropped", dropped, 0),
         ],
         {"the server's processor time to boot and end": f"{cpu_ms:.0f} ms"},
     )

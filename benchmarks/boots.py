@@ -76,7 +76,7 @@ def boots_section(effort: Effort) -> Section:
         loads.append((effort.boots_s[1], 0.0))
     for number, (boot_s, reply_ms) in enumerate(loads):
         rows = _measured(boot_s, reply_ms, effort.part(SHARES[number]))
-        head = f"{boot_s:g} s, {reply_ms:.0f} ms: "
+        head = f"server boots in {boot_s:g} s, model replies in {reply_ms:.0f} ms: "
         figures += [figure(head + _label(side), "ms", took) for side, took in rows.took.items()]
         figures.append(figure(f"{head}spawn to first answer", "ms", rows.boots))
         if reply_ms:
@@ -94,7 +94,7 @@ def boots_section(effort: Effort) -> Section:
         "first reply) and that rest; with a server started beside the turn it is max(turn without a server, "
         "boot).",
         figures,
-        [*bars, Bar("boots, replies dropped", dropped, 0)],
+        [*bars, Bar("turns back to back: replies of the model dropped", dropped, 0)],
         facts,
     )
 
@@ -167,8 +167,18 @@ def _bars(what: str, rows: Rows, reply_ms: float) -> list[Bar]:
     beside = [max(boot, turn) for boot, turn in zip(rows.boots, functions, strict=True)]
     over = [took - bound for took, bound in zip(rows.took["presumed"], presumed, strict=True)]
     return [
-        Bar(f"boots, {what}presumed, over its bound", median(over), 10, "ms"),
-        Bar(f"boots, {what}beside, ratio to its bound", ratio(rows.took["beside"], beside), 1.03, "x"),
+        Bar(
+            f"server that boots in {what}presumed listings: turn time above the least possible",
+            median(over),
+            10,
+            "ms",
+        ),
+        Bar(
+            f'server that boots in {what}start="beside_turn": turn time, as a ratio to the least possible',
+            ratio(rows.took["beside"], beside),
+            1.03,
+            "x",
+        ),
     ]
 
 

@@ -71,8 +71,13 @@ def boxes_section(effort: Effort) -> Section:
             figure("call, through the proxy", "ms", samples["proxy"]),
         ],
         [
-            Bar("a start in pure, more than without", more["pure"], 1.0, "ms"),
-            Bar("a call through the proxy, more", shown["proxy"].median - shown["direct"].median, 0.3, "ms"),
+            Bar("time that the box `pure` adds to the start of a program", more["pure"], 1.0, "ms"),
+            Bar(
+                "time that a box's proxy adds to a message and its echo",
+                shown["proxy"].median - shown["direct"].median,
+                0.3,
+                "ms",
+            ),
         ],
     )
 

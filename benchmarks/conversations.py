@@ -121,9 +121,24 @@ def conversation_section(effort: Effort) -> Section:
             figure(f"CPU, turn {late_at}", "ms", cpu["late"]),
         ],
         [
-            Bar("conversation, late turn / early, CPU", ratio(cpu["late"], cpu["early"]), NEAR_LINEAR, "x"),
-            Bar("conversation, late turn / early, trace", last.trace_bytes / first.trace_bytes, 1.05, "x"),
-            Bar("conversation, late turn / early, file", last.saved_bytes / first.saved_bytes, 1.05, "x"),
+            Bar(
+                "long conversation: CPU of a late turn, as a ratio to an early one's",
+                ratio(cpu["late"], cpu["early"]),
+                NEAR_LINEAR,
+                "x",
+            ),
+            Bar(
+                "long conversation: trace bytes of a late turn, as a ratio to an early one's",
+                last.trace_bytes / first.trace_bytes,
+                1.05,
+                "x",
+            ),
+            Bar(
+                "long conversation: saved bytes of a late turn, as a ratio to an early one's",
+                last.saved_bytes / first.saved_bytes,
+                1.05,
+                "x",
+            ),
         ],
         {
             f"trace, turn {early_at} .. {late_at}": f"{first.trace_bytes} .. {last.trace_bytes} bytes",

@@ -61,8 +61,18 @@ def episode_section(effort: Effort) -> Section:
             figure("slow server: spawn to first answer", "ms", boots),
         ],
         [
-            Bar("episode, ahead, ratio to the script", ratio(fast["ahead"], fast["script"]), 0.2, "x"),
-            Bar("slow server, MCP's visible share", figure("", "ms", share).median, 5, "ms"),
+            Bar(
+                'time of a turn with start="after_turn", as a ratio to the script\'s',
+                ratio(fast["ahead"], fast["script"]),
+                0.2,
+                "x",
+            ),
+            Bar(
+                'slow server: time that it adds to a turn with start="after_turn"',
+                figure("", "ms", share).median,
+                5,
+                "ms",
+            ),
         ],
         {"spares lost, and replaced by a spawn": str(lost)},
     )

@@ -89,9 +89,24 @@ def measured(seconds: float) -> Section:
         f"Measured for {seconds:g} s with a budget of {budget} requests, slow start included.",
         [],
         [
-            Bar("requests above the budget", max(0, len(arrived) - budget), 0),
-            Bar("share of the rate that is used", used, 0.9, "x", at_least=True),
-            Bar("share of 429s after ten seconds", overloads, 0.01, "x"),
+            Bar(
+                "fleet at an endpoint with a rate limit: requests beyond the budget",
+                max(0, len(arrived) - budget),
+                0,
+            ),
+            Bar(
+                "fleet at an endpoint with a rate limit: share of the rate that it uses",
+                used,
+                0.9,
+                "x",
+                at_least=True,
+            ),
+            Bar(
+                "fleet at an endpoint with a rate limit: share of 429s after ten seconds",
+                overloads,
+                0.01,
+                "x",
+            ),
         ],
         {
             "requests that arrived": str(len(arrived)),

@@ -31,7 +31,7 @@ SHORT, LONG = 3, 60
 
 def fleet_section(effort: Effort) -> Section:
     """Compare a fleet with a loop, with `grue play`, and with itself on two workers."""
-    short, long = effort.fleet
+    (short, long), (few, many) = effort.fleet, effort.fleet_many
     loops: list[float] = []
     fleets: dict[int, list[float]] = {1: [], 2: []}
     shorts: list[float] = []
@@ -44,7 +44,7 @@ def fleet_section(effort: Effort) -> Section:
                 samples.append(_fleet_s(place, LONG, long * workers, workers) / (long * workers))
             shorts.append(_fleet_s(folder / f"short-{number}", SHORT, short, 1) / short)
         cold = [_cold_s(folder / f"cold-{number}") for number in range(max(2, effort.fleet_rounds))]
-        small, large = (_driver_mb(count) for count in effort.fleet_many)
+        small, large = (_driver_mb(count) for count in (few, many))
     share = statistics.median(loop / each for loop, each in zip(loops, fleets[1], strict=True))
     gain = statistics.median(one / two for one, two in zip(fleets[1], fleets[2], strict=True))
     return Section(
@@ -61,18 +61,29 @@ def fleet_section(effort: Effort) -> Section:
             figure("a short episode, cold grue play", "ms", [1e3 * each for each in cold]),
         ],
         [
-            Bar("long episodes, beside the loop", share, 0.9, "x", at_least=True),
             Bar(
-                "short episodes, beside cold grue play",
+                "fleet of one worker, long episodes: speed, as a ratio to a plain loop's",
+                share,
+                0.9,
+                "x",
+                at_least=True,
+            ),
+            Bar(
+                "fleet of one worker, short episodes: speed, as a ratio to `grue play`'s",
                 statistics.median(cold) / statistics.median(shorts),
                 5,
                 "x",
                 at_least=True,
             ),
-            Bar("two workers beside one", gain, 1.8, "x", at_least=True),
-            Bar(f"driver, from {effort.fleet_many[0]} to {effort.fleet_many[1]}", large - small, 5, "MB"),
+            Bar("fleet of two workers: speed, as a ratio to one worker's", gain, 1.8, "x", at_least=True),
+            Bar(
+                f"fleet driver: growth of memory from {few} to {many} episodes",
+                large - small,
+                5,
+                "MB",
+            ),
         ],
-        {f"driver after {effort.fleet_many[1]} episodes": f"{large:.1f} MB"},
+        {f"memory of the driver after {many} episodes": f"{large:.1f} MB"},
     )
 
 

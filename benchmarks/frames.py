@@ -33,13 +33,21 @@ def frames_section(effort: Effort) -> Section:
         "How late a frame is, what it spends on its turn included: the loop by itself, and with one turn"
         " after the other under way, from the first one after warm_up on. Medians and quartiles; the bars are"
         " about the 95th percentile, against that of the loop by itself.",
-        [figure(f"a frame is late, {_NAMES[mode]}", "ms", late[mode]) for mode in MODES],
+        [figure(f"lateness of a frame, {_NAMES[mode]}", "ms", late[mode]) for mode in MODES],
         [
-            Bar(f"frames later at p95, {_NAMES[mode]}", _p95(late[mode]) - alone, MOST_LATER_MS, "ms")
+            Bar(
+                f"60 Hz loop, {_NAMES[mode]}: lateness that turns add to a frame, 95th percentile",
+                _p95(late[mode]) - alone,
+                MOST_LATER_MS,
+                "ms",
+            )
             for mode in MODES[1:]
         ],
-        {f"p95 of lateness, {_NAMES[mode]}": f"{_p95(late[mode]):.2f} ms" for mode in MODES}
-        | {f"turns, {_NAMES[mode]}": str(turns[mode]) for mode in MODES[1:]},
+        {
+            f"lateness of a frame, 95th percentile, {_NAMES[mode]}": f"{_p95(late[mode]):.2f} ms"
+            for mode in MODES
+        }
+        | {f"turns played meanwhile, {_NAMES[mode]}": str(turns[mode]) for mode in MODES[1:]},
     )
 
 

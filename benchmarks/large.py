@@ -17,6 +17,24 @@ SIZES = (1_000_000, 8_000_000)
 """The loop must not stand still up to the first; the second is about the largest that is read whole."""
 REFUSED = 60_000_000
 """What is so large is refused, unless the limits are raised."""
+NAMES = {
+    "stdio text": "a text result by stdio",
+    "stdio structured": "a structured result by stdio",
+    "stdio image": "an image by stdio",
+    "tool listing": "a listing of tools",
+    "HTTP text": "a text result by HTTP",
+    "SSE text": "a text result by SSE",
+    "reply": "a reply of the model",
+    "reply, streamed": "a streamed reply of the model",
+    "tool arguments": "the arguments of a call",
+    "tool arguments, streamed": "the streamed arguments of a call",
+    "image, shown to the model": "an image that the model is sent",
+    "user's text": "a user's text",
+    "user's text with secrets": "a user's text with secrets",
+    "trace, written": "writing a trace message",
+    "trace, read": "reading a trace message",
+}
+"""What the bars call each path."""
 MOST_GAP_MS = 50.0
 MOST_RATIO = 10.0
 ROUNDS = 3
@@ -45,12 +63,26 @@ def large_section(effort: Effort) -> Section:
             facts[label] = f"{rounds[-1]['outcome']}, {max(turn['peak_mb'] for turn in rounds):.0f} MB"
             gap_ms = statistics.median(turn["gap_ms"] for turn in rounds)
             if size <= SIZES[0]:
-                bars.append(Bar(f"standstill, {label}", gap_ms, MOST_GAP_MS, "ms"))
+                bars.append(
+                    Bar(
+                        f"{NAMES[path]}, {size / 1e6:g} MB: longest pause of the event loop",
+                        gap_ms,
+                        MOST_GAP_MS,
+                        "ms",
+                    )
+                )
             else:
-                facts[label] += f", a standstill of {gap_ms:.0f} ms"
+                facts[label] += f", a longest pause of {gap_ms:.0f} ms"
         figures += seconds
         if len(seconds) > 1:
-            bars.append(Bar(f"time, {path}", seconds[1].median / seconds[0].median, MOST_RATIO, "x"))
+            bars.append(
+                Bar(
+                    f"{NAMES[path]}: time with 8 MB, as a ratio to 1 MB",
+                    seconds[1].median / seconds[0].median,
+                    MOST_RATIO,
+                    "x",
+                )
+            )
     return Section(
         "large",
         "Messages of 1 and 8 MB, and of 60 MB",

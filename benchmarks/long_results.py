@@ -39,12 +39,14 @@ def long_results_section(effort: Effort) -> Section:
     of_log = (("50 lines in the middle", middle), *LOG)
     figures: list[Figure] = []
     bars: list[Bar] = []
-    for kind, content, reads in (("log", log, of_log), ("JSON", json.dumps(values), JSON)):
+    for kind, content, reads in (("log", log, of_log), ("JSON text", json.dumps(values), JSON)):
         for label, arguments in reads:
             samples = [_timed_ms(content, arguments) for _ in range(effort.rounds)]
             read = figure(f"{label}, {kind} of {len(content) / 1e6:.1f} MB", "ms", samples)
             figures.append(read)
-            bars.append(Bar(f"read_result: {label}, {kind}", read.median, MAX_MS, "ms"))
+            bars.append(
+                Bar(f"time of a call of `read_result` on a long {kind}: {label}", read.median, MAX_MS, "ms")
+            )
     return Section(
         "results",
         "Reading on in a result of 10 MB",

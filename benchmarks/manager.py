@@ -39,7 +39,7 @@ def manager_section(effort: Effort) -> Section:
         ],
         bars=[
             Bar(
-                "a call of McpManager, against ToolClient",
+                "time of a call by `McpManager`, as a ratio to `ToolClient`'s",
                 ratio(samples["manager"], samples["client"]),
                 1.2,
                 "x",

@@ -205,19 +205,30 @@ def printed(section: Section) -> str:
     for item in section.figures:
         spread = f"{_number(item.low)} .. {_number(item.high)}"
         measured = f"{_number(item.median):>9} {item.unit:<6}{spread:>17}"
-        # Large figures take the room that a short label leaves.
-        lines.append(f"    {item.label:<{WIDTH - 5 - len(measured)}}{measured}")
-    lines += [f"    {label:<42}{value:>9}" for label, value in section.facts.items()]
+        # Large figures take the room that a short label leaves, and a long label has a line of its own.
+        room = WIDTH - 5 - len(measured)
+        label = item.label
+        if len(label) >= room:
+            lines.append(f"    {label}")
+            label = ""
+        lines.append(f"    {label:<{room}}{measured}")
+    lines += [f"    {label:<41} {value:>9}" for label, value in section.facts.items()]
     lines += [f"  {bar_line(bar)}" for bar in section.bars]
     return "\n".join(lines)
 
 
 def bar_line(bar: Bar) -> str:
-    """Return a bar, what it came to, and the verdict in one line."""
+    """Return a bar, what it came to, and the verdict in one line; in more if its label is long."""
     verdict = "met" if bar.met else "MISSED"
-    # A long label takes the room in front of the value.
+    # A long label takes the room in front of the value, and a still longer one has lines of its own.
     room = max(51 - len(bar.label), len(bar.measured) + 1)
-    return f"{verdict:<7}{bar.label}{bar.measured:>{room}}  {bar.bound}"
+    line = f"{verdict:<7}{bar.label}{bar.measured:>{room}}  {bar.bound}"
+    if len(line) <= WIDTH - 2:
+        return line
+    first, *others = textwrap.wrap(bar.label, WIDTH - 9)
+    return "\n".join(
+        [f"{verdict:<7}{first}", *(f"{'':9}{text}" for text in (*others, f"{bar.measured}, {bar.bound}"))]
+    )
 
 
 def stored(section: Section) -> dict[str, object]:

@@ -57,7 +57,14 @@ def ask_section(effort: Effort) -> Section:
             figure("bare anyio streams", "us", samples["bare"]),
             figure("bare, no waiting, one asker", "us", samples["standing"]),
         ],
-        [Bar("an ask, trace in a file, ratio to bare", ratio(samples["file"], samples["bare"]), 2.0, "x")],
+        [
+            Bar(
+                "an ask between two actors, with a trace: time, as a ratio to bare anyio",
+                ratio(samples["file"], samples["bare"]),
+                2.0,
+                "x",
+            )
+        ],
     )
 
 
@@ -90,7 +97,7 @@ def record_section(effort: Effort) -> Section:
             figure("without an observer", "us", samples["none"]),
             figure("into a file, from the outside", "us", samples["outside"]),
         ],
-        [Bar("recording an envelope", shown.median, 10, "us")],
+        [Bar("time to record a message (envelope) in the trace", shown.median, 10, "us")],
     )
 
 

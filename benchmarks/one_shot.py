@@ -29,9 +29,9 @@ sys.path.append(str(HERE / "peers"))
 from sides import TURNS as PEERS
 
 SIDES = {
-    "grue": "grue, locked",
-    "files": "grue, from_toml",
-    "httpx": "httpx and a post",
+    "grue": "grue, servers in code",
+    "files": "grue, `Runner.from_toml`",
+    "httpx": "script that only posts",
     "script": "hand-written script",
 }
 MODEL = "calls-1"
@@ -86,7 +86,7 @@ def one_shot_section(effort: Effort) -> Section:
         "Over https the certificates are those of the system. The script that only posts has no server, "
         "tools or second request.",
         figures,
-        [Bar("one-shot, replies dropped", dropped, 0)],
+        [Bar("processes of one turn: replies of the model dropped", dropped, 0)],
         facts,
     )
 
@@ -221,11 +221,15 @@ def make_certificate(path: Path) -> None:
 
 def _figures(scheme: str, shots: Shots) -> list[Figure]:
     first = [
-        figure(f"{scheme}, first request: {SIDES.get(side, side)}", "ms", [shot.first for shot in seen])
+        figure(
+            f"{scheme}, time to the first request: {SIDES.get(side, side)}",
+            "ms",
+            [shot.first for shot in seen],
+        )
         for side, seen in shots.items()
     ]
     done = [
-        figure(f"{scheme}, end: {SIDES.get(side, side)}", "ms", [shot.done for shot in seen])
+        figure(f"{scheme}, time to the end: {SIDES.get(side, side)}", "ms", [shot.done for shot in seen])
         for side, seen in shots.items()
         if side != "httpx"
     ]

@@ -164,13 +164,13 @@ def _bars(sections: Sequence[Sequence[Entry]], missing: Sequence[str]) -> str:
     table = _table(("what", "measured", "bar", "verdict", "when, UTC", "load"), rows)
     day = min(entry["at"] for entry in entries)[:10]
     below = [
-        f"Measured on {day} on one machine: {_machine(newest)} Each row was measured with what it is "
-        "compared with, the sides by turns. The rows were measured one after the other. The load is the "
-        "machine's average of a minute when the measurement of the row began. Several figures are those "
-        "of several runs, and the bar is met if each of them meets it."
+        f"Measured on {day} on one machine: {_machine(newest)} If a row compares two "
+        "sides, their measurements alternate. The rows were measured one after the other. The load is the "
+        "machine's load average over a minute when the measurement of the row began. If a row has several "
+        "figures, they come from several runs, and the bar is met only if each of them meets it."
     ]
     if any(entry["source"] != newest["source"] for entry in entries):
-        below.append("Rows with a * were measured before the code was changed for the last time.")
+        below.append("Rows with a * were measured before the last change of the code.")
     if missing:
         below.append(f"Not measured on that day: {', '.join(missing)}.")
     return "\n\n".join([table, *below])
@@ -203,18 +203,18 @@ def _figures(section: Sequence[Entry]) -> str:
         (item["label"], item["unit"], *(_rounded(item[key]) for key in ("median", "low", "high")))
         for item in last["figures"]
     ]
-    heads = ("what", "unit", "median", "a quarter below", "a quarter above")
+    heads = ("what", "unit", "median", "lower quartile", "upper quartile")
     below = [f"- {label}: {value}" for label, value in last["facts"].items()]
     for bars in _bars_of(section):
         measured, bound, verdict = _verdict(bars)
-        below.append(f"- bar: {bars[-1].label}: {measured}, {bound}: {verdict}")
+        below.append(f"- {bars[-1].label}: {measured} (bar: {bound}): {verdict}")
     below += [
         f"- measured {entry['at']} UTC, in {entry['took_s']} s; load average of the machine "
         f"{entry['load'][0]} before, {entry['load'][1]} after"
         for entry in section
     ]
     if len(section) > 1:
-        below.append(f"- the table is the last of these {len(section)} runs")
+        below.append(f"- the table shows the last of these {len(section)} runs")
     return "\n\n".join([*([_table(heads, figures)] if figures else []), "\n".join(below)])
 
 

@@ -103,8 +103,18 @@ def long_turn_section(effort: Effort) -> Section:
             figure(f"CPU, one more iteration, {late}", "ms", cost[1]),
         ],
         [
-            Bar("CPU, one more iteration, late / early", ratio(cost[1], cost[0]), NEAR_LINEAR, "x"),
-            Bar("trace, one more iteration, late / early", ratio(size[1], size[0]), NEAR_LINEAR, "x"),
+            Bar(
+                "long turn: CPU of a late iteration, as a ratio to an early one's",
+                ratio(cost[1], cost[0]),
+                NEAR_LINEAR,
+                "x",
+            ),
+            Bar(
+                "long turn: trace bytes of a late iteration, as a ratio to an early one's",
+                ratio(size[1], size[0]),
+                NEAR_LINEAR,
+                "x",
+            ),
         ],
         {
             **{f"trace, {count} iterations": _kb(turns[count][0].trace_bytes) for count in counts},
@@ -173,8 +183,14 @@ def agents_section(effort: Effort) -> Section:
             figure("bare httpx and anyio", "ms", walls["bare"]),
         ],
         [
-            Bar("many agents, throughput to bare", ratio(walls["bare"], walls["grue"]), 0.9, "x", True),
-            Bar("many agents, memory an agent above the first", each["grue"], 2.0, "MB"),
+            Bar(
+                "many agents at once: throughput, as a ratio to a bare httpx loop's",
+                ratio(walls["bare"], walls["grue"]),
+                0.9,
+                "x",
+                True,
+            ),
+            Bar("many agents at once: memory of each agent after the first", each["grue"], 2.0, "MB"),
         ],
         {
             "grue: memory an agent": f"{each['grue']:.2f} MB",
@@ -223,12 +239,26 @@ def grown(before: Mapping[str, float], after: Mapping[str, float]) -> list[Bar]:
     more = {name: after[name] - before[name] for name in before}
     not_free = more["memory_mb"] - more["malloc_free_mb"]
     return [
-        Bar("many turns, malloc in use grown by", more["malloc_mb"], GROWN_MB["in use"], "MB"),
-        Bar("many turns, Python's blocks grown by", more["thousand_blocks"] * 1e3, GROWN_BLOCKS),
-        Bar("many turns, resident less free grown by", not_free, GROWN_MB["resident"], "MB"),
-        Bar("many turns, descriptors grown by", more["descriptors"], 0),
-        Bar("many turns, threads grown by", more["threads"], 0),
-        Bar("many turns, processes grown by", more["processes"], 0),
+        Bar(
+            "many turns in one process: growth of memory in use by malloc",
+            more["malloc_mb"],
+            GROWN_MB["in use"],
+            "MB",
+        ),
+        Bar(
+            "many turns in one process: growth of Python's memory blocks",
+            more["thousand_blocks"] * 1e3,
+            GROWN_BLOCKS,
+        ),
+        Bar(
+            "many turns in one process: growth of resident memory that is not free",
+            not_free,
+            GROWN_MB["resident"],
+            "MB",
+        ),
+        Bar("many turns in one process: growth of open descriptors", more["descriptors"], 0),
+        Bar("many turns in one process: growth of threads", more["threads"], 0),
+        Bar("many turns in one process: growth of child processes", more["processes"], 0),
     ]
 
 

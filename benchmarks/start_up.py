@@ -40,8 +40,8 @@ def import_section(effort: Effort) -> Section:
             figure("from grue import Runner, ... (whole)", "ms", samples["names"]),
         ],
         [
-            Bar("import grue", figure("", "ms", over).median, 60, "ms"),
-            Bar(f"of {', '.join(HEAVY)}", int(loaded), 0, "loaded"),
+            Bar("time of `import grue`", figure("", "ms", over).median, 60, "ms"),
+            Bar(f"packages that `import grue` loads, of {', '.join(HEAVY)}", int(loaded), 0, "loaded"),
         ],
     )
 
@@ -56,7 +56,7 @@ def version_section(effort: Effort) -> Section:
         "grue --version",
         "Measured: wall time of the installed command, start to exit.",
         [shown],
-        [Bar("grue --version", shown.median, 120, "ms")],
+        [Bar("time of the command `grue --version`", shown.median, 120, "ms")],
     )
 
 

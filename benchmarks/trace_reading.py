@@ -34,7 +34,7 @@ def traces_section(effort: Effort) -> Section:
         [figure(LABELS[name], "s", cpu_s[name]) for name in SIDES],
         [
             Bar(
-                f"{LABELS[name]}, {size_mb:.0f} MB, to decoding all",
+                f"CPU of `{LABELS[name]}` on {size_mb:.0f} MB, as a ratio to decoding every message",
                 ratio(cpu_s[name], cpu_s[READ_ALL]),
                 limit,
                 "x",

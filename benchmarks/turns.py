@@ -44,12 +44,17 @@ def turn_section(effort: Effort) -> Section:
             figure("the MCP server: spawn to first answer", "ms", boots),
         ],
         [
-            Bar("a turn, ratio to the script", ratio(wall["grue"], wall["script"]), 1.05, "x"),
-            Bar("a turn, peak memory", peak["grue"], 80, "MB"),
+            Bar(
+                "time of a turn, as a ratio to the hand-written script's",
+                ratio(wall["grue"], wall["script"]),
+                1.05,
+                "x",
+            ),
+            Bar("peak memory of a process that runs turns", peak["grue"], 80, "MB"),
         ],
         {
-            "script: peak memory": f"{peak['script']:.1f} MB",
-            "ratio to blocking pipes": f"{ratio(wall['grue'], wall['floor']):.2f} x",
+            "peak memory of the hand-written script": f"{peak['script']:.1f} MB",
+            "turn time, as a ratio to blocking pipes": f"{ratio(wall['grue'], wall['floor']):.2f} x",
         },
     )
 
@@ -67,7 +72,14 @@ def cold_section(effort: Effort) -> Section:
         "Measured: wall time from the start of the interpreter to the answer of the first turn, imports "
         "included. grue imports the MCP SDK while its server boots.",
         [figure(name, "ms", wall[side]) for side, name in SIDES.items()],
-        [Bar("a cold first turn, ratio to the script", ratio(wall["grue"], wall["script"]), 1.10, "x")],
+        [
+            Bar(
+                "time of the first turn of a new process, as a ratio to the script's",
+                ratio(wall["grue"], wall["script"]),
+                1.10,
+                "x",
+            )
+        ],
     )
 
 

@@ -91,9 +91,24 @@ def window_section(effort: Effort) -> Section:
             figure("CPU, a call at its end", "ms", model.cpu_ms[late]),
         ],
         [
-            Bar("window, late call / early, CPU", cpu[1] / cpu[0], NEAR_LINEAR, "x"),
-            Bar("window, late request / early, bytes", sent[1] / sent[0], 1.2, "x"),
-            Bar("window, requests that were too long", float(model.overflows), 0.0, ""),
+            Bar(
+                "`ContextPolicy`, long turn: CPU of a late call, as a ratio to an early one's",
+                cpu[1] / cpu[0],
+                NEAR_LINEAR,
+                "x",
+            ),
+            Bar(
+                "`ContextPolicy`, long turn: size of a late request, as a ratio to an early one's",
+                sent[1] / sent[0],
+                1.2,
+                "x",
+            ),
+            Bar(
+                "`ContextPolicy`, long turn: requests that were too long for the window",
+                float(model.overflows),
+                0.0,
+                "",
+            ),
         ],
         {"requests": f"{len(model.sent_bytes)}, the longest {max(model.sent_bytes)} bytes"},
     )

@@ -75,8 +75,8 @@ TURNS = [
         "grue",
         "turn_worker.py",
         "grue",
-        note="Default settings: one event loop and new HTTP connections a turn. Its trace goes into a file, "
-        "which no other side has.",
+        note="Default settings: a new event loop and new HTTP connections for each turn. It writes a trace "
+        "to a file; no other side does.",
     ),
     Side(
         "grue-ahead",
@@ -84,74 +84,79 @@ TURNS = [
         "ahead",
         note="keep='loop' with start='after_turn'. The sides take their turns one after another. The process "
         "for this side's next turn boots while the other sides take theirs, so the boot is not in its time; "
-        "in a game it would boot while the host plays its move. `left` is not 0, because that process "
-        "already runs when the turn ends. HTTP connections stay open. Its trace goes into a file.",
+        "in a game it would boot while the host plays its move. That process already runs "
+        "when the turn ends, so it counts in the last column. HTTP connections stay open. It writes a trace "
+        "to a file.",
     ),
     Side(
         "sdk-script",
         "turn_worker.py",
         "script",
-        note="By hand: the MCP SDK and httpx; one event loop a turn; no trace, no limits.",
+        note="A script with the MCP SDK and httpx. A new event loop for each turn; no trace, no limits.",
     ),
     Side(
         "floor",
         "turn_worker.py",
         "floor",
-        note="By hand: blocking pipes and one socket; nothing is checked. The limit of what a turn can cost.",
+        note="A script with blocking pipes and one socket that checks nothing. No turn can be faster.",
     ),
     _peer(
         "pydantic-ai",
         "pydantic_ai_turn",
-        "One agent and one event loop for all turns. Its toolset is entered each turn, so that HTTP "
-        "connections stay open; entering the agent, the simpler way, takes about 35 ms more.",
+        "One agent and one event loop for all turns. The program enters the toolset for each turn, so that "
+        "HTTP connections stay open. Entering the agent instead is simpler and takes about 35 ms more.",
     ),
     _peer(
         "openai-agents",
         "openai_agents_turn",
-        "One event loop for all turns; HTTP connections stay open. Its tracing, on by default and sent to "
-        "OpenAI, is off.",
+        "One event loop for all turns; HTTP connections stay open. Its tracing, which by default sends "
+        "traces to OpenAI, is switched off.",
     ),
     _peer(
         "langgraph",
         "langgraph_turn",
-        "One event loop for all turns; HTTP connections stay open. An explicit session a turn: without it, "
-        "one server process lists the tools and another one serves each call.",
+        "One event loop for all turns; HTTP connections stay open. The program opens a session for each "
+        "turn; otherwise one server process would list the tools, and a new one would serve each call.",
     ),
     _peer(
         "smolagents",
         "smolagents_turn",
-        "Sends a long prompt of its own and takes the answer as a tool call. Blocking calls, MCP in a "
-        "thread. Two pins that plain pip does not choose: it does not work with a newer MCP SDK, and needs "
-        "websockets.",
+        "It sends a long prompt of its own, and the model gives the answer by a tool call. Its calls block; "
+        "MCP runs in a thread. It is installed with an older MCP SDK, because it does not work with a newer "
+        "one, and with websockets.",
     ),
     _peer(
         "fastmcp",
         "fastmcp_turn",
-        "A client without an agent: the loop over httpx is by hand; no trace, no limits. One event loop for "
-        "all turns; HTTP connections stay open.",
+        "An MCP client without an agent, so the script has its own agent loop with httpx; no trace, no "
+        "limits. One event loop for all turns; HTTP connections stay open.",
     ),
     _peer(
         "strands-agents",
         "strands_agents_turn",
-        "Streams every reply; MCP in a thread. One event loop for all turns and one HTTP client, whose "
-        "connections stay open; configured by arguments, the simpler way, it makes a client for each "
-        "completion and takes about 50 ms more.",
+        "It streams every reply; MCP runs in a thread. One event loop for all turns; the program passes an "
+        "HTTP client whose connections stay open. Without that argument it would make a client for each "
+        "completion, which takes about 50 ms more.",
     ),
 ]
 
-GRUE_ASK = Side("grue", "peers/workers/grue_ask.py", note="Two tasks of one event loop; trace in a file.")
+GRUE_ASK = Side(
+    "grue",
+    "peers/workers/grue_ask.py",
+    note="Two tasks of one event loop. Each message is written to a trace file.",
+)
 ASKS = [
     GRUE_ASK,
-    Side("grue, no trace", "peers/workers/grue_ask.py", note="The same without a file."),
+    Side("grue, no trace", "peers/workers/grue_ask.py", note="The same without a trace file."),
     _peer(
         "autogen-core",
         "autogen_core_ask",
-        "`send_message` to a routed agent, one event loop; no trace in a file.",
+        "`send_message` to a `RoutedAgent`, in one event loop; no trace file.",
     ),
     _peer(
         "pykka",
         "pykka_ask",
-        "`ask` of an actor in a thread of its own; no event loop, no trace, no bound on its mailbox.",
+        "`ask` to an actor that has its own thread; no event loop, no trace, no bound on its mailbox.",
     ),
 ]
 

@@ -15,6 +15,15 @@ from measuring import WIDTH, Bar, Figure
 NOTHING = "-"
 HEAD = ("", "median", "quartiles", "x grue", "own CPU", "peak MB", "left")
 WIDTHS = (10, 19, 8, 10, 9, 6)
+HEAD_OF_PAGE = {
+    "": "side",
+    "median": "time, median",
+    "quartiles": "time, quartiles",
+    "x grue": "time, as a ratio to grue's",
+    "own CPU": "CPU of the host process",
+    "peak MB": "peak memory, MB",
+    "left": "turns after which a server still ran",
+}
 
 
 def printed(table: Table) -> str:
@@ -35,7 +44,15 @@ def bars(tables: Sequence[Table]) -> list[Bar]:
     autogen = rows.get("autogen-core")
     if autogen is None or autogen.ratio is None:
         return []
-    return [Bar("an ask, autogen-core's to grue's", autogen.ratio, 3.0, "x", at_least=True)]
+    return [
+        Bar(
+            "an ask between two actors: autogen-core's time, as a ratio to grue's",
+            autogen.ratio,
+            3.0,
+            "x",
+            at_least=True,
+        )
+    ]
 
 
 def versions() -> dict[str, str]:
@@ -45,7 +62,7 @@ def versions() -> dict[str, str]:
 
 def notes(tables: Sequence[Table]) -> str:
     """Return what to know before comparing, as text."""
-    lines = ["What is not alike:"]
+    lines = ["How the sides differ:"]
     for note in _notes(tables, versions()):
         lines += textwrap.wrap(note, WIDTH, initial_indent="  ", subsequent_indent="    ")
     return "\n".join(lines)
@@ -55,14 +72,16 @@ def markdown(tables: Sequence[Table], measured: Mapping[str, str]) -> str:
     """Return all of it as Markdown, for docs/performance.md; `measured` is the version of each peer."""
     parts = []
     for table in tables:
-        rows = ["| " + " | ".join(cells) + " |" for cells in _columns(table)]
+        head, *cells = _columns(table)
+        named = tuple(HEAD_OF_PAGE.get(each, each) for each in head)
+        rows = ["| " + " | ".join(each) + " |" for each in (named, *cells)]
         rows.insert(1, "|" + "---|" * len(_columns(table)[0]))
         below = [f"- {line}" for line in _remarks(table)]
         parts.append("\n".join([f"**{table.title}**", "", *(rows if table.rows else ()), "", *below]))
     if held := [_verdict(bar) for bar in bars(tables)]:
         parts.append("\n".join(held))
     remarks = [f"- {note}" for note in _notes(tables, measured)]
-    parts.append("\n".join(["**What is not alike**", "", *remarks]))
+    parts.append("\n".join(["**How the sides differ**", "", *remarks]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -136,12 +155,14 @@ def _ahead_of_grue(table: Table) -> list[str]:
         ],
     }
     told = [f"{what}: {', '.join(names)}" for what, names in better.items() if names]
-    return [f"ahead of grue {'; '.join(told)}" if told else "none is ahead of grue"]
+    return [
+        f"sides that do better than grue {'; '.join(told)}" if told else "no other side does better than grue"
+    ]
 
 
 def _verdict(bar: Bar) -> str:
     verdict = "met" if bar.met else "**missed**"
-    return f"The bar: {bar.label}: {bar.measured}, {bar.bound}: {verdict}."
+    return f"A bar: {bar.label}: {bar.measured} (bar: {bar.bound}): {verdict}."
 
 
 def _notes(tables: Sequence[Table], versions: Mapping[str, str]) -> list[str]:
