@@ -1,8 +1,8 @@
-"""Unpack an `.mcpb` bundle: a zip file of somebody else's making, with a `manifest.json` in it.
+"""Unpack an `.mcpb` bundle: an untrusted zip file with an MCP server and its `manifest.json`.
 
-The bundle is written into its own folder and nowhere else, as plain files and folders only. It is unpacked
-into a draft beside that folder, which is renamed when everything is there, so a kill or an error leaves no
-incomplete folder. Size limits apply to the unpacked bytes, not to the sizes that the zip file declares.
+Only plain files and folders are written, and only below the bundle's own folder. The bundle is unpacked into
+a temporary folder, which gets its final name when it is complete. So a kill or an error leaves no incomplete
+bundle. Size limits apply to the unpacked bytes, not to the sizes that the zip file declares.
 """
 
 import hashlib
@@ -100,11 +100,11 @@ class Bundle:
 def opened(path: Path, sha256: str | None = None) -> Iterator[Bundle]:
     """Open a bundle, and check its list of files before any of them is written.
 
-    If `sha256` is given, it is the digest that the bundle's file has to have.
+    If `sha256` is given, the digest of the bundle's file must be equal to it.
 
     Raises:
-        MCPConfigError: The file cannot be read, is not a bundle, has another digest, or lists what is
-            refused.
+        MCPConfigError: The file cannot be read, is not a bundle or has another digest. Or the bundle has too
+            many files, a link, or a file name that is not allowed.
     """
     with ExitStack() as stack:
         try:
@@ -120,7 +120,7 @@ def opened(path: Path, sha256: str | None = None) -> Iterator[Bundle]:
             raise MCPConfigError(f"Cannot read {path}: {error.strerror or error}.") from error
         except (zipfile.BadZipFile, ValueError, struct.error) as error:
             raise MCPConfigError(f"{path} is not a zip file.") from error
-        yield bundle  # outside of the `try`: an error of the caller's block says nothing about the bundle
+        yield bundle  # outside of the `try`: an error of the caller's block is not one of the bundle
 
 
 def _digest(file: BufferedReader) -> str:
@@ -131,7 +131,7 @@ def _digest(file: BufferedReader) -> str:
 
 
 def _ends_with_signature(file: BufferedReader) -> bool:
-    """Return whether `mcpb sign` has put a signature behind the archive."""
+    """Return whether `mcpb sign` has appended a signature to the archive."""
     file.seek(max(0, file.seek(0, os.SEEK_END) - len(_SIGNATURE_END)))
     return file.read() == _SIGNATURE_END
 
@@ -145,7 +145,7 @@ def _check_list(file: BufferedReader) -> None:
     if at < 0 or at + _END.size > len(tail):
         raise MCPConfigError("It is not a zip file.")
     _, _, _, _, count, size, _, _ = _END.unpack_from(tail, at)
-    # A zip file with more than 65,535 files has another list, which only zipfile would read. It is refused.
+    # Refuse ZIP64, as with more than 65,535 files: it has a second list of files, which `zipfile` would use.
     if tail[max(0, at - _LOCATOR_BYTES) :].startswith(_LOCATOR_MARK) or size > _MOST_LISTED:
         raise MCPConfigError("It lists too many files.")
     if count > MOST_FILES:
@@ -160,7 +160,7 @@ def _checked(listed: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
     seen: set[str] = set()
     folders: set[str] = set()
     for info in listed:
-        # The name as it stands in the file: zipfile cuts it at a NUL.
+        # The unchanged name: in `info.filename`, zipfile cuts it at a NUL.
         name = info.orig_filename
         parts = name.rstrip("/").split("/")
         mode = info.external_attr >> 16
@@ -170,12 +170,12 @@ def _checked(listed: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
             raise MCPConfigError(f"It has a file with the name '{printable(name, 200)}'.")
         if stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
             raise MCPConfigError(f"'{printable(name, 200)}' is a link or a device, and not a file.")
-        # The other ways of packing are rare here, and zipfile unpacks them without a limit for each piece.
+        # Other compression methods are rare here, and zipfile unpacks them without a size limit for a `read`.
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise MCPConfigError("It is damaged, encrypted, or packed in an unusual way.")
         if name.endswith("/"):
             continue
-        # On some file systems upper and lower case are the same, so two such files would be one.
+        # On some file systems names that differ only in case are one file, so the second would overwrite it.
         key = name.casefold()
         above = {"/".join(parts[:depth]).casefold() for depth in range(1, len(parts))}
         if key in seen or key in folders or above & seen:

@@ -1,9 +1,9 @@
-"""Read the files that users write: TOML, YAML, strict JSON. A document knows on which line each value stands.
+"""Read the files that users write: TOML, YAML, strict JSON. A `Document` knows each value's line.
 
 Of YAML, only what JSON can express is read: mappings with texts as keys, lists, texts, numbers, `true`,
 `false` and `null`. `yes`, dates and times are texts, as in YAML 1.2. Tags, aliases and duplicate keys are
-refused: a file of settings needs none, and an alias can make a short file describe an endless value. JSON has
-no comments, no duplicate keys and no NaN.
+refused: settings do not need them, and with aliases a short file can describe an endless value. In JSON,
+comments, duplicate keys and NaN are refused.
 
 Source: R2.3, P5
 """
@@ -42,9 +42,9 @@ class Document:
 
     Args:
         path: The file.
-        value: The content of the file, as JSON would have it; TOML's dates are as `tomllib` returns them.
-        find_lines: Returns the one-based lines of the values, by the keys that lead to them. A value under a
-            key has the line of the key. Called for the first error only.
+        value: The parsed content: dictionaries, lists, texts, numbers. TOML's dates are as in `tomllib`.
+        find_lines: Returns the one-based lines of the values, by their paths. A value in a dictionary has the
+            line of its key. Called when the first error is reported.
     """
 
     def __init__(self, path: Path, value: Any, find_lines: Callable[[], Mapping[KeyPath, int]]) -> None:
@@ -54,26 +54,26 @@ class Document:
 
     @cached_property
     def lines(self) -> Mapping[KeyPath, int]:
-        """The one-based lines of the values for which `find_lines` has found a line, by the values' keys."""
+        """The one-based lines of the values, by their paths; some values have no line."""
         return self._find_lines()
 
     def line(self, keys: KeyPath) -> int | None:
-        """Return the line of a value, or of the nearest value around it; `None`: no line is known."""
+        """Return the line of the value at this path, or of the nearest enclosing value that has a line."""
         while keys and keys not in self.lines:
             keys = keys[:-1]
         return self.lines.get(keys)
 
     def place(self, keys: KeyPath) -> str:
-        """Return the beginning of an error about a value: `agent.yaml, line 7: `."""
+        """Return the prefix of an error about the value at this path, such as `agent.yaml, line 7: `."""
         line = self.line(keys)
         return f"{self.path}: " if line is None else f"{self.path}, line {line}: "
 
     def error(self, keys: KeyPath, problem: str) -> MCPConfigError:
-        """Return the error for a problem of one value."""
+        """Return the error for one wrong value."""
         return self.errors([MCPConfigError.Problem(keys, problem)])
 
     def errors(self, problems: Sequence[MCPConfigError.Problem]) -> MCPConfigError:
-        """Return the error for these problems of values. There must be at least one."""
+        """Return one error for several wrong values, of which there must be at least one."""
         said = "\n".join(f"{self.place(problem.keys)}{problem.text}" for problem in problems)
         return MCPConfigError(said, path=str(self.path), line=self.line(problems[0].keys), problems=problems)
 
@@ -82,11 +82,11 @@ class YamlDocument(Document):
     """A YAML file."""
 
     def line(self, keys: KeyPath) -> int:
-        """Return the line of a value, or of the nearest value around it; 1 if no line is known."""
+        """Return the line of a value, or of the nearest enclosing value; 1 if no line is known."""
         return super().line(keys) or 1
 
     def convert(self, kind: type[T]) -> T:
-        """Return the document as a Struct of this type. An empty document has all defaults.
+        """Return the document as a Struct of this type. An empty document gives the Struct's defaults.
 
         Raises:
             MCPConfigError: A key is unknown, or a value does not fit. The error names the line and the key.
@@ -105,14 +105,14 @@ class YamlDocument(Document):
 
 
 def problem_of(error: msgspec.ValidationError) -> MCPConfigError.Problem:
-    """Split the sentence of a msgspec error, such as `... - at `$.rules[3]``, into keys and a text."""
+    """Split the text of a msgspec error, such as `... - at `$.rules[3]``, into a path and a text."""
     words, _, place = str(error).partition(" - at `$")
     parts = re.findall(r"\[(\d+)\]|([^.\[\]`]+)", place.replace("[...]", ""))
     return MCPConfigError.Problem(tuple(int(number) if number else key for number, key in parts), words)
 
 
 def dotted(keys: KeyPath) -> str:
-    """Return keys as a user writes them: `mcp.servers`."""
+    """Return a path as a user writes it: `mcp.servers`."""
     return ".".join(map(str, keys))
 
 
@@ -162,7 +162,7 @@ def replace_file(path: Path, text: str, *, mode: int = 0o666) -> None:
         MCPConfigError: The file cannot be written.
     """
     try:
-        # A lone surrogate, as in a tool's name, is written as a JSON escape, because UTF-8 cannot hold it.
+        # A lone surrogate, which a tool's name may contain, has no UTF-8 form: it is written as an escape.
         write_whole(path, text.encode("utf-8", "backslashreplace"), mode=mode)
     except OSError as error:
         raise MCPConfigError(f"Cannot write {path}: {error.strerror}.", path=str(path)) from error
@@ -190,15 +190,15 @@ def parse_toml(text: str, path: Path) -> Document:
         raise MCPConfigError(
             f"{path} is not valid TOML: {exc}.", path=str(path), line=line, column=column
         ) from exc
-    # the document is nested too deeply, or a number or a date is out of range
+    # raised if the document is nested too deeply, or a number or a date is out of range
     except (RecursionError, ValueError) as exc:
         raise MCPConfigError(f"{path} is not usable TOML: {exc}.", path=str(path)) from exc
     return Document(path, value, lambda: _toml_lines(text.replace("\r\n", "\n")))
 
 
 def _position(message: str, text: str) -> tuple[int, int]:
-    # Before Python 3.14 the position is only in the message. The message about a fault at the end of the
-    # document has no position, so the end is returned.
+    # Before Python 3.14 the position is only in the message. A message without a position is about the end of
+    # the document, so the end's position is returned.
     if match := re.search(r"at line (\d+), column (\d+)", message):
         return int(match[1]), int(match[2])
     return text.count("\n") + 1, len(text) - text.rfind("\n")
@@ -212,10 +212,10 @@ _TOML = re.compile(
 
 
 def _toml_lines(text: str) -> dict[KeyPath, int]:
-    """Return the lines of the headers and the keys of a valid document. Values inside a value get no line.
+    """Return the lines of the table headers and keys of a valid document, but not of keys in inline tables.
 
-    The standard library's parser keeps no lines. So the beginning of each statement is parsed on its own: a
-    header, or a key with another value.
+    `tomllib` does not report lines. So this finds each header and each `key =` in the text, and has `tomllib`
+    parse it alone to get its names; a key is given the value 0 for that.
     """
     lines: dict[KeyPath, int] = {}
     counts: dict[KeyPath, int] = {}
@@ -247,7 +247,7 @@ def _names(statement: str) -> list[str]:
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Yield each statement's line and beginning: a header, or what is before `=`."""
+    """Yield each statement's line and its beginning: a whole header, or the key before `=`."""
     number, depth, start, ends = 1, 0, -1, False
     for token in _TOML.finditer(text):
         found = token[0]
@@ -296,7 +296,7 @@ _JSON = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[\]{},:\n]|[^\s"\[\]{},:]++')
 
 
 def _json_lines(text: str) -> dict[KeyPath, int]:
-    """Return the lines of the keys and the list items of a valid document."""
+    """Return the lines of the keys and the list items of a valid JSON document."""
     lines: dict[KeyPath, int] = {(): 1}
     keys: list[int | str] = []
     opened: list[str] = []
@@ -324,11 +324,11 @@ def _json_lines(text: str) -> dict[KeyPath, int]:
 
 
 def converted(document: Document, kind: type[T], what: str, remedy: str) -> T:
-    """Return the document of a file that grue writes itself as a value of `kind`.
+    """Convert a document to the type `kind`. Used for files that grue writes itself.
 
     Raises:
-        MCPConfigError: The document has another form. The text says what the file should be (`what`, as in
-            "a tool lock"), and what else to do than restoring it (`remedy`, which follows "remove it and").
+        MCPConfigError: The document does not fit. The text is "... is not WHAT ... Restore it, or remove it
+            and REMEDY". An example of `what` is "a tool lock".
     """
     try:
         return msgspec.convert(document.value, kind)
@@ -373,8 +373,8 @@ def read_yaml(path: Path) -> YamlDocument:
     """Read a YAML file.
 
     Raises:
-        MCPConfigError: The file is missing, unreadable, too long, or not YAML as described above. The error
-            names the line.
+        MCPConfigError: The file is missing, unreadable or too long, or it is not the subset of YAML that this
+            module reads. The error names the line.
         MissingDependencyError: The package `pyyaml` is absent; the text has the command that installs it.
     """
     missing = (
@@ -419,21 +419,21 @@ def parse_yaml(text: str, path: Path, *, first_line: int = 1) -> YamlDocument:
 
 
 def _fields(kind: Any, keys: KeyPath) -> tuple[str, ...]:
-    """Return the keys of the table that these keys lead to, in a Struct of Structs, also in lists."""
+    """Return the keys that a table may have. The table is at the path `keys` in the Struct `kind`."""
     for key in filter(lambda key: isinstance(key, str), keys):
         kind = _struct_in(next(each.type for each in msgspec.structs.fields(kind) if each.encode_name == key))
     return tuple(field.encode_name for field in msgspec.structs.fields(kind))
 
 
 def _struct_in(declared: Any) -> Any:
-    """Return the Struct in a declared type, such as `A` in `list[A]`; `None` if there is no Struct in it."""
+    """Return the first Struct class in a type, such as `A` in `list[A]`; `None`: there is none."""
     if hasattr(declared, "__struct_fields__"):
         return declared
     return next(filter(None, map(_struct_in, get_args(declared))), None)
 
 
 class _Reading:
-    """Turns YAML nodes into values, and keeps the lines of the values."""
+    """Converts YAML nodes to Python values, and records each value's line."""
 
     def __init__(self, path: Path, first_line: int) -> None:
         self.lines: dict[KeyPath, int] = {}

@@ -69,12 +69,12 @@ T = TypeVar("T")
 DEFAULT_FILE_NAME = "mcp_config.json"
 ROOT_KEYS = ("mcpServers", "servers", "context_servers")
 
-# Other hosts know these keys, and ignoring them changes nothing: grue asks for no approval of a tool call,
-# and shows no list of servers.
+# Keys of other hosts that can be ignored without a warning. They are about which calls need no approval, and
+# about how a list of servers is displayed. In grue, `ToolPolicy` decides on approvals.
 _HARMLESS_KEYS = frozenset(
     ("alwaysAllow", "autoApprove", "description", "dev", "enabled", "gallery", "icon", "source", "trust")
 )
-# Other hosts know these keys, and grue does not implement them: the user gets a warning.
+# Keys of other hosts that grue does not implement. They are not taken for misspellings; there is a warning.
 _UNUSED_KEYS = frozenset(("oauth", "startup"))
 _MISSPELT_FROM = 0.75
 
@@ -136,12 +136,12 @@ def _seconds(value: float) -> float:
 
 
 def _sandbox(value: Any) -> Any:
-    sandbox_of(value)  # called only to refuse a wrong value; the text stays, since `${...}` is expanded later
+    sandbox_of(value)  # only a check; the value stays as written, since `${...}` is expanded later
     return value
 
 
 def _auth_form(value: object) -> str | None:
-    """Return which of both forms of `auth` a value has, so that an error is about that form only."""
+    """Return which form of `auth` a value has, a table or a boolean, so that errors are about that form."""
     if isinstance(value, bool):
         return _SWITCH
     return _TABLE if isinstance(value, Mapping | AuthConfig) else None
@@ -184,10 +184,13 @@ class ToolsConfig(BaseModel):
 
 
 def _with_auth(entry: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """Return a server's entry with `auth` in place of another host's key, and the keys that have no effect.
+    """Replace another host's `oauth` or `auth` in a server's entry by grue's `auth`.
+
+    Returns:
+        The entry, and the keys of the other host's table that grue does not use.
 
     Raises:
-        ValueError: The other host's key is not understood, or the entry has an `auth` too.
+        ValueError: The other host's table is not understood, or the entry has an `oauth` and an `auth`.
     """
     key = "auth" if is_of_another_host(entry.get("auth")) else "oauth"
     if key not in entry or "url" not in entry:
@@ -203,10 +206,10 @@ def _with_auth(entry: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, 
 
 
 def _with_tools(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a server's entry with `tools` in place of other hosts' keys for the same thing.
+    """Replace other hosts' keys for the choice of tools, such as `enabledTools`, by grue's `tools`.
 
     Raises:
-        ValueError: Two keys say which tools to offer, or which to leave out.
+        ValueError: The entry has two keys for the tools to offer, or two for the tools to leave out.
     """
     found = {"include": INCLUDING, "exclude": EXCLUDING}
     present = {kind: [key for key in keys if key in entry] for kind, keys in found.items()}
@@ -240,17 +243,18 @@ class MCPServerConfig(BaseModel):
         timeout: Longest time for one tool call, in seconds; a value of 1000 or more is in milliseconds.
         timeout_seconds: The same limit as `timeout`, always in seconds.
         startup_timeout_seconds: Longest time for the handshake and the listing of tools together.
-        exit_grace_seconds: How long the process gets to exit when its input is closed; `None`: the usual
-            time.
+        exit_grace_seconds: How many seconds the process has to exit after its stdin was closed; `None`: the
+            default of grue.
         tools: Which of the server's tools are offered. `allow_tools` and similar keys of other hosts are
-            read, too.
-        auth: How grue authorises itself at the `url` (OAuth); `False`: not at all. Other hosts' `oauth` is
-            read.
+            accepted, too.
+        auth: How grue authenticates to the server at `url` (OAuth); `False`: not at all. The key `oauth` of
+            other hosts is accepted, too.
         required: Whether the first connect of an episode has to succeed; `None`: the host's policy decides.
-        check_arguments: Whether calls that a tool's input schema refuses are answered without being sent.
+        check_arguments: Whether grue checks a call's arguments against the tool's input schema, and answers a
+            call that does not fit with an error, without sending it.
         sandbox: What the program may do: a preset's name, or a table of `Sandbox`'s keys or of VS Code's.
-        sandboxEnabled: VS Code's switch. `False`: `sandbox` is not applied. `True` without `sandbox`: nothing
-            may be written but a scratch folder, and there is no network.
+        sandboxEnabled: VS Code's switch. `False`: `sandbox` is not applied. `True` without a `sandbox`: the
+            program may write only to a scratch folder, and has no network.
         start: When the server starts; `None`: the host's setting decides.
 
     Source: R3.2
@@ -286,7 +290,7 @@ class MCPServerConfig(BaseModel):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """One sentence for each key of the entry that has no effect, or perhaps another than intended."""
+        """One sentence for each key of the entry that has no effect, or perhaps not the intended effect."""
         kind, without_effect = ("url", _ONLY_STARTED) if self.url is not None else ("command", _ONLY_BY_URL)
         found = [f"grue does not use the key {key!r}." for key in self._unused_keys]
         found += [
@@ -384,7 +388,7 @@ class MCPConfig(BaseModel):
             environ: Variables for `${VAR}`, looked up when a server is used; default: the process's own.
             workspace_folder: Value of `${workspaceFolder}`, and base of a relative `cwd`; default: the folder
                 of the file.
-            named: The user has named this file. Then the error for a missing file mentions no setting.
+            named: The user has named this file, not a setting. This changes the error for a missing file.
 
         Raises:
             MCPConfigError: The file is missing, is not strict JSON (the error names line and column), or has
@@ -423,15 +427,15 @@ class MCPConfig(BaseModel):
         place: Callable[[KeyPath], str] = lambda _: "",
         startup_key: str = _STARTUP,
     ) -> Self:
-        """Take servers that another file configures, in the same form.
+        """Return the configuration of servers whose entries come from another kind of file.
 
         Args:
-            servers: The entries by name, as `mcpServers` has them.
+            servers: The entries by name, in the form of `mcpServers`.
             source: The file. Its folder is `${workspaceFolder}` and the base of a relative `cwd`; `None`:
                 the working directory.
-            place: Returns what an error about an entry begins with, such as `agent.yaml, line 7: `. Its
-                argument is the keys that lead to the entry, beginning with the server's name.
-            startup_key: The entries' key for what `MCPServerConfig` calls `startup_timeout_seconds`.
+            place: Returns the prefix of an error about an entry, such as `agent.yaml, line 7: `. Its argument
+                is the path to the wrong value, which begins with the server's name.
+            startup_key: The key that these entries use for `startup_timeout_seconds`.
 
         Raises:
             MCPConfigError: An entry is invalid. The error names the server and the key.
@@ -470,7 +474,7 @@ class MCPConfig(BaseModel):
 
     @property
     def ignored_servers(self) -> tuple[str, ...]:
-        """The servers after the first. `get_server_config` ignores them, which the host should report.
+        """The servers after the first. `get_server_config` ignores them; a host should report that.
 
         Source: R2.6
         """
@@ -478,7 +482,7 @@ class MCPConfig(BaseModel):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """One sentence for each key of a server that has no effect, or perhaps another than intended."""
+        """One sentence for each key of a server that has no effect, or perhaps not the intended effect."""
         return tuple(
             f"MCP server {name!r}: {warning}"
             for name, server in self.mcpServers.items()
@@ -520,13 +524,14 @@ class MCPConfig(BaseModel):
 def edit_servers(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
     """Change the servers of a file, which is created if it does not exist, and keep everything else in it.
 
-    A kill leaves the old file or the new one. If two programs change the file at once, one waits for the
-    other. `edit` changes the entries by name; if it raises an exception, the file is not changed.
+    `edit` gets the dictionary of the entries and changes it; if it raises an exception, the file is not
+    changed. A kill leaves either the old file or the new one. If two programs change the file at once, one
+    waits for the other.
 
     Raises:
         MCPConfigError: The file is invalid, would become invalid, or cannot be written.
     """
-    path = path.resolve()  # a link to a file elsewhere stays a link
+    path = path.resolve()  # so that a symbolic link is kept, and the file that it points to is changed
     try:
         with _one_at_a_time(path.parent):
             there = path.exists()
@@ -566,10 +571,11 @@ def _in_our_words(name: str, entry: Any, startup_key: str, place: Callable[..., 
 
 
 def tool_servers(config: MCPConfig, place: Callable[[KeyPath], str] = lambda _: "") -> dict[str, McpServer]:
-    """Return all servers of a configuration, expanded.
+    """Return all servers of a configuration by name, with every `${...}` expanded.
 
     Raises:
-        MCPConfigError: As `to_tool_server`, or a variable is not set. The text begins with `place`.
+        MCPConfigError: As `to_tool_server`, or a variable is not set. The text begins with what `place`
+            returns for the server.
     """
     found: dict[str, McpServer] = {}
     for name in config.mcpServers:
@@ -583,9 +589,9 @@ def tool_servers(config: MCPConfig, place: Callable[[KeyPath], str] = lambda _: 
 
 
 def to_tool_server(name: str, config: MCPServerConfig, *, offline: bool = False) -> McpServer:
-    """Return an expanded configuration in the form that the transports take, and read its `envFile`.
+    """Convert an expanded configuration to the type that the transports take, and read its `envFile`.
 
-    With `offline`, npx downloads nothing.
+    With `offline`, a server that npx starts is started without downloads.
 
     Raises:
         MCPConfigError: The `envFile` cannot be read, or the URL or a header is invalid.
@@ -618,7 +624,7 @@ def to_tool_server(name: str, config: MCPServerConfig, *, offline: bool = False)
 
 
 def without_network(server: T) -> T:
-    """Return a server; if npx starts it, a changed copy with which npx downloads nothing."""
+    """Return the server; if npx starts it, return a copy whose environment tells npx to download nothing."""
     if not isinstance(server, StdioServer) or Path(server.command).name != "npx":
         return server
     return replace(server, env={**server.env, "npm_config_offline": "true"})
@@ -659,7 +665,7 @@ def _options(config: MCPServerConfig) -> ServerOptions:
 
 
 def _root_key(document: Document) -> str:
-    """Return the key under which the file has its servers; empty: it has none of the keys."""
+    """Return which of `ROOT_KEYS` the file has, such as `mcpServers`; empty: none of them."""
     source, value = document.path, document.value
     if not isinstance(value, dict):
         raise MCPConfigError(
@@ -695,7 +701,7 @@ _WITH_VARIABLES = ("command", "cwd", "envFile", "args", "env", "sandbox", "url",
 
 def _expanded(name: str, config: MCPServerConfig, scope: Scope) -> MCPServerConfig:
     def at(key: str, value: Any) -> Any:
-        """Return a value of the entry with every text in it expanded."""
+        """Return a value of the entry with `${...}` expanded in every text. `key` is its name in errors."""
         match value:
             case str():
                 return expand(value, scope, f"MCP server {name!r}: {key}")
@@ -717,7 +723,7 @@ def _expanded(name: str, config: MCPServerConfig, scope: Scope) -> MCPServerConf
 
 
 def _entry_problem(error: ErrorDetails) -> MCPConfigError.Problem:
-    """Describe an invalid entry of the servers' file. Values are shown by kind only: they may be secrets."""
+    """Describe an invalid entry. A value may be a secret, so only its kind is named (`a string`)."""
     keys = tuple(part for part in error["loc"][1:] if part not in (_KEY, _TABLE, _SWITCH))
     match error["type"]:
         case "value_error":
@@ -756,7 +762,7 @@ def _json_kind(value: object) -> str:
 
 
 def missing_servers(path: Path, *, named: bool) -> str:
-    """Return the error's text for a missing file of servers, which the user (`named`) or a setting named."""
+    """Return the error text for a missing file of servers. `named`: the user named it, not a setting."""
     if named:
         return f"The file of MCP servers {path} was not found. Correct the name; or `grue init` writes one."
     return (

@@ -1,12 +1,12 @@
-"""Find the MCP servers that other hosts on this machine have, and copy their entries without a secret.
+"""Find the MCP servers that other hosts on this machine have, and copy their entries without secrets.
 
-To add a host, add a line to `_places`. `grue init` offers what is found. The hosts' files are only read,
-never changed. A file that cannot be read or holds no servers is passed over.
+To support another host, add a line to `_places`. `grue init` offers the servers that are found. The hosts'
+files are only read, never changed. A file that cannot be read or has no servers is skipped.
 
 Values that may be secret become `${NAME}` in a copied entry. Values of `env` and `headers` are kept only if
-they are plainly harmless: a number, a switch, a path. Code cannot tell a secret from other text with
-certainty, and the user can set a variable again. Arguments and addresses are kept unless a name or their form
-suggests that they are secret.
+they are plainly harmless: a number, a switch, a path. It is better to replace too much, because code cannot
+recognise every secret, and the user can set the variable. Arguments and URLs are kept, unless a name or the
+form of the value suggests that it is secret.
 """
 
 import json
@@ -49,8 +49,8 @@ class CopiedEntry(Struct, frozen=True):
     Attributes:
         name: The server's name.
         entry: The value under that name.
-        variables: Environment variables for the values that were left out, to be set before the server is
-            used.
+        variables: The environment variables that the entry refers to in place of secrets. The user has to set
+            them before the server is used.
     """
 
     name: str
@@ -59,10 +59,9 @@ class CopiedEntry(Struct, frozen=True):
 
 
 def copied(name: str, entry: Mapping[str, Any]) -> CopiedEntry:
-    """Return a server's entry without secrets, with the keys that grue knows.
+    """Return another host's entry for a server in grue's form: without secrets and without unknown keys.
 
-    In `entry`, which is as another host has it, Windsurf's `serverUrl` and a `command` that is an object are
-    understood too.
+    Other hosts' forms are converted, such as Windsurf's `serverUrl`, or a `command` that is an object.
 
     Raises:
         MCPConfigError: A value has the wrong type.
@@ -180,7 +179,7 @@ class _Copy:
         return self._variable(label) if private or any(map(_is_token, parts)) else text
 
     def _expressions(self, text: str) -> str:
-        """Keep `${NAME}`, without a default that may be secret. `${input:...}` becomes a variable."""
+        """Keep `${NAME}`, but no default that may be secret. Turn `${input:x}` into a variable."""
 
         def written(found: re.Match[str]) -> str:
             default = found["default"]

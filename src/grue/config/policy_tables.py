@@ -16,8 +16,8 @@ reply_tokens = 4_000
 above = 40
 ```
 
-The keys in an error's `problems` begin inside the table. The caller, who knows the file, adds the keys that
-lead to the table.
+The paths in an error's `problems` start at the table. The caller, who knows the file, puts the path to the
+table before them.
 """
 
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ def read_tool_policy(table: Mapping[str, Any]) -> ToolPolicy:
     """Return the policy that a table describes.
 
     Raises:
-        MCPConfigError: A key is unknown or a value cannot be used. The error has its `problems`.
+        MCPConfigError: A key is unknown or a value cannot be used. `problems` says which.
     """
     rules = table.get("rules", [])
     if isinstance(rules, list):
@@ -47,19 +47,19 @@ def read_tool_policy(table: Mapping[str, Any]) -> ToolPolicy:
 
 
 def read_context_policy(table: Mapping[str, Any]) -> ContextPolicy | None:
-    """Return the policy that a table describes; `None` if it is empty. `read_only` may be one pattern.
+    """Return the policy that a table describes; `None` if it is empty. `read_only` may be a single text.
 
     Raises:
-        MCPConfigError: A key is unknown or a value cannot be used. The error has its `problems`.
+        MCPConfigError: A key is unknown or a value cannot be used. `problems` says which.
     """
     return _converted(_listed(table, "read_only"), ContextPolicy) if table else None
 
 
 def read_tool_search(table: Mapping[str, Any]) -> ToolSearch | None:
-    """Return the settings that a table describes; `None` if it is empty. `always` may be one pattern.
+    """Return the settings that a table describes; `None` if it is empty. `always` may be a single text.
 
     Raises:
-        MCPConfigError: A key is unknown or a value cannot be used. The error has its `problems`.
+        MCPConfigError: A key is unknown or a value cannot be used. `problems` says which.
     """
     return _converted(_listed(table, "always"), ToolSearch) if table else None
 
@@ -72,7 +72,7 @@ def _rule(rule: Any, number: int) -> Any:
 
 
 def _listed(table: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return the table, with a list of one text in place of a single text under `key`."""
+    """Return the table; if the value of `key` is a single text, it becomes a list with this text."""
     return {**table, key: [table[key]]} if isinstance(table.get(key), str) else table
 
 
@@ -101,6 +101,6 @@ def _error(keys: KeyPath, text: str) -> MCPConfigError:
 
 
 def _said(keys: KeyPath) -> str:
-    """Return keys in words: `rules, number 2, verdict: `."""
+    """Return a path in words: `rules, number 2, verdict: `."""
     words = [f"number {key + 1}" if isinstance(key, int) else key for key in keys]
     return f"{', '.join(words)}: " if keys else ""

@@ -1,7 +1,7 @@
 """Read grue's tables of a TOML file: `[tool.grue.*]`, and for older projects `[tool.zorkgpt.*]`.
 
-Each setting is taken from the first of the two that has the setting. A setting in both is an error, because
-one of the two values would have no effect.
+The settings may be spread over both. A setting that is in both is an error, because one of the two values
+would have no effect.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ class ProjectTables(Struct, frozen=True):
     Attributes:
         document: The parsed file.
         tables: Each of `TABLES` with its keys and values; a table that the file does not have is empty.
-        roots: `tool.grue` or `tool.zorkgpt`, by table and key: where the setting was found.
+        roots: For each setting that was found, by table and key: `tool.grue` or `tool.zorkgpt`.
         text: The file's text.
     """
 
@@ -33,19 +33,19 @@ class ProjectTables(Struct, frozen=True):
     roots: dict[tuple[str, str], str]
 
     def place(self, table: str, key: str = "") -> str:
-        """Return a table's full name, such as `tool.zorkgpt.mcp`.
+        """Return a table's full name, such as `tool.zorkgpt.mcp`, as it stands in the file.
 
-        The root is the one in which `key` was found or, without a `key`, any key of the table.
+        If the file has the table below both roots, the name is that of the table with `key`.
         """
         found = [root for (name, each), root in self.roots.items() if name == table and key in ("", each)]
         return f"{found[0] if found else GRUE}.{table}"
 
     def error(self, table: str, problems: Sequence[MCPConfigError.Problem]) -> MCPConfigError:
-        """Return an error for problems of one table. Their keys are relative to the table."""
+        """Return one error for wrong values of a table. The paths in `problems` start at the table."""
         return self.document.errors([self.placed(table, each) for each in problems])
 
     def placed(self, table: str, problem: MCPConfigError.Problem) -> MCPConfigError.Problem:
-        """Return a problem of a table with all keys from the file's outermost table to the value."""
+        """Return a problem whose path starts at a table with a path that starts at the top of the file."""
         place = self.place(table, str(problem.keys[0]) if problem.keys else "")
         return MCPConfigError.Problem((*place.split("."), *problem.keys), f"[{place}] {problem.text}")
 
@@ -58,9 +58,9 @@ def read_project_tables(path: Path) -> ProjectTables:
     """Return the settings of a TOML file.
 
     Raises:
-        MCPConfigError: The file is missing or not TOML (the error names line and column), something that
-            should be a table is something else, `[tool.grue]` has an unknown table, or a setting is in both
-            places (the error names the key, both tables and their lines).
+        MCPConfigError: The file is missing or not TOML (the error names line and column), a value stands
+            where a table should, `[tool.grue]` has an unknown table, or a setting is below both roots (the
+            error names the key, both tables and their lines).
     """
     found, problems = gather_project_tables(path)
     if problems:
@@ -69,10 +69,10 @@ def read_project_tables(path: Path) -> ProjectTables:
 
 
 def gather_project_tables(path: Path) -> tuple[ProjectTables, list[MCPConfigError.Problem]]:
-    """Return the settings of a TOML file, and the problems of settings in no known table or in two.
+    """Return the settings of a TOML file, and the problems: unknown tables, and settings below both roots.
 
     Raises:
-        MCPConfigError: The file is missing or not TOML, or something that should be a table is not one.
+        MCPConfigError: The file is missing or not TOML, or a value stands where a table should.
     """
     missing = f"Configuration file not found: {path}. Name an existing TOML file, or create this one."
     document = parse_toml(read_config_text(path, if_missing=missing), path)
@@ -185,10 +185,10 @@ _ELSEWHERE = {
 
 
 def where_it_belongs(name: str, root: str, here: str = "") -> str:
-    """Return a sentence that says where a setting belongs; empty: grue does not know a setting of that name.
+    """Return a sentence that says where a setting belongs; empty: grue has no setting of that name.
 
     Args:
-        name: What the user wrote.
+        name: The name that the user wrote.
         root: The table of grue's settings, such as `tool.grue`.
         here: The table below `root` in which the user wrote the setting; empty: in no table.
     """

@@ -12,7 +12,7 @@ from grue.tool_sessions.oauth_settings import Grant, OAuth, SecretMethod, TokenP
 
 
 class AuthConfig(BaseModel):
-    """How grue authorises itself at a server by URL. The texts may refer to variables.
+    """How grue authenticates to a server at a URL, by OAuth. The texts may contain `${VAR}`.
 
     Attributes:
         grant: `authorization_code` (`grue login`), `client_credentials` or `identity_assertion`.
@@ -64,8 +64,8 @@ class AuthConfig(BaseModel):
 SECRETS = ("client_secret", "private_key", "identity_client_secret", "identity_token")
 """The keys of `auth` whose values are secrets."""
 
-# Other hosts' names of grue's keys. Claude Code and Gemini CLI write them in `oauth`, and Cursor writes an
-# `auth` with capitals. Codex uses grue's names.
+# Other hosts' names for grue's keys. Claude Code and Gemini CLI write a table `oauth`, and Cursor writes an
+# `auth` with keys in capitals. Codex uses grue's names.
 _THEIRS = {
     "clientId": "client_id",
     "CLIENT_ID": "client_id",
@@ -84,12 +84,13 @@ def is_of_another_host(auth: object) -> bool:
 
 
 def auth_of_other_hosts(oauth: object) -> tuple[dict[str, Any] | bool, tuple[str, ...]]:
-    """Return an `auth` that means the same as another host's `oauth`, and keys of `oauth` without effect.
+    """Return grue's `auth` for another host's `oauth`, and the keys of `oauth` that grue does not use.
 
-    The place to log in is not taken from `oauth`: grue asks the server for it.
+    URLs of the authorization server are not used, for example: grue asks the MCP server for them.
 
     Raises:
-        ValueError: `oauth` is not understood. The text follows the key's name, and shows no value.
+        ValueError: `oauth` is not understood. The text continues a sentence that began with the key's name.
+            It shows no value.
     """
     if isinstance(oauth, bool):
         return oauth, ()
@@ -155,7 +156,7 @@ def to_oauth(name: str, config: AuthConfig | bool | None, headers: dict[str, str
 def expanded_auth(
     auth: AuthConfig | bool | None, at: Callable[[str, str | None], str | None], beside: Path
 ) -> AuthConfig | bool | None:
-    """Return `auth` with each of its texts expanded by `at(key, text)`, and the paths of its files absolute.
+    """Return `auth` with each text expanded by `at(key, text)`, and with absolute paths of files.
 
     Relative paths start from `beside`, the folder of the configuration file.
     """

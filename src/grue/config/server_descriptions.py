@@ -1,15 +1,14 @@
-"""Turn what others wrote about a server into an entry for `mcp_config.json`.
+"""Make an entry for `mcp_config.json` from a published description of a server.
 
 The description is the `server.json` of an MCP registry, or the `manifest.json` of an `.mcpb` bundle.
 Everything in it is untrusted. The description chooses the program that will run, so `cli/add.py` shows the
-entry before it is written. A description must not choose anything that the entry does not show:
+entry to the user before it is written. A description must not choose anything that the entry does not show:
 
-- only the launchers of its kind of package are started (npx, uvx, docker), with a package's name and version
-  and not, say, with an address, which npx would install as well;
-- a `${...}` that the description contains would read the user's environment when the server starts. The only
-  ones in an entry are those that are made here: folders, and the variables that the description asks for by
-  name;
-- an entry with characters that a terminal acts on is refused.
+- The entry starts only the launcher of its kind of package (npx, uvx, docker), with a package's name and
+  version. A URL in place of the name is refused, because npx would install from it.
+- A `${...}` in the description would read the user's environment when the server starts, so it is refused.
+  grue itself writes `${...}` for folders, and for the variables that the description asks for by name.
+- An entry with characters that a terminal acts on is refused.
 """
 
 import re
@@ -78,11 +77,12 @@ class Described(Struct, frozen=True, kw_only=True):
         title: The description's text about the server.
         entry: The value under the name.
         variables: Variables that have to be set in the environment.
-        optional: Keys that the server also knows, which are left out.
+        optional: Environment variables that the server could use too. They are not set, so the entry leaves
+            them out.
         paths: Files and folders that the user gave to the server.
         kind: What is started: `npm`, `pypi`, `oci`, `mcpb`, or `remote` for an address.
-        others: Other ways to run the server that the description has.
-        origin: What is known about where the server's files come from, in lines.
+        others: Other ways to run the server that the description has, such as `pypi` or `remote`.
+        origin: Lines about where the server's files come from.
     """
 
     name: str
@@ -192,7 +192,8 @@ def read_server(
         name: The server's name in `mcp_config.json`; `None`: the last part of the description's name.
         kind: Which of the server's packages to use, such as `npm`, or `remote`; `None`: the first that grue
             can start.
-        env: The names of the variables that are set. If an optional key's variable is among them, it is used.
+        env: The names of the environment variables that are set. If the variable of an optional key is among
+            them, the entry uses it.
 
     Raises:
         MCPConfigError: The description is not usable, or a value is missing.
@@ -212,9 +213,10 @@ def read_server(
 def _chosen(
     description: object, kind: str | None
 ) -> tuple[_Server, str, _Package | _Transport, tuple[str, ...]]:
-    """Return a description, its first offer of the kind, that offer's kind, and the kinds of the others.
+    """Choose one of a description's packages and URLs: the first that grue can use and that is of `kind`.
 
-    An offer is a package or an address that grue can use. Without a `kind`, the first offer is chosen.
+    Returns:
+        The parsed description, the kind of the chosen one, the chosen one, and the kinds of the others.
     """
     if isinstance(description, Mapping) and isinstance(description.get("server"), Mapping):
         description = description["server"]
@@ -293,7 +295,7 @@ def default_name(name: str) -> str:
 class _Entry:
     """Builds a server's entry for `mcp_config.json`, and collects what the user is told about the entry.
 
-    That is the names of the variables that the entry reads, which of them are optional, and the paths in it.
+    The user is told the variables that the entry reads, further optional variables, and the entry's paths.
     """
 
     def __init__(self, name: str, ask: Ask, env: Collection[str]) -> None:
@@ -311,8 +313,8 @@ class _Entry:
                 raise MCPConfigError(f"The description has a control character in {_quoted(text)}.")
             for inside, end in _EXPRESSION.findall(text):
                 if not end or inside not in allowed:
-                    # A text of the entry may be joined from values of the description, each of which holds
-                    # only a piece of an expression, such as "$" and "{HOME}".
+                    # The check is on the finished entry, because a text of it may be joined from several
+                    # values of the description, each with a harmless piece, such as "$" and "{HOME}".
                     raise MCPConfigError(
                         f"The description has {_quoted(text)}: a '${{...}}' would read your environment."
                     )
@@ -407,10 +409,10 @@ class _Entry:
             self.entry["env"] = env
 
     def secret(self, variable: str, *, required: bool) -> tuple[str, ...]:
-        """Return the expression for a variable with a secret.
+        """Return `${VARIABLE}` for the variable that holds a secret.
 
-        If the secret is not required and the variable is not set, the entry does without it, and the user is
-        told of the variable.
+        Return nothing if the secret is not required and the variable is not set. Then the variable is
+        mentioned to the user.
         """
         if required or variable in self._env:
             self.variables.append(variable)
@@ -527,7 +529,7 @@ class _Manifest(Struct):
 def read_manifest(
     manifest: object, ask: Ask, *, name: str | None = None, env: Collection[str] = ()
 ) -> Described:
-    """Return the entry for a bundle's `manifest.json`. The arguments are those of `read_server`.
+    """Return the entry for a bundle's `manifest.json`. The arguments are as for `read_server`.
 
     The bundle's files are expected in `BUNDLES/NAME` beside `mcp_config.json`.
 
@@ -546,7 +548,7 @@ def read_manifest(
 
 
 def entry_point(manifest: object) -> str:
-    """Return the path of the program inside a bundle; empty: a program outside the bundle starts it."""
+    """Return the path of the program inside a bundle; empty: it is started by a program outside it."""
     read = _converted(manifest, _Manifest, "the manifest of a bundle")
     return read.server.entry_point if read.server.type == "binary" else ""
 

@@ -1,10 +1,10 @@
 """`GameConfiguration`: the settings of `pyproject.toml` that a turn needs.
 
 These tables are read: `[tool.grue.mcp]`, `.tool_policy`, `.context`, `.tool_search`, `.llm`,
-`.agent_sampling`, `.retry` and `.budget`. An unknown key is an error. A setting that is not there is taken
-from the same table of `[tool.zorkgpt]`. Of those, only `mcp`, `tool_policy`, `context` and `tool_search` are
-grue's; the others belong to a larger project, and their unknown keys are ignored. Every value is checked when
-it is set, whether from a file, by a keyword or by an assignment.
+`.agent_sampling`, `.retry` and `.budget`. An unknown key is an error. A setting that is missing there is
+taken from the same table below `[tool.zorkgpt]`. There, the tables `llm`, `agent_sampling`, `retry` and
+`budget` belong to a larger project, so unknown keys in them are ignored. Every value is checked when it is
+set, whether from a file, by a keyword or by an assignment.
 
 Source: R2.4, R13, P4, P45
 """
@@ -61,8 +61,8 @@ _STRICT = ConfigDict(strict=True, extra="forbid", validate_assignment=True, hide
 
 
 def _as_written(value: Any, check: Callable[[Any], float]) -> Any:
-    # Return the value with the type that it was written with: 30 stays an int, so that messages say "30s" and
-    # not "30.0s".
+    # Return the value and not the result of `check`, which is a float: 30 stays an int, so that messages say
+    # "30s" and not "30.0s".
     check(value)
     return value
 
@@ -109,7 +109,10 @@ _Count = Annotated[int, Field(ge=1)]
 
 
 class Unwritten(int):
-    """A default that the user has not written. It is replaced by a value that suits the server better."""
+    """The type of a default, so that it differs from the same number written by a user.
+
+    For such a value, another default may be used that suits the server better (60 s for `npx`).
+    """
 
 
 _Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False), WrapValidator(_as_written)]
@@ -122,7 +125,8 @@ _Share = Annotated[float, Field(ge=0, le=1), WrapValidator(_as_written)]
 class _Table:
     """Base of the settings: turns pydantic's errors into `MCPConfigError`s, which show no secrets.
 
-    Each of the error's problems is about one field. The text of a problem follows the field's name.
+    Each entry of `problems` is about one field. Its text continues a sentence that begins with the field's
+    name: "is 0; it should be ...".
     """
 
     @model_validator(mode="wrap")
@@ -174,9 +178,10 @@ class RetrySettings(_Table):
 class BudgetSettings(_Table):
     """Limits on requests, tokens and cost, for a turn and for an episode. `None`, the default: no limit.
 
-    Tokens are those sent and those received together. The cost is what the endpoint reports, or else what
-    `prices` says; other requests count as 0. `prices` has the price of a million tokens in USD, by model name
-    or pattern: `input`, `output`, and `cached` for those sent that were in the endpoint's cache.
+    Tokens are input and output tokens together. The cost of a request is what the endpoint reports, or else
+    is computed from `prices`; without both it counts as 0. `prices` has the prices of a million tokens in
+    USD, by model name or pattern: `input`, `output`, and `cached` for input tokens read from the provider's
+    cache.
     """
 
     turn_requests: _Count | None = None
@@ -204,7 +209,7 @@ class NextModel(_Table):
 
 
 def _next_models(value: Any) -> Any:
-    """Return the tables of a file as settings. An error names the table and the key."""
+    """Convert the `then` tables of a file to `NextModel`s. An error names the table and the key."""
     if not isinstance(value, list):
         return value
     models: list[Any] = []
@@ -255,8 +260,8 @@ class GameConfiguration(_Table):
         mcp_force_tool_support: Offer tools even if the model's name suggests that it has no tool calling.
         mcp_tool_lock: What to do with a tool that differs from `mcp_tools.lock` (next to `mcp_config_file`):
             `report` it, `refuse` to offer it, or ignore the lock (`off`).
-        mcp_start: When the servers start whose own entries do not say when: `before` the first request of a
-            turn, at the same time as it (`beside`, `beside_if_locked`), or `when_called`.
+        mcp_start: When servers start whose entries have no `start`: `before` the first request of a turn, at
+            the same time as this request (`beside`, `beside_if_locked`), or `when_called`.
         mcp_registry: Base URL of the MCP registry that `grue add NAME` asks; `None`, the default: no
             registry.
         client_base_url: Base URL of the endpoint; OpenRouter by default.
@@ -275,7 +280,7 @@ class GameConfiguration(_Table):
         tool_policy: Which tool calls are made, asked about or denied; by default all are made.
         context: How turns stay within the model's context window; `None`: nothing is cleared.
         tool_search: When `find_tools` and `call_tool` are offered in place of the tools; `None`: never.
-        project_dir: Folder that relative paths start from; the TOML's folder when loaded from one.
+        project_dir: Folder that relative paths start from; `from_toml` sets the folder of the TOML file.
 
     Source: R1.5, R2.5, R12.4, R13.1-5, P45
     """
@@ -307,11 +312,11 @@ class GameConfiguration(_Table):
 
     @property
     def mcp_config_path(self) -> Path:
-        """The path of the MCP servers' file, with `project_dir` applied."""
+        """The path of the file that names the MCP servers: `mcp_config_file` in `project_dir`."""
         return self.project_dir / self.mcp_config_file
 
     def ask(self, base_url: str | None = None, model: str | None = None) -> None:
-        """Change to another endpoint or model, if one is given. This drops the models to fall back to."""
+        """Change to another endpoint or model, if one is given. A change removes the fallback models."""
         if (base_url or self.client_base_url, model or self.agent_model) == (
             self.client_base_url,
             self.agent_model,
@@ -332,7 +337,9 @@ class GameConfiguration(_Table):
 
     @classmethod
     def from_toml(cls, config_path: str | os.PathLike[str] = "pyproject.toml") -> Self:
-        """Load `[tool.grue.*]` of a TOML file, else `[tool.zorkgpt.*]`; a missing key keeps its default.
+        """Load the settings of a TOML file, from `[tool.grue.*]` or `[tool.zorkgpt.*]`.
+
+        A missing key keeps its default.
 
         Args:
             config_path: The file, relative to the working directory; its folder becomes `project_dir`.
@@ -385,7 +392,7 @@ class GameConfiguration(_Table):
 
 
 def _whole(error: MCPConfigError) -> list[MCPConfigError.Problem]:
-    """Return a table's error that names no key as a problem of the whole table, so that it is not lost."""
+    """Return the problem for an error that has no `problems`: it is about the whole table."""
     return [MCPConfigError.Problem((), str(error))]
 
 
@@ -400,7 +407,7 @@ def _chosen(table: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
 def _unknown_keys(
     project: ProjectTables, known: Mapping[str, Sequence[str]]
 ) -> Iterator[MCPConfigError.Problem]:
-    """Yield a problem for each unknown key, except where `[tool.zorkgpt]` has keys of a larger project."""
+    """Yield a problem for each unknown key, except in the tables that a larger project shares with grue."""
     for (table, key), root in project.roots.items():
         names = known.get(table)
         if names is None or key in names or (root == ZORKGPT and table != "mcp"):
@@ -413,12 +420,12 @@ def _unknown_keys(
 
 
 def _toml_place(name: str) -> tuple[str, str]:
-    """Return the table and the key of a field of `GameConfiguration` itself."""
+    """Return the table and the key in TOML of a field of `GameConfiguration`, such as `mcp`, `enabled`."""
     return ("mcp", name.removeprefix(_MCP)) if name.startswith(_MCP) else ("llm", name)
 
 
 def _what_is_wrong(error: ErrorDetails) -> str:
-    """Describe an invalid setting: its value and what it should be. The text follows the setting's name."""
+    """Describe an invalid setting: its value and what it should be. The text continues after its name."""
     wanted = fault_text(error["msg"]).removeprefix("Input ").removeprefix("String ")
     if error["type"] == "value_error":
         return f"{wanted}."

@@ -1,9 +1,9 @@
 """Read and write `mcp_tools.lock`, the file of approved tool definitions, and the listing file beside it.
 
-Both files stand in the folder of the file of MCP servers and are meant to be committed. The lock is sorted
-JSON with one digest a line, so that it can be reviewed in a diff. The listing file, `mcp_tools.listing.json`,
-has the tools themselves as the servers listed them when they were approved, in the form of their `tools/list`
-answers. A listing that does not fit the lock is not used.
+Both files are in the folder of `mcp_config.json` and are meant to be committed. The lock is sorted JSON with
+one digest a line, so that it can be reviewed in a diff. The listing file, `mcp_tools.listing.json`, has the
+tools as the servers listed them when they were approved, in the form of `tools/list` results. If a server's
+listing does not fit the digests in the lock, it is not used.
 """
 
 import json
@@ -48,7 +48,7 @@ def listing_path(lock: Path) -> Path:
 
 
 def read_tool_lock(path: Path) -> ToolLock | None:
-    """Return the tool lock in a file, with the listings of the listing file beside it; `None`: no such file.
+    """Return the tool lock in a file, with the listings of the file beside it; `None`: there is no lock.
 
     Raises:
         MCPConfigError: The file cannot be read, or is not a tool lock of a version that grue knows.
@@ -110,7 +110,7 @@ def read_listings(path: Path) -> dict[str, tuple[m.ToolDefinition, ...]]:
 def write_listings(
     path: Path, tools_by_server: Mapping[str, Iterable[m.ToolDefinition]], *, keep: Collection[str] = ()
 ) -> None:
-    """Write what servers list now into a listing file. Other servers are kept or removed as by `write`.
+    """Write the tools that servers list now into a listing file. `keep` is as for `write`.
 
     Raises:
         MCPConfigError: The file exists and is not a listing file, or it cannot be written.

@@ -50,9 +50,10 @@ class Configured(Struct, frozen=True):
 
 
 def from_configuration(path: str | PathLike[str], *, servers: bool = True) -> Configured:
-    """Load a TOML file and, unless MCP is turned off, the file of servers that it names or that is beside it.
+    """Load a TOML file and, unless it turns MCP off, the file of servers that it names.
 
-    With `servers=False`, neither the file of servers nor the tool lock is read.
+    Without a name, this is `mcp_config.json` beside the TOML file. With `servers=False`, neither the file of
+    servers nor the tool lock is read.
 
     Raises:
         MCPConfigError: A file is missing or invalid.
@@ -78,9 +79,9 @@ def from_configuration(path: str | PathLike[str], *, servers: bool = True) -> Co
 
 
 def takes_servers(config: GameConfiguration, project: ProjectTables | None) -> bool:
-    """Return whether the file of servers is used: MCP is on, or it is not turned off and the file exists.
+    """Return whether to use the file of servers: if MCP is turned on, or by default if the file exists.
 
-    `project` is the project file that `config` was read from; `None`: it was read from no file.
+    `project` has the tables of the file that `config` was read from; `None`: it was not read from a file.
     """
     declined = project is not None and project.tables["mcp"].get("enabled") is False
     return config.mcp_enabled or (not declined and config.mcp_config_path.is_file())
@@ -99,7 +100,7 @@ def read_servers(path: str | PathLike[str] = "mcp_config.json") -> dict[str, Mcp
 
 
 def tool_lock(config: GameConfiguration) -> ToolLock | None:
-    """Return the tool lock of the configured servers; `None`: without a lock, every tool may be offered.
+    """Return the tool lock of the configured servers; `None`: there is none, so every tool may be offered.
 
     Raises:
         MCPConfigError: The lock is invalid; or it is missing, and `mcp_tool_lock` is `refuse`.
@@ -167,7 +168,13 @@ def recorded_llm(asked: m.ModelAsked, base_url: str | None = None) -> LlmSetting
 def model_for(
     asked: m.ModelAsked | None, changed: Mapping[str, Any], model: str | None, base_url: str | None
 ) -> LlmSettings:
-    """Return the settings of the recorded model, or without a record the project's, with the given changes.
+    """Return the settings of a recorded model, with changes. Without a record, change the project's settings.
+
+    Args:
+        asked: The model that a trace records; `None`: take the settings of `pyproject.toml`.
+        changed: Other values of settings, by name.
+        model: Another model; `None`: the same.
+        base_url: Another endpoint; `None`: the same.
 
     Raises:
         MCPConfigError: A setting cannot be used, or there is no key for the endpoint.
@@ -195,7 +202,7 @@ def model_for(
 
 
 def _fields_of(given: Mapping[str, Any]) -> Any:
-    """Return a Struct with a field for each of the given settings; converting to it checks their values."""
+    """Return a Struct class with the given settings as fields, to check their values by conversion."""
     types = {each.name: each.type for each in msgspec.structs.fields(LlmSettings)}
     return msgspec.defstruct("Given", [(name, types[name]) for name in given])
 

@@ -1,7 +1,7 @@
-"""Tables that the YAML files of hosts share: the model, the MCP servers, the policy for tools.
+"""Tables that the YAML files of several hosts contain: the model, the MCP servers, the policy for tools.
 
-A host makes these tables fields of its own Struct, converts its file with `YamlDocument.convert`, and passes
-each table to the function of this module that reads it. Errors name the file, the line and the key.
+A host declares these tables as fields of its own Struct, converts its file with `YamlDocument.convert`, and
+passes each table to a function of this module. Errors name the file, the line and the key.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,10 +40,10 @@ class ModelTable(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ServersTable(Struct, kw_only=True, forbid_unknown_fields=True):
-    """The table `mcp`, which a host may extend.
+    """The table `mcp`. A host may subclass it to add keys.
 
     Attributes:
-        enabled: Whether the servers are used. If not, the variables that their entries name need not be set.
+        enabled: Whether the servers are used. If not, their entries' `${VAR}` are not expanded.
         servers: The entries by name. `timeout_seconds` is the limit for connecting. A server with
             `required: false` may fail to connect.
         config_file: An `mcp_config.json` that is read in place of `servers`.
@@ -57,7 +57,7 @@ class ServersTable(Struct, kw_only=True, forbid_unknown_fields=True):
 def model_of(document: YamlDocument, keys: KeyPath, table: ModelTable) -> LlmSettings:
     """Return the settings of a model, with the API key of its endpoint from the environment.
 
-    `keys` lead to the model's `table` in the document.
+    `keys` is the path to `table` in the document, for errors.
 
     Raises:
         MCPConfigError: A value cannot be used.
@@ -85,7 +85,8 @@ def servers_of(
 ) -> tuple[dict[str, McpServer], frozenset[str]]:
     """Return the servers in the order of the file, and the names of the servers that may fail to connect.
 
-    `keys` lead to the `table` in the document. Relative paths start from the folder of the document's file.
+    `keys` is the path to `table` in the document, for errors. Relative file paths start from the document's
+    folder.
 
     Raises:
         MCPConfigError: An entry cannot be used, or a variable is not set.
@@ -113,11 +114,11 @@ def servers_of(
 def servers_of_entries(
     entries: Mapping[str, ToolServer | Mapping[str, Any]],
 ) -> dict[str, ToolServer]:
-    """Return the servers in their order. A server that is given as an entry of a file is converted.
+    """Return servers by name, in the given order. Mappings in the form of a file's entries are converted.
 
     Args:
         entries: By name: a server, or a mapping with `command`, `args`, `env` and `timeout_seconds` (the
-            limit for connecting), or with `url`. An entry that is disabled is left out.
+            limit for connecting), or with `url`. A mapping with `disabled: true` is left out.
 
     Raises:
         MCPConfigError: An entry cannot be used, or a variable is not set. The error names server and key.
@@ -133,7 +134,7 @@ def _read_entries(
     source: Path | None = None,
     place: Callable[[KeyPath], str] = lambda _: "",
 ) -> dict[str, McpServer]:
-    """Return servers with every `${VAR}` replaced; `place` returns how an error about a server begins."""
+    """Return servers with every `${VAR}` replaced. `place` returns the prefix of an error about a server."""
     config = MCPConfig.from_mapping(entries, source=source, place=place, startup_key="timeout_seconds")
     return tool_servers(config, place)
 
