@@ -1,7 +1,8 @@
 """Draw a trace as a sequence diagram, in Mermaid's language or as plain text.
 
-Requests have a solid line and their results a dashed one; messages for the trace only are notes. Untrusted
-text is reduced to one short line of printable characters and escaped, so that it cannot break the diagram.
+Requests have a solid line and their results a dashed one. A message that was recorded but sent to no actor is
+drawn as a note. Untrusted text is reduced to one short line of printable characters and escaped, so that it
+cannot break the diagram.
 """
 
 from collections.abc import Iterable, Iterator

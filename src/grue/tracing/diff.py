@@ -218,12 +218,12 @@ class _TurnDiff:
         self._right = _Tree(right)
         self._comparison = Comparison(ignored=IGNORED, ids=IDS)
         self._found: list[_Pair] = []
-        self._lefts: dict[int, int] = {}  # the number of each left message, by that of its right counterpart
+        self._lefts: dict[int, int] = {}  # by number of a right message: the number of its left counterpart
 
     def divergences(self) -> Iterator[Divergence]:
         """Yield all divergences, in the order of the left trace.
 
-        A message that is only in the right trace follows the left counterpart of the message before it.
+        A message that is only in the right trace comes after the left counterpart of its predecessor.
         """
         # Depth first, so that the message that creates an id is compared before messages that use it.
         open_: list[tuple[int, int]] = [(_ROOT, _ROOT)]
@@ -363,7 +363,7 @@ def whole(envelope: EpisodeEnvelope) -> EpisodeEnvelope:
 
 
 def kind_in(envelope: EpisodeEnvelope) -> str:
-    """Return the name of the kind of an envelope's message, without reading a message that is in the file."""
+    """Return the name of the kind of an envelope's message. Does not read a message that is in the file."""
     body: Any = envelope.body
     return body.kind if isinstance(body, LeftInFile) else kind_of(body)
 

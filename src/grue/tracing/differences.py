@@ -110,8 +110,8 @@ class Comparison:
     def _holds_special(self, value: object) -> bool:
         if isinstance(value, Struct):
             return not self._special.isdisjoint(_fields_within(type(value)))
-        # In a message, only tuples can contain Structs. A list or a dict is plain JSON, where no field is
-        # ignored or an id.
+        # Of the containers in a message, only tuples hold Structs. Lists and dicts are plain JSON, in which
+        # nothing is ignored or an id.
         return isinstance(value, tuple) and any(map(self._holds_special, value))
 
 

@@ -119,7 +119,9 @@ def name_of(kind: type[Struct]) -> str:
 
 
 def kind_of_line(line: RecordedLine[Any]) -> str:
-    """Return the name of the kind of a line's message. Decodes it only if it does not begin with its tag.
+    """Return the name of the kind of a line's message, from the tag with which the message begins.
+
+    A message that begins with something else is decoded.
 
     Raises:
         TraceError: The message had to be decoded, and is damaged.

@@ -362,12 +362,12 @@ class PageTurn(Struct, kw_only=True):
         turn: The turn's number; 0 for messages before the first turn.
         start_s: Time of its first message, in seconds since the trace began.
         end_s: Time of its last message, or of the end of its last span if that is later.
-        outcome: As in `TurnCompleted`; `failed`, `parked`, `unfinished` (the trace ends in the turn), or
-            empty for turn 0.
+        outcome: The kind of `TurnCompleted`, or `failed`, `parked` or `unfinished`; empty for turn 0.
+            `unfinished`: the trace has no end of the turn.
         reason: Why the outcome is not `answered`; printable.
         action: What the host did with the answer, in a few words; printable.
-        question: The beginning of the host's text; printable.
-        answer: The beginning of the model's answer; printable. Both help to distinguish the turns of a batch.
+        question: The beginning of the host's text, to distinguish the turns of a batch; printable.
+        answer: The beginning of the model's answer, for the same purpose; printable.
         requests: How many completions were requested.
         tool_calls: How many tool calls the model made.
         usage: Usage of all its completions.

@@ -330,7 +330,7 @@ class CachedPrompts:
         _blame(talk, place)
 
     def _learn(self, changed: m.JsonObject, place: tuple[int, str]) -> None:
-        """Change the form of requests as the LLM actor reports. Ignore what only later versions know."""
+        """Change the form of requests as the LLM actor reports. Ignore a change that cannot be decoded."""
         form = self._form
         fields = {
             **msgspec.to_builtins(form.profile),

@@ -79,7 +79,8 @@ def with_hosts_fields(fact: Fact, body: bytes) -> Fact:
 def _class_for(
     tag: str, fields: tuple[str, ...], base: type[Fact] = Fact, *, has_turn: bool = False
 ) -> type[Fact]:
-    # Readers take `turn` for the turn's number. If the field is no number, its attribute gets another name.
+    # Readers expect the attribute `turn` to be a turn's number. If the field `turn` is not a number, its
+    # attribute gets another name.
     usable = [name for name in fields if _usable(name, base) and (name != "turn" or has_turn)]
     names = {name: name if name in usable else f"field_{number}" for number, name in enumerate(fields)}
     try:
@@ -149,8 +150,8 @@ class EpisodeReader(TraceReader[EpisodeBody]):
         try:
             body: EpisodeBody = self._bodies.decode(written)
         except msgspec.ValidationError:
-            # Facts are notes. An unknown message from one actor to another is an error, because a replay
-            # needs it.
+            # Only an unknown note can be a fact. An unknown message from one actor to another is an error,
+            # because a replay would have to know what it means.
             tag = msgspec.json.decode(written, type=_Tag).type if line.receiver == NOTES else ""
             if tag in self.kinds or not can_be_fact(tag):
                 raise

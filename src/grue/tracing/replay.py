@@ -1,18 +1,18 @@
-"""Replay an episode: run its pure parts again on the recorded events and compare the results.
+"""Replay an episode: run its pure parts again on the recorded events, and compare the results.
 
-The replay runs the turn's state machine (`protocol/tool_loop.py`), the connection policy
-(`protocol/turn/connection.py`) and a session's decisions after a settlement. It takes the model's replies,
-the servers' behaviour, the host's answer checks and the timeouts from the recording. For the LLM actor it
-checks only the order of its messages, because delays and the number of retries depend on the clock and the
+The pure parts are the turn's state machine (`protocol/tool_loop.py`), the connection policy
+(`protocol/turn/connection.py`) and what a session does after a call is settled. The model's replies, the
+servers' behaviour, the host's answer checks and the timeouts come from the recording. Of the LLM actor, only
+the order of its messages is checked, because delays and the number of retries depend on the clock and the
 network. No model, server or tool is run.
 
-For each event, the commands of the machine or of a session are compared with the recorded ones. Where a
-secret was replaced by a placeholder, a recorded text may differ from the replayed one and still count as the
-same. The recorded text was computed with the secret, which was replaced afterwards; the replayed text is
-computed from data that has the placeholder already. The two differ around a placeholder in three cases: the
-secret was a number, which is not quoted, while its placeholder is; a full stop or a comma after the secret
-was taken for its end; or the text was cut to a length, and the secret and the placeholder have different
-lengths.
+For each event, the commands of the machine or of a session are compared with the recorded ones.
+
+In a trace, placeholders stand in the place of secrets. A recorded text was computed with the secret, which
+was replaced afterwards. The replay computes the text from data that already has the placeholder. Two such
+texts count as equal if they differ only in one of these ways: the secret was a number, which is not quoted
+while its placeholder is; a full stop or a comma after the secret was replaced together with it; the text was
+cut to a length, and the secret is shorter or longer than its placeholder.
 
 With `Changes`, a replay shows where the episode would have gone differently. The rest of that turn would have
 been different too, in a way that nobody recorded. So the replay skips it, and takes the next turn as it was
@@ -291,7 +291,7 @@ def replay_agent(turn: AgentTurn, changes: Changes) -> AgentReplay:
         if replay.divergence is None:
             return replay
         best = max(best or replay, replay, key=lambda each: each.compared)
-    assert best is not None  # there is always the order of the recording
+    assert best is not None  # there is always the order in which the events were recorded
     return best
 
 
@@ -321,9 +321,9 @@ def _orders(turn: AgentTurn) -> Iterator[Sequence[EpisodeEnvelope]]:
 
 
 def _rising(places: Sequence[range]) -> Iterator[Sequence[int]]:
-    """Yield the choices of one number from each range, none of them less than the number before it.
+    """Yield each way to choose one number from each range so that no number is less than the one before.
 
-    The ranges fall by one. The choices with the largest numbers come first.
+    The ranges are descending. The choices with the largest numbers come first.
     """
     highest = [*accumulate((place.start for place in reversed(places)), min)][::-1]
     if any(most <= place.stop for most, place in zip(highest, places, strict=True)):
@@ -587,7 +587,7 @@ class _Session:
         return replace(settled, batch=called.batch)
 
     def _expect(self, body: m.TurnEvent | m.SessionNote, cause: EpisodeEnvelope) -> None:
-        """Compare the next recorded message with `body`. If there is none, the session was cancelled."""
+        """Compare the next recorded message with `body`; if the session was cancelled, there may be none."""
         if not self._sent:
             return
         recorded = self._sent[0]

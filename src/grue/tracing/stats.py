@@ -293,5 +293,5 @@ class EpisodeStats(Struct, frozen=True, kw_only=True):
 
 
 def nearest_rank(ordered: Sequence[float], percent: float) -> float:
-    """Return a percentile, by nearest rank, of at least one value; the values must be sorted."""
+    """Return a percentile of sorted values, of which there is at least one, by nearest rank."""
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]

@@ -95,7 +95,7 @@ class RequestRow(Struct, kw_only=True):
         message: Number of the request's message in the trace.
         request: The request's number in the turn.
         conversation: Id of the conversation.
-        asked_by: `agent`, or the session of a server that asks the model (sampling).
+        asked_by: `agent`, or the name of a server that asks the model (sampling).
         final: Whether the request asks for the final answer. Such a request offers no tools.
         aside: Whether the request is not part of the conversation, such as a request for a summary.
         outcome: `received`, `failed` or `dropped`; empty: the request has not ended.

@@ -267,7 +267,7 @@ class EventFeed:
         self._attempts: dict[m.ServerName, m.ConnectFailed] = {}
         self._drifted: set[m.ToolDrifted] = set()
         self._latest = _TurnLines((), self._attempts)
-        self._running: dict[int, _TurnLines] = {}  # turns overlap in a batch
+        self._running: dict[int, _TurnLines] = {}  # more than one, if turns of a batch overlap
 
     def feed(self, envelope: Envelope[Any]) -> list[Event]:
         """Return the events that `envelope` makes, in order; most envelopes make none or one."""

@@ -111,7 +111,7 @@ class LangfuseObserver(Outbox):
 
 
 def _client_from_environment(warn: Warn) -> Any:
-    """Return a client; `None` after a warning with the reason why the client could not be made."""
+    """Return a client. If none can be made, call `warn` with the reason and return `None`."""
     missing = [name for name in _KEYS if not os.environ.get(name)]
     if find_spec("langfuse") is None:
         warn(f"{INSTALL}. The episode continues without it.")
@@ -315,7 +315,7 @@ class _LangfuseSink(SpanSink):
 
 
 def _propagation(session_id: str, trace_name: str) -> Callable[[], AbstractContextManager[Any]]:
-    """Return a function that makes a context. Observations that start in it get the session id and name."""
+    """Return a function that makes a context, in which new observations get the session id and trace name."""
     if find_spec("langfuse") is None:  # the client is not Langfuse's own, for example in a test
         return nullcontext
     from langfuse import propagate_attributes

@@ -258,7 +258,10 @@ class _Ids:
 
 
 def _own_tracer(provider: Any) -> tuple[Any, _Ids | None]:
-    """Return a provider's tracer with an `_Ids` as its id generator; `None`: the tracer is not the SDK's."""
+    """Return a provider's tracer, and the `_Ids` that generates its ids.
+
+    If the tracer is not the SDK's, its ids cannot be set, and the second item is `None`.
+    """
     tracer: Any = None if provider is None else provider.get_tracer("grue")
     others = getattr(tracer, "id_generator", None)
     if others is None:

@@ -417,8 +417,8 @@ def _finished(reason: str | None) -> Attributes:
 def _of_this_part(usage: m.Usage, subject: object) -> m.Usage:
     """Return the usage of a turn since it was resumed; of a turn that was not resumed, the whole usage.
 
-    The usage before that is in the spans of an earlier trace. Tools that add up the usage of all traces, such
-    as MLflow, would count it twice.
+    The usage before it was resumed is in the spans of an earlier trace. Tools that add up the usage of all
+    traces, such as MLflow, would count it twice.
     """
     if not isinstance(subject, m.RunTurn) or subject.resumed is None:
         return usage

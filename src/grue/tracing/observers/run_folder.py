@@ -101,7 +101,7 @@ class RunFolder(Closing):
             raise TraceError(f"The run folder {self.path} was moved or deleted while it was being written.")
 
     def flush(self) -> bool:
-        """Flush everything recorded so far to the operating system; return whether that was possible.
+        """Flush everything recorded so far to the operating system; return `False` if that takes too long.
 
         Raises:
             TraceError: The disk is full or failed, or the folder is closed.
@@ -172,8 +172,8 @@ def new_run_path(parent: Path, suffix: str = "") -> Path:
     for number in count(1):
         path = parent / (f"{name}{suffix}" if number == 1 else f"{name}-{number}{suffix}")
         try:
-            # In containers that share `parent`, two processes may have the same number. `mkdir` succeeds for
-            # only one of the two, and the other takes the next name.
+            # In containers that share `parent`, two processes may have the same process id. `mkdir` succeeds
+            # for only one of the two, and the other takes the next name.
             path.mkdir(mode=0o700, parents=True)
         except FileExistsError:
             continue

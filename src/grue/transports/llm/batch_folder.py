@@ -4,8 +4,8 @@
     DIR/lock                     held by the one process that works here
     DIR/turns/000001.jsonl       the trace of a turn
     DIR/requests/0001.jsonl      requests, a line each, in the provider's format; the last file still grows
-    DIR/submissions/0001.json    the state of that file: written before it is sent, and at each change
-    DIR/replies/0001.jsonl       the result of each of its requests: written once, when the batch has ended
+    DIR/submissions/0001.json    the state of requests/0001.jsonl: written before that is sent, and later
+    DIR/replies/0001.jsonl       the result of each of these requests: written when their batch has ended
 
 A request's id is made of the run, the turn, the number of the request in the turn, a digest of its body, and
 the number of the attempt at the turn. So if a process makes a request that an earlier process has made, it
@@ -165,7 +165,7 @@ class BatchFolder(Closing):
             self.turn(turn).rename(self._failed(turn, self._attempt(turn)))
 
     def turn_of(self, item: str) -> str:
-        """Return the turn that a request belongs to: its number, or the id of an episode."""
+        """Return the turn in a request's id: the number of a turn, or the id of an episode."""
         return _Item.of(item).turn
 
     def _attempt(self, turn: int) -> int:

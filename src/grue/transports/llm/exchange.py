@@ -340,7 +340,7 @@ class HttpReply:
         """Yield the body as it was sent, compressed if the headers say so. Raises `ExchangeError`.
 
         The caller decompresses the body with a `ContentDecoder`, because httpx would decompress each chunk as
-        a whole, whatever its size becomes.
+        a whole, without a limit.
         """
         response = self._response
         body = response.aiter_bytes(STEP_BYTES) if self._read_already else response.aiter_raw()
@@ -486,7 +486,7 @@ class Answered(Struct, frozen=True):
 
     Attributes:
         status: HTTP status.
-        body: The decompressed body. A streamed reply is assembled into the body of an unstreamed one.
+        body: The decompressed body. A streamed reply is assembled into the body that an unstreamed one has.
         retry_after_s: The delay that the endpoint asks for before the next request.
         cost_usd: What the completion has cost, if a header of the reply says so (LiteLLM's proxy sends one).
         first_chunk_s: For a streamed reply, the time from the request to its first event.
@@ -907,10 +907,10 @@ class Permit(Protocol):
 
 
 class RequestGate(Protocol):
-    """Decides when a request may be sent. Used from any event loop and thread."""
+    """Decides when a request may be sent. May be called in any event loop and thread."""
 
     async def admit(self, wanted: WantedRequest) -> "Permit | str":
-        """Wait until the request may start. Return the permit, or a sentence that says why it never may.
+        """Wait until the request may be sent. Return a permit, or a sentence that says why it is refused.
 
         A cancellation gives up the wait; the request then counts as not sent.
         """
