@@ -1,8 +1,10 @@
-"""The testing kit for users.
+"""The testing kit, for tests of programs that use grue.
 
-Servers and models: `mock_server`, `faulty_server`, `fake_tools`, `llm_server`, and pytest fixtures for them
-(`plugin`). One actor alone, with fake neighbours and a virtual clock: `actor_harness`. A trace as a test:
-`replay`, `assert_prefix_stable`. Assertions on a turn's calls and answer: `decisions`.
+- Servers and models without a network: `mock_server`, `faulty_server`, `fake_tools`, `llm_server`, and pytest
+  fixtures for them (`plugin`).
+- One actor alone, with fake neighbours and a virtual clock: `actor_harness`.
+- A recorded trace as a regression test: `replay`, `assert_prefix_stable`.
+- Assertions on a turn's calls and answer: `decisions`.
 """
 
 from grue.runtime.lazy_names import lazy_names

@@ -23,11 +23,11 @@ reader, so it records, fills up and closes like any other mailbox.
 
 `virtual_time` runs a test in an event loop with a virtual clock. The clock stands still while any task can
 run. When all tasks wait, it jumps to the next timer: a sleep, a time limit, a deadline. So hours of an
-actor's waiting pass within milliseconds, and the same test gives the same times in each run. Everything that
-asks the event loop for the time sees the virtual clock: `anyio.current_time`, `sleep`, `fail_after`,
-`move_on_after`, deadlines of cancel scopes. When all tasks wait and there is no timer, nothing can ever
-happen again: the loop raises `Deadlock`, whose text has the line at which each task waits. In real time such
-a test would hang.
+actor's waiting pass within milliseconds, and the same test gives the same times in each run. All code that
+asks the event loop for the time gets virtual time: `anyio.current_time`, `sleep`, `fail_after`,
+`move_on_after`, deadlines of cancel scopes. When all tasks wait and there is no timer, nothing can wake any
+of them. In real time such a test would hang; here the loop raises `Deadlock`, whose message has the line at
+which each task waits.
 
 The clock is for actors. A process, a socket or a pipe takes real time, so the loop refuses to wait for one.
 Work in threads takes real time as well; the loop waits for it and its clock stands still meanwhile.
@@ -96,7 +96,7 @@ class FakeChannel(Mailbox[M]):
 
     @property
     def sent(self) -> list[M]:
-        """All messages that were sent to this mailbox, in order; also those that were taken out."""
+        """All messages that were sent to this mailbox, in order, including those that `take` has returned."""
         return [each.body for each in self.envelopes]
 
     def answers(self, kind: type, *replies: Any) -> None:
@@ -138,7 +138,7 @@ class FakeChannel(Mailbox[M]):
     def send_nowait(
         self, body: M, *, sender: str, cause: int | None = None, reply_to: object = None
     ) -> Envelope[M]:
-        """Put a message in as a mailbox does, and answer it if it is an ask that has an answer."""
+        """Put a message in as a mailbox does. If `answers` has set a reply to such an ask, send it."""
         envelope = super().send_nowait(body, sender=sender, cause=cause, reply_to=reply_to)
         self.envelopes.append(envelope)
         if reply_to is not None:
@@ -684,7 +684,7 @@ def _described(kind: type, fields: dict[str, Any]) -> str:
 
 def _line(envelope: Envelope[Any]) -> str:
     body = envelope.body
-    # A reply to an ask may be a plain value.
+    # Messages are Structs, but a reply to an ask may be any value.
     words = ascii(summarize(body))[1:-1] if isinstance(body, Struct) else ascii(body)
     words, name = words[:_MOST_CHARS], type(body).__name__
     return (

@@ -1,7 +1,4 @@
-"""Assertions on the tool calls and the answer of a turn.
-
-`grue trace to-test` writes tests with them.
-"""
+"""Assertions on the tool calls and the answer of a turn. `grue trace to-test` writes tests with them."""
 
 from typing import Any
 
@@ -20,10 +17,10 @@ class Called(Struct, frozen=True):
     Attributes:
         name: Canonical name of the tool, `SERVER.TOOL`.
         arguments: The arguments that the model wrote: a JSON object, or the text if it is not one.
-        result: What the tool returned; not checked if it is left out.
-        error: The error that the model reads instead of a result. If `result` and `error` are both left out,
-            neither is checked.
-        settlement: How the call was settled.
+        result: The content that the tool returns; not checked if it is left out.
+        error: The error message that the model gets instead of a result. If `result` and `error` are both
+            left out, neither is checked.
+        settlement: How the call ends, such as `returned` or `timed_out`.
     """
 
     name: str

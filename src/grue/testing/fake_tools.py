@@ -12,8 +12,9 @@ runner = Runner(llm=..., servers={"cave": cave})
 assert cave.calls == [("look", {})]
 ```
 
-An outcome that is set for a tool replaces the earlier ones, except failures that no call has got yet. So
-after `fails` and then `answers`, the first call fails and the next one is answered.
+Each of the methods `answers`, `fails`, `refuses`, `times_out` and `dies` replaces the outcomes that were set
+for the tool before, except failures that no call has received yet. So after `fails` and then `answers`, the
+first call fails and the next one is answered.
 
 The server never waits: a timeout is raised immediately. To test with a real process, use
 `grue.testing.faulty_server`.
@@ -37,7 +38,7 @@ _ANY_OBJECT: Mapping[str, Any] = {"type": "object", "properties": {}}
 class FakeToolServer:
     """A fake tool server. Pass it to a `Runner` in `servers`.
 
-    It is the connection of each of its sessions, too: it implements `ToolConnection`.
+    It also implements `ToolConnection`: each session uses this object itself as its connection.
 
     Attributes:
         name: The server's name: its tools are called `NAME.TOOL`.
@@ -71,7 +72,7 @@ class FakeToolServer:
     def answers(
         self, tool: str, *results: object, description: str = "", schema: Mapping[str, Any] | None = None
     ) -> None:
-        """List a tool and set its results. During a session this counts as a change of the server's tools.
+        """Add a tool and set its results. In a running session, the server's list of tools then has changed.
 
         Args:
             tool: The tool's bare name.
@@ -164,7 +165,7 @@ class FakeToolServer:
             self._tools[tool] = m.ToolDefinition(
                 server=self.name, tool=tool, description="", input_schema=dict(_ANY_OBJECT)
             )
-        # Keep failures that no call has got yet. Drop answers, and an outcome that a call has got already.
+        # Keep failures that no call has received yet. Drop everything else.
         before = () if tool in self._given else self._outcomes.get(tool, ())
         waiting = [each for each in before if isinstance(each, Exception) or each.is_error]
         self._given.discard(tool)

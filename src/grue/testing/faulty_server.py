@@ -264,7 +264,7 @@ class FaultyServer:
             yield line
 
     def _fails(self, phase: str) -> bool:
-        """Carry out the fault that replaces the answer in this phase; return False if there is none."""
+        """Carry out the fault that is set for this phase. Return whether the request stays unanswered."""
         flags = self._flags
         if flags.exit_at == phase:
             sys.stderr.flush()
@@ -337,7 +337,7 @@ class FaultyServer:
         return {"content": [{"type": "text", "text": text + "x" * self._flags.huge_result}]}
 
     def _ask(self, what: str) -> dict[str, Any]:
-        """Send a request and return the answer's body. Other messages that arrive first are served later."""
+        """Send a request to the client and return the answer. Messages before the answer are served later."""
         self._asked += 1
         asked = f"asked-{self._asked}"
         method, params = REQUESTS[what]
@@ -391,7 +391,7 @@ def _start_sleep(seconds: str, *, start_new_session: bool = False) -> None:
 
 
 def _start_daemon(pid_file: str, env: dict[str, str]) -> None:
-    """Start a daemon: no child of this process, and without its group, session and pipes."""
+    """Start a daemon: not a child of this process, in its own group and session, without these pipes."""
     child = os.fork()
     if child:
         os.waitpid(child, 0)
@@ -421,7 +421,10 @@ def _sleep_for_ever() -> None:
 
 
 def _flags_of_this_start(flags: argparse.Namespace) -> argparse.Namespace:
-    """Return the flags; if `--only-in` does not name this start, the defaults, which have no faults."""
+    """Return `flags`, or the defaults, without faults, if `--only-in` excludes this start of the server.
+
+    `--only-in` names the starts that have faults by number, and a file that counts the starts.
+    """
     if flags.only_in is None:
         return flags
     lives, counted = flags.only_in

@@ -1,9 +1,9 @@
 """Check that a piece of code leaves nothing behind: no process, no descriptor, no thread.
 
-On Linux, processes are found by a mark in their environment, which every descendant inherits. This also finds
-processes whose parent has exited or that have started a session of their own. Processes that have cleared
-their environment are found by the mark that grue puts on its servers. On other systems, only children are
-found.
+On Linux, new processes are recognised by an environment variable that is set during the block and that every
+descendant inherits. This also finds processes whose parent has exited, or that have started a session of
+their own. Descendants of grue's servers are recognised even if they have cleared their environment, by a
+resource limit that grue sets for its servers. On other systems, only direct children are found.
 """
 
 import os
@@ -37,17 +37,17 @@ class _Present(NamedTuple):
     processes: frozenset[int]
     descriptors: frozenset[int]
     threads: frozenset[threading.Thread]
-    started: frozenset[int]  # the kernel's numbers of all threads; empty if the kernel does not list them
-    running: frozenset[int]  # Python's numbers of the threads that run Python code
+    started: frozenset[int]  # the kernel's ids of all threads; empty if this is not Linux
+    running: frozenset[int]  # the `ident`s of the threads that run Python code
 
 
 @contextmanager
 def assert_nothing_left(within_s: float = 10.0) -> Iterator[None]:
-    """Assert that the block leaves no process, descriptor or thread behind.
+    """Assert that the `with` block leaves no process, descriptor or thread behind.
 
-    Whatever existed before is not counted. Neither is grue's guard process, which is started here if
-    necessary and lives as long as the host process, nor the Landlock rules that grue keeps ready for the next
-    program in a box. If the block raises an exception, nothing is checked.
+    What existed before the block is not counted. Two things that grue keeps are not counted, either: its
+    guard process, which lives as long as this process, and descriptors of Landlock rules for the next
+    sandbox. If the block raises an exception, nothing is checked.
 
     Args:
         within_s: How many seconds leftovers have to disappear after the end of the block.
@@ -64,7 +64,7 @@ def assert_nothing_left(within_s: float = 10.0) -> Iterator[None]:
     before = _Present(
         all_process_ids(), frozenset(_descriptors()), frozenset(_threads(running)), _tasks(), running
     )
-    os.environ[_MARK] = f"{mark} {outer}"  # in nested blocks, a process gets the marks of all of them
+    os.environ[_MARK] = f"{mark} {outer}"  # a process in nested blocks gets the marks of all
     try:
         yield
     finally:
@@ -76,20 +76,21 @@ def assert_nothing_left(within_s: float = 10.0) -> Iterator[None]:
     pause_s = _FIRST_PAUSE_S
     while any(left := _new_since(before, mark)) and time.monotonic() < deadline:
         time.sleep(pause_s)
-        # Each check reads all of the system's processes. Frequent checks would delay the processes' end.
+        # Each check reads the list of all processes. Checking more often would slow down those that are
+        # ending.
         pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
     if any(left):
         raise AssertionError("left behind: " + ", ".join(_description(*left)))
 
 
 def _new_since(before: _Present, mark: str) -> tuple[set[int], set[int], set[threading.Thread]]:
-    """Return the processes, descriptors and threads that are new."""
+    """Return the processes, descriptors and threads that were not there at `before`."""
     return (
-        # Read only processes that are new since the block began, not the machine's hundreds of others.
+        # Skip processes that existed before the block: the machine may have hundreds.
         {each.pid for each in all_processes(besides=before.processes) if _is_ours(each, mark)},
         set(_descriptors()) - before.descriptors,
-        # Leave out threads that the kernel listed before the block. A thread that Python did not start gets
-        # its entry when it first asks for `current_thread()`, which may be long after its start.
+        # Leave out threads that the kernel listed before the block. A thread that `threading` did not start
+        # is unknown to it until it calls `current_thread()`, so an old thread can look new.
         {
             each
             for each in set(_threads(before.running)) - before.threads
@@ -132,10 +133,11 @@ def _descriptors() -> Iterator[int]:
 def _threads(known: frozenset[int]) -> Iterator[threading.Thread]:
     """Yield the threads that run, or are about to.
 
-    `threading.enumerate` also returns threads that have ended. If a thread without an entry calls
-    `current_thread()`, Python adds an entry, and nothing removes it when the thread ends. That happens to a
-    thread that runs garbage collection while it ends. Later another thread, one of `known` or a new one, may
-    get the same `ident`, and the old entry then seems to be that thread's.
+    `threading.enumerate` may also return threads that have ended. If a thread that `threading` does not know
+    calls `current_thread()`, Python adds an entry, and nothing removes it when the thread ends. (A thread
+    does so if it runs garbage collection while it ends, after its own entry was removed.) Another thread, one
+    of `known` or a new one, may later get the same `ident`, and then the old entry looks as if it were that
+    thread's.
     """
     tasks = _tasks()
     running = _running()

@@ -61,7 +61,8 @@ def rate_limited(
     """Return a 429.
 
     Args:
-        retry_after: Seconds, or a `datetime`, which is sent as an HTTP date; `None`: no such header.
+        retry_after: The header `Retry-After`: seconds, or a `datetime`, which is sent as an HTTP date;
+            `None`: no such header.
         message: The provider's error message.
     """
     if isinstance(retry_after, datetime):
@@ -105,17 +106,17 @@ def compressed(reply: LlmReply = _GOOD_REPLY, *, stages: int = 1) -> LlmReply:
 
 
 def in_place_of_json(body: bytes) -> LlmReply:
-    """Send these bytes with the content type of JSON."""
+    """Send any bytes as the body, with the content type of JSON."""
     return LlmReply(headers={"Content-Type": "application/json"}, body=body)
 
 
 def error_in_stream(reply: LlmReply = _GOOD_REPLY, *, after: float = 0.5) -> LlmReply:
-    """End a stream after a fraction of its events with an error event."""
+    """Send a fraction of a stream's events, then an error event, which ends the stream."""
     return replace(reply, amid="error", after=after)
 
 
 def garbage_in_stream(
     reply: LlmReply = _GOOD_REPLY, garbage: bytes = b"data: {garbage\n\n", *, after: float = 0.5
 ) -> LlmReply:
-    """Send these bytes between two events of a stream, then continue the stream."""
+    """Send `garbage` after a fraction of a stream's events, then the rest of the events."""
     return replace(reply, amid=garbage, after=after)

@@ -29,14 +29,16 @@ class LlmReply(Struct, frozen=True, kw_only=True):
         headers: HTTP headers.
         body: A chat completion or an error in OpenAI's shape, sent in the format of the request; any other
             body is sent unchanged.
-        then: What to do afterwards: `keep` the connection, `hang` (send nothing more until the server
+        then: What to do after sending: `keep` the connection, `hang` (send nothing more until the server
             closes), `drop` (close the connection), or `reset` it.
         after: Fraction of the body to send before `then`, from 0 to 1; in a stream, the fraction of its
-            events. `None`: with `keep`, all of it; otherwise `body` alone, without status line and headers.
+            events. If it is `None` and `then` is `keep`, the whole reply is sent; if `then` is anything else,
+            only the bytes of `body` are sent, without status line and headers.
         pace: How slowly to send the body; `None`: without pauses.
-        amid: What to send in the middle of a stream, after the fraction `after`: bytes, or `error` for an
-            error event that ends the stream. A reply that is not streamed ignores it.
-        events: The events of a stream, sent instead of the body.
+        amid: What to send in the middle of a stream: bytes, or `error` for an error event that ends the
+            stream. `after` is then the fraction of the events before it, by default half. A reply that is not
+            streamed ignores `amid`.
+        events: The events of a stream, sent instead of the body. The server sets them.
     """
 
     status: int = 200
@@ -49,7 +51,7 @@ class LlmReply(Struct, frozen=True, kw_only=True):
     events: tuple[bytes, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse a body that cannot be sent. Otherwise the client would only see a broken connection."""
+        """Refuse a body that is not bytes. Otherwise the client of the test would see a broken connection."""
         if not isinstance(self.body, bytes | bytearray | memoryview):
             raise TypeError(f"LlmReply: body= wants bytes, not {type(self.body).__name__}.")
 
@@ -63,7 +65,7 @@ def text_reply(content: str | None, *, finish_reason: str = "stop", **message: o
         message: Further fields of the assistant's message, such as `reasoning_content`.
 
     Raises:
-        TypeError: The content is no text.
+        TypeError: The content is not a `str`.
     """
     if not isinstance(content, str | None):
         raise TypeError(
@@ -84,9 +86,9 @@ def tool_calls_reply(
         calls: The calls, each as a pair: name, and arguments as a mapping or as the JSON text to send.
         content: Text beside the calls.
         ids: The ids of the calls; default: new ones.
-        message: Further fields of the assistant's message, such as `reasoning_content`. The server then
-            refuses requests that do not repeat the reasoning with the calls (in chat completions, only under
-            `ProviderRules.echo_reasoning`).
+        message: Further fields of the assistant's message, such as `reasoning_content`. If they have
+            reasoning, the server refuses later requests that repeat the calls without the reasoning (in chat
+            completions only with `ProviderRules.echo_reasoning`).
 
     Raises:
         TypeError: A call is not a pair of name and arguments, or there are not as many ids as calls.
@@ -119,7 +121,7 @@ def tool_calls_reply(
 
 
 def refusal_reply(words: str) -> LlmReply:
-    """Return a completion in which the model refuses to answer, with these words."""
+    """Return a completion in which the model refuses to answer: `words` is its field `refusal`."""
     _check_form("refusal_reply", "words", words, str)
     return completion({"role": "assistant", "content": None, "refusal": words})
 
@@ -127,7 +129,7 @@ def refusal_reply(words: str) -> LlmReply:
 def completion(
     message: Mapping[str, object], *, finish_reason: str = "stop", usage: Mapping[str, object] | None = None
 ) -> LlmReply:
-    """Return a completion with any assistant's message, well-formed or not.
+    """Return a completion with this message of the assistant, which need not be well-formed.
 
     Args:
         message: The message to put into the completion.

@@ -1,4 +1,4 @@
-"""A scripted LLM endpoint on loopback: real HTTP, no network, no key, as strict as the strictest provider.
+"""A scripted LLM endpoint for tests: real HTTP on 127.0.0.1, no key, as strict as the strictest provider.
 
 ```python
 from grue.testing.llm_server import ScriptedLlmServer, text_reply, tool_calls_reply
@@ -15,8 +15,8 @@ in the format of its request (`grue.testing.providers`). Replies that fail durin
 `llm_faults.py`.
 
 Each request is first checked against the rules of strict providers: they refuse a tool call without a result,
-empty texts, `tools: []` or too many cache markers. A request that fails the check gets a 400 and no reply of
-the list, so that a test which sends a malformed request fails.
+empty texts, `tools: []` or too many cache markers. A request that fails the check gets a 400 instead of the
+next reply, so that a test which sends a malformed request fails.
 
 With a `ContextWindow` the server counts the tokens of each request, and refuses one that is too long.
 """
@@ -87,7 +87,7 @@ class ContextWindow(Struct, frozen=True):
     bytes_per_token: float = 4.0
 
     def count(self, chat: dict[str, Any]) -> int:
-        """Return the number of tokens of a request, which is given as chat completions."""
+        """Return the number of tokens of a request, translated to chat completions."""
         parts = [*chat.get("messages", ()), *chat.get("tools", ())]
         return sum(_FRAME_TOKENS + int(len(json.dumps(part)) / self.bytes_per_token) for part in parts)
 
@@ -107,7 +107,7 @@ class ContextWindow(Struct, frozen=True):
         )
 
     def counted(self, reply: LlmReply, chat: dict[str, Any]) -> LlmReply:
-        """Return a completion with the tokens of its request in its `usage`; any other reply is unchanged."""
+        """If a reply is a completion, put the tokens of its request into `usage`. Return the reply."""
         try:
             body = json.loads(reply.body)
             usage = body["usage"]
@@ -126,8 +126,8 @@ def deliver(reply: LlmReply, connection: socket.socket, closing: threading.Event
     """Send a reply, and return whether to keep the connection.
 
     Args:
-        reply: The reply; a stream has `events`.
-        connection: Closed here only by a reset; otherwise the caller closes it.
+        reply: The reply. If it has `events`, they are sent as a stream.
+        connection: Where to send it. A reset closes the connection here; otherwise the caller closes it.
         closing: Set when the server closes; ends every pause.
 
     Raises:
@@ -147,7 +147,7 @@ def deliver(reply: LlmReply, connection: socket.socket, closing: threading.Event
 
 
 def _pieces(reply: LlmReply) -> Iterator[bytes]:
-    """Yield the pieces of a reply; each is sent by a write of its own."""
+    """Yield the bytes of a reply in pieces. Each piece is sent by one write."""
     if reply.then != "keep" and reply.after is None:
         yield reply.body
         return
@@ -159,7 +159,7 @@ def _pieces(reply: LlmReply) -> Iterator[bytes]:
         yield head
         yield from body
     else:
-        # Send all in one write: a body in a second packet could be delayed until the first is acknowledged.
+        # Send all in one write: TCP may delay a second packet until the first is acknowledged.
         yield head + b"".join(body)
 
 
@@ -179,7 +179,10 @@ def _chunked(reply: LlmReply) -> Iterator[bytes]:
 
 
 def share(count: int, after: float | None) -> int:
-    """Return the number of events in the fraction `after` of `count`; at least one, and not all of them."""
+    """Return how many of `count` events to send for the fraction `after`: at least one, but not all.
+
+    `None` means all of them.
+    """
     return count if after is None else max(1, min(count - 1, int(count * after)))
 
 
@@ -241,7 +244,10 @@ _OURS = "grue.testing: "
 
 
 def _reply(given: object) -> LlmReply | None:
-    """Return a reply of the script, or `None` if the object is no reply. `hang_up` means `hang_up()`."""
+    """Return an item of a script as a reply; `None` if it is none.
+
+    A text becomes `text_reply(text)`. The function `silence` or `hang_up`, given without `()`, is called.
+    """
     if given is hang_up or given is silence:
         return given()
     if isinstance(given, str):
@@ -250,8 +256,8 @@ def _reply(given: object) -> LlmReply | None:
 
 
 def _last_of(request: LlmRequest) -> str:
-    """Return sentences about a request: whether it asks to repair a reply, and its last text message."""
-    from grue.messages import REPAIR_REQUEST  # imported here: this runs only if the script is too short
+    """Describe a request for an error message: its last message, and whether that asks to repair a reply."""
+    from grue.messages import REPAIR_REQUEST  # here, because it is seldom needed
     from grue.runtime.safe_text import printable
 
     last = request.messages[-1] if request.messages else {}
@@ -338,7 +344,7 @@ class ScriptedLlmServer:
 
     @property
     def left(self) -> int:
-        """How many replies of the list nobody has asked for yet; 0 for a script that is a function."""
+        """How many replies of the list have not been sent yet; 0 if the script is a function."""
         with self._lock:
             return 0 if callable(self._script) else max(0, len(self._script) - self._served)
 
@@ -369,7 +375,7 @@ class ScriptedLlmServer:
         self._thread.join()
 
     def answer(self, path: str, headers: Mapping[str, str], raw: bytes) -> LlmReply:
-        """Return the reply to a POST. Errors without a `Retry-After` get that of `retry_after`."""
+        """Return the reply to a POST. An error without `Retry-After` gets the constructor's `retry_after`."""
         reply = self._answer(path, headers, raw)
         if self._retry_after is None or reply.status < _FIRST_ERROR:
             return reply
@@ -399,7 +405,7 @@ class ScriptedLlmServer:
         return reply
 
     def listing(self, path: str, headers: Mapping[str, str]) -> LlmReply:
-        """Record a request for the list of models and return its reply. Also answer GETs about batches."""
+        """Return the reply to a GET: the list of models (which is recorded), or the state of a batch."""
         if self.batches.takes(path):
             return self.batches.answer("GET", path, headers, b"")
         with self._lock:
@@ -470,7 +476,7 @@ def _wake(connection: socket.socket) -> None:
 
 
 def _rendered(said: LlmReply, dialect: Dialect, request: Json) -> tuple[LlmReply, dict[str, list[Json]]]:
-    """Return a reply in this format, and the reasoning in it that later requests must repeat.
+    """Return a reply in the format `dialect`, and the reasoning in it that later requests must repeat.
 
     A body that is neither a completion nor an error is returned unchanged.
     """
@@ -486,7 +492,7 @@ def _rendered(said: LlmReply, dialect: Dialect, request: Json) -> tuple[LlmReply
     if events:
         return _streamed(said, dialect, events), wants_back
     if said.amid:
-        said = replace(said, after=None)  # the fraction is that of a stream's events: send the body whole
+        said = replace(said, after=None)  # with `amid`, `after` is about a stream's events, and this is none
     # In the format of chat completions, send the bytes of the script unchanged.
     return (said if dialect is CHAT else replace(said, body=json.dumps(reply).encode())), wants_back
 
@@ -522,7 +528,7 @@ class _HttpServer(ThreadingHTTPServer):
     owner: ScriptedLlmServer
 
     def handle_error(self, request: object, client_address: object) -> None:
-        # A client may close the connection early, for example at its time limit. That is not an error.
+        # An OSError means that the client closed the connection, for example at its time limit. Ignore it.
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]  # as they came
 

@@ -2,10 +2,11 @@
 
 The tools whose names begin with `test_`, `json_schema_2020_12_tool`, the resources and the prompts are those
 that the official conformance suite asks servers for. A tool that asks the client for something (sampling,
-elicitation, roots) declares that as a parameter: the SDK then asks in the way of the protocol era.
+elicitation, roots) declares that as a parameter. The SDK then asks as the connection's protocol revision
+prescribes: by a request to the client, or since 2026-07-28 in the result of the call.
 """
 
-# Imported first, because this import says how to install `mcp` where it is missing.
+# First: where `mcp` is missing, this import fails with an error that says how to install it.
 from grue.testing.mock_server import MockServer
 
 # isort: split
@@ -183,9 +184,10 @@ def _add_tools_that_notify(server: MockServer) -> None:
 
 
 async def _log(server: MockServer, ctx: Context[Any, Any], level: types.LoggingLevel, text: str) -> None:
-    """Send a log message if the client asked for it: with `logging/setLevel`, since 2026-07-28 in a request.
+    """Send a log message if the client wants messages of this level.
 
-    The SDK's own method is not used, because it warns at each message that logging is deprecated.
+    Older clients say so by `logging/setLevel`; since protocol revision 2026-07-28, each request says so. The
+    SDK's own method is not used, because each call of it warns that logging is deprecated.
     """
     request = ctx.request_context
     if server.logs(level) and level in allowed_log_levels(request.protocol_version, request.meta):
@@ -285,10 +287,10 @@ def _add_tools_that_ask(server: MockServer) -> None:
 async def _answer(
     ctx: Context[Any, Any], params: types.ElicitRequestFormParams | types.ElicitRequestURLParams
 ) -> types.ElicitResult | types.InputRequiredResult:
-    """Ask the user in the way of the protocol era, where the SDK has no way of its own.
+    """Ask the user, for kinds of questions that the SDK does not handle itself.
 
-    Since 2026-07-28 a server sends no requests. The call returns the question as its result, and the client
-    makes the call again with the answer.
+    Before protocol revision 2026-07-28, this sends the client a request. Since then a server sends no
+    requests: the tool call returns the question as its result, and the client calls again with the answer.
     """
     if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
         answer = (ctx.input_responses or {}).get(_QUESTION)
@@ -309,10 +311,10 @@ async def _answer(
 
 
 def _require_elicitation(ctx: Context[Any, Any], mode: Literal["form", "url"]) -> None:
-    """Refuse the call of a client that has not declared that it can ask its user in this mode."""
+    """Raise an error if the client has not declared that it can ask its user in this mode."""
     declared = ctx.client_capabilities
     modes = None if declared is None else declared.elicitation
-    # A client that names no mode can show forms: older clients do not know modes.
+    # A client that declares elicitation without any mode supports forms: older clients do not know modes.
     if modes is None or (
         modes.url is None if mode == "url" else modes.form is None and modes.url is not None
     ):

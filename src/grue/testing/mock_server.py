@@ -2,7 +2,7 @@
 
 For a server with faults, use `faulty_server.py`. This one is the official SDK's server with additions for
 tests: pagination of every list, legacy subscriptions, completions and log levels, features that can be
-switched off, one protocol era or both, and a way to serve it from a test:
+switched off, protocol revisions with or without `initialize`, and a way to serve it from a test:
 
 ```python
 server = MockServer("shop")
@@ -21,9 +21,10 @@ everything. `grue mock-server` runs it, or a server of yours, as a program.
 
 The events of HTTP streams are kept, so that a client can resume a stream that broke off.
 
-A server over stdio can be one without `initialize`. The SDK's server chooses the protocol's era of a
-connection by the client's first request, and would choose the older era at `initialize`, even if it then
-refuses the request. So this module refuses `initialize` before the SDK's server sees it.
+With `era="stateless"` a server over stdio speaks only the revision without `initialize`. The SDK's server
+fixes the revision of a connection by the client's first request. If that is `initialize`, the connection
+stays with the older revisions, even if the server refuses the request. So this module answers `initialize`
+with an error before the SDK's server sees it.
 """
 
 import logging
@@ -65,7 +66,7 @@ class _Writes(Protocol):
 
 
 class WithoutInitialize(ObjectReceiveStream[SessionMessage | Exception]):
-    """A stream of a client's messages, without its `initialize` requests; each is answered by an error."""
+    """A client's messages without `initialize` requests. This stream answers those with an error itself."""
 
     def __init__(self, read: _Reads, write: _Writes) -> None:
         self._read = read
@@ -102,11 +103,11 @@ def _unsupported(requested: object) -> ProtocolError:
 
 
 _MOST_EVENTS = 10_000
-_NUMBER = re.compile(r"[0-9]{1,9}")  # `int` refuses a text of some thousand digits
+_NUMBER = re.compile(r"[0-9]{1,9}")  # at most 9 digits: `int` raises for thousands of them
 
 
 class MemoryEventStore(EventStore):
-    """Holds the newest 10,000 events in memory. Event ids are numbers that count up over all streams."""
+    """Holds the newest 10,000 events in memory. The events of all streams are numbered together."""
 
     def __init__(self) -> None:
         self._events: dict[int, tuple[str, types.JSONRPCMessage | None]] = {}
@@ -156,7 +157,7 @@ _METHODS: Mapping[Feature, tuple[str, ...]] = {
     "completions": ("completion/complete",),
     "logging": ("logging/setLevel",),
 }
-# Seconds that the end of a test waits for clients that stay connected, before it closes the port.
+# How many seconds `serve_http` waits at its end for clients to disconnect.
 _GRACE_S = 1
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -168,8 +169,8 @@ class MockServer(MCPServer[Any]):
         name: The server's name.
         page_size: Number of items in a page of each list, at least 1; `None`: everything in one page.
         without: Features to switch off. Their methods are answered with "method not found".
-        era: Protocol revisions that it speaks: those that begin with `initialize`, those without
-            (2026-07-28), or both.
+        era: Protocol revisions that it speaks: `initialize`: those that begin with that request; `stateless`:
+            the one without it (2026-07-28); or `both`.
 
     Attributes:
         subscribed: URIs that clients are subscribed to, with `resources/subscribe`.
@@ -207,11 +208,11 @@ class MockServer(MCPServer[Any]):
         self._add_handlers(self._lowlevel_server)
 
     def logs(self, level: str) -> bool:
-        """Return whether clients want log messages of this level."""
+        """Return whether `level` is at least the level that clients have asked for."""
         return LOG_LEVELS.index(level) >= LOG_LEVELS.index(self.log_level)
 
     def completion(self) -> Callable[[F], F]:
-        """Return a decorator for the function that completes arguments, as the SDK's server does."""
+        """Return a decorator for the function that completes arguments; without effect if switched off."""
         if "completions" in self._without:
             return lambda function: function
         decorator: Callable[[F], F] = super().completion()  # type: ignore[no-untyped-call]
@@ -280,7 +281,8 @@ class MockServer(MCPServer[Any]):
         server.add_request_handler("resources/subscribe", types.SubscribeRequestParams, self._subscribe)
         server.add_request_handler("resources/unsubscribe", types.UnsubscribeRequestParams, self._unsubscribe)
         server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, self._set_level)
-        # The SDK derives the capabilities from its handlers, and there is no public way to remove a handler.
+        # The SDK declares a capability for each handler, so remove the handlers of switched-off features.
+        # There is no public way to do that.
         for feature in self._without:
             for method in _METHODS[feature]:
                 server._request_handlers.pop(method, None)  # noqa: SLF001
@@ -288,7 +290,7 @@ class MockServer(MCPServer[Any]):
     async def _check_request(
         self, ctx: "ServerRequestContext[Any, Any]", call_next: "CallNext"
     ) -> "HandlerResult":
-        """Refuse methods of features and eras that this server does not have, and unknown tools."""
+        """Refuse methods of features that are switched off, other protocol revisions, and unknown tools."""
         if any(ctx.method in _METHODS[feature] for feature in self._without):
             raise ProtocolError(types.METHOD_NOT_FOUND, f"Method not found: {ctx.method}")
         modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
@@ -301,16 +303,21 @@ class MockServer(MCPServer[Any]):
         return await call_next(ctx)
 
     def _require_tool(self, name: object) -> None:
-        """Refuse a call to an unknown tool as the specification says; the SDK returns an error result."""
+        """Refuse an unknown tool by a JSON-RPC error, as specified. The SDK would return a tool error."""
         if isinstance(name, str) and self._tool_manager.get_tool(name) is None:
             raise ProtocolError(types.INVALID_PARAMS, f"Unknown tool: {name}")
 
     def _pages(
         self, listed: Callable[[], Awaitable[Sequence[Any]]], result: Callable[..., Any], field: str
     ) -> Callable[[Any, types.PaginatedRequestParams | None], Awaitable[Any]]:
-        """Return the handler of a list. It answers with a page of the items, in this field of the result.
+        """Return a handler that answers with one page of a list.
 
-        The cursor of a page is the position of its first item. A cursor of another server is refused.
+        The cursor of a page is the position of its first item. Other cursors are refused.
+
+        Args:
+            listed: Returns all items.
+            result: The class of the result.
+            field: The field of the result that gets the items.
         """
 
         async def list_page(_: Any, params: types.PaginatedRequestParams | None) -> Any:
@@ -346,7 +353,7 @@ def run_stdio(server: MockServer) -> None:
 
 @contextmanager
 def _logging_as_it_is() -> Iterator[None]:
-    """Restore the root logger after the block: the SDK's server changes it, but the program owns it."""
+    """Restore the root logger's handlers and level, which the constructor of the SDK's server changes."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     try:

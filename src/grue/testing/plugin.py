@@ -1,4 +1,4 @@
-"""The pytest plugin: fixtures for testing agents against servers and models that fail.
+"""The pytest plugin: fixtures with MCP servers and LLM endpoints, correct and faulty, to test agents with.
 
 pytest loads it in every environment where grue is installed, so it imports nothing of grue until a fixture is
 used.
@@ -136,7 +136,7 @@ def scripted_llm(request: pytest.FixtureRequest) -> "Iterator[MakesScriptedLlm]"
     """Start LLM endpoints with scripted replies; they are closed after the test.
 
     The script is a sequence of replies, or a function from request to reply; see `grue.testing.llm_server`.
-    Errors ask to be tried again at once: with the usual waits, a model that fails would take half a minute.
+    Errors are sent with `Retry-After: 0`, so that the client does not wait before it retries.
     """
     from grue.testing.llm_server import LlmReply, ScriptedLlmServer
 

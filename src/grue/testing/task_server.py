@@ -1,15 +1,16 @@
-"""A tool server that works on calls as tasks, in both forms that MCP has, for tests. Standard library only.
+"""An MCP server, for tests, that runs tool calls as tasks, in both forms that MCP has. Standard library only.
 
     python -m grue.testing.task_server --states working,input_required,completed
 
-Its tool `research` has to be called as a task. Each question about the task moves it to the next state of
+Its tool `research` has to be called as a task. Each `tasks/get` moves the task to the next state of
 `--states`; it stays in the last one. Besides the protocol's own states there are: `lost` (the server knows no
 such task), `refused` (it answers with an error), `unusable` (a state that does not exist), `silent` (it does
 not answer) and `die` (it exits). The tool `quick` answers at once.
 
-`--form experimental` is the form of MCP 2025-11-25, which has a handshake; `--form extension` is the form of
-2026-07-28, which has none. With `--store FILE` the tasks outlive the process. With `--record FILE` the server
-writes a line for each request: the method, and the task or the answers that came with it.
+`--form experimental` is the form of MCP 2025-11-25, which begins with `initialize`; `--form extension` is the
+form of 2026-07-28, which does not. With `--store FILE` the tasks outlive the process. With `--record FILE`
+the server writes a line for each message that it gets: the method, and the id of the task or the name of the
+tool.
 """
 
 import argparse
@@ -32,7 +33,7 @@ _NO_METHOD, _NO_TASK, _BROKEN = -32601, -32602, -32603
 
 
 class TaskRefusal(Exception):  # noqa: N818 - named as what the server does
-    """The server answers with an error."""
+    """Raised to answer a request with a JSON-RPC error."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -40,7 +41,7 @@ class TaskRefusal(Exception):  # noqa: N818 - named as what the server does
 
 
 class TaskServer:
-    """Answers requests. Every task goes through `states`."""
+    """Answers requests. Every task goes through the states of `--states`."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
@@ -74,7 +75,7 @@ class TaskServer:
         self._write({"id": request_id, "result": result})
 
     def answer(self, method: str, params: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the result of a request; `None`: do not answer it."""
+        """Return the result of a request; `None` if it is not to be answered."""
         match method:
             case "initialize" if not self._extension:
                 tasks: dict[str, Any] = {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}

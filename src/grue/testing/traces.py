@@ -16,8 +16,8 @@ def replay(path: str | PathLike[str], changes: Changes | None = None) -> int:
     ```python
     from grue.testing import replay
 
-    def test_that_the_stubborn_server_is_still_borne() -> None:
-        replay("stubborn.jsonl")
+    def test_the_agent_decides_as_it_did() -> None:
+        replay("runs/latest/trace.jsonl")
     ```
 
     Args:
@@ -28,8 +28,8 @@ def replay(path: str | PathLike[str], changes: Changes | None = None) -> int:
         The number of turns.
 
     Raises:
-        AssertionError: The agent no longer produces the recorded messages; the text shows the first
-            divergence with its causes.
+        AssertionError: The agent no longer decides as recorded; the message shows the first difference and
+            the messages that led to it.
         TraceError: The file is missing, damaged, or not a trace.
     """
     changes = changes or Changes()
@@ -42,9 +42,9 @@ def replay(path: str | PathLike[str], changes: Changes | None = None) -> int:
 def assert_prefix_stable(path: str | PathLike[str], *, allow: Collection[PromptPart] = ()) -> int:
     """Check that each prompt of a trace begins with an earlier one, so that prompt caches can be used.
 
-    Within a conversation each prompt has to begin with the last one, or the last one that offered tools too.
-    Between conversations of one model, the tools and the system text have to be the same. `grue trace cache`
-    shows where a trace's prompts break these rules.
+    Within a conversation, each prompt has to begin with the previous prompt, or with the previous one that
+    offered tools too. Across conversations with the same model, the tools and the system text have to be the
+    same. `grue trace cache` shows where a trace's prompts break these rules.
 
     Args:
         path: A trace file or a run folder.
@@ -55,7 +55,8 @@ def assert_prefix_stable(path: str | PathLike[str], *, allow: Collection[PromptP
         The number of requests.
 
     Raises:
-        AssertionError: A prompt does not begin as it should; the text names each of them, with the cause.
+        AssertionError: A prompt does not begin as it should; the message names each such prompt and the
+            cause.
         TraceError: The file is missing, damaged, or not a trace.
     """
     prompts = list(cached_prompts(open_episode(Path(path))))

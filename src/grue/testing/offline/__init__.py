@@ -1,6 +1,6 @@
 """The offline model: a script that replaces the LLM, without network or API key.
 
-It can always be recognised as a script: the model is called `grue-offline-script`, the ids of its completions
+Its output shows that it is a script: the model is called `grue-offline-script`, the ids of its completions
 begin with `offline-`, and the thinking in its answers ends with "(scripted)". It has a list of commands for
 two games, the house and Zork I, and explores other games by simple rules (`repertoire.py`). In some turns it
 calls a thinking tool, if the request offers one whose schema it can satisfy (`thinking.py`).

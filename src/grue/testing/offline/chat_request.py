@@ -20,8 +20,8 @@ class BadRequestError(Exception):
     """The request cannot be answered: HTTP status 400.
 
     Attributes:
-        param: The wrong part of the request, such as `response_format`; `None`: only the message names it.
-        code: A word for programs; `None` if OpenAI has no code for the error.
+        param: OpenAI's field `param`: the wrong field of the request, such as `response_format`, or `None`.
+        code: OpenAI's error code, such as `unsupported_value`; `None` if OpenAI has none for this error.
     """
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
@@ -31,7 +31,7 @@ class BadRequestError(Exception):
 
 
 class Part(Struct, frozen=True):
-    """A part of a message's content; the script reads texts and skips images, audio and files."""
+    """A part of a message's content. The script reads text parts and skips images, audio and files."""
 
     type: str
     text: str = ""
@@ -68,14 +68,17 @@ class NamedSchema(Struct, frozen=True):
 
 
 class ResponseFormat(Struct, frozen=True):
-    """The form of the answer. Of the type `json_schema`, it is an instance of `json_schema`."""
+    """The form of the answer. With the type `json_schema`, the answer must match the field `json_schema`."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: NamedSchema | None = None
 
 
 class ChatRequest(Struct, frozen=True, kw_only=True):
-    """A valid request, reduced to the fields that the script reads. `tool_choice` cannot force a call."""
+    """A valid request, reduced to the fields that the script reads.
+
+    A request whose `tool_choice` forces a call is refused when it is read.
+    """
 
     model: str
     messages: tuple[ChatMessage, ...]
@@ -85,7 +88,7 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def offered(self) -> tuple[Function, ...]:
-        """The functions that may be called: none with `tool_choice: "none"`."""
+        """The functions that the reply may call: none if `tool_choice` is "none"."""
         return () if self.tool_choice == "none" else tuple(tool.function for tool in self.tools)
 
 
@@ -114,7 +117,8 @@ def read_request(body: m.JsonObject, dialect: Dialect = CHAT, *, strict_names: b
     With `strict_names`, function names with dots and the like are refused, as OpenAI does.
 
     Raises:
-        BadRequestError: A provider would refuse the request, or the script cannot fulfil it.
+        BadRequestError: A provider would refuse the request, or it asks for something that the script cannot
+            do.
     """
     rules = ProviderRules(strict_names=strict_names, developer_role=True, known_fields_only=True)
     try:

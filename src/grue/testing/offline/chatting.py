@@ -1,8 +1,8 @@
 """The scripted model of `grue chat --offline`: it makes the tool calls that the user spells out.
 
-It understands three kinds of text, and answers any other text with this list:
+It understands three kinds of text, and answers any other text with a list of them:
 
-- `call TOOL {JSON}`: it calls the tool, once for each such line. Then it repeats the results.
+- `call TOOL {JSON}`, in one or more lines: it calls the tools. Then it repeats the results.
 - `think about TEXT`: it calls a thinking tool with the text, if the request offers one.
 - `what did I say`: it repeats what the user has said in this conversation.
 
@@ -51,7 +51,7 @@ def reply_in_chat(request: ChatRequest) -> Reply:
 
 
 def _calls(request: ChatRequest, text: str) -> tuple[FunctionCall, ...] | str:
-    """Return the calls that the text asks for, or why they cannot be made."""
+    """Return the calls that the text asks for, or a sentence that says why they cannot be made."""
     thought = _THINK.fullmatch(text)
     if thought is not None:
         return _think(request, thought["text"])
@@ -64,7 +64,7 @@ def _calls(request: ChatRequest, text: str) -> tuple[FunctionCall, ...] | str:
         if function is None:
             names = ", ".join(each.name for each in request.offered) or "none"
             return f"I have no tool {asked['name']}. I have: {names}."
-        # Pass on arguments that are not JSON, as a model would: the caller has to handle them.
+        # Do not check that the arguments are JSON: models send such arguments, too, and the agent must cope.
         calls.append(_call(request, len(calls), function.name, asked["arguments"].strip() or "{}"))
     return tuple(calls)
 
@@ -83,9 +83,12 @@ def _call(request: ChatRequest, number: int, name: str, arguments: str) -> Funct
 
 
 def _function(offered: Sequence[Function], name: str) -> Function | None:
-    """Return the function with this name. In the request, other characters may stand for its dots."""
+    """Return the function with this name. Only letters and digits are compared, in any case.
+
+    A name in a request may have other characters in place of its dots.
+    """
     wanted = _plain(name)
-    # In a chat the tools of MCP servers begin with `mcp.`, which a user may leave out.
+    # In a chat, the names of MCP tools begin with `mcp.`, which the user may leave out.
     return next((each for each in offered if _plain(each.name) in (wanted, f"mcp{wanted}")), None)
 
 

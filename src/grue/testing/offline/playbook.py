@@ -1,4 +1,4 @@
-"""A playbook: the commands for one game, with the reasons and thoughts for each of them."""
+"""A playbook: the commands that the offline model plays in a game, with a reason and thoughts for each."""
 
 import re
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ class Playbook(Struct, frozen=True):
     """A script for one game.
 
     Attributes:
-        title: Regular expression that matches the titles of the games, in upper or lower case.
+        title: Regular expression that is searched for in the title of a game, ignoring case.
         steps: The steps from the first turn on.
     """
 
@@ -62,7 +62,7 @@ class Playbook(Struct, frozen=True):
         return re.search(self.title, game, re.IGNORECASE) is not None
 
     def step_for(self, situation: Situation) -> Step | None:
-        """Return the next step; `None` if the script has ended, or the game has left the script."""
+        """Return the next step; `None` if the script has ended, or does not match the last commands."""
         if not self.is_for(situation.game):
             return None
         commands = [step.command for step in self.steps]
@@ -71,12 +71,16 @@ class Playbook(Struct, frozen=True):
 
 
 def position(commands: Sequence[str], turn: int, recent: Sequence[str]) -> int | None:
-    """Return how many of a script's commands were played; `None` if the game has left the script.
+    """Return how many commands of a script were played; `None` if the last commands are not in the script.
 
-    If the last commands are those of the script before this turn, all turns were played by the script, and
-    the result is `turn - 1`. Otherwise some turns were played outside the script, such as a host's fallback
-    to `look`. Then the result is the latest place in the script at which the last commands, without those
-    turns, match. `turn` is the turn to play, counted from 1; `recent` has the last commands, oldest first.
+    If `recent` is what the script has just before this turn, every turn has followed the script, and the
+    result is `turn - 1`. Otherwise, drop idle commands from `recent`, such as `look`, which a host plays when
+    a turn fails, and find the latest place in the script at which the rest matches.
+
+    Args:
+        commands: The script.
+        turn: The turn to play, from 1.
+        recent: The last commands that were played, oldest first.
     """
     due = turn - 1
     played = [command.casefold() for command in recent]

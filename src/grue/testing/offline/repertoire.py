@@ -1,8 +1,9 @@
 """The playbooks of the offline model: for the house with any seed, and for Zork I.
 
-In games without a script the player explores: it tries the things that are named in a new place, then takes
-an exit. The next command depends only on the current request. The rules avoid commands that were just tried,
-commands that are remembered to have killed the player, exits named next to a danger, and dark places.
+In games without a script the model explores: in a new place it tries the things that the text mentions, then
+takes an exit. The next command depends only on the current request. The rules avoid commands that were just
+tried, commands that have killed the player before (the request lists them), exits that are mentioned together
+with a danger, and dark places.
 """
 
 import re
@@ -47,12 +48,12 @@ _TRY_EVERY: Final = 3
 
 
 def _round(*texts: str, revises: int | None = None, branches_from: int | None = None) -> tuple[Thought, ...]:
-    """Return the thoughts of one reply. A revision or a branch is that of its last thought."""
+    """Return the thoughts of one reply. `revises` and `branches_from` are for the last thought."""
     return (*map(Thought, texts[:-1]), Thought(texts[-1], revises, branches_from))
 
 
 def explore(situation: Situation) -> Step:
-    """Return the next step of exploring. The same situation always gives the same step."""
+    """Choose a command without a script. The same situation always gives the same step."""
     command, why = _choose(situation)
     place = situation.location or "wherever this is"
     thought = Thought(f"I am in {place}, without a script. {why} So I try this: {command}.")
@@ -71,7 +72,7 @@ def _choose(situation: Situation) -> tuple[str, str]:
 
 
 def _arrival(situation: Situation) -> int:
-    """Return the index of the recent move that led here; -1 if there is none, or if it is unknown."""
+    """Return the index in `recent` of the move that led to this place; -1 if it is not known."""
     if situation.location is not None:
         for index, played in reversed(list(enumerate(situation.recent))):
             if played.command in _OPPOSITE and played.reply.startswith(situation.location):
@@ -87,7 +88,7 @@ def _choices(situation: Situation) -> Iterator[tuple[str, str]]:
         yield from _things(situation)
     named = list(_named_ways(situation))
     if not named:
-        # Games describe a place in full only once, so look again before going back.
+        # Games describe a place in full only at the first visit, so `look` gets the exits again.
         yield "look", "Nothing that I was told last names a way out of here."
     if situation.known.issuperset(named) and (not named or situation.turn % _TRY_EVERY == 0):
         yield from _unnamed_ways(situation)
@@ -115,7 +116,7 @@ def _things(situation: Situation) -> Iterator[tuple[str, str]]:
 
 
 def _ways(situation: Situation, named: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield the exits that are named or remembered: new ones first, the one back last."""
+    """Yield exits that the game has named or the host remembers: new ones first, the way back last."""
     back = _way_back(situation)
     ways = _shuffled({*named, *(situation.known & _OPPOSITE.keys())}, situation.turn)
     for way in sorted(ways, key=lambda way: (way == back, way in situation.known)):
@@ -138,7 +139,7 @@ def _shuffled(ways: Iterable[str], turn: int) -> list[str]:
 
 
 def _named_ways(situation: Situation) -> Iterator[str]:
-    """Yield the exits that the game has named since the player came here."""
+    """Yield the exits that the game has named since the player came to this place."""
     arrival = _arrival(situation)
     heard = [played.reply for played in situation.recent[arrival:]] if arrival >= 0 else []
     for sentence in re.split(r"[.;\n]", "\n".join([situation.text, *heard])):
@@ -174,7 +175,7 @@ _HOUSE_OBJECTIVES: Final = {
     "take music box": "Play the whole tune to whoever hums in the cellar, then bring Mr Pym the deed.",
 }
 _HOUSE_ROUNDS: Final = {
-    # One reply with two calls.
+    # Two thoughts in one reply.
     "open teapot": (
         _round(
             "Everything in this pantry stands where one wants it, except the teapot on the top shelf.",
@@ -187,7 +188,7 @@ _HOUSE_ROUNDS: Final = {
             "have sardines, for persuasion, with a paw-print on the tin. This is not a hard case."
         ),
     ),
-    # Two replies: the second thought starts a branch.
+    # Two replies with a thought each: the second thought starts a branch.
     "light lantern": (
         _round("The trapdoor is free. I could go down now; it is dark there, but I know the way back."),
         _round(
@@ -260,7 +261,7 @@ def playbook_for(game_title: str, seed: int) -> Playbook | None:
 
     Args:
         game_title: The title as in `Game.name`: "The House", "zork1".
-        seed: The seed of the game, on which the house's vault depends.
+        seed: The seed of the game, which determines the combination of the vault in the house.
     """
     candidates = (house_playbook(seed), zork1_playbook())
     return next((playbook for playbook in candidates if playbook.is_for(game_title)), None)
@@ -298,7 +299,7 @@ def _steps(
 
 
 def _with_sum(step: Step, case: Case) -> Step:
-    """Return the step at the vault, with the reasoning that leads to its figures in three rounds."""
+    """Return the step that dials the vault's combination, with three rounds of thoughts that deduce it."""
     words = case.words
     names = [words[who].split(",")[0] for who in ("eldest", "middle", "youngest")]
     counted = names if words["order"] == "eldest first" else names[::-1]

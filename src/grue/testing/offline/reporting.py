@@ -1,9 +1,9 @@
 """The scripted model of `grue run --offline`: it writes the weekly report of the skill agent's example.
 
 It works as a careful model would: it reads a skill, then the notes that it finds, thinks with a tool if there
-is one, writes the report that follows from the numbers, and finishes. It reads the notes through an MCP
-server for files if there is one, and with the agent's own actions otherwise. What it does next depends only
-on the results in the conversation, so it goes on after an interruption, too. It does no other tasks.
+is one, writes the report from the numbers, and finishes. It reads the notes through an MCP server for files
+if there is one, otherwise with the agent's own actions. The next action depends only on the results in the
+conversation, so it also works in a run that was resumed. It does no other tasks.
 """
 
 import csv
@@ -43,14 +43,14 @@ class _Results(Struct, frozen=True):
     all: list[m.JsonObject]
 
     def output(self, action: str, target: str = "") -> str | None:
-        """Return the output of the last such action that was completed; `None` if no such action was."""
+        """Return the output of the last completed action of this kind and target; `None` if there is none."""
         for each in reversed(self.all):
             if each.get("status") == "completed" and self._is(each, action, target):
                 return str(each.get("output", ""))
         return None
 
     def tried(self, action: str, target: str) -> bool:
-        """Return whether there was such an action, completed or not."""
+        """Return whether an action of this kind and target was tried, completed or not."""
         return any(self._is(each, action, target) for each in self.all)
 
     def _is(self, result: m.JsonObject, action: str, target: str) -> bool:

@@ -1,7 +1,8 @@
 """Construct a small value that a JSON Schema accepts, with preferred values for some properties.
 
-Values are constructed, not searched for. A schema with a keyword that would need a search (`not`, `if`,
-`allOf`, `pattern`, `contains`, ...) counts as unsatisfiable here, even if a value exists.
+A value is built from the keywords of its schema, without trial and error. A schema with a keyword that does
+not say how to build a value (`not`, `if`, `allOf`, `pattern`, `contains`, ...) counts as unsatisfiable here,
+even if there is a value for it.
 """
 
 import math
@@ -69,20 +70,20 @@ class _Maker:
                 break
             try:
                 return self._make_plain(plain, depth)
-            # A malformed schema has numbers that no float can hold, or lists where names should be.
+            # A malformed schema may raise the last two: by huge numbers, or by lists in place of names.
             except (UnsatisfiableError, OverflowError, TypeError):
                 continue
         raise UnsatisfiableError("no alternative can be satisfied")
 
     def _fits(self, value: object, schema: object, depth: int) -> bool:
-        """Return whether a schema is known to accept a scalar."""
+        """Return whether the schema certainly accepts a scalar. `False` if that is not known."""
         try:
             return any(_is_accepted(value, plain) for plain in self._alternatives(schema, depth))
         except UnsatisfiableError:
             return False
 
     def _alternatives(self, schema: object, depth: int) -> Iterator[m.JsonObject]:
-        """Yield schemas without references and unions, each of one type, whose values `schema` accepts."""
+        """Yield schemas whose values `schema` accepts, without `$ref` and unions, each with one type."""
         plain = {} if schema is True else schema
         if not isinstance(plain, dict) or depth > _MAX_DEPTH or _BEYOND & plain.keys():
             return
@@ -179,7 +180,7 @@ def _numbers(schema: m.JsonObject, *, whole: bool) -> Iterator[float]:
 
 
 def _is_accepted(value: object, schema: m.JsonObject) -> bool:
-    """Return whether a scalar, or a value that the schema lists, has the right type, size and length."""
+    """Return whether a value meets the schema's keywords for scalars, such as `minimum` and `maxLength`."""
     if isinstance(value, str) and "format" in schema and value not in _FORMATS.values():
         return False
     try:
@@ -200,7 +201,7 @@ def _first_accepted(values: Iterable[object], schema: m.JsonObject) -> object:
 
 
 def _kind_of(schema: m.JsonObject) -> str:
-    """Return the type that the keywords of a schema without `type` suggest."""
+    """Return the type of a schema that has no `type`, as its other keywords suggest."""
     if schema.keys() & {"properties", "required", "minProperties"}:
         return "object"
     if schema.keys() & {"items", "prefixItems", "minItems"}:
@@ -220,7 +221,7 @@ def _size(schema: m.JsonObject, name: str, default: int) -> int:
 
 
 def _joined(schema: m.JsonObject, other: object) -> m.JsonObject | None:
-    """Return a schema with the demands of both; `None` if they conflict, or `other` is not a schema."""
+    """Return a schema with the keywords of both; `None` if these conflict, or `other` is not a schema."""
     added = {} if other is True else other
     if not isinstance(added, dict):
         return None

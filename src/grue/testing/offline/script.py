@@ -50,7 +50,7 @@ class Reply(Struct, frozen=True):
 
 
 def reply(request: ChatRequest, playbook: Playbook | None = None) -> Reply:
-    """Answer a request: by the playbook if it is for the game, otherwise by exploring.
+    """Answer a request: from the playbook if it is for this game, otherwise by `explore`.
 
     Raises:
         BadRequestError: No answer can have the shape that the request demands.
@@ -67,7 +67,10 @@ def reply(request: ChatRequest, playbook: Playbook | None = None) -> Reply:
 
 
 def _think(tool: ThinkingTool, step: Step, done: int, situation: Situation) -> tuple[FunctionCall, ...]:
-    """Return the calls of the next round. Thoughts are numbered from 1 through the whole turn."""
+    """Return a call for each thought of the next round. `done` rounds are over.
+
+    Thoughts are numbered from 1 through all rounds of the turn.
+    """
     total = sum(map(len, step.rounds))
     first = sum(map(len, step.rounds[:done])) + 1
     return tuple(

@@ -1,4 +1,4 @@
-"""Read the state of the game from a request, which is all that a model knows about it."""
+"""Read the state of the game from a request. The model has no other source."""
 
 import json
 import re
@@ -35,8 +35,8 @@ class Situation(Struct, frozen=True, kw_only=True):
         location: Name of the place; `None` if the message does not say.
         inventory: What the player carries, in the host's words; `None` if the message does not say.
         recent: The last commands played, oldest first.
-        known: Commands that are remembered to lead to another place.
-        deadly: Commands that are remembered to have killed the player in this place.
+        known: Commands that, according to the host's notes, lead to another place.
+        deadly: Commands that, according to the host's notes, have killed the player in this place.
         text: The game's own text.
     """
 
@@ -51,10 +51,10 @@ class Situation(Struct, frozen=True, kw_only=True):
 
 
 class Standing(Struct, frozen=True, kw_only=True):
-    """The state of the conversation.
+    """The state of a conversation with the host.
 
     Attributes:
-        situation: The game; `None` if the conversation is about something else.
+        situation: The turn of the game; `None` if the conversation is not about a game.
         rounds: Number of replies with tool calls since the message that describes the game.
         settled: Whether thinking is over, because the host has asked for the answer or a call has failed.
     """
@@ -106,7 +106,7 @@ def _first(pattern: re.Pattern[str], text: str) -> str | None:
 
 
 def _failed(message: ChatMessage) -> bool:
-    """Return whether a call failed, timed out or was skipped: its result then has an error.
+    """Return whether a tool result says that the call failed, timed out or was skipped.
 
     Source: R11.3
     """

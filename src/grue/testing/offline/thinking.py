@@ -20,7 +20,7 @@ _HARMLESS: Final = re.compile(r"\becho\b|(?<![a-z])echo(?![a-z])", re.IGNORECASE
 
 
 class ThinkingTool(Struct, frozen=True):
-    """A tool of the request that takes a thought, whose text goes into the argument `carrier`."""
+    """A tool that takes a thought. The thought's text goes into the argument called `carrier`."""
 
     name: str
     parameters: m.JsonObject
@@ -55,7 +55,7 @@ class ThinkingTool(Struct, frozen=True):
 
 
 def thinking_tool(functions: Iterable[Function]) -> ThinkingTool | None:
-    """Return the tool to think with: one that takes a thought, or else an echo tool; `None` without both."""
+    """Return the tool to think with: preferably one that takes a thought, else an echo tool, else `None`."""
     found = [tool for function in functions if (tool := _as_thinking_tool(function))]
     return min(found, key=lambda tool: _HARMLESS.search(tool.name) is not None, default=None)
 

@@ -61,8 +61,8 @@ class ScriptedModelTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
     Args:
         playbook: The playbook for the game (`playbook_for`); `None`: explore.
         strict_names: Refuse function names with dots and the like, as OpenAI does.
-        script: Answers the requests instead of the player of games, such as `reply_in_chat`.
-        pause_s: Seconds between two pieces of a streamed reply, so that a person can watch it come.
+        script: A function that answers the requests, such as `reply_in_chat`; by default, play a game.
+        pause_s: Seconds between two pieces of a streamed reply, so that a person can watch it arrive.
     """
 
     def __init__(

@@ -5,7 +5,7 @@ Two parts of grue stand in for a provider and have to be as strict as one: the o
 the formats and the rules from here. When a provider changes a format or refuses something new, change these
 modules.
 
-- `dialects.py`: a row for each format; `Dialect.read` checks a request;
+- `dialects.py`: a `Dialect` for each format; `Dialect.read` checks and translates a request;
 - `chat_rules.py`: what strict providers refuse in a chat completions request;
 - `responses_dialect.py`, `messages_dialect.py`: the other two formats: their translations to chat
   completions and back, their streams, and what they refuse in addition;

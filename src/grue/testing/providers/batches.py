@@ -1,9 +1,9 @@
 """The batches of the scripted endpoint: OpenAI's `/files` and `/batches`, Anthropic's `/messages/batches`.
 
 A batch ends after the client has asked for its state `BatchFaults.looks` times. Each of its requests is then
-checked and answered as if it had been posted alone, so one script serves both. A batch is refused as
-providers refuse it: for a file that is not JSON Lines, ids that are not unique, a request to another address
-or model than the first one, and a request for a stream.
+checked and answered as if it had been posted alone, by the same script. A batch is refused for the reasons
+for which providers refuse it: its file is not JSON Lines, ids are not unique, its requests differ in their
+endpoint or model, or a request asks for a stream.
 
 `BatchFaults` makes batches fail.
 """
@@ -50,18 +50,18 @@ class BatchFaults(Struct, kw_only=True):
     """The faults of batches. They may be changed while the server runs.
 
     Attributes:
-        looks: How often a client has to ask for a batch's state until the batch has ended.
+        looks: How often a client has to ask for a batch's state before the batch has ended.
         ends: How a batch ends. The requests of an `expired` or `cancelled` batch are answered, unless
             `unanswered` says otherwise. The requests of a `failed` batch are never answered.
         why: The provider's reason for a batch that has `failed`.
         unanswered: Called with the id of each request; returns the outcome of the request in place of a
             reply, or `None` to let it be answered. `lost`: the request is missing from the results.
-        in_place: Called with method, path, and how often this path was requested with this method. Returns a
-            reply to send, such as a 429, and then the request is not carried out; or `None`.
+        in_place: Called with method, path, and how often this path was requested with this method. Returns
+            `None`, or a reply to send, such as a 429; the request is then not carried out.
         after: Called like `in_place`, but after the request was carried out. If it returns a reply, that is
-            sent, and the request's own reply is lost.
-        results: Called with the lines of a file of results, and how often the file was read; returns the
-            lines to send.
+            sent instead of the request's own reply.
+        results: Called with the lines of a results file, and how often the file was read; returns the lines
+            to send.
     """
 
     looks: int = 0
@@ -94,8 +94,8 @@ class ScriptedBatches:
 
     Attributes:
         faults: The faults to cause.
-        asked: How often each request was answered, by its id.
-        made: The ids of the requests of each batch, by the batch's id, in order.
+        asked: How often each request of a batch was answered, by the request's id.
+        made: The ids of the requests in each batch, in order, by the batch's id.
     """
 
     def __init__(self, ask: Ask) -> None:
@@ -186,7 +186,7 @@ class ScriptedBatches:
             return error_reply(400, "Unknown parameter, or more than 16 entries of metadata")
         requests, why = _read_file(self._files[file], endpoint)
         batch = self._new(requests, endpoint=endpoint, metadata=body.get("metadata") or {})
-        if why:  # the provider reports the failure only when the client asks for the batch's state
+        if why:  # not an error reply: providers report this in the batch's state
             batch.state, batch.why = "failed", why
         return json_reply(_shown(batch))
 
@@ -269,7 +269,7 @@ class ScriptedBatches:
 
 
 def _read_file(content: bytes, endpoint: str) -> tuple[list[tuple[str, str, Json]], str]:
-    """Return the requests of a file, and why it is refused; an empty reason if it is accepted."""
+    """Return the requests in a file, and why the file is refused (an empty text if it is accepted)."""
     requests, seen, models = [], set(), set()
     lines = content.splitlines()
     if not lines or len(lines) > _MOST_ITEMS or len(content) > _MOST_BYTES:

@@ -1,7 +1,7 @@
 """The rules of strict providers for a chat completions request, with error messages like theirs.
 
-No provider has all of these rules. A request that passes all of them is accepted by every provider. Requests
-in the other formats are translated to chat completions first.
+No provider has all of these rules, but a request that keeps all of them is accepted by every provider.
+Requests in the other formats are translated to chat completions first.
 
 The parts that the formats share are here as well: reading completions, sealing reasoning, and the stream of
 chat completions. Providers return some reasoning encrypted or signed, and check it when it comes back.
@@ -34,7 +34,7 @@ _SEALED = "gAAAA"
 
 
 def words(text: str) -> frozenset[str]:
-    """Split a text into a set of names."""
+    """Return the set of the words in a text, which are separated by spaces."""
     return frozenset(text.split())
 
 
@@ -68,23 +68,23 @@ def one_or_parts(parts: list[Json]) -> str | list[Json]:
 
 
 def number_of(*said: object) -> str:
-    """Return a digest of contents for use in ids: equal contents get equal ids."""
+    """Return a digest of the arguments, for ids: equal arguments give equal ids."""
     return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
 
 def signature_of(thinking: str) -> str:
-    """Return the signature of a thinking block, as Anthropic's endpoint would sign it."""
+    """Return a digest that stands for Anthropic's signature of a thinking block."""
     return _SIGNED + number_of("thinking", thinking)
 
 
 def sealed(reasoning: str) -> str:
-    """Return reasoning in the form of encrypted content, in which `is_sealed` detects a change."""
+    """Return reasoning in a form that looks encrypted. `is_sealed` detects a change of it."""
     text = base64.urlsafe_b64encode(reasoning.encode()).decode()
     return f"{_SEALED}{number_of('sealed', reasoning)}.{text}"
 
 
 def is_sealed(text: str) -> bool:
-    """Return whether `sealed` made this text."""
+    """Return whether `sealed` has made this text, so that it is unchanged."""
     try:
         return sealed(base64.urlsafe_b64decode(text.partition(".")[2]).decode()) == text
     except (ValueError, binascii.Error):
@@ -106,11 +106,11 @@ def pieces(text: str) -> list[str]:
 
 
 def event_of(content: object, name: str = "") -> bytes:
-    """Return an event, with a name if it has one."""
+    """Return a server-sent event as bytes; without the line `event:` if `name` is empty."""
     line = f"event: {name}\n" if name else ""
     try:
-        # Do not escape characters to ASCII. Then two chunks may share a character of several bytes, and tests
-        # show whether the client joins its bytes.
+        # Do not escape characters to ASCII. Then the bytes of one character can end up in two chunks, and
+        # tests show whether the client joins them.
         data = json.dumps(content, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         data = json.dumps(content).encode()
@@ -118,7 +118,7 @@ def event_of(content: object, name: str = "") -> bytes:
 
 
 def named_event(content: Json) -> bytes:
-    """Return an event that is named for its type."""
+    """Return a server-sent event whose name is the field `type` of its content."""
     return event_of(content, content["type"])
 
 
@@ -130,7 +130,7 @@ def chat_error() -> bytes:
 
 
 def chat_events(completion: Json, request: Json) -> Iterator[bytes]:
-    """Yield the events of a chat completion."""
+    """Yield a chat completion as the events of a stream."""
     message, finish = first_choice(completion)
     head = {"object": "chat.completion.chunk", **given(completion, "id", "created", "model")}
 
@@ -221,7 +221,7 @@ class ProviderRules(Struct, frozen=True, kw_only=True):
 
     Attributes:
         strict_names: Tool names must match `^[a-zA-Z0-9_-]{1,64}$`.
-        cache_markers: How many texts may have `cache_control`; 0: the field is refused as unknown.
+        cache_markers: How many content parts may have `cache_control`; 0: the field is refused as unknown.
         tools_with_history: A request whose history has tool calls must have `tools`.
         max_description_chars: Longest description of a tool; `None`: no limit.
         echo_reasoning: Chat completions must repeat the model's reasoning with its tool calls. The other

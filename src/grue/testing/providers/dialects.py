@@ -3,7 +3,8 @@
 Scripts, rules and the offline model work on chat completions only. So a request in another format is first
 translated to chat completions, and the reply is translated back.
 
-To add a format, write its translations, its stream and its rules in modules of their own, and add a row here.
+To add a format, write its translations, its stream and its rules in a module of its own, and add a `Dialect`
+here.
 """
 
 import json
@@ -44,14 +45,14 @@ class Dialect(Struct, frozen=True, kw_only=True):
         name: The name of the format.
         path: The end of its URL path.
         to_chat: Translates a request to chat completions.
-        from_chat: Translates a chat completion, given the request, to this format.
-        error: Makes the body of an error from an HTTP status and OpenAI's error object.
-        refusals: Yields why this format refuses a request; takes the request and the reasoning to repeat.
-        owed: Returns the reasoning of a reply that later requests must repeat.
-        events: Yields the events of a reply in this format, given the request.
+        from_chat: Takes a chat completion and the request; returns the completion in this format.
+        error: Takes an HTTP status and OpenAI's error object; returns the body of the error in this format.
+        refusals: Takes a request, and the reasoning that it must repeat; yields why a provider refuses it.
+        owed: Takes a reply; returns the reasoning in it that later requests must repeat.
+        events: Takes a reply and the request; yields the reply as the events of a stream.
         broken_off: Returns the event that reports an error in the middle of a stream.
-        admission: Returns status and message if it refuses the headers, else `None`. If the field is `None`,
-            all headers are accepted.
+        admission: Takes the headers; returns status and message of a refusal, or `None`. If the field itself
+            is `None`, all headers are accepted.
     """
 
     name: DialectName
@@ -66,9 +67,15 @@ class Dialect(Struct, frozen=True, kw_only=True):
     admission: Callable[[Mapping[str, str]], tuple[int, str] | None] | None = None
 
     def read(self, body: Json, rules: ProviderRules, owed: Owed) -> tuple[Json, Refusal | None]:
-        """Return a request as chat completions, empty if it cannot be translated, and its refusal, if any.
+        """Translate a request to chat completions, and check it.
 
-        The rules are applied to the translated request, which must repeat the reasoning in `owed`.
+        Args:
+            body: The request.
+            rules: Applied to the translated request.
+            owed: The reasoning that the request must repeat.
+
+        Returns:
+            The translated request, empty if it cannot be translated; and its refusal, or `None`.
         """
         if self.name == "chat" and not rules.echo_reasoning:
             owed = {}
@@ -87,7 +94,10 @@ class Dialect(Struct, frozen=True, kw_only=True):
             return {}
 
     def reply(self, body: bytes, status: int, request: Json) -> Json | None:
-        """Return a completion or an error in this format, another JSON object unchanged; else `None`."""
+        """Translate a completion or an error to this format; return any other JSON object as it is.
+
+        Returns `None` if the body is not a JSON object, or a malformed completion.
+        """
         try:
             said: Any = json.loads(body)
             if said.get("choices"):

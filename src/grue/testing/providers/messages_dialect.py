@@ -106,7 +106,11 @@ def _messages(messages: list[Json]) -> Iterator[Json]:
 
 
 def _user(role: str, blocks: list[Json]) -> Iterator[Json]:
-    """Yield a message for each result, then one for the rest, images and documents of results included."""
+    """Yield a chat message for each tool result, then one for all else.
+
+    The images and documents in results go into the last message, because in chat completions a result is
+    text.
+    """
     parts: list[Json] = []
     for block in blocks:
         if block["type"] != "tool_result":
@@ -211,7 +215,7 @@ def _usage(usage: Json) -> Json:
 
 
 def error(status: int, said: Json) -> Json:
-    """Return an error in Anthropic's shape. If `status` is 200, the error's `code` is its status."""
+    """Return an error in Anthropic's shape. Its type follows from `status`; from `code` if that is 200."""
     code = said.get("code")
     status = code if status == 200 and isinstance(code, int) else status
     kind = _ERROR_TYPES.get(
@@ -226,7 +230,7 @@ def error(status: int, said: Json) -> Json:
 
 
 def owed(message: Json) -> dict[str, list[Json]]:
-    """Return the thinking that later requests must repeat, by the id of each call, or else of the Message."""
+    """Return the thinking that later requests must repeat, for the id of each call, else of the Message."""
     blocks = message["content"]
     thinking = [block for block in blocks if block["type"] in THINKING]
     ids = [block["id"] for block in blocks if block["type"] == "tool_use"] or [message["id"]]
@@ -257,7 +261,7 @@ def events(message: Json, request: Json) -> Iterator[bytes]:
 
 
 def _block(block: Json) -> tuple[Json, list[Json]]:
-    """Return a content block as the stream starts it, and the deltas that complete it."""
+    """Return a content block as it is at the start of its stream, and the deltas that complete it."""
     match block:
         case {"type": "text", "text": text}:
             return {**block, "text": ""}, [{"type": "text_delta", "text": piece} for piece in pieces(text)]
@@ -312,7 +316,7 @@ _ALLOWED = {
 
 
 def admission(headers: Mapping[str, str]) -> tuple[int, str] | None:
-    """Return status and message of the refusal if the headers lack key or version; otherwise `None`."""
+    """Return status and message of a refusal if the API key or version header is missing, else `None`."""
     if not headers.get("x-api-key") and not headers.get("authorization"):
         return 401, "x-api-key header is required (the scripted endpoint takes any: api_key='test')"
     if not headers.get("anthropic-version"):
@@ -392,7 +396,7 @@ def _message(where: str, message: Json) -> Iterator[str]:
 
 
 def _inside(where: str, block: Json) -> Iterator[str]:
-    """Check the blocks inside a tool result."""
+    """Yield what is wrong with a block inside a tool result."""
     content = block.get("content")
     for number, each in enumerate(content if isinstance(content, list) else ()):
         kind = each.get("type")
@@ -422,7 +426,10 @@ def _check_block(where: str, block: Json) -> Iterator[str]:
 
 
 def _order(messages: list[Json]) -> Iterator[str]:
-    """Check that each call is answered at the beginning of the next message, and each result has a call."""
+    """Yield what is wrong with the order of messages.
+
+    The first and last role count, and that each call has its result at the beginning of the next message.
+    """
     if messages[0].get("role") != "user":
         yield 'messages: first message must use the "user" role'
     if messages[-1].get("role") == "assistant":
@@ -486,7 +493,7 @@ def _markers(body: Json) -> int:
 
 
 def _thinking(messages: list[Json], owed: Owed) -> Iterator[str]:
-    """Check that thinking is repeated unchanged. It is required if calls followed it, otherwise optional."""
+    """Yield what is wrong with repeated thinking: changed, or left out although tool calls followed it."""
     sent = [block for blocks in owed.values() for block in blocks]
     for index, message in enumerate(messages):
         blocks = _check_blocks(message)

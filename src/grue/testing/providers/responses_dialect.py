@@ -1,8 +1,8 @@
 """Translate OpenAI's `/v1/responses` to chat completions and back.
 
-In this format a conversation is a list of items: each message, call, result and piece of reasoning is one. In
-chat completions, a reply of the model with all its calls is one message. The error messages of rules that
-only this format has are like OpenAI's.
+In this format a conversation is a list of items, and each message, call, result and piece of reasoning is an
+item. In chat completions, a reply of the model with all its calls is one message. The error messages of rules
+that only this format has are like OpenAI's.
 """
 
 import itertools
@@ -67,7 +67,7 @@ def _tool(tool: Json) -> Json:
 
 
 def _messages(items: list[Json]) -> Iterator[Json]:
-    """Yield chat messages: one for each run of the model's items, and one for each other item."""
+    """Yield chat messages: one for consecutive items of the model, and one for each other item."""
     for by_model, run in groupby(items, _is_by_model):
         if by_model:
             yield _assistant([*run])
@@ -96,7 +96,10 @@ def _call(item: Json) -> Json:
 
 
 def _others(items: list[Json]) -> Iterator[Json]:
-    """Yield a message for each item. The images and files of results follow in a message of the user."""
+    """Yield a message for each item that is not the model's.
+
+    The images and files in results follow in a user message, because in chat completions a result is text.
+    """
     waiting: list[Json] = []
     for item in items:
         if item.get("type") == "function_call_output":
@@ -158,7 +161,7 @@ def from_chat(completion: Json, request: Json) -> Json:
 
 
 def _repeated(request: Json) -> Json:
-    """Return the fields of a request that the Response repeats."""
+    """Return the fields of a request that OpenAI repeats in its Response."""
     defaults: Json = {
         "instructions": None,
         "max_output_tokens": None,
@@ -229,7 +232,7 @@ def error(status: int, said: Json) -> Json:
 
 
 def owed(response: Json) -> dict[str, list[Json]]:
-    """Return the reasoning that later requests must repeat, by the id of each call, or of the Response."""
+    """Return the reasoning that later requests must repeat, for the id of each call, else of the Response."""
     items = response["output"]
     reasoning = [item for item in items if item["type"] == "reasoning"]
     ids = [item["call_id"] for item in items if item["type"] == "function_call"] or [response["id"]]
@@ -263,7 +266,10 @@ def events(response: Json, request: Json) -> Iterator[bytes]:
 
 
 def _item(item: Json) -> tuple[Json, list[tuple[str, Json]]]:
-    """Return an output item as the stream starts it, and the events (kind, content) that complete it."""
+    """Return an output item as it is at the start of its stream, and the events that complete it.
+
+    Each event is a pair of kind and content.
+    """
     match item["type"]:
         case "message":
             steps = [
@@ -427,7 +433,7 @@ def _check_parts(where: str, said: str | list[Json], known: Mapping[str, set[str
 
 
 def _pairs(items: list[Json]) -> Iterator[str]:
-    """Check that every call has an output after it, and every output a call before it."""
+    """Yield an error if a call has no output after it, or an output has no call before it."""
     waiting: list[str] = []
     for item in items:
         if item.get("type") == "function_call":
@@ -442,11 +448,11 @@ def _pairs(items: list[Json]) -> Iterator[str]:
 
 
 def _reasoning(items: list[Json], owed: Owed, *, kept: bool) -> Iterator[str]:
-    """Check that reasoning is repeated unchanged. It is required if calls followed it, otherwise optional.
+    """Yield what is wrong with repeated reasoning: changed, or left out although tool calls followed it.
 
-    With `kept`, the endpoint stores its replies, so that an item's id is enough.
+    With `kept`, the endpoint stores its replies, so a request may repeat just the id of an item.
     """
-    # Leave out reasoning that was sent in another format: it has no ids.
+    # Leave out reasoning from replies in the other two formats: it has no ids.
     sent = {item["id"]: item for group in owed.values() for item in group if "id" in item}
     run: list[str] = []
     for item, following in zip(items, [*items[1:], {}], strict=False):
