@@ -1,7 +1,7 @@
-"""Encode and decode JSON, also what is nearly JSON: NaN, lone surrogates, bytes, other values of Python.
+"""Encode and decode JSON, and values that are not quite JSON: NaN, lone surrogates, bytes, Python objects.
 
-A value that is nested too deeply is refused, because encoding it would exhaust the stack. So is a text with
-too many values, because decoding cannot be interrupted.
+A value that is nested too deeply is refused, because encoding it would exhaust the stack. A text with too
+many values is refused, because decoding cannot be interrupted.
 """
 
 import base64
@@ -74,10 +74,10 @@ def _decode(body: bytes) -> object:
 
 
 def _readable(value: object, depth: int = MAX_DEPTH, *, exact: bool = False) -> object:
-    """Return a value that Python's lenient reader has read, with JSON values only.
+    """Replace what `json.loads` accepts although it is not JSON.
 
-    `NaN` and infinities become `null`, except in the arguments of a call, where `null` would make it another
-    call. There the number is kept, so that the code that reads the arguments refuses the call.
+    `NaN` and infinities become `null`, except in the arguments of a tool call, where `null` would change what
+    the call does. There the number is kept, so that the code that reads the arguments refuses the call.
     """
     match value:
         case dict() | list() if depth < 1:
@@ -178,7 +178,7 @@ _TOO_DEEP = "[nested too deeply]"
 
 def is_crowded(text: str | bytes, most: int = MAX_VALUES) -> bool:
     """Return whether JSON text contains more than `most` values; stops counting when it does."""
-    # Quotes, brackets and commas, also those inside strings, are at least as many as the values.
+    # Each value has a quote, a bracket or a comma, so a text with few of these needs no exact count.
     if len(text) <= most or count_of(text, '"[{,') <= most:
         return False
     found = _IN_TEXT.finditer(text) if isinstance(text, str) else _IN_BYTES.finditer(text)

@@ -20,7 +20,7 @@ _UNREACHABLE_DELAY_S = 0.5
 
 _UNIT_S = {"ms": 0.001, "milli": 0.001, "s": 1.0, "m": 60.0, "mi": 60.0, "h": 3600.0, "d": 86400.0}
 _UNIT_S |= {"秒": 1.0, "分": 60.0, "小": 3600.0}
-# Patterns are texts, as in `chat_wire/failures.py`: `re` compiles them when the first refusal is read.
+# The patterns are strings, as in `chat_wire/failures.py`: `re` compiles them at their first use.
 _AMOUNT = r"(\d{1,9}(?:\.\d{1,18})?) ?(ms|milli|mi|[smhd秒分小])"
 _DURATION = (
     r"((?:\d{1,9}(?:\.\d{1,18})? ?"
@@ -106,8 +106,8 @@ def next_delay(
         policy: The limits and the backoff.
         attempt: Requests sent so far.
         failure: How the last request failed. The wait that it names replaces the backoff.
-        of_kind: How many of the requests sent so far failed in the same way; failures of another kind do not
-            count against the retries of this one. Default: all of them.
+        of_kind: How many of these requests failed in the same way as the last one. Failures of another kind
+            do not use up the retries of this kind. Default: all requests.
         jitter: A random number from 0 to 1.
     """
     of_kind = attempt if of_kind is None else of_kind

@@ -47,7 +47,8 @@ actor feeds events to `step` and carries out its commands. The rules:
     recorded events again and goes on in the same state, except that each server starts when it is called.
 
 The states (`turn/states.py`) are named for what they wait for. Commands are in order, each note for the trace
-before the command that it explains. A pair that `step` does not list raises `IllegalEvent`.
+before the command that it explains. A pair of state and event that `step` does not list raises
+`IllegalEvent`.
 
 ```
                                                AwaitingSummary
@@ -81,79 +82,80 @@ NOTED_EVENTS = (m.DeadlinePassed, m.TurnInterrupted, m.ToolsPresumed, m.TurnFork
 """Events of the machine that do not come through the agent's mailbox; the agent records them as notes."""
 
 
-class IllegalEvent(Exception):  # noqa: N818 - a bug in the caller, named for what it met
+class IllegalEvent(Exception):  # noqa: N818 - a bug in the caller, and no error to handle
     """The event cannot happen in this state; the text names both."""
 
 
 def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
     """Return the next state, and the commands to carry out, in order.
 
-    The number behind a row is that of its rule in this module's docstring.
+    The comment after a row names its rule in this module's docstring.
 
     Raises:
         IllegalEvent: The event cannot happen in this state.
     """
     match state, event:
         case s.Idle(), m.RunTurn():
-            return sessions.begin(event)  # 8
+            return sessions.begin(event)  # rule 8
         case _, m.ToolsPresumed() if not isinstance(state, s.Idle):
-            return sessions.presume(state, event)  # 10
+            return sessions.presume(state, event)  # rule 10
         case s.AwaitingSupport() | s.AwaitingSessions(asking=True), m.ToolSupportChecked():
-            return sessions.supported(state) if event.supported else sessions.unsupported(state, event)  # 8
+            # rule 8
+            return sessions.supported(state) if event.supported else sessions.unsupported(state, event)
         case s.AwaitingSessions(), m.SessionOpened() | m.McpDisabled() if event.server in state.pending:
-            return sessions.reported(state, event)  # 8
+            return sessions.reported(state, event)  # rule 8
         case s.AwaitingSessions(pending=pending), m.StartupFailed(server=server) if server in pending:
             others = s.without(pending, server)
-            return end.fail(replace(state.turn, open=(*state.turn.open, *others)), event.failure)  # 11
+            return end.fail(replace(state.turn, open=(*state.turn.open, *others)), event.failure)  # rule 11
         case s.Presuming() | s.AwaitingDrop(), _ if (early := sessions.step_early(state, event)) is not None:
-            return early  # 10
+            return early  # rule 10
         case s.AwaitingCompletion(turn=turn, phase="loop"), m.CompletionReceived():
-            return tools.loop_reply(asking.heard(turn, event), event)  # 1, 2, 6, 7
+            return tools.loop_reply(asking.heard(turn, event), event)  # rules 1, 2, 6, 7
         case s.AwaitingCompletion(turn=turn, phase=phase), m.CompletionReceived():
-            return tools.final_reply(asking.heard(turn, event), phase, event)  # 6
+            return tools.final_reply(asking.heard(turn, event), phase, event)  # rule 6
         case s.AwaitingCompletion(), m.CompletionFailed():
-            return asking.refused(state, event)  # 9
+            return asking.refused(state, event)  # rule 9
         case s.AwaitingCompletion() | s.AwaitingSummary(), m.CompletionPostponed():
-            return resuming.postponed(state, event)  # 14
+            return resuming.postponed(state, event)  # rule 14
         case s.Waiting() | s.AwaitingCompletion() | s.AwaitingSummary(), m.WaitEnded():
-            return resuming.waited(state), ()  # 14
+            return resuming.waited(state), ()  # rule 14
         case s.Waiting(pending=pending), m.SessionClosed(server=server) if server in pending:
-            return resuming.closed_to_wait(state, server)  # 14
+            return resuming.closed_to_wait(state, server)  # rule 14
         case s.AwaitingSummary(), m.CompletionReceived() | m.CompletionFailed():
-            return asking.summarised(state, event)  # 9
+            return asking.summarised(state, event)  # rule 9
         case s.AwaitingApproval(), m.CallsDecided():
-            return tools.decide(state, event)  # 2
+            return tools.decide(state, event)  # rule 2
         case s.AwaitingApproval(), m.ApprovalPostponed():
-            return tools.park(state, event)  # 2
+            return tools.park(state, event)  # rule 2
         case _, m.CallsDecided() if not isinstance(state, s.Idle):
             return state, tools.ignore(event)
         case s.AwaitingTools(), (m.ToolReturned() | m.ToolTimedOut() | m.ToolSkipped() | m.ServerDied()) if (
             state.waits_for(event.batch, event.call_id)
         ):
-            return tools.settle(state, event)  # 1 to 4
+            return tools.settle(state, event)  # rules 1 to 4
         case s.AwaitingTools(starting=starting), (
             m.SessionOpened() | m.McpDisabled() | m.StartupFailed()
         ) if event.server in starting:
-            return tools.called_first(state, event)  # 12
+            return tools.called_first(state, event)  # rule 12
         case s.AwaitingTools(turn=turn), m.ToolsChanged(server=server, tools=listed) if server in turn.open:
             return replace(state, turn=turn.relist({server: listed})), ()
         case s.AwaitingReconnect(server=server), m.SessionClosed() if event.server == server:
-            return sessions.reopen(state)  # 4
+            return sessions.reopen(state)  # rule 4
         case s.AwaitingVerdict(turn=turn), m.AnswerAccepted(answer=answer):
-            return tools.complete(turn, answer, state.content)  # 6
+            return tools.complete(turn, answer, state.content)  # rule 6
         case s.AwaitingVerdict(), m.AnswerRefused(reason=reason):
-            return tools.refuse_answer(state, reason)  # 6
+            return tools.refuse_answer(state, reason)  # rule 6
         case s.AwaitingClose(pending=pending), m.SessionClosed(server=server) if server in pending:
-            return end.closed(state, server)  # 11
+            return end.closed(state, server)  # rule 11
         case s.AwaitingClose() | s.Waiting(), m.SessionClosed() if event.server in state.turn.run.servers:
-            return state, ()  # 11
+            return state, ()  # rule 11
         case s.AwaitingClose() | s.Waiting() | s.Finished(), _ if not isinstance(
             event, _UNEXPECTED_AT_THE_END
         ):
-            return state, ()  # 11
+            return state, ()  # rule 11
         case _, m.TurnForked() if isinstance(state, s.LiveState):
-            return resuming.forked(state, event), ()  # 13
+            return resuming.forked(state, event), ()  # rule 13
         case _, m.DeadlinePassed() | m.TurnInterrupted() if isinstance(state, s.LiveState):
-            return end.abandon(state, event)  # 11
+            return end.abandon(state, event)  # rule 11
         case _:
             raise IllegalEvent(f"{type(event).__name__} in state {type(state).__name__}: {event}")

@@ -11,15 +11,15 @@ The functions are pure; `turn/asking.py` turns what they return into commands. T
 4.  If everything that may be cleared is cleared and the request still fills more than `low_water`, the model
     is asked for a summary, which takes the place of everything but the first entry and the last reply.
 5.  If the request still does not fit, the results that it adds are cut in the middle, the largest first.
-    The trace has all of them.
-6.  If the endpoint still reports an overflow, the window size in its error replaces the policy's, everything
-    down to `low_water` is cleared, and the newest results are cut.
+    The trace has the complete results.
+6.  If the endpoint still reports an overflow, the window size in its error replaces the policy's. Then the
+    oldest parts are cleared until the request fills at most `low_water`, and the newest results are cut.
 7.  If the request still fills more than `high_water` then, the oldest exchanges are left out.
 
-The functions decide by the ledger of the conversation, which holds the size in tokens of each of its parts,
-oldest first. A size is an estimate until the endpoint has counted it: each reply reports the tokens of the
-whole prompt, and the difference to the sum is spread over the parts that were not counted before. So the sum
-is exact after each reply, and only the newest parts are estimates.
+The functions decide by a `ContextLedger`, which holds the size in tokens of each part of the conversation,
+oldest first. A size is an estimate at first. Each reply reports the tokens of the whole prompt, and the
+difference between this count and the sum of the sizes is spread over the parts that were not counted before.
+So the sum is exact after each reply, and only the newest parts are estimates.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -67,8 +67,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
     Attributes:
         head: The first entry of the conversation: the system's text and what came with it. Never cleared.
         tools: The definitions of the tools on offer.
-        items: All other parts, oldest first. Neighbours that cannot be cleared are merged when they have been
-            counted.
+        items: All other parts, oldest first. After a count, neighbours that cannot be cleared are merged.
         current: The position of the last reply in `items`. It and the items after it are never cleared.
         bytes_per_token: How many bytes of text count as a token.
     """
@@ -97,7 +96,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
         return replace(self, tools=ContextItem(tokens=sum(map(self.estimate, sizes))))
 
     def say(self, new: Iterable[m.ConversationItem], named: Tools) -> "ContextLedger":
-        """Add the entries of a request; the first text of all becomes the head."""
+        """Add the items of a request. Those of the conversation's first request become the head."""
         items = tuple(self.item_of(item, named) for item in new)
         if self.head.tokens or not items:
             return replace(self, items=(*self.items, *items))
@@ -127,7 +126,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
                 return ContextItem(tokens=tokens)
 
     def counted(self, prompt_tokens: int) -> "ContextLedger":
-        """Correct the sizes by the endpoint's count of a prompt with all parts so far; 0: no count."""
+        """Correct the sizes by the endpoint's token count of a prompt with all these parts; 0: no count."""
         if prompt_tokens <= 0:
             return self
         parts = (self.head, self.tools, *self.items)
@@ -187,11 +186,11 @@ def _attachment_tokens(attachment: m.Attachment) -> int:
 
 
 def _learned(bytes_per_token: float, factor: float) -> float:
-    """Return a better `bytes_per_token`, after a text had `factor` times the tokens that it predicted.
+    """Return a better `bytes_per_token`, after a text had `factor` times as many tokens as predicted.
 
-    More tokens than predicted: the value is corrected in full, because a prediction that is too low leads to
-    a request that the model refuses as too long. Fewer tokens: it is corrected by half, because a prediction
-    that is too high only clears old results sooner than necessary.
+    After more tokens than predicted the value is corrected in full, because too low a prediction leads to a
+    request that the model refuses as too long. After fewer tokens it is corrected by half, because too high a
+    prediction only clears old results sooner than necessary.
     """
     wanted = bytes_per_token / factor
     if factor < 1:
@@ -238,7 +237,7 @@ StubFor: TypeAlias = Callable[[ContextItem], str]
 
 
 class Room(Struct, frozen=True):
-    """How many tokens of a window requests may fill: above `high`, parts are cleared down to `low`."""
+    """How many tokens a request may have. If it has more than `high`, parts are cleared down to `low`."""
 
     high: int
     low: int
@@ -248,7 +247,7 @@ class Fit(Struct, frozen=True, kw_only=True):
     """How the next request is made to fit.
 
     Attributes:
-        ledger: The sizes, without the new entries.
+        ledger: The sizes after the change, without the new entries.
         new: The new entries, with results cut where they have to be.
         cleared: The change of the history; `None`: the history is not changed.
         summarise: Whether a summary is needed before the request is sent.
@@ -278,7 +277,7 @@ def stub_of(
 
     Args:
         tool: Canonical name of the tool.
-        policy: Names the tools that the model is told to call again.
+        policy: Its `read_only` names further tools that the model may call again.
         offered: The tools by name.
         plain: Whether results are given as text (`RunTurn.plain_results`).
         handle: The handle with which the model can read the result again; empty: it has none.
@@ -396,7 +395,8 @@ def cut_last(
 def without_oldest(ledger: ContextLedger, most: int) -> tuple[ContextLedger, float] | None:
     """Return the ledger without the oldest exchanges, and the share of the removable parts that stays.
 
-    All parts after the first entry count as removable. `None`: no part is before the last reply.
+    All parts after the first entry count as removable. `None`: there is nothing to leave out before the last
+    reply.
 
     Args:
         ledger: The sizes of the conversation's parts.
@@ -412,7 +412,7 @@ def without_oldest(ledger: ContextLedger, most: int) -> tuple[ContextLedger, flo
 
 
 def _share(sizes: Sequence[int], most: int) -> int:
-    """Return the size to which each item is cut, so that all together have at most `most`."""
+    """Return the size to cut larger items to, so that all together have at most `most`; `sizes` is sorted."""
     left = most
     for done, size in enumerate(sizes):
         share = left // (len(sizes) - done)

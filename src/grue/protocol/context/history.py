@@ -14,8 +14,7 @@ three use the same four steps:
 A conversation that outlives its turn has a `Ledger`, which counts the entries and digests their JSON. So a
 turn can refer to earlier history without repeating it, at a cost that does not grow with the history.
 
-`take_step` takes the step that a recorded message stands for. All readers of traces use it: the conversation
-of a trace, a resumed turn, and a batch that recalls a turn.
+`take_step` applies a recorded message to a history. All code that builds a history from a trace uses it.
 """
 
 import hashlib
@@ -39,8 +38,8 @@ class Ledger:
     """Counts and digests the entries of a conversation that outlives its turns.
 
     Args:
-        save: Called with the JSON of each entry as soon as it is known, and with `b""` if the last of them
-            is a reply that turned out not to be part of the conversation.
+        save: Called with the JSON of each entry as soon as it is known, and with `b""` to take back the last
+            one, a reply that is not part of the conversation after all.
 
     Attributes:
         length: How many entries there were, rewrites included.
@@ -77,8 +76,8 @@ class Ledger:
             self._early = None
         else:
             if early is not None:
-                # The change precedes the reply in the conversation, so it has to in the file. Take the reply
-                # back, and save it again after the change.
+                # The entry comes before the reply in the conversation, so it has to come before it in the
+                # file too: take the reply back, and save it again after the entry.
                 self._saved(b"")
             self._saved(line)
             if early is not None:
@@ -106,11 +105,11 @@ class History:
 
     Attributes:
         entries: The entries. Entries that were replaced are not among them any more.
-        unread: A reply that the turn may not have read yet.
+        unread: The last reply, until `say` or `close` makes it an entry: the turn may not have read it yet.
         asked: The schema that the model was asked for last; `None`: none yet.
         call_ids: The ids of all tool calls so far; a new call gets another id.
         replies: How many replies there were, empty ones included.
-        plain: Whether the turn under way tells the results of tools plainly (`RunTurn.plain_results`).
+        plain: Whether the turn under way gives tool results to the model as text (`RunTurn.plain_results`).
     """
 
     def __init__(self, ledger: Ledger | None = None, call_ids: set[m.CallId] | None = None) -> None:
@@ -131,7 +130,7 @@ class History:
     ) -> tuple[m.Said | m.AssistantReply, ...]:
         """Add the texts and results of a request, and return the entries that this adds.
 
-        The reply before it becomes an entry, without the calls that `new` does not answer.
+        The reply before the request becomes an entry, without the calls that `new` does not answer.
 
         Args:
             new: The texts and results.
@@ -289,7 +288,7 @@ class History:
 def _cleared(
     items: tuple[m.ConversationItem, ...], shorter: dict[m.CallId, m.ToolMessage], texts: int
 ) -> tuple[tuple[m.ConversationItem, ...], int]:
-    """Return the items after clearing, and how many texts are still to be cleared."""
+    """Return the items with stubs for results and texts, and how many texts are still to be replaced."""
     kept: list[m.ConversationItem] = []
     for item in items:
         if isinstance(item, m.ToolMessage):
@@ -303,7 +302,7 @@ def _cleared(
 
 
 def history_of(system: str, items: Iterable[m.HistoryItem | m.SystemText], ledger: Ledger) -> History:
-    """Return the history of a conversation that is given as plain data.
+    """Build the history of a conversation from its system text and its items.
 
     The items between two replies count as one request. Calls without an answer are left out.
 
@@ -326,7 +325,7 @@ def history_of(system: str, items: Iterable[m.HistoryItem | m.SystemText], ledge
 def items_of(
     entries: Iterable[m.Said | m.AssistantReply],
 ) -> tuple[m.ConversationItem | m.AssistantReply, ...]:
-    """Return the entries, in order, as plain data."""
+    """Return the items and replies of the entries, in order."""
     items: list[m.ConversationItem | m.AssistantReply] = []
     for entry in entries:
         items += [entry] if isinstance(entry, m.AssistantReply) else entry.items
@@ -346,7 +345,7 @@ SaidStep: TypeAlias = (
 
 
 def take_step(history: History, step: SaidStep) -> None:
-    """Repeat the step that the recording process took with a message.
+    """Change a history as a recorded message changed it in the process that recorded it.
 
     Raises:
         ValueError: The message does not fit the history before it.
@@ -376,7 +375,7 @@ def items_said(
     Args:
         steps: The turn's requests and replies, in order.
         end: How the turn ended.
-        plain: Whether the turn told the results of tools plainly (`RunTurn.plain_results`).
+        plain: Whether the turn gave tool results to the model as text (`RunTurn.plain_results`).
         begun: The turn's history before `steps`, if the turn was resumed; this function adds to it.
     """
     history = History() if begun is None else begun

@@ -1,16 +1,17 @@
 """The tools that grue itself offers to a model, beside those of the servers.
 
 Calls of these tools go to one server, `SERVER`, which is an actor of the turn (`actors/built_in.py`). That
-server needs no session: it is never opened, listed or closed, so the machine only adds its tools to the tools
-on offer. A built-in tool has no effect outside the turn. So no policy judges it, and no person is asked about
-it.
+server needs no session: it is never opened, listed or closed. The turn's state machine only adds its tools to
+the tools on offer. A built-in tool has no effect outside the turn. So no policy judges it, and no person is
+asked about it.
 
 With `ToolSearch` the model is offered `find_tools` and `call_tool` in place of the servers' tools. A call of
 `call_tool` that names a tool becomes a call of that tool before anything else is decided (`named_call`).
 Policies, approvals, argument checks, records and readers of traces see the call of the named tool. Only the
 conversation keeps the call as the model wrote it.
 
-To add a tool: its definition here, its answer in `tool_sessions/`, and its row in `engine/turn_actors.py`.
+To add a tool, put its definition here, the code that answers its calls into `tool_sessions/`, and a row for
+it into `engine/turn_actors.py`.
 """
 
 from collections.abc import Iterable

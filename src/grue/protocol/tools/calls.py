@@ -1,8 +1,8 @@
 """The tool calls of a reply: batches for each server, which calls of a batch are made, how each call ends.
 
 `protocol/turn/tools.py` decides when a batch is sent. `begin_batch` and `batch_step` are the state machine of
-one batch within its session: the session actor carries out its commands, in order; a replay computes them
-again from the recorded settlements and compares. Its rules:
+one batch within its session. The session actor carries out its commands, in order. A replay computes the
+commands again from the recorded settlements, and compares them with the recorded ones. The rules:
 
 - One call at a time: the next call is made when the one before is settled and its settlement reported. A
   server may handle concurrent requests in any order.
@@ -16,10 +16,10 @@ again from the recorded settlements and compares. Its rules:
   schema, is not recorded as a call. Its settlement says why, and the batch goes on.
 - A call is made only if its tool still has the definition for which the call was decided on. If the server
   has changed or removed the tool since then, the call is skipped, and the calls after it go on.
-- Every call of a batch gets exactly one settlement. One that arrives for a call that is already settled, such
-  as a late answer after a timeout, is ignored.
-- Changed tools are read before each call, and before the last settlement of a batch is reported: with that
-  settlement the turn asks the model again, and the request should list the new tools.
+- Every call of a batch gets exactly one settlement. A settlement for a call that is already settled, such as
+  a late answer after a timeout, is ignored.
+- Changed tools are listed again before each call, and before the last settlement of a batch is reported:
+  after that settlement the turn asks the model again, and the request should offer the new tools.
 
 Source: R5.2, R6.3, P17, P24
 """
@@ -75,8 +75,8 @@ class Run(Struct, frozen=True):
     """Consecutive calls to one server, sent to its session as one batch.
 
     Attributes:
-        parallel: Whether the run may be under way together with other such runs, of other servers. Such a run
-            has one call only, so that the turn can still skip the next call after a timeout.
+        parallel: Whether the run may be under way together with parallel runs of other servers. A parallel
+            run has only one call, so that the turn can still skip the next call after a timeout.
     """
 
     server: m.ServerName
@@ -110,8 +110,8 @@ def tool_of(
 ) -> m.ToolDefinition | None:
     """Return the tool that a call names; `None` if no server serves it.
 
-    grue knows only the name of a tool that the server does not list, so it gets a definition without
-    annotations.
+    A tool that its server serves but does not list gets a definition with nothing but its name, because grue
+    knows nothing else about the tool.
     """
     tool = listed.get(name)
     found = split_unlisted(name, serving_unlisted) if tool is None else None
@@ -358,8 +358,8 @@ def tool_messages(
         records: The settled calls.
         max_result_chars: Longest text of one message.
         room: Collects the attachments; `None` attaches nothing.
-        plain: Whether a tool's text is told as plain text, and not within JSON.
-        refers: Whether a result that is too long gets a handle for `read_result`. It needs `plain` too.
+        plain: Whether the model gets a tool's text as plain text, and not within JSON.
+        refers: Whether a result that is too long gets a handle for `read_result`. This needs `plain` too.
 
     Source: R5.4, P44
     """
@@ -409,10 +409,10 @@ class ReadChangedTools(Struct, frozen=True):
 
 
 class MakeCall(Struct, frozen=True):
-    """Record this message, and make the call; its settlement is the next event.
+    """Record the message `called`, and make the call; its settlement is the next event.
 
     If the call would be refused before it is sent, or if the tool has changed since the call was decided on,
-    the message is not recorded and the call not made; `ToolSkipped` is the next event.
+    `called` is not recorded and the call is not made; `ToolSkipped` is the next event.
     """
 
     called: m.ToolCalled

@@ -1,13 +1,13 @@
 """Compare a JSON value with a JSON Schema. Servers write both, so both may be hostile.
 
-`jsonschema-rs` compares. It keeps the GIL, cannot be stopped, and exhausts the stack on a long chain of
-references. So each schema is measured before it is used: how many of its parts can apply to one place of
-a value. This number times the number of values limits the time of a check. References are resolved only
-within the schema; nothing is fetched. Regular expressions run in linear time; an expression that cannot,
-because it looks around or back, is ignored.
+The library `jsonschema-rs` does the check. It keeps the GIL, cannot be stopped, and exhausts the stack on a
+long chain of references. So each schema is measured before it is used: how many of its parts can apply to one
+place of a value. This number times the number of values limits the time of a check. References are resolved
+only within the schema; nothing is fetched. Regular expressions run in linear time; an expression with
+look-around or back references cannot, and is ignored.
 
 Loading `jsonschema-rs` takes 6 MB and 10 ms. Most schemas of tools have only types, properties and required
-names. A value that fits such a schema is accepted without the library; it checks everything else.
+names. A value that fits such a schema is accepted without the library; all other values are checked by it.
 
 Formats are not checked. Nor are `unevaluatedItems` and `unevaluatedProperties`: their cost cannot be
 foreseen.
@@ -103,8 +103,8 @@ class NotCheckedError(Exception):
 def check_of(schema: m.JsonObject) -> Check:
     """Compile a schema. Compiled schemas are cached, because each turn has a new session with the same tools.
 
-    A property with a default may be left out, even if `required` names it: libraries write such schemas
-    for parameters with a default, and models leave these out.
+    A property with a default may be left out, even if `required` names it: some libraries put parameters with
+    a default into `required`, and models leave such parameters out.
 
     Raises:
         Exception: The schema is too large, too deep or not valid. `reason` returns the text for the
@@ -200,7 +200,7 @@ def _is_plain(schema: Any) -> bool:
 
 
 def _fits_plainly(schema: Any, value: object) -> bool:
-    """Return whether a value fits a plain schema and has no other members; if not, the validator decides."""
+    """Return whether a value fits a plain schema and has no members but those that the schema names."""
     if type(value) not in _PLAIN_TYPES[schema["type"]]:
         return False
     if not isinstance(value, dict):
@@ -224,7 +224,7 @@ def _fault_text(error: Any) -> str:
 
 
 def _shown(value: object) -> str:
-    """Return a short value as JSON, or the size of a longer one, whose beginning would not help."""
+    """Return a value as JSON if that is short, and otherwise what kind of value it is and how large."""
     text = msgspec.json.encode(value).decode()
     if len(text) <= _QUOTED_CHARS:
         return text
@@ -239,7 +239,7 @@ def _shown(value: object) -> str:
             return f"a number of {len(text)} digits"
 
 
-# --- What is checked of a schema ---
+# --- The part of a schema that is checked ---
 
 
 def _checkable(part: Any, whole_schema: m.JsonObject, *, names: bool = False) -> Any:
@@ -276,7 +276,7 @@ def _checkable(part: Any, whole_schema: m.JsonObject, *, names: bool = False) ->
         del whole["patternProperties"]
         whole.pop("additionalProperties", None)
     if whole.get("additionalProperties") is False and not properties and "patternProperties" not in whole:
-        whole["maxProperties"] = 0  # otherwise the validator's message would not name the argument
+        whole["maxProperties"] = 0  # means the same, and the validator's message then names the argument
         del whole["additionalProperties"]
     if "pattern" in whole and not _is_linear(whole["pattern"]):
         del whole["pattern"]
@@ -284,7 +284,7 @@ def _checkable(part: Any, whole_schema: m.JsonObject, *, names: bool = False) ->
 
 
 def _has_default(part: Any, whole_schema: m.JsonObject, steps: int = _MOST_STEPS_TO_DEFAULT) -> bool:
-    """Return whether a property's schema has a default, or one that it refers to or combines has."""
+    """Return whether a property's schema, or a schema that it refers to or combines, has a default."""
     if not isinstance(part, dict) or not steps:
         return False
     if "default" in part:
@@ -306,7 +306,7 @@ def _referred(reference: Any, whole_schema: m.JsonObject) -> Any:
 
 
 def _is_linear(pattern: object) -> bool:
-    """Return whether a pattern runs in linear time, or is invalid, which the validator reports."""
+    """Return whether a pattern runs in linear time; also for an invalid one, which the validator reports."""
     return _compiles(pattern, _linear()) or not _compiles(pattern, None)
 
 
@@ -324,7 +324,7 @@ def _compiles(pattern: object, options: Any) -> bool:
 
 
 def _anchors(schema: m.JsonObject) -> dict[str, m.JsonObject]:
-    """Return the parts that references name by an anchor.
+    """Return the parts of a schema that have an anchor, by the anchor's name.
 
     Raises:
         NotCheckedError: A part refers to something outside the schema, or is another whole schema.
@@ -334,8 +334,8 @@ def _anchors(schema: m.JsonObject) -> dict[str, m.JsonObject]:
         outside = (str(part[key]) for key in _REFERENCES if isinstance(part.get(key), str))
         own = any(isinstance(part.get(key), str) for key in ("$schema", "$id"))
         if own or not all(reference.startswith("#") for reference in outside):
-            # Such a reference may lead to the schema of a dialect, of which the validator has a copy. What a
-            # check by these schemas costs was not measured, so there is none.
+            # Such a reference may name the schema of a JSON Schema dialect. The validator has copies of these
+            # schemas, and what a check by them costs is not known. So the schema is not used.
             raise NotCheckedError("it refers to something outside, or is made of several schemas")
         for key in ("$anchor", "$dynamicAnchor"):
             name = part.get(key)
@@ -352,11 +352,12 @@ def _objects(value: object) -> Iterator[m.JsonObject]:
 
 
 def _most_parts(root: m.JsonObject, anchors: Mapping[str, m.JsonObject]) -> int:
-    """Return the most parts of the schema that can apply to one place of a value.
+    """Return the largest number of parts of the schema that can apply to one place of a value.
 
     The function follows the schema as the validator does, for every value at once. A state is the list of the
-    parts that apply to one place, each as often as it applies. A recursive schema comes back to a state that
-    was seen before, and there the search ends. If its parts double with each level, a limit ends the search.
+    parts that apply to one place, each as often as it applies. In a recursive schema a state comes up again,
+    and the search does not follow it a second time. If the parts double with each level, a limit ends the
+    search.
 
     Raises:
         NotCheckedError: The parts are too many, or the schema refers to itself without end.
@@ -384,7 +385,7 @@ def _most_parts(root: m.JsonObject, anchors: Mapping[str, m.JsonObject]) -> int:
 def _applied(
     state: list[m.JsonObject], root: m.JsonObject, anchors: Mapping[str, m.JsonObject]
 ) -> list[m.JsonObject]:
-    """Return all parts that apply where those of `state` apply."""
+    """Return the parts in `state`, and those that they apply to the same place, as by `allOf` or `$ref`."""
     found: list[m.JsonObject] = []
     waiting = [(part, 0) for part in state]
     while waiting:
@@ -400,7 +401,7 @@ def _applied(
 
 
 def _below(applied: list[m.JsonObject]) -> list[list[m.JsonObject]]:
-    """Return the parts for the members, items and names of a value to which the parts `applied` apply."""
+    """Return the parts for each place below a value to which `applied` apply: members, items and names."""
     named: dict[object, list[m.JsonObject]] = defaultdict(list)
     others: dict[type, list[tuple[list[m.JsonObject], frozenset[object]]]] = {str: [], int: []}
     keys: list[m.JsonObject] = []
@@ -416,7 +417,7 @@ def _below(applied: list[m.JsonObject]) -> list[list[m.JsonObject]]:
         others[int].append((_schemas(rest), frozenset(items)))
         others[int].append((_schemas(part.get("contains")), frozenset()))
         keys += _schemas(part.get("propertyNames"))
-    for kind, name in ((str, ""), (int, -1)):  # the parts for members or items that no part names
+    for kind, name in ((str, ""), (int, -1)):  # one more place for members or items that no part names
         others[kind] = [(schemas, own) for schemas, own in others[kind] if schemas]
         named.setdefault(name, [])
     if len(named) * max(map(len, others.values())) > _MOST_WORK:

@@ -27,8 +27,8 @@ class ToolPin(Struct, frozen=True, forbid_unknown_fields=True):
         summary: First line of the description, for people; it is compared with nothing.
         description: The digest of the description; the other fields are digests too.
         output_schema: `None`: the tool declares no such schema.
-        annotations: `None`: the lock was written by a grue that did not pin annotations. They are then
-            neither compared nor trusted.
+        annotations: `None`: the lock was written by a version of grue that did not pin annotations. They are
+            then neither compared nor trusted.
     """
 
     summary: str

@@ -60,7 +60,7 @@ def split_name(name: str) -> tuple[str, str]:
 def split_known(name: str, servers: Iterable[str]) -> tuple[str, str] | None:
     """Split a canonical name into one of `servers` and a tool; `None` if it begins with none of them.
 
-    A server's own name may have a dot, as `mcp.files` in an agent loop, so the longest one counts.
+    A server's name may contain a dot, such as `mcp.files`, so the longest server name that fits counts.
     """
     server = max((each for each in servers if name.startswith(f"{each}.")), key=len, default=None)
     return None if server is None else (server, name[len(server) + 1 :])
@@ -77,7 +77,7 @@ def split_unlisted(name: str, servers: Collection[str]) -> tuple[str, str] | Non
         for separator in (".", "__"):
             tool = name.removeprefix(f"{server}{separator}")
             if tool and tool != name:
-                # This is the form into which `_readable` turns `mcp.files.read`.
+                # `_readable` turns `mcp.files.read` into `mcp__files__read`: undo that.
                 in_mcp = server == "mcp" and separator == "__"
                 return server, tool.replace("__", ".", 1) if in_mcp else tool
     return None
@@ -210,7 +210,7 @@ class ToolRoutes(Struct, frozen=True):
 
 
 def tool_routes(tools: Iterable[m.ToolDefinition]) -> ToolRoutes:
-    """Return the names of tools. If several tools have one bare name, the last of them gets it."""
+    """Return the names of tools. If several tools have the same bare name, the last of them gets it."""
     tools = tuple(tools)
     bare: dict[str, m.ToolDefinition] = {}
     shadowed = []

@@ -1,7 +1,7 @@
 """Apply a `ToolPolicy` to the calls of a reply, and read what a person has decided about them; pure.
 
-The table itself is data (`policies.py`). A reply is judged as a whole before any of its calls is sent, so
-that a question is asked once and nothing has happened before.
+The policy itself is data (`policies.py`). A reply is judged as a whole before any of its calls is sent. So a
+person is asked about all calls of the reply at once, before any of them has had an effect.
 
 Annotations come from the server, and a server may lie. Each tool is therefore judged twice: with its
 annotations, and with the defaults of the MCP specification. If the annotations are not trusted, the stricter
@@ -11,8 +11,8 @@ Whether a server runs in a box is known from the host and not from the server, s
 Turns, conversations, parked turns, a host's own calls and the skill agent all have a person's decisions
 judged here. Decisions come from programs, so they may be anything. The rules:
 
-- Only what is exactly an approval, or a change with usable arguments, lets a call be made. Everything else is
-  a denial: another word, `None`, a change without arguments, an approval with some.
+- A call is made only after an exact approval, or a change with usable arguments. Everything else is a denial:
+  another word, `None`, a change without arguments, an approval with arguments.
 - A decision counts for one call, with its arguments and the definition of its tool.
 - If decisions about a call contradict each other, it is denied.
 """
@@ -52,14 +52,14 @@ class ToolHints(Struct, frozen=True, kw_only=True):
 
 
 class Terms(Struct, frozen=True, kw_only=True):
-    """The terms of a policy for one tool, or for one call of it.
+    """What a policy says about a tool, or about one call of it.
 
     Attributes:
         verdict: What happens to a call.
-        reason: Why it is denied or asked about; empty if the rule gives no reason.
-        max_calls: Calls in one turn; `None`: no limit.
-        parallel: A call may run while calls to other servers run.
-        read_only: The tool is known to change nothing.
+        reason: Why the call is denied or asked about; empty if the rule gives no reason.
+        max_calls: Most calls in one turn; `None`: no limit.
+        parallel: Whether a call may run while calls to other servers run.
+        read_only: Whether the tool is known to change nothing.
     """
 
     verdict: Verdict = "allow"
@@ -72,8 +72,8 @@ class Terms(Struct, frozen=True, kw_only=True):
 def hints_of(annotations: ToolAnnotations | None) -> ToolHints:
     """Return annotations with the defaults of the specification for what is missing.
 
-    `destructive` and `idempotent` mean something only for tools that change something, so a read-only tool
-    is neither destructive nor unrepeatable, whatever it says.
+    `destructive` and `idempotent` mean something only for tools that change something. So a read-only tool
+    counts as idempotent and not as destructive, whatever its annotations say.
     """
     if annotations is None:
         return ToolHints()
@@ -87,7 +87,7 @@ def hints_of(annotations: ToolAnnotations | None) -> ToolHints:
 
 
 def terms_of(policy: ToolPolicy, tool: m.ToolDefinition) -> Terms:
-    """Return the verdict of `policy` on a tool. A built-in tool is always allowed: it has no effect."""
+    """Return what `policy` says about a tool. A built-in tool is always allowed, because it has no effect."""
     if is_built_in(tool):
         return Terms()
     declared = _terms(policy, tool, hints_of(tool.annotations))
@@ -102,7 +102,7 @@ def judge(
     """Judge all calls of a reply.
 
     Args:
-        policy: The table.
+        policy: The policy.
         tools: The tool of each call, in the order of the calls.
         used: How often each tool with a limit has been called in this turn.
 
@@ -130,7 +130,7 @@ def definition_digest(tool: m.ToolDefinition) -> str:
         key = msgspec.json.encode(parts)
     except (UnicodeEncodeError, TypeError):  # half a surrogate pair cannot be encoded
         return digest(msgspec.to_builtins(parts))
-    # A turn and its session both ask for the digest of each tool that is called.
+    # A turn and its session both ask for the digest of each tool that is called, so digests are cached.
     if (known := _digests.get(key)) is not None:
         return known
     found = digest(msgspec.to_builtins(parts))
@@ -170,7 +170,7 @@ def check_policy(policy: ToolPolicy) -> ToolPolicy:
     """Return a policy whose values are all usable.
 
     Raises:
-        MCPConfigError: A value is not; the error names the rule and the field.
+        MCPConfigError: A value is not usable; the error names the rule and the field.
     """
     for n, rule in enumerate(policy.rules):
         if fault := _fault(rule):
@@ -306,7 +306,7 @@ def sound(decision: ApprovalDecision) -> ApprovalDecision:
         try:
             arguments = msgspec.json.decode(msgspec.json.encode(decision.arguments))
             return replace(decision, reason=reason, arguments=arguments)
-        except (TypeError, ValueError, RecursionError):  # it is not JSON
+        except (TypeError, ValueError, RecursionError):  # the arguments are not JSON
             pass
     return replace(decision, verdict="deny", reason=UNUSABLE_DECISION, arguments=None)
 
@@ -324,7 +324,7 @@ def own_copies(questions: Iterable[ApprovalQuestion]) -> tuple[ApprovalQuestion,
 
 
 def is_about(decision: ApprovalDecision, asked: ApprovalQuestion | ApprovalDecision) -> bool:
-    """Return whether a decision is about the call of this question, or of another decision.
+    """Return whether a decision is about the same call as a question, or as another decision.
 
     Tool, arguments and definition have to be the same.
     """
@@ -345,7 +345,7 @@ def settled(
     Args:
         questions: The questions that wait for an answer.
         decisions: The decisions, in the order in which they were made.
-        before: The decisions that counted before these came; nothing has followed from them yet.
+        before: The earlier decisions that count. No call has been sent because of them yet.
     """
     asked = {question.call_id: question for question in questions}
     accepted = dict(before or {})

@@ -18,19 +18,18 @@ Python objects) is replaced when the result is made, so that later code can enco
 | - SVG, or text in base64    |                                       | the same, and the text        |
 | - anything else             |                                       | unchanged                     |
 
-The text is cut to a size. With a handle, under which the whole result can be read (`built_in.py`), the model
-gets its beginning and its end, and between them how much was cut, and of what kind. The base64 of these block
-types is never part of the text. An attachment is sent as an image, audio or file if the endpoint accepts it;
-one that cannot be attached is marked `omitted`, with the reason. If a result has structured content, its text
-blocks are dropped, because they repeat it. Its other blocks are kept in `ToolCallResult.blocks` and described
-in the same way.
+A text that is too long is cut. If the model can read the whole result by a handle (`built_in.py`), it gets
+the beginning and the end of the text, and between them how much was cut, and whether it is JSON. The base64
+of blocks is never part of the text. An attachment is sent as an image, audio or file if the endpoint accepts
+it; data that cannot be attached is marked `omitted`, with the reason. If a result has structured content, its
+text blocks are dropped, because they repeat it. Its other blocks are kept in `ToolCallResult.blocks` and
+described in the same way.
 
 Images, audio and PDF files are checked before they are attached for the model. A provider refuses a whole
 request for one image with the wrong media type or broken base64, and the image is then in the history of
-every later request. The check reads the type from the first bytes, and wants only the characters of base64,
-and no more than the limits allow. Data that fails the check is described to the model, with the reason. To
-add a media type, add it to the tables below. Which of these an endpoint takes is decided by
-`chat_wire/wire_format.py`.
+every later request. The check reads the type from the first bytes, and requires that the data is base64 and
+within the limits. Data that fails the check is described to the model, with the reason. To add a media type,
+add it to the tables below. `chat_wire/wire_format.py` decides which of the types an endpoint gets.
 
 Source: P43, P44
 """
@@ -133,7 +132,7 @@ class MediaRoom:
 
 
 def text_in(mime: object, data: str) -> str | None:
-    """Return the text that base64 stands for, if its media type is that of a text, such as SVG.
+    """Return the text in base64 data, if the media type is that of a text, such as SVG.
 
     `None`: the data is not text, not UTF-8, or larger than a megabyte.
     """
@@ -157,10 +156,12 @@ def decoded_bytes(base64_text: str) -> int:
 
 
 def known_bytes(data: str) -> int | None:
-    """Return the decoded size of base64 in bytes; `None`: its first megabyte is not base64.
+    """Return the decoded size of base64 in bytes, or `None` if the data is not base64.
 
-    Data that is not base64 may be a text with a secret. A size computed from it would be another one when the
-    turn is replayed from the trace, where a placeholder stands for the secret.
+    This is checked only for data of at most a megabyte.
+
+    Data that is not base64 may be a text with a secret. The trace has a placeholder instead of the secret, so
+    a size computed from such data would be different in a replay.
     """
     data = _without_prefix(data)
     clean = data if len(data) > _MAX_TEXT_BYTES else _clean(data)
@@ -185,7 +186,7 @@ def _sniffed(base64_head: str) -> tuple[MediaKind, str] | None:
 def _clean(data: str) -> str | None:
     """Return base64 as providers take it: padded and without white space; `None` if it is not base64.
 
-    `translate` finds other characters in a tenth of the time that decoding takes.
+    `translate` finds characters that are not base64 in a tenth of the time that decoding takes.
     """
     foreign = data.encode("ascii", "replace").translate(None, _ALPHABET)
     if foreign.strip(b"="):
@@ -247,7 +248,7 @@ class JsonText(str):
 
 
 def why_unknown(name: str, missing: Mapping[m.ServerName, str]) -> str:
-    """Return the end of a sentence about an unknown tool that one of the missing servers may have."""
+    """Return why the servers that may have an unknown tool are missing, to be added to the error about it."""
     bare = not NAME_SEPARATORS.search(name)
     reasons = [
         f". {NOT_USED.format(server=server, reason=reason)}"
@@ -365,7 +366,7 @@ def _error_text(blocks: list[m.JsonObject]) -> str:
 
 
 def raw_text(result: m.ToolCallResult) -> str:
-    """Return the text of a result's content blocks; without any, its error or its content as JSON."""
+    """Return the text of a result's content blocks; if there is none, its error, or its content as JSON."""
     texts = [text for block in result.blocks if isinstance(text := block.get("text"), str)]
     if texts:
         return "\n".join(texts)
@@ -424,7 +425,7 @@ def told_plainly(
 ) -> Told:
     """Return the text for the conversation, with a tool's text as it is, and the attachments that go with it.
 
-    Content that is no text is JSON, as the module's table says. A failure begins with `Error: `, and its
+    Content that is not text becomes JSON, as in the module's table. A failure begins with `Error: `, and its
     content follows.
 
     Args:
@@ -432,7 +433,7 @@ def told_plainly(
         max_chars: Longest text, in characters; markers are not counted.
         room: Collects the attachments of all results of a reply; `None` attaches nothing.
         note: What else the model has to know about the call, if anything.
-        handle: Named in a text that was cut, for `read_result`; empty: the text is only cut.
+        handle: The handle for `read_result` that a cut text names; empty: it names none.
     """
     before = len(room.attachments) if room else 0
     said = "\n".join(filter(None, (note, *_parts(result, room, _plain))))
@@ -473,7 +474,7 @@ def _parts(result: m.ToolCallResult, room: MediaRoom | None, write: Callable[[ob
 
 
 def _laid_out(content: object) -> str:
-    """Return content in lines: JSON, also that in a text with few lines, gets a line for each value."""
+    """Return content as lines. JSON gets a line for each value, also if it came as a text with few lines."""
     if isinstance(content, list) and content and _readable(content, None) is not content:
         texts = (block.get("text") if block.get("type") == "text" else block for block in content)
         return "\n".join(map(_laid_out, texts))
@@ -599,7 +600,7 @@ def _readable_resource(resource: m.JsonObject, room: MediaRoom | None) -> m.Json
 
 
 def _binary(kind: str, holder: m.JsonObject, data: str, room: MediaRoom | None) -> m.JsonObject:
-    """Return the text that replaces base64 for the model, and attach the decoded file if possible."""
+    """Return the members that describe base64 data to the model, and attach the data if that is possible."""
     size = known_bytes(data)
     described: m.JsonObject = {} if size is None else {"bytes": size}
     if room is None:

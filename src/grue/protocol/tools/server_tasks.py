@@ -46,14 +46,14 @@ class WaitFor(Struct, frozen=True):
 
 
 class AnswerQuestions(Struct, frozen=True):
-    """The server wants to know something (`tasks/update`), and is asked again after `poll_s`."""
+    """The server has questions: answer them by `tasks/update`, and ask for the task again after `poll_s`."""
 
     questions: m.JsonObject
     poll_s: float
 
 
 class CollectResult(Struct, frozen=True):
-    """The result is to be collected with `tasks/result`, which waits until the task has ended."""
+    """Ask for the result by `tasks/result`, which waits until the task has ended."""
 
 
 class TaskFinished(Struct, frozen=True):
@@ -79,10 +79,10 @@ TaskMove: TypeAlias = WaitFor | AnswerQuestions | CollectResult | TaskFinished |
 
 
 def created_task(answer: m.JsonObject, form: TaskForm | None) -> m.ToolTask | None:
-    """Return the handle in an answer to `tools/call`; `None`: it is the call's result.
+    """Return the task in an answer to `tools/call`; `None`: the answer is the call's result.
 
     Raises:
-        ValueError: It is a handle that cannot be used.
+        ValueError: The answer names a task, but in a way that cannot be used.
     """
     if form == "extension" and answer.get("resultType") == "task":
         return _handle(answer)
@@ -99,7 +99,7 @@ def next_move(answer: m.JsonObject, form: TaskForm, answered: Collection[str] = 
         answered: The questions that have been answered. A server may repeat them.
 
     Raises:
-        ValueError: The answer says nothing that can be used.
+        ValueError: The answer cannot be used.
     """
     poll_s = _poll_s(answer)
     match answer.get("status"):
@@ -131,7 +131,7 @@ def status_message(answer: m.JsonObject) -> str:
 
 
 def is_unknown(code: int) -> bool:
-    """Return whether a server's error to a question about a task means that it does not know the task."""
+    """Return whether a server's error code, after a request about a task, means that it has no such task."""
     return code in _UNKNOWN_TASK
 
 

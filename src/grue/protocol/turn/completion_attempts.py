@@ -207,7 +207,7 @@ AttemptCommand: TypeAlias = (
 AttemptTransition: TypeAlias = tuple[AttemptState, tuple[AttemptCommand, ...]]
 
 
-class IllegalAttemptEvent(Exception):  # noqa: N818 - a bug in the caller, named for what it met
+class IllegalAttemptEvent(Exception):  # noqa: N818 - a bug in the caller, and no error to handle
     """The event cannot happen in this state. This is a bug in the caller."""
 
 

@@ -130,7 +130,7 @@ class ReportStartupFailure(Struct, frozen=True, tag=True):
 ConnectionCommand: TypeAlias = Attempt | ReportOpened | ReportDisabled | ReportStartupFailure
 
 
-class IllegalConnectionEvent(Exception):  # noqa: N818 - a bug in the caller, named for what it met
+class IllegalConnectionEvent(Exception):  # noqa: N818 - a bug in the caller, and no error to handle
     """The event cannot happen in this state. This is a bug in the caller."""
 
 
