@@ -2,8 +2,8 @@
 
 It makes the next request, the request that forces a final answer (without tools), and the request for a
 summary. It also keeps the conversation within the context window: `context/fit.py` decides what is cleared
-and when, and these functions make commands of that. These functions are pure; the other parts of the machine
-call them.
+and when, and these functions turn its decisions into commands. The functions are pure; the other parts of the
+machine call them.
 """
 
 from collections.abc import Collection, Mapping
@@ -56,7 +56,7 @@ def _send(turn: Turn, phase: Phase, new: tuple[m.ConversationItem, ...], notes: 
 
 
 def _mode(turn: Turn, phase: Phase) -> tuple[Turn, m.OfferTools | m.RequireAnswer]:
-    """Return the mode of a request: requiring an answer, or offering tools (listed if they have changed)."""
+    """Return a request's mode: it requires an answer, or offers tools, listed only if they have changed."""
     if phase != "loop":
         return turn, m.RequireAnswer(turn.run.answer)
     stated = turn.run.answer if turn.run.states_answer else None
@@ -101,7 +101,7 @@ def _ask_for_summary(
 def summarised(state: AwaitingSummary, event: m.CompletionReceived | m.CompletionFailed) -> Transition:
     """Put the summary in the place of the history, and send the request that had to wait for it.
 
-    Without a summary the history stays as it is, and the new entries are cut instead.
+    If no summary came, the history stays as it is, and the new entries are cut instead.
     """
     turn = state.turn
     notes: Commands
@@ -170,7 +170,7 @@ def begun(run: m.RunTurn) -> Turn:
 
 
 def heard(turn: Turn, reply: m.CompletionReceived) -> Turn:
-    """Add a reply to the turn: its cost and its size, and the size of the prompt that it answers."""
+    """Add a reply's cost to the turn, and its size and the prompt's size to the ledger."""
     turn = turn.count(reply.usage)
     if turn.ledger is None:
         return turn
@@ -180,14 +180,14 @@ def heard(turn: Turn, reply: m.CompletionReceived) -> Turn:
     # estimates the reply's size.
     output = reply.usage.output_tokens if reply.prompt_tokens == reply.usage.input_tokens else 0
     if turn.run.binds_calls:
-        # The count may include thoughts, which are no part of the next prompt. If an item seemed too large,
-        # the ledger would take later texts for smaller than they are.
+        # The count may include thoughts, which are not part of the next prompt. If the reply's size were too
+        # large, the ledger would estimate too few tokens for later texts.
         output = min(output, ledger.reply_item(reply.content, reply.tool_calls).tokens)
     return replace(turn, ledger=ledger.reply(reply.content, reply.tool_calls, output))
 
 
 def _searching(turn: Turn) -> Turn:
-    """Return the turn unchanged, or offering a search from now on if it has too many tools."""
+    """Return the turn; if it has too many tools, it offers a search in place of them from now on."""
     search = turn.run.tool_search
     if search is None or turn.searching or not _are_many(turn, search):
         return turn
@@ -319,7 +319,7 @@ Item = TypeVar("Item", bound=m.ConversationItem)
 
 
 def _with_handle(turn: Turn, item: Item, cut: Collection[m.CallId], named: Mapping[str, str]) -> Item:
-    """Return a result with its handle named again, because the part that was cut out may have named it."""
+    """Return the item. If it is a result that was cut, and its handle with it, name the handle again."""
     if not isinstance(item, m.ToolMessage) or item.call_id not in cut:
         return item
     if not _has_handle(turn, named.get(item.call_id, "")) or is_referred(item.content, item.call_id):
@@ -328,6 +328,6 @@ def _with_handle(turn: Turn, item: Item, cut: Collection[m.CallId], named: Mappi
 
 
 def _named(turn: Turn, new: tuple[m.ConversationItem, ...]) -> dict[str, str]:
-    """Return the names of the tools whose calls `new` answers; their records are the turn's last ones."""
+    """Return the tools' names by the ids of the calls that `new` answers: the last records of the turn."""
     answers = sum(isinstance(item, m.ToolMessage) for item in new)
     return {record.call_id: record.name for record in turn.records[len(turn.records) - answers :]}

@@ -12,14 +12,14 @@ The rules:
   the request is sent again at once; this uses up no retry either.
 - If a prompt fits into the context window, but not together with the limit of the reply, it is sent again
   once, with the limit that fits.
-- Any other request that is too long for the window is reported at once, if the agent then clears the history.
-  A body that is too large (413) may be so because of its images: those are left out first.
+- Any other request that is too long for the window is reported at once, if the agent can clear the history.
+  A body that is too large (413) may be so because of its images, so the images are left out first.
 - Any other failure is retried as `RetryPolicy` says. Each kind of failure has its own count: that one kind
   has used up its retries does not stop those of another; `max_retries` limits all of them together.
 - A reply that was cut at the default token limit is requested once more with a larger limit, with retries of
   its own. If that fails, the cut reply is the outcome, and it is streamed again if it was streamed before.
-- A reply that does not end in the time of a request is requested once more only, and so is a streamed reply
-  that stops in the middle: each is billed, and the next one seldom comes to an end.
+- A reply that does not end within the time limit is requested only once more, and so is a streamed reply that
+  stops in the middle: each try is billed, and a further one seldom ends better.
 - Text that was streamed before a reply failed is taken back before the next request.
 
 ```
@@ -79,11 +79,11 @@ class Sent(Struct, frozen=True, kw_only=True, gc=False):
     Attributes:
         settings: The settings that the request was sent with.
         retry: The limits and the backoff.
-        clears: The agent answers an overflow by clearing the history, so an overflow is reported at once.
+        clears: Whether the agent can clear the history; then an overflow is reported at once.
         attempt: Number of the request, from 1; counted from 1 again after a cut reply.
         failed: The kinds of the failures that used up a retry, in order.
         cut: The reply that this request is to replace; `None` if it replaces none.
-        lowered: The limit of the reply has been lowered to what the window has room for.
+        lowered: Whether the reply's token limit has been lowered to what the window has room for.
     """
 
     settings: ModelSettings
@@ -304,7 +304,7 @@ def _after_failure(state: Sent, event: RequestFailed) -> AttemptTransition:
 
 
 def _adaptation(event: RequestFailed) -> tuple[AdaptProfile | DropAttachments, ...]:
-    """Return the one change after which the request is sent again at once; empty: it is not sent again."""
+    """Return the change, if any, with which the endpoint may accept the request when it is sent again."""
     overflow = event.failure.overflow
     if overflow is None and adapt_profile(event.profile, event.fault.status, event.fault.message) is not None:
         return (AdaptProfile(event.fault),)
@@ -379,7 +379,7 @@ def next_to_ask(
 
 
 def after_all(failures: Sequence[m.LlmFailure]) -> m.LlmFailure:
-    """Return the failure of a request that no model of the chain has answered: the last, with the others."""
+    """Return the last failure of a request that no model of the chain has answered. It names the others."""
     *before, last = failures
     if not before:
         return last

@@ -82,7 +82,7 @@ def with_cost(usage: m.Usage, reported: float | None, price: Price | None) -> m.
 def most_usage(
     prompt_bytes: int, bytes_per_token: float, max_tokens: int | None, price: Price | None
 ) -> m.Usage:
-    """Estimate the cost of a request whose reply is not known.
+    """Estimate the most tokens and the highest cost of a request whose reply is not known.
 
     Args:
         prompt_bytes: Size of the request's body.

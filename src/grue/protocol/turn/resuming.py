@@ -29,8 +29,8 @@ def cut_off(
 
     Args:
         state: The state after the last event that the trace holds.
-        called: The calls that were sent, by the trace.
-        tasks: The calls that their servers have made tasks of.
+        called: The calls that were sent, according to the trace.
+        tasks: The calls that the servers have turned into tasks.
     """
     match state:
         case s.AwaitingClose(turn=turn, end=m.TurnParked() as parked):
@@ -95,7 +95,7 @@ def _in_calls(
 
 
 def postponed(state: s.AwaitingCompletion | s.AwaitingSummary, event: m.CompletionPostponed) -> Transition:
-    """Close the sessions, and have the turn wait for its reply without a process."""
+    """Close the sessions. The reply will come from a batch, and the turn waits for it without a process."""
     waiting = s.Waiting(state, state.turn.open, event.item)
     if not waiting.pending:
         return waiting, (_waits(waiting),)
@@ -116,7 +116,7 @@ def _waits(state: s.Waiting) -> m.TurnWaits:
 def waited(
     state: s.Waiting | s.AwaitingCompletion | s.AwaitingSummary,
 ) -> s.AwaitingCompletion | s.AwaitingSummary:
-    """Return the state in which a later process reads the reply; servers start when they are called."""
+    """Return the state in which a later process reads the reply; its servers start when they are called."""
     then = state.then if isinstance(state, s.Waiting) else state
     turn = then.turn
     return replace(then, turn=replace(turn, open=(), unstarted=(*turn.unstarted, *turn.open)))
@@ -127,7 +127,7 @@ _ACTS = (m.RequestCompletion, m.CallTools, m.AskApproval, m.CheckAnswer)
 
 
 def can_fork_at(before: TurnState, after: TurnState, commands: Iterable[m.TurnCommand | m.TurnNote]) -> bool:
-    """Return whether a turn can be forked at an event: only what follows from the event may be under way.
+    """Return whether a turn can be forked at an event: nothing but the event's commands may be under way.
 
     Args:
         before: The state in which the event arrived.

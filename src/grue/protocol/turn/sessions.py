@@ -1,11 +1,14 @@
 """The part of the turn's machine that opens sessions, and asks the model while their servers still start.
 
-Sessions are opened when the turn starts and after a reconnect. The rules for a request with presumed tools:
+Sessions are opened when the turn starts and after a reconnect. Presumed tools (`ToolsPresumed`) are those
+that the starting servers listed earlier and will probably list again. The rules for a request that offers
+them:
 
 - Only a turn's first request may offer presumed tools, and only if a server is still starting, the check of
   the model has succeeded, and the budget leaves a further request.
 - Nothing follows from the reply before all servers have reported: no call, and no check of an answer. A
-  server that fails to start ends the turn as without presuming, after the request's cost is counted.
+  server that fails to start ends the turn, as it would without this request, after the request's cost is
+  counted.
 - The reply stands if each of its calls names the same definition among the presumed tools and among the
   listed ones. Otherwise it is dropped, and the request is sent again with the listed tools.
 - If the request fails, the failure stands only if the lists are equal: the endpoint may have refused a
@@ -111,7 +114,7 @@ def unsupported(state: s.AwaitingSupport | s.AwaitingSessions, event: m.ToolSupp
 
 
 def reported(state: s.AwaitingSessions, event: m.SessionOpened | m.McpDisabled) -> Transition:
-    """Take over the tools of a session that has opened, or go on without those of a server."""
+    """Take over the tools of a session that has opened, or go on without those of a disabled server."""
     turn, pending = tools.with_report(state.turn, event), without(state.pending, event.server)
     return when_all_reported(replace(state, turn=turn, pending=pending))
 
@@ -189,7 +192,7 @@ def presume(state: TurnState, event: m.ToolsPresumed) -> Transition:
 
 
 def supported(state: s.AwaitingSupport | s.AwaitingSessions) -> Transition:
-    """Go on after the check of the model: open the sessions, ask early, or ask with what is listed."""
+    """Go on after the check of the model: open the sessions, or send the first request if it may be sent."""
     following: TurnState
     commands: Commands = ()
     if isinstance(state, s.AwaitingSupport):
@@ -205,7 +208,7 @@ def supported(state: s.AwaitingSupport | s.AwaitingSessions) -> Transition:
 
 
 def _ask_early(state: s.AwaitingSessions) -> Transition:
-    """Send the first request with the presumed tools, if the turn may presume any now."""
+    """Send the first request with the presumed tools, if there are any and the turn may send it now."""
     turn, presumed = state.turn, state.presumed
     if presumed is None or state.asking or not state.pending or not _may_ask(turn):
         return state, ()
@@ -221,7 +224,8 @@ def _ask_early(state: s.AwaitingSessions) -> Transition:
         or rewritten
         or not isinstance(request, m.RequestCompletion)
     ):
-        # What has to be cleared depends on the size of the tools, so wait for their listing.
+        # The history has to be shortened, and by how much depends on the tools. So wait until they are
+        # listed.
         return state, ()
     following = s.Presuming(
         turn=replace(asked.turn, tools=turn.tools, relisted=turn.relisted),
@@ -291,7 +295,7 @@ def _dropped(state: s.AwaitingDrop, event: m.ReplyDropped) -> Transition:
     turn = state.turn.count(event.usage)
     if state.failure is not None:
         return fail(turn, state.failure, unread=True)
-    # The conversation has the request's texts already, and no reply.
+    # The conversation has the texts of the dropped request already, so the next request adds nothing.
     return when_all_reported(s.AwaitingSessions(turn, (), ()))
 
 

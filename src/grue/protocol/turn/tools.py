@@ -16,8 +16,8 @@ A reply without calls is an answer, a refusal, or nothing usable. The rules for 
   judges the reply again, with the definitions that the servers list then. If the definition of a tool has
   changed, its question is asked again; a call that nobody is asked about is not made.
 
-`RunTurn.when_called` names the servers that start when they are called, with the tools of theirs that the
-model is offered until then. The rules for these servers:
+`RunTurn.when_called` names the servers that start when they are called, and for each the tools that the model
+is offered until then. The rules for these servers:
 
 - Such a server is started by the first reply that has calls for it, after the policy and a person have
   decided on all calls of that reply. The servers of one reply start at the same time, `starts_at_once` of
@@ -163,7 +163,7 @@ def _next_run(state: s.AwaitingTools) -> Run | None:
 def called_first(
     state: s.AwaitingTools, event: m.SessionOpened | m.McpDisabled | m.StartupFailed
 ) -> Transition:
-    """Go on after a server that was called has started, or has not."""
+    """Go on after a server that was called has started or has failed to start."""
     match event:
         case m.SessionOpened():
             state, verified = started(state, event)
@@ -288,7 +288,7 @@ def call(
     decisions: tuple[ApprovalDecision, ...] = (),
     definitions: Mapping[str, str] = _NO_DEFINITIONS,
 ) -> Transition:
-    """Judge the calls of a reply, and ask about them, send them, or answer those that no server gets.
+    """Judge the calls of a reply: ask a person about them, send them, or answer them without a server.
 
     Args:
         turn: The turn.
@@ -330,7 +330,7 @@ def call(
 def _noted(
     turn: Turn, reply: s.JudgedReply, notes: tuple[s.CallNote, ...]
 ) -> tuple[s.JudgedReply, tuple[s.CallNote, ...]]:
-    """Keep the notes until the calls before them are settled. In an old trace, return them to record now."""
+    """Keep the notes until the calls before them are settled; in the replay of an old trace, return them."""
     if not turn.run.binds_calls:
         return reply, notes
     return replace(reply, noted=(*reply.noted, *notes)), ()
@@ -633,7 +633,7 @@ def with_report(turn: Turn, event: m.SessionOpened | m.McpDisabled) -> Turn:
 
 
 def changed_tools(offered: Iterable[m.ToolDefinition], listed: Iterable[m.ToolDefinition]) -> tuple[str, ...]:
-    """Return the names that do not have the same definition in both lists; their order does not matter."""
+    """Return the names that do not have the same definition in both lists; the order does not count."""
     before = {tool.name: tool for tool in offered}
     now = {tool.name: tool for tool in listed}
     return tuple(name for name in {**before, **now} if before.get(name) != now.get(name))
