@@ -1,7 +1,7 @@
-"""Send the requests to one server with its token. No SDK is needed here; `oauth.py` obtains tokens with it.
+"""Add a server's token to each HTTP request to it. `oauth.py` obtains the tokens.
 
-`oauth.py` is imported only when a token is stored, or when the server refuses a request. A server that needs
-no authorisation costs one look for a file.
+This module does not import the MCP SDK. `oauth.py` does, so it is imported only if a token is stored, or when
+the server refuses a request. For a server that needs no authorisation only the token's file is looked for.
 """
 
 import re
@@ -22,7 +22,7 @@ Send = Callable[[httpx2.Request], Awaitable[httpx2.Response]]
 
 
 class Authorization:
-    """The authorisation of the requests to one server, which has `auth` settings.
+    """The authorisation of the requests to one server whose settings have `auth`.
 
     `on_secret` is called with the name and the value of each token, before the token is used.
     """
@@ -35,7 +35,7 @@ class Authorization:
         self._made: Authorizer | None = None
 
     async def send(self, request: httpx2.Request, send: Send) -> httpx2.Response:
-        """Send a request, and once more with another token if the server refuses the first.
+        """Send a request. If the server refuses its token, send it once more with another token.
 
         A request to another host, port or scheme than the server's gets no token.
 
@@ -68,7 +68,7 @@ class Authorization:
 
 
 def asks_for_token(response: httpx2.Response) -> bool:
-    """Return whether another token may help: at a 401, or at a 403 because the token's scope is too small."""
+    """Return whether another token may help: the status is 401, or 403 because of the token's scope."""
     if response.status_code == httpx2.codes.FORBIDDEN:
         return _SCOPE_TOO_SMALL.search(response.headers.get("www-authenticate", "")) is not None
     return response.status_code == httpx2.codes.UNAUTHORIZED

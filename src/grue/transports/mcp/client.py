@@ -1,12 +1,13 @@
 """`McpClient`: an MCP session with one server, over the pipes of a process or over HTTP.
 
-`McpClient` takes the steps of a session: reach the server, initialize, list the tools, call them, close. It
-is the same for all servers. A wire (`ProcessWire`, `HttpWire`) knows how messages travel, how the server
-ended, and what the user can do about a failure. The same task enters, uses and leaves it.
+`McpClient` takes the steps of a session, which are the same for all servers: reach the server, initialize,
+list the tools, call them, close. What depends on the transport is in a wire (`ProcessWire`, `HttpWire`): how
+messages travel, how the server ended, and what the user can do about a failure. One task must enter, use and
+leave the client.
 
 A process is spawned before the SDK is imported, so that both start up at the same time. Every failure is
-raised as one flat error with its root cause. Exceptions of the SDK and exception groups must not leave this
-module.
+raised as one error, with its root cause in the text. Exceptions of the SDK and exception groups must not
+leave this module.
 """
 
 import time
@@ -67,10 +68,10 @@ _BAD_ARGUMENTS = "the call was not sent, because its arguments are not what the 
 
 
 class McpClient:
-    """An MCP session with one server; a `ToolConnection`. The same task enters, uses and leaves it.
+    """An MCP session with one server; a `ToolConnection`. One task must enter, use and leave it.
 
-    Entering spawns the process, if the server is a process. Leaving closes it within `limits`, also when
-    cancelled. Afterwards no process of its group is alive, and `status` says how it ended. For a
+    Entering spawns the server's process, if it has one. Leaving ends the process within `limits`, even if the
+    task is cancelled. Afterwards no process of its group is alive, and `status` says how it ended. For a
     server over HTTP, leaving ends the session at the server, which gets one second to answer.
 
     Args:
@@ -143,7 +144,7 @@ class McpClient:
 
     @property
     def status(self) -> ConnectionStatus:
-        """The server's process, and whether process and connection still stand, without asking the server."""
+        """The server's process, and whether it and the connection still work, without asking the server."""
         status, link = self._wire.status, self._link
         if link is None:
             return status
@@ -154,8 +155,8 @@ class McpClient:
         """Initialize the session and list all pages of the tools.
 
         Args:
-            timeout_s: Time limit for entering, handshake and listing together. Importing the SDK does not
-                count.
+            timeout_s: Time limit for entering the client, handshake and listing together. The time for
+                importing the SDK does not count.
 
         Raises:
             ServerFailed: With the phase `initialize` or `list`: the server refused, timed out, died, or does
@@ -175,7 +176,7 @@ class McpClient:
         abilities = replace(self._options.abilities, roots=self._server.options.roots)
         spoken = "" if self._options.spoken is None else self._options.spoken()
         link = sdk.Link(self._wire.stream(self._notify), self._notify, abilities, spoken=spoken)
-        # Enter the session's task group before the time limit's cancel scope. The task group stays open after
+        # Enter the session's task group before the time limit's cancel scope: the task group stays open after
         # `open` returns, and anyio raises if a scope ends before a task group that was entered inside it.
         await link.__aenter__()
         self._link = link
@@ -213,8 +214,8 @@ class McpClient:
         A call whose arguments do not match the tool's input schema is refused before it is sent, unless the
         server's options say otherwise. A result that does not match the output schema becomes an error.
 
-        If the call is cancelled, the server is sent a cancellation. If the server makes a task of the call,
-        the result is waited for within the same limit.
+        If the call is cancelled, the server is sent a cancellation. If the server answers the call later, as
+        an MCP task, that result is waited for within the same limit.
 
         Args:
             tool: Bare name, as the server knows it.
@@ -241,7 +242,7 @@ class McpClient:
         return result, await _off_loop(content_blocks, answer)
 
     async def finish_task(self, tool: str, task: m.ToolTask, timeout_s: float) -> m.ToolCallResult:
-        """Wait for the result of a task that an earlier process has started; the tool is not called again.
+        """Wait for the result of an MCP task that an earlier process has started, without a second call.
 
         Raises as `call` does.
         """
@@ -285,13 +286,13 @@ class McpClient:
             raise ToolTimedOutError(tool, timeout_s) from error
 
     def _with_refusals(self, result: m.ToolCallResult) -> m.ToolCallResult:
-        """Add to an error what the server's box has refused, for the model and for the trace."""
+        """If the result is an error, add the accesses that the server's sandbox has refused to its text."""
         said = result.error_message or ""
         refused = self._wire.refusals(said) if result.is_error else ""
         return replace(result, error_message=f"{said}\n{refused}") if refused else result
 
     async def _answer(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.JsonObject:
-        """Call a tool and return the raw result, also if the server makes a task of the call."""
+        """Call a tool and return the raw result, even if the server answers later, as an MCP task."""
         from grue.transports.mcp.session_parts import created_task
 
         params: m.JsonObject = {"name": tool, "arguments": arguments}
@@ -338,7 +339,7 @@ class McpClient:
         return await self._exchange(self._opened.request(method, params))
 
     async def _exchange(self, sent: Awaitable[m.JsonObject]) -> m.JsonObject:
-        """Wait for an answer of the link, and translate the link's errors."""
+        """Wait for the answer to a request that was sent, and translate the SDK's errors."""
         from grue.transports.mcp import sdk
 
         link = self._opened

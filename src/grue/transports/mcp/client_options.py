@@ -14,12 +14,12 @@ from grue.tool_sessions.server_requests import Abilities
 
 
 class Pinning(Struct, frozen=True, kw_only=True):
-    """The tool definitions that the user has approved (the tool lock), and what to do about other ones.
+    """The tool definitions that the user has approved (the tool lock), and what to do with others.
 
     Attributes:
         pins: The approved definitions.
         policy: What to do with a tool whose definition differs from the approved one.
-        on_drift: Called once a session for each difference, in the event loop; must not block or raise.
+        on_drift: Called for each difference, once per session, in the event loop; must not block or raise.
     """
 
     pins: ServerPins
@@ -38,7 +38,7 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
         pinning: Which tool definitions are approved; `None`: all are accepted.
         before_import: Awaited before the SDK is imported, which then happens in a thread; `None`: the SDK is
             imported at once. Has no effect if the SDK is imported already.
-        on_secret: Called with the name and the value of each token that is obtained, before it is used.
+        on_secret: Called with the name and the value of each token obtained, before the token is used.
         on_listed: Called with each listing, before the server's options and the tool lock leave out any tool.
         spoken: Called before the first request; returns the MCP revision that the server spoke when it was
             last seen, or an empty text if that is not known. A wrong revision costs one request.

@@ -1,8 +1,8 @@
-"""The faults of HTTP exchanges: their texts, their remedies, and whether they end the session. Pure.
+"""The faults of HTTP exchanges: their texts, their remedies, and whether they end the session. No I/O.
 
-A fault ends the session if no further exchange can succeed: nobody answers, the session is unknown, access is
-refused or the URL is wrong. Any other bad answer fails only its own exchange. A lost connection also fails
-only its own exchange, because the next exchange makes a new connection.
+A fault ends the session if no further request can succeed: nobody answers, the session is unknown, access is
+refused or the URL is wrong. After any other bad answer only the one request fails. So it is with a lost
+connection, because the next request makes a new one.
 """
 
 import re
@@ -76,7 +76,7 @@ def challenge_scheme(challenge: str) -> str:
 
 
 def offers_login(challenge: str) -> bool:
-    """Return whether a server names the place to log in at, as MCP's authorisation (OAuth) requires."""
+    """Return whether the header `WWW-Authenticate` says where to log in, as MCP's authorisation requires."""
     return challenge_scheme(challenge).lower() == "bearer" and "resource_metadata" in challenge
 
 
@@ -134,7 +134,7 @@ def too_long_fault(max_bytes: int) -> WireFault:
 def transport_fault(error: Exception, where: str, connect_timeout_s: float) -> WireFault:
     """Return the fault for an exchange with `where`, a host and a port, that got no answer.
 
-    The root cause of the HTTP library's exception decides.
+    The fault depends on the root cause of the HTTP library's exception.
     """
     causes = list(_chain(error))
     named = {type(each).__name__ for each in causes}
@@ -191,7 +191,7 @@ def _phrase(status: int) -> str:
 
 
 class AuthorizationRefused(Exception):  # noqa: N818 - named as the event it reports
-    """No usable token can be had for the server. `fault` says why and what to do."""
+    """No usable token can be obtained for the server. `fault` says why, and what the user can do."""
 
     def __init__(self, fault: WireFault) -> None:
         super().__init__(fault.cause)
@@ -246,7 +246,7 @@ def unavailable_fault(status: int | None, host: str = "") -> WireFault:
 
 
 def insecure_fault(host: str) -> WireFault:
-    """Return the fault of an authorization server that would get the credentials in the clear."""
+    """Return the fault of an authorization server to which credentials would be sent unencrypted."""
     return WireFault(
         f"the authorization server {host} is named with http://, and nothing is sent there in the clear",
         ends_session=True,

@@ -91,7 +91,7 @@ class HttpWire:
             self._on_secret(name, value)
 
     async def broken(self, method: str, why: str | None) -> str:
-        """Return the stream's cause, or a general text if it has none."""
+        """Return why the stream broke (`why`), or a general text if that is not known."""
         return why or f"the connection broke during {method}"
 
     async def remedy(self, phase: ServerPhase, *, missing: bool = False, timed_out: bool = False) -> str:
@@ -108,7 +108,7 @@ class HttpWire:
         return "Check the URL: it should be the address of an MCP endpoint, such as https://host/mcp."
 
     def refusals(self, text: str) -> str:  # noqa: ARG002 - as `ProcessWire` has it
-        """Return an empty text, because a server by URL runs in no box and so has no refused accesses."""
+        """Return an empty text: a server by URL does not run in a sandbox, which could refuse accesses."""
         return ""
 
     @property

@@ -56,8 +56,8 @@ class _TokenError(Struct):
 class IdentityProvider:
     """The identity provider, with which the first exchange is made.
 
-    `exchange` sends a request and returns the answer, within its limits. `on_secret` is called with the name
-    and the value of the identity token and of the assertion, before they are used.
+    `exchange` sends a request and returns the answer; it limits the time and the size. `on_secret` is called
+    with the name and the value of the identity token and of the assertion, before they are used.
     """
 
     def __init__(self, auth: OAuth, exchange: Exchange, on_secret: Callable[[str, str], None]) -> None:

@@ -48,13 +48,13 @@ async def read_any_message(line: bytes) -> types.JSONRPCMessage | None:
     """Return the message of a line of any length, without blocking the event loop."""
     if len(line) <= _SMALL_BYTES:
         return read_message(line)
-    # A thread helps, because most of this is Python code, which lets other threads run regularly.
+    # Decode in a thread. Most of the work is Python code, so the event loop's thread can go on meanwhile.
     value = await aside(_decode_large, line)
     return _message_of(value)
 
 
 def refusal_of_cut(cut: CutLineError, limit: int) -> types.JSONRPCError | None:
-    """Return an error for the request that a too long message answers; `None`: the kept parts hold no id."""
+    """Return an error for the request that a too long message answers; `None`: its id is not in the rest."""
     found = _ID_AT_START.match(cut.head) or _ID_AT_END.search(cut.tail)
     if found is None:
         return None
@@ -116,7 +116,7 @@ def _message_of(value: object) -> types.JSONRPCMessage | None:
 
 
 def is_usable(message: types.JSONRPCMessage) -> bool:
-    """Return whether the SDK can take a message. Its dispatcher fails at a progress too large for a float."""
+    """Return whether the SDK can take a message. Its dispatcher crashes at a progress beyond a float."""
     if isinstance(message, types.JSONRPCNotification) and message.method == "notifications/progress":
         return _is_progress(message.params)
     return True
@@ -143,7 +143,7 @@ def _decode(line: bytes) -> object:
         value = _decode_damaged(line)
         if value is None:
             return None
-    # Limit the nesting: code that walks the value later recurses once a level.
+    # Limit the nesting, because code that walks the value later recurses once per level.
     if count_of(line, "[{") > _CHECK_DEPTH_FROM:
         return json_value(value, depth=_DEPTH)
     return value

@@ -2,9 +2,9 @@
 
 At every start of a server, `npx -y PACKAGE` and `uvx TOOL` look for a package, install it if need be, and
 start its program. The program itself is a file, which this module looks for where these launchers put it.
-Nothing is downloaded, and only files that exist are named. `grue doctor` prints a command line that starts
-the program without the launcher. If a server is missing and npx must not install it, grue fails the start at
-once, because npx would need seconds to report it.
+Nothing is downloaded, and only files that exist are named. `grue doctor` prints the command line that starts
+the program without the launcher. If a server is missing and npx must not install it (`--no-install`), grue
+fails the start at once, because npx would need seconds to report it.
 
 After a server did not start, two causes are looked for that its error does not name:
 
@@ -139,9 +139,9 @@ def direct_command(server: StdioServer) -> Direct | None:
 def missing_npx_package(server: StdioServer) -> str | None:
     """Return the package that npx is not allowed to install and that is not installed, or `None`.
 
-    `None` also if npx may install it (`--no-install` is not among its options), and if its arguments cannot
-    be read here. The package is looked for in the folders of the project, among npm's global packages and in
-    npx's cache. A few milliseconds at most.
+    Also returns `None` if npx may install the package (`--no-install` is not among its options), or if it has
+    options that this module does not know. The package is looked for in the folders of the project, among
+    npm's global packages and in npx's cache. This takes a few milliseconds at most.
     """
     options = list(itertools.takewhile(lambda arg: arg.startswith("-") and arg != "--", server.args))
     if launcher_of(server) != "npx" or _NEVER_INSTALL.isdisjoint(options):
@@ -150,7 +150,7 @@ def missing_npx_package(server: StdioServer) -> str | None:
     if asked is None or not _REGISTRY_NAME.fullmatch(asked.package):
         return None
     name, command = _without_version(asked.package), asked.program or asked.package
-    # npx looks for a program of this name only, whatever package it is from.
+    # npx also accepts an installed program of this name, whatever package it is from.
     for modules in itertools.chain(_project_folders(server), _npm_folders(server, asked), _global(server)):
         if (modules / name / "package.json").is_file():
             return None
@@ -165,7 +165,7 @@ def missing_npx_package(server: StdioServer) -> str | None:
 
 
 class _Npx(Struct, frozen=True):
-    """An npx command line that was read. `program` is a name in the package's `bin`; empty: its only one."""
+    """A parsed npx command line. `program` is a name in the package's `bin`; empty: its only program."""
 
     package: str
     program: str
@@ -191,7 +191,7 @@ def _of_npx(server: StdioServer) -> Direct | None:
 
 
 def _read_npx(args: Sequence[str]) -> _Npx | None:
-    """Read npx's arguments; `None`: they have an option whose meaning is not known here."""
+    """Parse npx's arguments; `None`: one of the options is unknown to this module."""
     rest = list(args)
     named = ""
     while rest and rest[0].startswith("-") and rest[0] != "--":
@@ -284,7 +284,7 @@ def _of_uvx(server: StdioServer) -> Direct | None:
     while rest and rest[0] in _UVX_FLAGS:
         flags.add(rest.pop(0))
     if not rest or not _is_plain(rest[0]) or rest[0].startswith("-") or "@" in rest[0]:
-        # The command asks for a version or another package, and the installed tool may be a different one.
+        # The command names a version or a package, so the tool that is installed may be a different one.
         return None
     tool, *more = rest
     own = _uv_tools(server) / tool / "bin" / tool
@@ -364,7 +364,7 @@ def _lower_bound(alternative: str) -> Version | None:
 
 
 def _version(text: str) -> Version:
-    # A package's author has written these numbers, and Python converts no number of thousands of digits.
+    # A package's author may have written anything, and `int` raises for a text of thousands of digits.
     numbers = [int(part) if part.isdecimal() and len(part) < 10 else 0 for part in text.split(".")]
     major, minor, patch = (*numbers, 0, 0)[:3]
     return major, minor, patch

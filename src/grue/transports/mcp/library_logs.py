@@ -51,7 +51,7 @@ def library_logs_to(receive: Receive) -> Iterator[None]:
 
 
 def drop(record: logging.LogRecord) -> None:
-    """Drop a record. A login drops all: a record may hold an address with a secret, and errors are raised."""
+    """Drop a record. During a login all are dropped, because they may hold addresses with secrets."""
 
 
 class _ToReceiver(logging.Filter):
@@ -62,5 +62,5 @@ class _ToReceiver(logging.Filter):
         return receive is None
 
 
-for _name in LOGGERS:  # each one, because a logger's filter does not see the records of the loggers below it
+for _name in LOGGERS:  # each logger, because a logger's filter does not get the records of its children
     logging.getLogger(_name).addFilter(_ToReceiver())

@@ -16,8 +16,8 @@ from grue.transports.mcp.message_stream import MAX_UNASKED, MessageStream, encod
 class LineStream(MessageStream):
     """A `MessageStream` over a process's pipes: one JSON-RPC message a line.
 
-    A line that is not a message is skipped with a notice, and so is a message that is too large. After
-    `MAX_UNASKED` lines without an answer the stream breaks.
+    A line that is not a message, or is too large, is skipped and reported by a notice. If the server writes
+    more than `MAX_UNASKED` lines in a row that answer no request, the stream breaks.
     """
 
     def __init__(self, process: ServerProcess, notify: Notify, max_message_bytes: int) -> None:
@@ -70,7 +70,7 @@ class LineStream(MessageStream):
         self._process.ask_to_exit()
 
     async def _encoded(self, message: types.JSONRPCMessage) -> bytes:
-        """Encode a message, a large one in a thread. Later messages wait meanwhile, to keep the order."""
+        """Encode a message. A large one is encoded in a thread; later messages wait, to keep the order."""
         large = isinstance(message, types.JSONRPCRequest) and not is_small(message.params)
         if not large and not self._encoding.locked():
             return encode_message(message)

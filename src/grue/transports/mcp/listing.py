@@ -2,15 +2,15 @@
 
 A malformed tool is left out.
 
-Listings are kept in the user's cache folder, for `start="beside"`. A turn may presume such a listing, and
-compares it with the server's real listing before it calls any tool, so a wrong listing costs one request. But
-the listing decides what a paid request offers, so a file is used only if nobody else can have written it. A
-file with any fault is ignored, and the turn goes on without it. A file also says which MCP revision the
-server spoke, so that the next process need not find out.
+Listings are stored in the user's cache folder, for `start="beside"`: a turn's first request then offers the
+tools of such a listing before the server has started. The turn compares it with the server's real listing
+before it calls any tool, so a wrong listing costs one request. But requests cost money, so a file is used
+only if no other user can have written it. A file with any fault is ignored, and the turn goes on without it.
+A file also says which MCP revision the server spoke, so that the next process need not find out.
 
-A file's name is a keyed digest of how the server is started or reached, environment and headers included. The
-key is random and stays on the machine, so that nobody can guess a secret by computing names for many values.
-No value of the environment or the headers is stored.
+A file's name is a keyed digest (HMAC) of how the server is started or reached, environment and headers
+included. The key is random and stays on the machine, so that nobody else can guess a secret by computing the
+names for many values. No value of the environment or the headers is stored.
 
 Source: P37
 """
@@ -76,8 +76,8 @@ async def read_pages(
 ) -> ListedTools:
     """Read all pages of a listing. After a repeated cursor or `max_pages` pages, return what was read.
 
-    `ask` sends `tools/list` with these parameters; its errors pass through. Each tool or page that is left
-    out is reported by a `bad_tool` notice.
+    `ask` sends `tools/list` with the parameters that it gets; its errors are not caught. Each tool or page
+    that is left out is reported by a `bad_tool` notice.
 
     Raises:
         ValueError: A page has no list of tools at all.
@@ -228,7 +228,7 @@ class ListingCache:
         self.folder = folder or cache_folder()
 
     def load(self, name: m.ServerName, server: McpServer) -> SeenListing | None:
-        """Return the last listing of a server, with no tool left out; `None`: no usable one is stored."""
+        """Return the last listing that a server has sent, unfiltered; `None`: no usable one is stored."""
         try:
             path = self._path(server)
             return None if path is None else _seen(name, _content(path))
@@ -236,7 +236,7 @@ class ListingCache:
             return None
 
     def save(self, server: McpServer, seen: SeenListing) -> None:
-        """Store what a server has listed, before any tool is left out.
+        """Store the listing that a server has sent, unfiltered.
 
         If the listing is private to a logged-in user, the server's file is removed instead, because a file's
         name does not say who is logged in. The file is replaced as a whole. Nothing is stored, and nothing
@@ -312,7 +312,7 @@ def cache_folder() -> Path:
 
 
 def _identity(server: McpServer) -> bytes:
-    """Return everything that may change what a server lists, as bytes."""
+    """Return everything in the settings that may change what a server lists, as bytes."""
     fields = {name: getattr(server, name) for name in server.__struct_fields__ if name != "name"}
     # Leave out `start`, because when a server starts does not change what it lists.
     fields["options"] = replace(server.options, start=None)

@@ -86,7 +86,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self._show_page(returned.get("error"))
         finally:
-            self.server.came.set()  # not before the page: the server is closed then
+            self.server.came.set()  # only after the page was sent: the waiting thread then closes the server
 
     def _show_page(self, refused: str | None) -> None:
         words = "You are logged in. You can close this window."
@@ -138,7 +138,7 @@ def log_in(
     by spaces.
 
     Raises:
-        LoginRefused: The server wants no login, the authorization server refuses, or nobody finished it.
+        LoginRefused: The server wants no login, the authorization server refuses, or nobody finished in time.
     """
     auth = server.auth
     if auth is None or auth.grant != "authorization_code":
@@ -205,9 +205,9 @@ async def _refusal(server: HttpServer) -> httpx2.Response:
 
 
 async def _answer_without_handshake(client: httpx2.AsyncClient, url: str) -> httpx2.Response:
-    """Return the answer of a server that has no handshake over Streamable HTTP.
+    """Return the answer of a server that refuses the handshake over Streamable HTTP.
 
-    Such a server speaks the revision 2026-07-28, or the older SSE transport.
+    Such a server speaks MCP revision 2026-07-28, which has no handshake, or the older SSE transport.
     """
     response = await _modern_answer(client, url, "server/discover")
     if response.is_success:
@@ -218,7 +218,7 @@ async def _answer_without_handshake(client: httpx2.AsyncClient, url: str) -> htt
 
 
 async def _modern_answer(client: httpx2.AsyncClient, url: str, method: str) -> httpx2.Response:
-    """Send a request of the revision 2026-07-28, which names its client, and return the answer's head."""
+    """Send a request in the form of MCP revision 2026-07-28, and return the head of the server's answer."""
     client.headers.update({"mcp-protocol-version": _MODERN, "mcp-method": method})
     named = {
         "protocolVersion": _MODERN,

@@ -27,10 +27,9 @@ class MessageStream(ABC):
 
     Attributes:
         broken: Why nothing more can be exchanged; `None` while the stream works.
-        tools_changed: The server has announced changed tools since this was last set to `False`. It is set as
-            soon as the announcement is read. The SDK passes notifications on in another task. If that task
-            set it, a call that follows an answer could be sent before an announcement that came before the
-            answer is noticed.
+        tools_changed: The server has announced changed tools since this was last set to `False`. It is set
+            here, when the announcement is read, and not by the task in which the SDK handles notifications:
+            that task may run later than the task that gets the next answer and sends a call.
         last_request_id: The id of the last tool call that was sent since this was last set to an empty text.
     """
 
@@ -42,7 +41,7 @@ class MessageStream(ABC):
 
     @abstractmethod
     async def receive(self) -> SessionMessage | Exception:
-        """Return the server's next message. Raise `EndOfStream` at the end, which `broken` then explains."""
+        """Return the server's next message. Raises `EndOfStream` at the end; `broken` then says why."""
 
     async def send(self, item: SessionMessage) -> None:
         """Send or queue a message; raises `BrokenResourceError` if nothing can be sent any more."""
@@ -57,7 +56,7 @@ class MessageStream(ABC):
         """Close the server's input, if it has one. No message may be sent after that."""
 
     def leave_session(self) -> None:  # noqa: B027 - only over HTTP do requests name a session
-        """Send further requests without the id of a session."""
+        """From now on send requests without the id of a session."""
 
     async def aclose(self) -> None:  # noqa: B027 - for the SDK to call; the wire closes
         """Do nothing: the wire closes the connection."""

@@ -1,17 +1,17 @@
-"""The authorisation of one server's requests: obtain tokens, and renew one when it ends or is refused.
+"""The authorisation of one server's requests: obtain tokens, and renew one when it expires or is refused.
 
 The SDK's OAuth providers know the protocol: discovery, registration, the grants, the checks of issuer and
-resource. Each is a generator of requests. `_drive` sends the requests that it yields. It also passes in the
-refusal that made the authorisation necessary, so that only the transport repeats the refused request. The SDK
-does not know when a stored token expires, where to refresh it, or that other processes use it;
-`token_store.py` does.
+resource. A provider is a generator that yields requests, and `_drive` sends them. A provider also yields the
+request to the MCP server itself. `_drive` does not send this one, but answers it with the refusal that the
+transport has received for it; the transport repeats the request later. The SDK does not know when a stored
+token expires, where to refresh it, or that other processes use it; `token_store.py` does.
 
 A turn never asks a person. If only a person can help, the fault says which command to run.
 
-An answer of an authorization server is adapted before the SDK reads it. The SDK compares issuers letter by
-letter, although some servers add a slash at the end of an issuer in one place and not in another. It adds the
-lifetime of a token to the clock, which fails if the lifetime is too long. Its errors quote the answers, which
-may hold tokens, so these errors are not shown.
+An authorization server's answer is adapted before the SDK reads it. The SDK compares issuers letter by
+letter, although some servers add a slash at the end of an issuer in one place and not in another. And it
+computes the time at which a token expires, which fails if the lifetime is huge. The SDK's errors quote the
+answers, which may hold tokens, so these errors are not shown.
 """
 
 import functools
@@ -79,7 +79,7 @@ _SECRET_FIELDS = frozenset(
 
 
 async def sent(request: httpx2.Request) -> httpx2.Response:
-    """Send a request and return the answer with its body, which may have `_MAX_BODY_BYTES`."""
+    """Send a request and return the answer with its body, of which at most `_MAX_BODY_BYTES` are read."""
     request.headers["accept-encoding"] = "identity"
     # Without this header GitHub and others answer with a form, which OAuth 2.1 does not allow.
     if request.method == "POST":
@@ -96,7 +96,7 @@ async def sent(request: httpx2.Request) -> httpx2.Response:
 
 
 def _with_body(answer: httpx2.Response, body: bytes) -> httpx2.Response:
-    """Return an answer with this body, which is not compressed."""
+    """Return a copy of `answer` with this (uncompressed) body."""
     of_body = ("content-length", "content-encoding")
     headers = {name: value for name, value in answer.headers.items() if name not in of_body}
     found = httpx2.Response(answer.status_code, headers=headers, content=body, request=answer.request)
@@ -110,7 +110,7 @@ def _tls() -> ssl.SSLContext:
 
 
 def adapted(answer: httpx2.Response, issuers: Sequence[str]) -> httpx2.Response:
-    """Return an answer with metadata or tokens in the form that the SDK reads.
+    """Return an answer, which has metadata or tokens, in the form that the SDK can read.
 
     An answer that is no JSON object is not changed. An issuer that differs from one of the known `issuers`
     only by a slash at its end is replaced by the known one.
@@ -166,7 +166,7 @@ def _fields(content: bytes) -> list[tuple[str, object]]:
     except (ValueError, RecursionError):
         try:
             return list(parse_qsl(content.decode("utf-8", "replace"), max_num_fields=_MAX_FIELDS))
-        except ValueError:  # the record has more fields
+        except ValueError:  # there are more fields than `_MAX_FIELDS`
             return []
     return list(said.items()) if isinstance(said, dict) else []
 
@@ -225,14 +225,14 @@ class Authorizer:
         self._record: TokenRecord | None = None
         self._loaded = False
         self._lock = anyio.Lock()
-        self._last_status: int | None = None  # of the last answer to a POST
+        self._last_status: int | None = None  # the status of the last answer to a POST
         self._redaction = Redaction()
 
     async def token(self) -> str:
-        """Return the token for a request, renewed if it is about to end; empty: no token was obtained yet.
+        """Return the token for a request, renewed if it expires soon; empty: no token was obtained yet.
 
         Raises:
-            AuthorizationRefused: The token has ended and cannot be renewed.
+            AuthorizationRefused: The token has expired and cannot be renewed.
         """
         if not self._loaded:
             self._use(await call_in_daemon_thread(self.store.load))
@@ -242,7 +242,7 @@ class Authorizer:
         return record.access_token if record else ""
 
     def give_up(self, refusal: httpx2.Response) -> NoReturn:
-        """Raise the fault of a server that refuses a token that was just issued.
+        """Give up, because the server refuses even a token that was just issued.
 
         Raises:
             AuthorizationRefused: Always.
@@ -280,7 +280,7 @@ class Authorizer:
         return response.is_success
 
     async def renew(self, used: str, refusal: httpx2.Response | None = None) -> str:
-        """Return another token, because the server has refused a request, or the token is about to end.
+        """Return another token, because the server has refused a request, or the token expires soon.
 
         Args:
             used: The token of the request; empty if the request had none.
@@ -302,7 +302,7 @@ class Authorizer:
                 if refreshed:
                     return refreshed
             if refusal is None:
-                return used  # only the server decides whether the token has ended
+                return used  # it may still be valid: the server decides
             if self._auth.grant == "identity_assertion":
                 return await self._asserted(refusal)
             if self._auth.grant == "client_credentials":
@@ -341,7 +341,7 @@ class Authorizer:
     async def _refreshed(self, stored: TokenRecord) -> str:
         """Return a refreshed token, or an empty text if the refresh token is refused."""
         provider = self._provider(stored, None, None)
-        provider.context.token_expiry_time = _LONG_AGO  # so that the provider refreshes at once
+        provider.context.token_expiry_time = _LONG_AGO  # so that the provider refreshes the token now
         await self._drive(provider, None)
         if provider.context.current_tokens is not None:
             return (await self._keep(provider)).access_token
@@ -477,7 +477,7 @@ class Authorizer:
         return [issuer for issuer in (self._auth.issuer, getattr(context, "auth_server_url", None)) if issuer]
 
     async def _exchange(self, request: httpx2.Request) -> httpx2.Response:
-        """Send a request to the authorization server, or for its metadata; bounded in time and size."""
+        """Send a request of the OAuth flow, and return the answer; limited in time and size."""
         host = request.url.host
         if request.url.scheme != "https" and host not in LOOPBACK and self._server.url.startswith("https"):
             raise AuthorizationRefused(insecure_fault(host))

@@ -44,7 +44,7 @@ class ProcessWire:
             _check_npx_package(self._server)
         await self._process.__aenter__()
         self._spawned = True
-        _ = self.address  # Made while the server starts, with the environment that the server started with.
+        _ = self.address  # Cache the address now: it depends on the environment, which may change later.
         return self
 
     async def __aexit__(
@@ -68,7 +68,7 @@ class ProcessWire:
         return LineStream(self._process, notify, self._max_message_bytes)
 
     async def broken(self, method: str, why: str | None) -> str:
-        """Wait a moment for the exit that is the likely cause of closed pipes; return the cause."""
+        """Return why the pipes closed. The process has probably ended, so wait a moment for its exit."""
         with anyio.move_on_after(_AWAIT_EXIT_S):
             await self._process.wait_exit()
         if self._process.exited is not None:
@@ -108,7 +108,7 @@ class ProcessWire:
         return found if self._process.exited is not None else f"{found}\n{advice}"
 
     def refusals(self, text: str, *, died: bool = False) -> str:
-        """Read from `text` the accesses that the server's box has refused: a sentence a line."""
+        """Return the accesses that the server's sandbox has refused, by `text`: a sentence per line."""
         if not self._server.sandbox:
             return ""
         return self.redactor.text(plain_text("\n".join(self._process.refusals(text, died=died))))
@@ -143,7 +143,7 @@ class ProcessWire:
 
 
 def _check_npx_package(server: StdioServer) -> None:
-    """Refuse a server that is not installed and that npx must not install; npx takes seconds to do so."""
+    """Raise `SpawnError` if the server is missing and npx must not install it. npx needs seconds for this."""
     package = launchers.missing_npx_package(server)
     if package is not None:
         raise SpawnError(

@@ -1,4 +1,4 @@
-"""The official MCP SDK, connected to a stream of messages: requests, notices, change streams, headers.
+"""Run the official MCP SDK over a stream of messages: requests, notices, change streams, headers.
 
 This module, `message_stream.py`, `line_stream.py`, `incoming.py` and `sdk_http.py` import `mcp` when they are
 loaded, which is slow. Import them inside functions.
@@ -14,7 +14,7 @@ notifications, and become `updated` notices there, as with `resources/subscribe`
 
 `ParamHeaders` makes the HTTP headers that mirror arguments of a tool call (`x-mcp-header` of the revision
 2026-07-28). A server marks parameters in a tool's input schema, so that load balancers can route a call by
-their values. A call without these headers is refused. Only the listing says which parameters are marked.
+their values. The server refuses a call without these headers. The marks are known from the listing only.
 """
 
 import asyncio
@@ -81,7 +81,7 @@ _DECLINED = -1
 
 
 class Welcome(Struct, frozen=True):
-    """A server's report when a session begins. The texts are untrusted."""
+    """What a server says about itself when a session begins. The texts are untrusted."""
 
     protocol_version: str
     server_version: str
@@ -101,7 +101,7 @@ _TASK_CLAIM = ResultClaim(result_type="task", model=_CreatedTask, resolve=_never
 
 
 class Link:
-    """The SDK's `ClientSession` and dispatcher over one stream. The same task enters and leaves it."""
+    """The SDK's `ClientSession` and dispatcher over one stream. The same task must enter and leave it."""
 
     def __init__(
         self, stream: MessageStream, notify: Notify, abilities: Abilities, *, spoken: str = ""
@@ -137,8 +137,8 @@ class Link:
         # Do not pass on the body's exception: the session's task group would wrap it in an ExceptionGroup.
         await self._subscriptions.__aexit__(None, None, None)
         if self._free_slots.value == _MAX_CONCURRENT:
-            # No request of the server is being answered and our own have ended, so nothing more is sent. End
-            # the input now, so that the server process exits while the session is closed here.
+            # No request of the server is being answered, and our own requests have ended, so nothing more is
+            # sent. Close the server's input now, so that its process exits while the session is closed here.
             self.stream.end_input()
         with library_logs_to(self._library_logged):
             await self._session.__aexit__(None, None, None)
@@ -147,7 +147,7 @@ class Link:
         self._notify("noise", record.getMessage())
 
     def _callbacks(self) -> dict[str, Any]:
-        """Return a callback for each ability that is offered. The SDK announces abilities with a callback."""
+        """Return the SDK's callbacks. The SDK announces each ability whose callback is not `None`."""
         offered = self._abilities
         return {
             "sampling_callback": None if offered.sample is None else self._sample,
@@ -194,11 +194,11 @@ class Link:
         return types.ElicitResult.model_validate({"action": "accept", "content": answer})
 
     async def _ask_user(self, request: ElicitationRequest) -> m.JsonObject | Declined:
-        """Call the host's `elicit`. An exception of it counts as a refusal, but a Ctrl-C in it ends the call.
+        """Call the host's `elicit`. If it raises, the question is declined, but a Ctrl-C ends the tool call.
 
-        The SDK runs this method in another task. If a `KeyboardInterrupt` left that task, it would stop the
-        event loop at once, before the session is closed. The task that waits for the server raises it
-        instead.
+        The SDK runs this method in a task of its own. If a `KeyboardInterrupt` left that task, it would stop
+        the event loop at once, before the session is closed. So the task that waits for the server's answer
+        raises it instead.
         """
         assert self._abilities.elicit is not None, "only then is this called"
         try:
@@ -218,12 +218,12 @@ class Link:
         return types.ListRootsResult.model_validate({"roots": roots})
 
     async def initialize(self) -> Welcome:
-        """Agree on a protocol revision: by handshake, or else by discovery, for servers without one.
+        """Agree on a protocol revision: by the `initialize` handshake, or else by `server/discover`.
 
-        The handshake is tried first, because a server of the revision 2026-07-28 or later refuses it at once.
-        If discovery came first, an older server that ignores unknown requests would leave it unanswered until
-        the timeout. Only a server that spoke such a new revision when it was last seen is discovered first.
-        The server has a few seconds to answer; if it does not, the handshake follows.
+        From revision 2026-07-28 on there is no handshake. Still it is tried first: a new server refuses it at
+        once, but an old server that ignores unknown requests would leave a discovery unanswered until the
+        timeout. Only with a server that spoke a new revision when it was last seen, discovery comes first. If
+        the server does not answer within a few seconds, the handshake follows.
 
         Raises:
             SdkError: The server refused, or the connection broke.
@@ -242,7 +242,7 @@ class Link:
                 raise
             instructions = (await self._session.discover()).instructions
         except RuntimeError as unusable:
-            # The SDK raises this too if a server agrees to the newest revision, which has no handshake.
+            # The SDK raises this too if a server answers with the newest revision, which has no handshake.
             if not str(unusable).endswith(_NEWEST):
                 raise
             instructions = (await self._session.discover()).instructions
@@ -251,7 +251,7 @@ class Link:
         return self._welcome(instructions)
 
     async def _speaks_as_before(self) -> bool:
-        """Try `server/discover`, which newer servers answer without a handshake; return whether it worked."""
+        """Try `server/discover`, because the server answered it last time; return whether it still does."""
         left_s = anyio.current_effective_deadline() - anyio.current_time()
         try:
             with anyio.fail_after(min(_DISCOVERY_S, left_s / 2)):
@@ -320,17 +320,17 @@ class Link:
         raise SdkError(types.INTERNAL_ERROR, f"it wanted more input {_MAX_INPUT_ROUNDS} times in a row")
 
     async def _goes_on_without_session(self, error: SdkError) -> bool:
-        """Try once to discover a server that has lost the session; return whether it works without one.
+        """If the server has lost the session, try once to go on without one; return whether that works.
 
-        If several servers behind one address know both the handshake and the revision 2026-07-28, a request
-        may reach a server that does not know the session of another. Once a tool was called, the loss is
-        reported instead, because the session may have held state.
+        Several servers behind one address may support both the handshake and revision 2026-07-28, which has
+        no sessions. Then a request may reach a server that does not know the session of another. Once a tool
+        was called, the loss is reported instead, because the session may have held state.
         """
         fault = error.data
         lost = isinstance(fault, WireFault) and fault.cause == SESSION_LOST.cause
         if not lost or self._has_called:
             return False
-        self._has_called = True  # trying once is enough
+        self._has_called = True  # do not try a second time
         self.stream.leave_session()
         try:
             await self._session.discover()
@@ -342,11 +342,11 @@ class Link:
         sent: dict[str, Any] = {"method": method, "params": dict(params)}
         options: CallOptions = {"on_progress": self._progress} if method == "tools/call" else {}
         if method.startswith("tasks/") and self.task_form == "extension":
-            # Load balancers find a task's server by this header, which the SDK does not set for this method.
+            # Load balancers need this header to find the server that has the task. The SDK does not set it.
             options["headers"] = {MCP_NAME_HEADER: encode_header_value(str(params.get("taskId")))}
         elif method == "tools/call" and (mirrored := self._param_headers.of_call(params)):
             options["headers"] = mirrored
-        # Only the session knows the metadata and HTTP headers that a revision requires in every request.
+        # Only the SDK's session knows the metadata and HTTP headers that each revision requires in a request.
         self._session._stamp(sent, options)  # noqa: SLF001 - there is no public way to a stamped raw request
         if self._interrupt is None:
             with library_logs_to(self._library_logged), anyio.CancelScope() as scope:
@@ -558,7 +558,10 @@ _NAME_CHARS = 80
 
 
 class ParamHeaders:
-    """The marked parameters of one server's tools. A tool that is left out is reported by a notice."""
+    """Which parameters of one server's tools are marked with `x-mcp-header`.
+
+    A tool that is left out because of wrong marks is reported by a notice.
+    """
 
     def __init__(self, notify: Notify) -> None:
         self._notify = notify
@@ -583,7 +586,7 @@ class ParamHeaders:
     def _accepts(self, tool: object) -> bool:
         name = tool.get("name") if isinstance(tool, dict) else None
         if not isinstance(tool, dict) or not isinstance(name, str):
-            return True  # `read_tools` reports the malformed tool
+            return True  # malformed: `read_tools` leaves the tool out and reports it
         schema = tool.get("inputSchema")
         fault = find_invalid_x_mcp_header(schema)
         if fault is not None:

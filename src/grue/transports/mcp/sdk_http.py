@@ -1,9 +1,9 @@
 """The SDK's HTTP transports as a `MessageStream` that fails in the same way as a process's pipes.
 
 The transports run in their own task, with an unbounded queue for each direction, so that neither sending nor
-ending a session waits for the server. They get an HTTP client (`_Client`) that hides every fault from them.
-With most faults the transports would otherwise end with an exception group, log a traceback, or never answer.
-The client turns a fault into the answer to the request that failed.
+ending a session waits for the server. They get an HTTP client (`_Client`) that hides every fault from them:
+with most faults they would end with an exception group, log a traceback, or never answer. Instead, the client
+delivers the fault to the session as the answer to the request that failed.
 
 If the transport is `auto` and the address refuses the first request of Streamable HTTP, the stream starts
 again with the older SSE transport, as the specification recommends for old servers.
@@ -11,8 +11,9 @@ again with the older SSE transport, as the specification recommends for old serv
 A stream of server-sent events is filtered before the SDK reads it, so that it cannot block the event loop.
 The SDK parses an event in one step in the event loop, and skips comments without a pause. So this module
 drops the comments, with pauses for other tasks, and parses large events itself. In place of a large event the
-SDK gets a small one with the same id. When that message comes out of the SDK, the large one replaces it
-(`HttpStream.large`). The errors that the SDK's transports make up are replaced by our own faults and texts.
+SDK's transport gets a small stand-in with the same id. When the transport delivers the stand-in, it is
+replaced by the large message (`HttpStream.large`). Errors that the SDK's transports make up are replaced by
+our own faults and texts.
 """
 
 import functools
@@ -63,7 +64,7 @@ from grue.transports.mcp.message_stream import MAX_UNASKED, MessageStream, encod
 
 
 def with_own_fault(item: SessionMessage) -> SessionMessage:
-    """Return a message. In an error that the SDK's transport made up, our own fault and text replace its."""
+    """Return a message. If it is an error that the SDK's transport made up, put our own fault into it."""
     message = item.message
     if isinstance(message, types.JSONRPCError):
         fault = _fault_of(message.error)
@@ -84,7 +85,7 @@ def _fault_of(error: types.ErrorData) -> WireFault | None:
 
 
 def refusal_in(error: Exception) -> types.JSONRPCError | None:
-    """Return the error for an answer that the transport could not read; `None` if it was no answer."""
+    """Return the error to deliver for an unreadable answer; `None`: what could not be read was no answer."""
     if not isinstance(error, pydantic.ValidationError):
         return None
     values = (each["input"] for each in error.errors())
@@ -112,9 +113,10 @@ class FilteredEvents(httpx2.AsyncByteStream):
         source: The original body.
         request_id: Id of the request that the body answers; `None`: the body is the stream of the server's
             own messages.
-        answers: Receives the large answers, by the id of the small message that stands in for each.
+        answers: This object adds the large answers here, by the id of the stand-in for each.
         notify: Receives a notice for each event that is left out.
-        limits: Longest event that is read, and longest event that does not break the stream, in bytes.
+        limits: Two lengths in bytes. A longer event than the first is left out; one longer than the second
+            breaks the stream.
     """
 
     def __init__(
@@ -177,7 +179,7 @@ class FilteredEvents(httpx2.AsyncByteStream):
         return self._stand_in(message, others)
 
     def _stand_in(self, answer: Answer | None, others: bytes) -> bytes:
-        """Keep the answer and return its stand-in event; return a comment if there is no answer."""
+        """Keep the answer and return a small event in its place; without an answer, return a comment."""
         if answer is None:
             self._notify("noise", "a large event that is not a message")
             return b": left out\n\n"
@@ -235,7 +237,7 @@ class HttpStream(MessageStream):
         notify: Receives the server's notices.
         authorization: Adds tokens to requests; `None`: the headers of the configuration are enough.
         transport: The transport that is used now.
-        sessionless: Whether requests are sent without the id of a session, although the server has given one.
+        sessionless: Whether requests leave out the session's id, although the server has given one.
         declined: Why the address refused Streamable HTTP; `None` if it did not, or if SSE was configured.
     """
 
@@ -329,7 +331,7 @@ class HttpStream(MessageStream):
     def logged(self, record: logging.LogRecord) -> None:
         """Receive a log record that a library wrote for this stream."""
         if record.exc_info:
-            return  # the exception also arrives as an item of the stream
+            return  # the transport also delivers this exception, and `_receive_all` reports it
         text = record.getMessage()
         self.notify("noise", text)
         if text.startswith(_OTHER_ORIGIN_LOGGED):
@@ -391,7 +393,7 @@ class HttpStream(MessageStream):
             refusal = refusal_in(item)
             if refusal is not None:
                 self._deliver(SessionMessage(refusal))
-        # The transport's stream has ended. If the transport raises now, that exception is the cause.
+        # The transport delivers nothing more. If it raises now, its exception is why the stream broke.
         self._finished.set()
 
     async def _send_all(self, write: Any) -> None:
@@ -418,8 +420,8 @@ class HttpStream(MessageStream):
 class _Client(httpx2.AsyncClient):
     """An HTTP client for one server that never raises a transport error; it always returns a response.
 
-    Its timeouts apply to connecting and to notifications, which have no answer. A request that waits for an
-    answer has the caller's time limit.
+    Its own timeout applies to connecting, and to messages without an answer (notifications). A request has
+    the time limit of the caller that waits for the answer.
     """
 
     def __init__(self, stream: HttpStream, server: HttpServer, limits: ProcessLimits) -> None:
@@ -437,7 +439,7 @@ class _Client(httpx2.AsyncClient):
         self._max_event_bytes = limits.max_line_bytes
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        """Send a request. A fault goes to the stream, and the SDK gets a response that it ignores."""
+        """Send a request. A fault goes to `HttpStream`; the SDK then gets a response that it ignores."""
         head = await _head(request)
         if self._stream.sessionless:
             request.headers.pop(_SESSION_ID, None)
@@ -470,8 +472,8 @@ class _Client(httpx2.AsyncClient):
         elif request.method == "GET" and self._stream.transport == "sse":
             self._stream.break_off(sse_also_refused(self._stream.declined, fault))
             return httpx2.Response(503, request=request)
-        # A GET opens an optional stream for the server's own messages. A 405 tells the SDK that the server
-        # offers no such stream.
+        # A GET asks for an optional stream of the server's own messages. A 405 tells the SDK that the server
+        # offers no such stream, so it goes on without one.
         return httpx2.Response(405, request=request) if request.method == "GET" else _empty_success(request)
 
     async def _judge(
@@ -502,11 +504,11 @@ class _Client(httpx2.AsyncClient):
             if awaited and following is not None:
                 url = following.url.copy_with(userinfo=b"", query=None, fragment=None)
                 return redirect_fault(response.status_code, plain_text(str(url)))
-            # A GET opens the stream of the server's own messages: a success without events is no stream.
+            # A GET asks for a stream of the server's own messages, so an answer of another type is useless.
             if response.is_success and request.method == "GET":
                 return content_fault(response.status_code, _content_type(response))
-            # A notification has no answer. With the old transport an answer comes on the stream of the GET,
-            # and the POST gets only an acknowledgement, whose body servers fill as they like.
+            # Ignore the body. A notification has no answer. And with the old transport the answer to a POST
+            # comes on the stream of the GET; the POST itself gets an acknowledgement with any body.
             if not awaited or (response.is_success and self._stream.transport == "sse"):
                 return _empty_success(request)
             return await self._read(request, response, head)
@@ -516,7 +518,7 @@ class _Client(httpx2.AsyncClient):
     async def _read(
         self, request: httpx2.Request, response: httpx2.Response, head: "_Head"
     ) -> httpx2.Response | WireFault:
-        """Read the body of an answer or of an error, and return what the SDK gets for it, or the fault."""
+        """Read a response's body, and return the response that the SDK gets in its place, or the fault."""
         body = await _body(response, self._max_message_bytes if response.is_success else _ERROR_TEXT_BYTES)
         if body is None:
             return too_long_fault(self._max_message_bytes)
@@ -543,7 +545,7 @@ class _Client(httpx2.AsyncClient):
 
 
 class _Head(msgspec.Struct, frozen=True):
-    """The fields of a message that show whether it is a request, and which one."""
+    """The `id` and the `method` of a message: both are there if it is a request."""
 
     id: int | str | None = None
     method: str | None = None
@@ -588,7 +590,7 @@ def _refusal(
     if request.method == "POST" and (_SESSION_ID in request.headers or _url_has_session(request.url)):
         if status == 404 and (error is None or error.code != types.METHOD_NOT_FOUND):
             return SESSION_LOST
-        # Servers made after the TypeScript SDK's examples answer like this if they do not know the session.
+        # Servers that copy the TypeScript SDK's examples answer like this if they do not know the session.
         if status == 400 and error is not None and "session" in error.message.lower():
             return SESSION_LOST
     text = error.message if error is not None else ""
@@ -605,7 +607,7 @@ def _url_has_session(url: httpx2.URL) -> bool:
 
 
 def _is_compressed(response: httpx2.Response) -> bool:
-    """Return whether the body is compressed, so that few bytes may expand to millions."""
+    """Return whether the body is compressed: a few bytes may then expand to millions."""
     return bool(response.headers.get("content-encoding", "identity").strip().lower() != "identity")
 
 

@@ -42,7 +42,7 @@ def _version_by_folder() -> str:
 
 
 def _version_by_metadata() -> str:
-    """Return the version of a package without a metadata folder on the path; empty: it is not installed."""
+    """Return the version by `importlib.metadata`, which finds other forms too; empty: not installed."""
     import importlib.metadata
 
     try:

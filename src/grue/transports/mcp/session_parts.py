@@ -1,7 +1,7 @@
 """The parts of a client that are needed only once its session is open: SDK, schema checks, tasks.
 
-`McpClient` imports this module when the server's process has been spawned. A program that runs a single turn
-sends its first request to the model before that, so the import does not delay the request.
+`McpClient` imports this module only after it has spawned the server's process, so that the slow import of the
+SDK runs while the server starts.
 
 The arguments and the results of calls are checked against the schemas that a session's tools declare. Some
 servers hang, crash or misbehave on arguments that their schema refuses, which costs the whole time limit of a
@@ -80,7 +80,7 @@ class _Schemas:
         self._checks: dict[str, Check | None] = {}
 
     def declare(self, tools: Iterable[m.ToolDefinition]) -> None:
-        """Replace the tools by the tools of a new listing."""
+        """Use the tools of a new listing from now on."""
         before = self._schemas
         declared = {tool.tool: getattr(tool, self._field) for tool in tools}
         self._schemas = {name: schema for name, schema in declared.items() if schema is not None}
@@ -189,8 +189,8 @@ class TaskOfCall:
     async def result(self, *, at_once: bool = False) -> m.JsonObject:
         """Wait for the result and return it, as `tools/call` would have returned it.
 
-        If this call is cancelled, or the task is given up, a request tells the server to cancel the task. The
-        server gets a second to answer that request.
+        If the caller is cancelled, or gives the task up, the server is told to cancel the task, and gets a
+        second to answer that.
 
         Args:
             at_once: Ask the first time without waiting, because the task was created some time ago.
@@ -263,7 +263,7 @@ class TaskOfCall:
         self._said = said
 
     async def _cancel(self) -> None:
-        """Tell the server to cancel the task, even while this task is being cancelled."""
+        """Tell the server to cancel the MCP task, even while the calling asyncio task is being cancelled."""
         with anyio.move_on_after(_CANCEL_S, shield=True):
             # Suppress errors, because the call has ended already, with an error that says why.
             with contextlib.suppress(ToolRefusedError, ToolTimedOutError, ServerFailed):

@@ -1,4 +1,4 @@
-"""The tokens of servers by URL, in files that only their owner can read, one for each server.
+"""The stored tokens of servers over HTTP: a file for each server, which only its owner can read.
 
 `KeyringStore` keeps them in the system's keyring instead, for servers with `"keep_tokens_in": "keyring"`.
 
@@ -7,8 +7,8 @@ meanwhile: many authorization servers accept a refresh token only once, so if a 
 one, both processes would lose the login. Tokens are in no trace, no log and no configuration.
 
 The package `keyring` finds the system's keyring: Secret Service or KWallet on Linux, the Keychain on macOS.
-The package is imported when tokens are read or written for the first time. Keyrings have no lock, so renewals
-are locked by an empty file in place of the file with the tokens.
+The package is imported when tokens are read or written for the first time. A keyring cannot be locked for a
+renewal, so an empty file is locked in its place.
 """
 
 import base64
@@ -65,10 +65,10 @@ def identity_token(auth: OAuth) -> str:
 
 
 def identity_digest(auth: OAuth) -> str:
-    """Return a digest of the person, so that tokens are never shared between persons.
+    """Return a digest that identifies the person, so that persons never share stored tokens.
 
-    The digest is the same for each token that the identity provider issues to one person, and empty if the
-    grant has no identity token. If the token's file cannot be read, the digest matches no stored token.
+    The digest is the same for all identity tokens that a provider issues to one person. It is empty if the
+    grant uses no identity token. If the token's file cannot be read, the digest matches no stored token.
     """
     if auth.grant != "identity_assertion":
         return ""
@@ -81,7 +81,7 @@ def identity_digest(auth: OAuth) -> str:
         padded = payload + "=" * (-len(payload) % 4)
         claims = msgspec.json.decode(base64.urlsafe_b64decode(padded), type=_Claims)
         person = f"{claims.iss}\n{claims.sub}"
-    # The token has no claims that name the person, so each such token gets a store of its own.
+    # The token does not name the person in a readable form, so its digest stands for the person.
     except (IndexError, ValueError):
         person = token
     return hashlib.sha256(person.encode()).hexdigest()
@@ -96,7 +96,7 @@ way."""
 
 
 class TokenRecord(Struct, kw_only=True, omit_defaults=True):
-    """The stored login for one server. The JSON members are in the authorization server's own form.
+    """The stored login for one server.
 
     Attributes:
         url: The server's URL.
@@ -124,7 +124,7 @@ class TokenRecord(Struct, kw_only=True, omit_defaults=True):
     resource: m.JsonObject | None = None
 
     def __post_init__(self) -> None:
-        """Limit the times to what a clock can show, because a server may send any, or a file be damaged."""
+        """Limit the times to valid dates, because a server may send any number, or the file be damaged."""
         if self.expires_at is not None:
             self.expires_at = min(max(self.expires_at, 0.0), _LAST_S)
         self.obtained_at = min(max(self.obtained_at, 0.0), _LAST_S)
@@ -199,8 +199,8 @@ class TokenStore:
     async def locked(self) -> AsyncIterator[None]:
         """Hold the lock that a process needs to renew tokens.
 
-        The kernel ends the lock when the process that holds it ends. After a wait of 30 s the token is
-        renewed without the lock, because a process that hangs must not stop all others.
+        The kernel releases the lock when the process that holds it ends. After 30 s the block is entered
+        without the lock, because a process that hangs must not stop all others.
         """
         with self._writing():
             self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -294,7 +294,7 @@ class KeyringStore(TokenStore):
         return self._asked(removed) or in_a_file
 
     def may_have(self) -> bool:
-        """Return `True`, because only the keyring knows, and asking it can take long."""
+        """Return `True`: only the keyring knows whether it has tokens, and asking it can take long."""
         return True
 
     @property
