@@ -5,9 +5,10 @@ ones. All three use the agent's recorder. An observer is added only if the recor
 or client, so no event is sent twice.
 
 The agent's client is any object with `chat.completions.create(**kwargs)`, blocking or not. Its manager is any
-object with the coroutines `connect_session`, `disconnect_session`, `get_tool_schemas` and `call_tool`. For
-the agent they work like an endpoint and a server process. `route_of` decides before each turn how the turn
-reaches them.
+object with the coroutines `connect_session`, `disconnect_session`, `get_tool_schemas` and `call_tool`. A turn
+calls these methods in place of an endpoint and an MCP server. If the objects are grue's own `LLMClient` and
+`MCPManager`, unchanged, a turn takes their settings and connects by itself. `route_of` finds out before each
+turn which of the two applies.
 
 Source: R10.4, R15.4
 """
@@ -78,7 +79,7 @@ def playable(response: AgentResponse) -> AgentResponse:
 
 
 def answer_spec() -> AnswerSpec[AgentResponse]:
-    """Return the answer of the Zork host: a playable `AgentResponse`, with `look` as the fallback."""
+    """Return the form of a turn's answer: a playable `AgentResponse`, with the fallback command `look`."""
     return AnswerSpec.from_model(
         AgentResponse, check=playable, fallback=AgentResponse(thinking="", action=FALLBACK_ACTION), told=True
     )
@@ -106,10 +107,11 @@ Answer with one JSON object and nothing else:
 
 
 def add_loggers(recorder: Recorder, *loggers: Any, episode_id: str) -> None:
-    """Add an observer for each logger that is not `None`, unless it gets the records already.
+    """Add an observer for each logger that is not `None` and does not get the log records already.
 
-    A logger also gets the records that the loggers below it propagate. Besides loggers, objects with `info`,
-    `warning` and `error` are accepted. Every record gets the `episode_id`.
+    A logger gets them already if the recorder has an observer for it, or for a logger below it that
+    propagates its records. Besides loggers, objects with `info`, `warning` and `error` are accepted. Every
+    log record gets the `episode_id`.
     """
     observed = [each.logger for each in recorder.observers if isinstance(each, LoggerObserver)]
     # Add the lowest logger first, because it propagates its records to the loggers above it.
@@ -122,8 +124,8 @@ def add_loggers(recorder: Recorder, *loggers: Any, episode_id: str) -> None:
 def add_langfuse(recorder: Recorder, client: Any, *, session_id: str | None) -> LangfuseObserver | None:
     """Add an observer for a Langfuse client, unless the recorder has one for it.
 
-    Return the observer, which the caller has to close; `None` if none was added, also for no client. Without
-    a `session_id`, the observer makes one.
+    Return the observer, which the caller has to close; `None` if no observer was added. If `client` is
+    `None`, nothing is added. Without a `session_id`, the observer makes one.
     """
     observed = (each for each in recorder.observers if isinstance(each, LangfuseObserver) and not each.closed)
     if client is None or any(each.client is client for each in observed):
@@ -153,11 +155,11 @@ class Route(Struct, frozen=True):
     """How a turn reaches its tools and its model. If this changes, the next turn gets a new runner.
 
     Attributes:
-        manager: The `id` of the manager.
-        manager_called: Whether the manager is an `MCPManager` whose methods a turn has to call.
-        client: The `id` of the client.
-        client_called: Whether the client is an `LLMClient` whose `chat_completions_create` a turn has to
+        manager: The manager's `id()`.
+        manager_called: Whether the manager is an `MCPManager` with overridden methods, which a turn has to
             call.
+        client: The client's `id()`.
+        client_called: Whether the client is an `LLMClient` that overrides `chat_completions_create`.
         client_asked: Whether the client is an `LLMClient` that overrides `_supports_tool_calling`.
     """
 
@@ -174,7 +176,7 @@ def own_manager(manager: object) -> MCPManager | None:
 
 
 def route_of(manager: object, client: object) -> Route:
-    """Return the route by which a turn that starts now reaches its tools and its model."""
+    """Return how a turn that starts now reaches its tools and its model."""
     ours = own_manager(manager)
     llm = client if isinstance(client, LLMClient) else None
     return Route(
@@ -217,20 +219,22 @@ class ZorkAgent:
         config: Limits and policies of the turn.
         model: The model; `None` for the configuration's.
         client: An `LLMClient`, or any object with `chat.completions.create`; `None` creates an `LLMClient`.
-            If the client has a `_supports_tool_calling`, that decides whether the model is offered tools.
+            If the client has a method `_supports_tool_calling`, that decides whether the model is offered
+            tools.
         max_tokens: Longest completion, in tokens.
         logger: Gets the log records. The logger and the Langfuse client of an `MCPManager` get the events of
-            the turns too. Each gets an event once, even if agent and manager have the same logger.
+            the turns too. If agent and manager have the same logger, it gets each event only once.
         episode_id: Put into every log record.
-        mcp_manager: An `MCPManager`, a `StdioServer` or `HttpServer`, or any object with the four coroutines;
-            `None` for no tools. If a subclass of `MCPManager` overrides methods, every turn calls them.
+        mcp_manager: An `MCPManager`, a `StdioServer` or `HttpServer`, or any object with the four coroutines
+            of `MCPManager`; `None` for no tools. If a subclass of `MCPManager` overrides methods, every turn
+            calls them.
         recorder: Records every message; `None` creates one.
-        policy: What happens after a failure. Its `on_tool_drift` is replaced by the configuration's, and a
-            disabled server stays disabled until the episode ends.
+        policy: What happens after a failure. The configuration's `on_tool_drift` replaces the policy's, and
+            a disabled server stays disabled until the episode ends.
         turn_timeout_s: Time limit of a turn; `None`: `turn_timeout_seconds` of the configuration.
         start: When each turn's server starts; `None`: as the configuration says. With `after_turn` and
-            `beside_turn` there is one event loop for the episode; end it with `close`. Otherwise `anyio.run`
-            is called once for each action.
+            `beside_turn`, one event loop runs for the whole episode, until `close`. Otherwise each turn calls
+            `anyio.run`.
         approve: Called with the tool calls that need approval, as by a `Runner`; `None`: nobody is asked.
 
     Attributes:
@@ -300,7 +304,7 @@ class ZorkAgent:
 
     @property
     def budget_spent(self) -> str:
-        """A sentence that names the limit of the episode's budget that is reached; empty if none is."""
+        """A sentence that says which limit of the episode's budget is reached; empty if none is."""
         return self._runner.budget_spent
 
     def get_action_with_reasoning(
@@ -310,7 +314,7 @@ class ZorkAgent:
 
         Args:
             game_state_text: The situation in the game.
-            relevant_memories: Added to it after a blank line.
+            relevant_memories: Added to the situation, after a blank line.
 
         Returns:
             `action` (a playable command), `reasoning`, `new_objective`, `raw_response`.
@@ -326,12 +330,14 @@ class ZorkAgent:
         finally:
             self._after_turn()
             if self._route.manager_called and self._keep == "nothing":
-                self.mcp_manager.kill_leftovers()  # the turn's event loop has ended by now
+                self.mcp_manager.kill_leftovers()  # the turn's event loop has ended
             self._wait_for_langfuse()
         return self._result(outcome)
 
     def close(self) -> None:
-        """Stop what runs between turns, and flush the manager's Langfuse client; may take a few seconds.
+        """End servers and tasks that outlive a turn, and flush the manager's Langfuse client.
+
+        This may take a few seconds.
 
         Without this call, the client is flushed at the program's end. A second call does nothing.
         """
@@ -360,13 +366,17 @@ class ZorkAgent:
         connections: Mapping[m.ServerName, Settled],
         listings: Mapping[m.ServerName, tuple[m.ToolDefinition, ...]] | None = None,
     ) -> None:
-        """Continue an episode after `turns` turns, with what they spent and the states of the connections.
-
-        `listings` has the tools that each server listed last. A turn may offer them before its server is
-        started.
+        """Set the state of an episode that is continued after `turns` turns.
 
         The next turn does not count as the first: if a server that was connected before does not start, the
         start is tried a second time.
+
+        Args:
+            turns: Number of turns that were played.
+            spent: Requests, tokens and cost of these turns.
+            connections: The state of the connection to each server.
+            listings: The tools that each server listed last. A turn may offer them before its server is
+                started.
 
         Source: D12, P27
         """
@@ -401,7 +411,7 @@ class ZorkAgent:
             turn=self.turn,
             json_results=True,
             final_request=m.FINAL_REQUEST,
-            on_delta=(lambda _: None) if self.stream else None,  # the observers of the trace get the text
+            on_delta=(lambda _: None) if self.stream else None,  # any function makes it stream
         )
 
     def _result(self, outcome: TurnOutcome[AgentResponse]) -> dict[str, str | None]:
@@ -419,7 +429,7 @@ class ZorkAgent:
         }
 
     def _wire(self, recorder: Recorder) -> Runner:
-        """Return a runner for the coming turns, and add the observers to the recorder."""
+        """Create a runner for the next turns, and add the observers to the recorder."""
         servers: dict[str, ToolServer] = {}
         manager = own_manager(self.mcp_manager) if self.mcp_enabled else None
         if self.mcp_enabled:
@@ -470,13 +480,13 @@ class ZorkAgent:
         observer = add_langfuse(recorder, client, session_id=session_id)
         if observer is not None:
             self._langfuse = observer
-            # If the agent is dropped without `close`, the events not sent yet are sent in the background.
+            # If the agent is dropped without `close`, the remaining events are sent in the background.
             weakref.finalize(self, observer.close, timeout_s=0)
 
     def _wait_for_langfuse(self) -> None:
         """Wait until the manager's Langfuse client has the turn's events, so that its `flush` sends them.
 
-        If the client takes too long once, later turns do not wait for it, because it would delay every turn.
+        If the client once takes too long, later turns do not wait, because it would delay every one of them.
         """
         if self._langfuse is not None and self._langfuse_keeps_up:
             self._langfuse_keeps_up = self._langfuse.wait_idle(_TOLD_S)
@@ -489,14 +499,14 @@ class ZorkAgent:
             self._runner.remember(self._server, Disabled("the MCP manager is disabled"))
 
     def _after_turn(self) -> None:
-        """Copy the state of the connection to the manager."""
+        """Copy the connection's state from the runner to the manager."""
         manager = own_manager(self.mcp_manager)
         if manager is not None and self._server is not None:
             manager.connection = self._runner.connection(self._server)
 
 
 def _sampling_of(config: GameConfiguration, **given: float | None) -> Sampling:
-    """Return the sampling settings that were given, and for the others those of the configuration."""
+    """Return the given sampling settings; those that are `None` are taken from the configuration."""
     sampling = {
         name: getattr(config.agent_sampling, name) if value is None else value
         for name, value in given.items()

@@ -13,7 +13,7 @@ BUNDLED_NAME = "mind"
 def bundled_server() -> StdioServer:
     """Return the server: this Python, isolated and without site packages, so that it boots fast.
 
-    It needs neither files nor a network, so it runs in the box `pure` where this machine can enforce that.
+    It needs neither files nor a network, so it runs in the box `pure` if this machine can enforce that box.
     """
     spec = importlib.util.find_spec("grue.hosts.servers.think")
     assert spec is not None, "think.py is part of the package"

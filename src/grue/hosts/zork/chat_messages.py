@@ -1,4 +1,4 @@
-"""Turn message dicts, as `LLMClient` takes them, into an `EncodedConversation`, replies into `LLMResponse`.
+"""Convert message dicts of `LLMClient` to an `EncodedConversation`, and replies to an `LLMResponse`.
 
 ```
 {"role": "system" | "user", "content": "...", "cache_control": {"type": "ephemeral"}}
@@ -26,7 +26,7 @@ from grue.protocol.chat_wire.wire_format import Reply
 
 @dataclass
 class FunctionCall:
-    """Function call details.
+    """The function and the arguments of a tool call.
 
     Attributes:
         name: Canonical tool name, such as `thoughtbox.think`.
@@ -91,9 +91,9 @@ _ECHOED = ("reasoning_details", "reasoning_content")
 
 
 def given_tool(schema: Mapping[str, Any], server: m.ServerName | None = None) -> m.ToolDefinition:
-    """Read a tool in OpenAI's format; its name is kept, with or without a dot.
+    """Convert a tool from OpenAI's format. Its name is not changed, with or without a dot.
 
-    `server` may be left out if only a request to the model needs the definition.
+    `server` may be left out if the definition is only used for a request to the model.
 
     Raises:
         MCPError: The tool has no name.
@@ -120,8 +120,8 @@ def conversation_of(
 ) -> EncodedConversation:
     """Return a conversation with these messages, ready for a request of the given `mode`.
 
-    Calls without a result are left out, because providers refuse them. If there are no `tools`, the tools
-    that the history names are used, for endpoints that require a list of tools.
+    Tool calls without a result are left out, because providers refuse them. If there are no `tools`, the
+    tools that the messages call are listed, for endpoints that require a list of tools.
 
     Raises:
         MCPError: A message has an unknown role, content other than text, or a call without its parts.

@@ -1,9 +1,9 @@
 """`LLMClient`: a synchronous client for chat completions, with the same wire formats and retries as a turn.
 
 A turn does not call `chat_completions_create`: `ZorkAgent` takes the client's endpoint and lets the LLM actor
-ask it. If a program overrides `chat_completions_create`, a turn calls it as it calls any other client object
-(`client_actor.py`). If a program overrides `_supports_tool_calling`, a turn calls it
-to learn whether the model can call tools.
+ask it. If a program overrides `chat_completions_create`, a turn calls that method, as it does for any other
+client object (`client_actor.py`). If a program overrides `_supports_tool_calling`, a turn calls it to learn
+whether the model can call tools.
 
 Source: R4
 """
@@ -64,7 +64,7 @@ class LLMClient:
     Safe to share between threads. Close it, or use it as a context manager.
 
     Args:
-        config: Endpoint, retries and tool support; `None` for the defaults.
+        config: The endpoint, retries and tool support; `None` for the defaults.
         base_url: Replaces the base URL of the configuration.
         api_key: Replaces the key from the environment.
         transport: Sends the requests, in place of the network. A blocking transport is called in threads.
@@ -108,12 +108,12 @@ class LLMClient:
         self.close()
 
     def close(self) -> None:
-        """Close the argument `transport` if it is blocking. No other connection outlives its request."""
+        """Close a blocking `transport` that was passed in. All other connections end with their request."""
         if isinstance(self._transport, _InThreads):
             self._transport.close()
 
     def llm_settings(self, model: str | None = None, **sampling: Unpack[Sampling]) -> LlmSettings:
-        """Return this client's endpoint, key and retries with a model (by default the configured one).
+        """Return this client's settings for a model, by default the configured model.
 
         The endpoint chooses the sampling settings that are left out.
         """
@@ -126,11 +126,12 @@ class LLMClient:
     def endpoint(
         self, model: str | None = None, *, force_tool_support: bool = False, **sampling: Unpack[Sampling]
     ) -> LlmEndpoint:
-        """Return the endpoint for a `Runner`: same address, key, retries and transport.
+        """Return an endpoint for a `Runner`, with this client's URL, key, retries and transport.
 
         Args:
             model: The model; `None` for the configuration's.
-            force_tool_support: Whether to offer tools without a check, whatever the configuration says.
+            force_tool_support: Whether to offer tools without checking that the model can call them; `False`:
+                as the configuration says.
             sampling: As in `llm_settings`.
 
         Source: R12.4
@@ -175,10 +176,10 @@ class LLMClient:
 
         Args:
             model: The model, as the endpoint names it.
-            messages: Message dicts in OpenAI's format. The `cache_control` of a message or of its parts is
-                sent unchanged, at most four times, unless the endpoint refuses it. Other messages get markers
-                if the endpoint accepts more.
-            temperature: As for all sampling settings, the endpoint chooses if it is `None`.
+            messages: Message dicts in OpenAI's format. Up to four `cache_control` markers of messages or
+                their parts are sent unchanged, unless the endpoint refuses markers. If there are fewer, other
+                messages may get markers.
+            temperature: `None`: the endpoint chooses, as for all sampling settings.
             top_p: See `temperature`.
             top_k: See `temperature`; not sent to an endpoint that does not accept it.
             min_p: See `temperature`; not sent to an endpoint that does not accept it.
@@ -229,7 +230,7 @@ class LLMClient:
             twin="a thread, such as asyncio.to_thread gives",
         )
         if endpoint.profile != endpoint.first_profile:
-            # Keep the adapted profile for later requests.
+            # The profile was adapted to what the endpoint accepts. Keep it for later requests.
             self._settings = replace(self._settings, profile=endpoint.profile)
         if isinstance(outcome, m.LlmFailure):
             raise CompletionError(outcome)
@@ -242,7 +243,7 @@ class LLMClient:
         mode: m.OfferTools | m.RequireAnswer,
         choice: Choice,
     ) -> Reply | m.LlmFailure:
-        """Ask as a turn's LLM actor does, but drop the notes for a trace, because there is no trace here."""
+        """Ask the endpoint as a turn's LLM actor does, but drop its trace entries: there is no trace here."""
         command = m.RequestCompletion(conversation=m.ConversationId("client"), request=1, new=(), mode=mode)
         async with endpoint:
             asking = Asking(endpoint, conversation, command, lambda _: None, choice=choice, sleep=self._wait)
@@ -260,7 +261,7 @@ class LLMClient:
 
 
 class _Completions:
-    """`client.chat.completions`; calls the client's `chat_completions_create`, even a replaced one."""
+    """`client.chat.completions`; calls the client's `chat_completions_create`, even if it was overridden."""
 
     def __init__(self, client: LLMClient) -> None:
         self._client = client
@@ -285,7 +286,7 @@ class _AskedByClient(LlmEndpoint):
         self._client = client
 
     def support_check(self) -> SupportCheck:
-        """Return when to ask the client: before a server starts, or not at all if tool support is forced."""
+        """Return `before`: ask the client before a server starts; or `skip` if tool support is forced."""
         return "skip" if self.settings.force_tool_support else "before"
 
     async def tool_support(self) -> m.ToolSupportChecked:
@@ -313,7 +314,7 @@ def _with_base_url(config: GameConfiguration, base_url: str) -> GameConfiguratio
 
 
 def _answer(response_format: Mapping[str, Any] | None) -> m.AnswerSchema | None:
-    """Return the schema of a `json_schema` format; `None` for any other format."""
+    """Return the schema if the format is a `json_schema`; `None` for any other format."""
     shape = (response_format or {}).get("json_schema")
     if not isinstance(shape, Mapping) or not isinstance(shape.get("schema"), Mapping):
         return None
@@ -321,7 +322,7 @@ def _answer(response_format: Mapping[str, Any] | None) -> m.AnswerSchema | None:
 
 
 class _InThreads(httpx.AsyncBaseTransport):
-    """Calls a blocking transport in threads. It stays open when a request ends; the client closes it."""
+    """Calls a blocking transport in threads. Closing this object does not close it; `LLMClient` does."""
 
     def __init__(self, transport: httpx.BaseTransport) -> None:
         self._transport = transport

@@ -49,7 +49,7 @@ _SDK = WireProfile(
     name="an SDK",
     names="encoded",
     sampling=frozenset({"temperature", "top_p", "max_tokens", "stop"}),
-    # If the client raises an exception, the turn ends. So send no images, which its model might refuse.
+    # Send no images: if the client's model refused them, the client would raise, and the turn would end.
     images=False,
 )
 
@@ -90,7 +90,7 @@ class ClientActor(Actor[m.LlmCommand]):
         self._call_ids: set[str] = set() if lent is None else {*lent.encoded.history.call_ids}
 
     async def receive(self, envelope: Envelope[m.LlmCommand]) -> None:
-        """Ask the client, and send the outcome to the agent."""
+        """Ask the client, and send its reply or failure to the agent."""
         outcome: m.ToolSupportChecked | m.CompletionReceived | m.CompletionFailed
         match envelope.body:
             case m.CheckToolSupport():
@@ -128,10 +128,10 @@ class ClientActor(Actor[m.LlmCommand]):
         return await lent.answered(command, conversation, counted, time.monotonic() - begun)
 
     async def _asked(self, conversation: EncodedConversation, request: int) -> Reply | m.LlmFailure:
-        """Ask the client when the gate of the process's requests opens; return the reply, or the failure."""
+        """Wait until the request gate (the rate limit of a fleet) lets a request pass, then ask the client."""
         body, settings = conversation.body(self._settings), self._settings
         permit: Permit | str | None = None
-        if not isinstance(self._client, LLMClient):  # an `LLMClient` asks the gate itself, also for retries
+        if not isinstance(self._client, LLMClient):  # an `LLMClient` asks the gate itself, for each attempt
             wanted = WantedRequest(
                 model=settings.model, prompt_bytes=len(body), max_tokens=settings.max_tokens
             )
@@ -163,7 +163,7 @@ class ClientActor(Actor[m.LlmCommand]):
         asked = from_json(body)
         assert isinstance(asked, dict), "a request is an object"
         if self._profile is _SIMPLE_CLIENT:
-            # Our own client sets cache markers itself, as its endpoint's profile says.
+            # An `LLMClient` sets cache markers itself, according to its endpoint's profile.
             asked = _simple_arguments(asked, marked=not isinstance(self._client, LLMClient))
         call = functools.partial(self._create, **asked)
         if inspect.iscoroutinefunction(self._create):
@@ -172,13 +172,13 @@ class ClientActor(Actor[m.LlmCommand]):
         return await answer if inspect.isawaitable(answer) else answer
 
 
-@dataclass(frozen=True, eq=False, repr=False)  # the client's own repr may show its key
+@dataclass(frozen=True, eq=False, repr=False)  # no repr, because that of the client may show its key
 class ClientModel:
-    """A client as the model of a `Runner`: a factory of the actors that ask the client.
+    """Makes a client usable as the model of a `Runner`: creates the actors that ask the client.
 
     Attributes:
         client: Any object with `chat.completions.create`. If it also has `_supports_tool_calling`, that
-            method decides whether the model can call tools, before a server is started.
+            method decides whether the model can call tools; it is called before a server is started.
         settings: The model and its sampling.
         config: May force tool support; passed to `_supports_tool_calling`.
         lent: The conversation that the turn continues; `None`: the turn begins one of its own.
@@ -191,16 +191,16 @@ class ClientModel:
 
     @property
     def profile(self) -> WireProfile:
-        """How the client's messages are written."""
+        """The form in which the client takes messages."""
         return _SIMPLE_CLIENT if accepts(self.client.chat.completions.create, "name") else _SDK
 
     @property
     def model(self) -> str:
-        """The model that the client is asked for."""
+        """The name of the model."""
         return self.settings.model
 
     def lending(self, lent: LentConversation) -> "ClientModel":
-        """Return the model for a turn that continues `lent`."""
+        """Return a copy for a turn that continues the conversation `lent`."""
         return dataclasses.replace(self, lent=lent)
 
     def __call__(
@@ -211,7 +211,7 @@ class ClientModel:
         return ClientActor(mailbox, agent, self)
 
     def support_check(self) -> SupportCheck:
-        """Return when to check whether the model can call tools: before a server starts, or not at all."""
+        """Return `before`: before a server starts, check that the model can call tools; or `skip`."""
         if self.config is not None and self.config.mcp_force_tool_support:
             return "skip"
         asks = callable(getattr(self.client, METHOD, None))
@@ -221,7 +221,7 @@ class ClientModel:
 def client_actor(
     client: Any, model: str, config: ToolSupportPolicy | None = None, **sampling: Unpack[Sampling]
 ) -> ClientModel:
-    """Return any object with `chat.completions.create` as the model of a `Runner`.
+    """Make any object with `chat.completions.create` usable as the model of a `Runner`.
 
     The client chooses the sampling settings that are left out. `config` is as in `ClientModel`.
 

@@ -1,6 +1,7 @@
 """The facts that the Zork host records: the game, its output, and the commands that are played.
 
-The tags have no prefix, because the first traces were written before tags had one.
+The facts' tags have no prefix, unlike those of other hosts, because traces that are older than the prefixes
+have to stay readable.
 """
 
 from typing import ClassVar, Literal, TypeAlias
@@ -18,7 +19,7 @@ _SHORT = 80
 
 
 class EpisodeStarted(hosting.EpisodeStarted, frozen=True, kw_only=True):
-    """The host begins an episode of a game.
+    """An episode of a game begins.
 
     Attributes:
         game: Title of the game.
@@ -44,13 +45,13 @@ class EpisodeStarted(hosting.EpisodeStarted, frozen=True, kw_only=True):
         return f"{self.episode_id}: {self.game}, played by {self.played_by}, seed {self.seed}, {tools}"
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return the event `episode_started`."""
+        """Return one line: the event `episode_started`."""
         message = f"Episode started: {self.game}, played by {self.played_by}"
         return (LogLine("info", "episode_started", message, self.log_fields()),)
 
 
 class EpisodeEnded(hosting.EpisodeEnded, frozen=True, kw_only=True):
-    """The host ends an episode of a game, with its score; unknown values are `None`."""
+    """An episode of a game ends, with its score; unknown values are `None`."""
 
     reason: EndReason
     score: int | None = None
@@ -102,11 +103,11 @@ class McpInitialized(Fact, frozen=True, kw_only=True):
         return "warn" if self.problem() else ""
 
     def mark(self) -> str:
-        """Return a word if a setting has no effect."""
+        """Return `config` if a setting has no effect; otherwise an empty text."""
         return "config" if self.problem() else ""
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return the event `mcp_manager_init`, and a warning for each setting that has no effect."""
+        """Return one line with the event `mcp_manager_init`, and warnings for settings without effect."""
         lines = [LogLine("info", "mcp_manager_init", "MCP Manager initialized")]
         if self.ignored:
             message = (
@@ -135,11 +136,11 @@ class McpInitFailed(Fact, frozen=True, kw_only=True):
         return "fail"
 
     def mark(self) -> str:
-        """Return a word for the failure."""
+        """Return `bad config`."""
         return "bad config"
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return the event `mcp_init_error`."""
+        """Return one line: the event `mcp_init_error`."""
         message = f"Failed to initialize MCP Manager: {self.error}"
         return (LogLine("error", "mcp_init_error", message, {"error": self.error}),)
 
@@ -172,7 +173,7 @@ class Observed(Fact, frozen=True, kw_only=True):
 
 
 class Decided(Fact, frozen=True, kw_only=True):
-    """The command that will be played, and how it was decided. Recorded before it is played.
+    """The command of a turn, and how it was decided. Recorded before the command is played.
 
     Attributes:
         kind: As in `TurnCompleted`. A failed turn is a `fallback`, with the failure as its reason.
@@ -201,12 +202,12 @@ class Decided(Fact, frozen=True, kw_only=True):
         return self.action
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return the event `agent_action`."""
+        """Return one line: the event `agent_action`."""
         return (LogLine("info", "agent_action", f"Agent action: {self.action}", self.log_fields()),)
 
 
 class Remembered(Fact, frozen=True, kw_only=True):
-    """The host keeps a memory of a place."""
+    """A note about a place, which the host shows the model when the player is there again."""
 
     between_turns: ClassVar[bool] = True
 
@@ -215,7 +216,7 @@ class Remembered(Fact, frozen=True, kw_only=True):
     text: str
 
     def summary(self) -> str:
-        """Return the place and the memory."""
+        """Return the place and the note."""
         return f"{self.location}: {_quoted(self.text)}"
 
     def log_lines(self) -> tuple[LogLine, ...]:

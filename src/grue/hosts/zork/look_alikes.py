@@ -1,7 +1,7 @@
-"""Read the results of foreign clients and managers: grue's own objects, an SDK's, or similar ones.
+"""Read what a program's client and manager return: grue's own objects, an SDK's, or objects like these.
 
-A client that is not an `LLMClient` is asked whether a model can call tools if it has a method
-`_supports_tool_calling`.
+If a client that is not an `LLMClient` has a method `_supports_tool_calling`, that method decides whether a
+model can call tools.
 
 Source: R12, P13
 """
@@ -29,7 +29,7 @@ from grue.runtime.secrets.secret_forms import secrets_in
 def completion_body(response: object) -> m.JsonObject:
     """Return a client's answer as the body of a chat completion.
 
-    The answer is an `LLMResponse`, an SDK's object with `choices[0].message`, or an object like either.
+    The answer is an `LLMResponse`, an SDK's object with `choices[0].message`, or an object like one of these.
     """
     dump = getattr(response, "model_dump", None)
     plain = dump() if callable(dump) else response
@@ -48,7 +48,7 @@ def completion_body(response: object) -> m.JsonObject:
 
 
 def completion_failure(error: Exception, client: object, model: str) -> m.LlmFailure:
-    """Return the failure for an exception that a client raised; the client's `api_key` is redacted.
+    """Convert an exception that a client raised to a failure; the client's `api_key` is redacted.
 
     The HTTP status is the `status_code` or `status` of the exception or of its `response`.
     """
@@ -90,7 +90,7 @@ def _call(call: object) -> m.JsonObject:
 
 
 def member(holder: object, name: str) -> Any:
-    """Return a value of a dict or of an object by its name; `None`: it has none."""
+    """Return the value of a dict's key or of an object's attribute; `None` if there is none."""
     return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
 
 
@@ -119,7 +119,7 @@ def _status(error: Exception) -> int | None:
 
 
 def foreign_failure(fault: Fault, client: object, model: str) -> m.LlmFailure:
-    """Return the failure for a fault, without the client's `api_key` and the secrets of the environment."""
+    """Convert a fault to a failure; the client's `api_key` and secrets of the environment are redacted."""
     redaction, key = Redaction(secrets_in(os.environ)), getattr(client, "api_key", None)
     if isinstance(key, str):
         redaction.hide("api_key", key)
@@ -136,7 +136,7 @@ def foreign_failure(fault: Fault, client: object, model: str) -> m.LlmFailure:
 
 
 def own_methods(cls: type, names: Iterable[str]) -> Mapping[str, Callable[..., Any]]:
-    """Return the current methods of a class, to be compared later."""
+    """Return the methods of a class as they are now, for `is_overridden` to compare with later ones."""
     return {name: vars(cls)[name] for name in names}
 
 
@@ -156,10 +156,10 @@ async def asked_of_client(
 ) -> m.ToolSupportChecked:
     """Return whether the model may be offered tools.
 
-    The configuration decides if it forces tool support; otherwise the client's method; otherwise the model's
-    name. The method is called with the model, and with `config` if it accepts one. It may block or be
-    asynchronous. If it raises, the model is offered no tools, and the result has the reason. `endpoint` is
-    the name of the endpoint in the result.
+    If the configuration forces tool support, the answer is yes. Otherwise the client's method
+    `_supports_tool_calling` decides, or without it the model's name. The method is called with the model, and
+    with `config` if it accepts one. It may block or be asynchronous. If it raises, the model is offered no
+    tools, and the result has the reason. `endpoint` is the name of the endpoint in the result.
 
     Source: R12.4
     """

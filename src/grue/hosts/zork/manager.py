@@ -45,7 +45,7 @@ class TurnUse(Struct, frozen=True):
 
     Attributes:
         note: Puts a note into the turn's trace.
-        startup_timeout_s: Time limit of a connect.
+        startup_timeout_s: Time limit for `connect_session`, in seconds.
     """
 
     note: Note
@@ -55,8 +55,8 @@ class TurnUse(Struct, frozen=True):
 class SessionNews:
     """An observer of a manager's sessions.
 
-    A turn records its own calls and connects for its own observers. The manager's observers get nothing
-    during a turn, because they would get everything twice. Messages that only the session sees, such as a
+    During a turn, the manager's observers get nothing from the session, because the turn reports its connects
+    and calls to them, and they would get everything twice. Messages that only the session sees, such as a
     changed tool, are noted in the turn's trace.
 
     This class must not refer to the manager. A session refers to it, so an open session would keep the
@@ -64,7 +64,7 @@ class SessionNews:
 
     Attributes:
         observers: The manager's observers.
-        turn: The turn that uses the manager now.
+        turn: The turn that uses the manager now; `None`: no turn does.
     """
 
     def __init__(self) -> None:
@@ -88,11 +88,11 @@ class MCPManager:
     interpreter ends. Needs asyncio.
 
     Args:
-        config: Has the path of the file of servers, and the limits. The file is read even if `mcp_enabled` is
-            false, because a program that creates a manager wants MCP.
+        config: Has the limits, and the path of the file that configures the servers. The file is read even
+            if `mcp_enabled` is false, because a program that creates a manager wants MCP.
         logger: Gets log records of the coroutines, and of the turns of an agent that uses this manager.
-        langfuse_client: Gets the same events through an observer. They are sent when the client is flushed,
-            at the latest at the program's end. The manager never shuts the client down.
+        langfuse_client: Gets the same events. They are sent when the client is flushed, at the latest at the
+            program's end. The manager never shuts the client down.
 
     Attributes:
         logger: The argument.
@@ -102,8 +102,8 @@ class MCPManager:
         ignored_servers: Names of the other servers in the file, which are not used.
         config_warnings: A sentence for each other part of the file that has no effect.
         tool_server: How to start or reach the server.
-        tool_lock: The approved definitions of its tools, from `mcp_tools.lock` next to the file of servers;
-            `None` accepts any definition.
+        tool_lock: The approved definitions of the server's tools, from `mcp_tools.lock` in the folder of the
+            file; `None`: any definition is accepted.
         connection: The state of the connection in this episode: untried, proven or disabled. It is plain data
             that may be read, stored and set.
         recorder: Records the messages of the sessions that the coroutines open.
@@ -165,7 +165,7 @@ class MCPManager:
 
     @property
     def session(self) -> OwnedSession | None:
-        """The open session, or else the last one; `None` before the first."""
+        """The open session, or the last one if none is open; `None` before the first session."""
         return self._session or self._last_session
 
     @property
@@ -280,7 +280,7 @@ class MCPManager:
         self._news.turn = turn
 
     def give_back(self) -> None:
-        """Undo `lend`: `connect_session` and the logger work as without a turn again."""
+        """Undo `lend`: `connect_session` and the logger work as before."""
         self._news.turn = None
 
     def kill_leftovers(self) -> None:
@@ -288,7 +288,7 @@ class MCPManager:
         self._registry.kill_leftovers(loop_running=True)
 
     def _refusal(self, tool_name: str, arguments: object) -> m.ToolCallResult | None:
-        """Return the error result of a call that cannot be sent, or `None` if it can."""
+        """Return the error result for a call that cannot be sent; `None` if it can be sent."""
         try:
             self._parse_tool_name(tool_name)
         except ValueError as error:
@@ -332,7 +332,7 @@ class MCPManager:
         return split_name(tool_name)
 
     def _startup_limit_s(self) -> float:
-        """Return the time limit for the server's start: the server's own, or else the one of all servers."""
+        """Return the time limit for the server's start: its own, or else the one for all servers."""
         limits = startup_limits(turn_limits(self.config), {self.server_name: self.tool_server})
         return limits.startup_timeout_s(self.server_name)
 

@@ -2,8 +2,8 @@
 
 The object has the four coroutines of `MCPManager`: `connect_session`, `disconnect_session`,
 `get_tool_schemas` and `call_tool`. It may be an `MCPManager` with overridden methods. If these call the
-original ones, the turn gets the same facts as from an ordinary manager: why the server did not start, whether
-it died, its process and how that ended, and the last lines of its standard error.
+original ones, the turn learns the same as from an unchanged manager: why the server did not start, whether it
+died, its process id, how the process ended, and the last lines of its standard error.
 """
 
 import asyncio
@@ -56,9 +56,9 @@ class SessionManager(Protocol):
 class ManagerConnection:
     """One session with a manager object; a `ToolConnection`. Needs asyncio.
 
-    `connect_session` and `disconnect_session` run in the same task, which has no cancel scope around it. The
-    reason is that a manager may enter a task group in the first and leave it in the second, as the clients of
-    the MCP SDK do. A task group must be left in the task that entered it, and inside the same cancel scopes;
+    `connect_session` and `disconnect_session` run in the same task, outside any cancel scope. The reason is
+    that a manager may enter a task group in the first and leave it in the second, as the clients of the MCP
+    SDK do. A task group must be left in the task that entered it, and inside the same cancel scopes;
     otherwise anyio raises an error.
 
     `disconnect_session` is called once for each `connect_session` that succeeded or was cancelled, and not
@@ -66,8 +66,8 @@ class ManagerConnection:
 
     Args:
         manager: The manager.
-        server: The server's name in the session. A tool with another prefix keeps its own name.
-        note: Records tools and results that cannot be used.
+        server: The server's name in the session. Tool names with another prefix are not changed.
+        note: Records tools that cannot be used, and failures of `disconnect_session`.
     """
 
     report_s = 0.0
@@ -107,7 +107,7 @@ class ManagerConnection:
 
     @property
     def status(self) -> ConnectionStatus:
-        """An empty status, because nothing is known about the process of a foreign manager."""
+        """An empty status, because nothing is known about the manager's server process."""
         return ConnectionStatus()
 
     async def open(self, timeout_s: float) -> Listing:
@@ -225,7 +225,7 @@ class ManagerConnection:
 
 
 def connect_manager(manager: SessionManager, server: m.ServerName) -> Connect:
-    """Return a manager object as a tool server for a `Runner`.
+    """Make a manager object usable as a tool server of a `Runner`.
 
     Raises:
         MCPError: The manager lacks one of the four coroutines.
@@ -244,8 +244,8 @@ _REPORT_S = 0.45
 class OverriddenManagerConnection(ManagerConnection):
     """One session with a manager whose methods are overridden.
 
-    The manager connects and disconnects in one task. Its connect gets one attempt with the turn's time
-    limits. Its logger and Langfuse client get the events of the turn and not those of the coroutines.
+    The manager's `connect_session` gets one attempt, with the turn's time limit. The manager's logger and
+    Langfuse client get the events of the turn, and not those of the manager's coroutines.
 
     Args:
         manager: The manager.
@@ -271,7 +271,7 @@ class OverriddenManagerConnection(ManagerConnection):
         """Connect and list the tools.
 
         Raises:
-            ServerFailed: The connect failed. If the original method failed, its cause is included.
+            ServerFailed: The connect failed. The error has the cause that `MCPManager` reports, if it does.
         """
         self._lent.lend(TurnUse(self._note, timeout_s))
         return await super().open(timeout_s)
@@ -307,7 +307,7 @@ class OverriddenManagerConnection(ManagerConnection):
 
     @property
     def _session(self) -> OwnedSession | None:
-        """The session that the original methods have opened in this turn, if any."""
+        """The session that `MCPManager`'s own methods have opened in this turn, if any."""
         session = self._lent.session
         return None if session is self._before else session
 
@@ -319,5 +319,5 @@ class OverriddenManagerConnection(ManagerConnection):
 
 
 def connect_overridden(manager: MCPManager) -> Connect:
-    """Return a tool server for a `Runner`, which connects by calling the manager's methods."""
+    """Return a tool server for a `Runner` that connects and makes calls by the manager's methods."""
     return lambda note: OverriddenManagerConnection(manager, note)

@@ -1,9 +1,9 @@
 """The host that plays a text adventure: a plain synchronous loop around the agent.
 
-In every turn it shows the agent what the game shows, plays the command that the agent returns, and remembers
-for each place where points were gained, what killed the player, and where exits lead. The episode ends with
-the game, when the turns or the budget are used up, after too many fallback turns in a row, or after an error
-that another turn cannot mend; the reason is recorded.
+In every turn the host shows the agent what the game shows, and plays the command that the agent returns. For
+each place, it remembers which commands gained points, which killed the player, and where exits lead. The
+episode ends with the game, when the turns or the budget are used up, after too many fallback turns in a row,
+or after an error that another turn cannot mend; the reason is recorded.
 
 The configuration (`Conditions`) is recorded at the start and at each resume. A resume with another game, with
 MCP switched on or off, or with another MCP server is refused. Any other change is reported and recorded, and
@@ -63,8 +63,8 @@ class Move(Struct, frozen=True):
     """A command that was played, and its result.
 
     Attributes:
-        location: Where it was played; `None` if unknown.
-        gained: Points that it brought; `None` if the score is unknown.
+        location: Where the command was played; `None` if unknown.
+        gained: Points that the command gained; `None` if the score is unknown.
     """
 
     command: str
@@ -164,7 +164,7 @@ class Memories:
 
 
 def conditions_of(agent: ZorkAgent) -> dict[str, str]:
-    """Return the settings that an agent plays with, by name, without secrets."""
+    """Return the settings that an agent plays with as texts, by name, without secrets."""
     config, client = agent.config, agent.client
     said = {
         "model": agent.model,
@@ -275,7 +275,7 @@ class EpisodeResult(Struct, frozen=True, kw_only=True):
     """How an episode ended; written to `result.json`.
 
     Attributes:
-        reason: Why it ended; `detail` is a sentence for people.
+        reason: Why the episode ended; `detail` says it in a sentence for people.
         commands: The commands that were played, in order.
         scripted: Whether the model was the offline script and not an LLM.
     """
@@ -305,7 +305,7 @@ class EpisodeResult(Struct, frozen=True, kw_only=True):
 
 
 class EpisodeSetup(Struct, kw_only=True):
-    """The parts of an episode other than its configuration; all have a default.
+    """The parts of an episode that are not in its configuration; all have a default.
 
     Attributes:
         game: The game; `None` for the embedded one.
@@ -324,7 +324,8 @@ class EpisodeSetup(Struct, kw_only=True):
         start: When each turn's server starts; `None`: as the configuration says. `after_turn` and
             `beside_turn` start it for the following turn, in one event loop for the episode.
         stream: Whether replies are streamed, so that the trace has the text as it arrives.
-        settings: Recorded with the episode's start, to be used by a resume.
+        settings: JSON values to record at the episode's start, so that a program that resumes it can read
+            them.
         past: The episode to resume; `None` for a new one.
     """
 
@@ -357,7 +358,8 @@ class ZorkOrchestratorV2:
     Raises:
         MCPError: The MCP configuration cannot be used.
         GameError: The game cannot be opened, or is not the game of the episode to resume.
-        MCPConfigError: The episode to resume had tools from another server, or none; nothing is recorded.
+        MCPConfigError: The episode to resume had another MCP server, or had none and now has one, or the
+            reverse. Nothing is recorded.
 
     Attributes:
         game_state: The current state of the episode.
@@ -412,13 +414,15 @@ class ZorkOrchestratorV2:
         """Play until the episode ends, and return the result.
 
         Raises:
-            MCPError: The episode cannot go on: the server never started, the endpoint refuses the key.
-            KeyboardInterrupt: Ctrl-C. After either error the end is recorded, and `result` has the reason.
+            MCPError: The episode cannot go on, for example because the server never started or the endpoint
+                refuses the key.
+            KeyboardInterrupt: Ctrl-C was pressed. After either error the end of the episode is recorded, and
+                `result` has the reason.
         """
         try:
             while self._process_turn():
                 pass
-        except KeyboardInterrupt:  # Ctrl-C between two turns. Within a turn, the turn has recorded the end.
+        except KeyboardInterrupt:  # between two turns: a turn records its own interruption
             self._ends("interrupted", "interrupted by Ctrl-C")
             raise
         return self.result()
@@ -501,8 +505,8 @@ class ZorkOrchestratorV2:
     def _come_back(self, past: GamePast) -> list[Remembered]:
         """Restore the state of an episode: replay its commands in the game, and read the rest from the trace.
 
-        Nothing is recorded here, because the game and the tools may turn out not to be those of the trace.
-        Returns the memories that the trace does not have yet.
+        Nothing is recorded here, because the resume is still refused if the game or the tools are not those
+        of the trace. Returns the memories that the trace does not have yet.
         """
         state = self.game_state
         if past.started.game_hash != self.game.fingerprint:
@@ -522,7 +526,7 @@ class ZorkOrchestratorV2:
                 unrecorded.append(memory)
             if decided.turn == past.forgiven:
                 state.fallbacks_in_a_row = 0
-        # Check the text of the unfinished turn too, because its decision was or will be based on that text.
+        # Check the game's text of the unfinished turn too, because its decision depends on that text.
         self._check_replayed(past.shown.get(past.turns + 1))
         self._turn_end = past.end
         self._began -= past.lasted_s
@@ -627,7 +631,7 @@ class ZorkOrchestratorV2:
         )
 
     def _play(self, decided: Decided) -> Remembered | None:
-        """Play a command, update the state, and return a memory if the move gave one."""
+        """Play a command, update the state, and return the new memory if there is one."""
         state, seen = self.game_state, self.game_state.observation
         after = self.game.step(decided.action)
         gained = None if after.score is None or seen.score is None else after.score - seen.score
@@ -675,12 +679,12 @@ class ZorkOrchestratorV2:
             score=seen.score,
             max_score=seen.max_score,
         )
-        if self.game_state.turn == self._end.turns > 0:  # otherwise this state has been recorded already
+        if self.game_state.turn == self._end.turns > 0:  # an unfinished turn has recorded this state
             self._note(_observed(self.game_state.turn, seen))
         self._note(self._end)
 
     def _count(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Add the cost of a turn, also of a failed one, to the episode's. The recorder calls this."""
+        """Add a turn's calls, requests and tokens to the episode's, also if it failed. An observer."""
         del line
         end = envelope.body
         if isinstance(end, m.TurnCompleted | m.TurnFailed):

@@ -39,7 +39,7 @@ class GamePast(hosting.Past[EpisodeStarted], kw_only=True):
         return len(self.decided)
 
     def take_fact(self, envelope: Envelope[Any]) -> None:
-        """Read the next envelope of the trace."""
+        """Update the attributes from the next envelope of the trace."""
         match envelope.body:
             case Observed(turn=turn) as observed if not envelope.redacted:
                 self.shown.setdefault(turn, observed)
@@ -53,10 +53,10 @@ class GamePast(hosting.Past[EpisodeStarted], kw_only=True):
 
 
 def read_past(path: Path) -> GamePast:
-    """Read how far an episode got, from its run folder or the trace in it.
+    """Read how far an episode got. `path` is its run folder or the trace in the folder.
 
-    If an episode was won, lost or quit but its result file was not written, it can be resumed, which writes
-    the file.
+    An episode that was won, lost or quit can still be resumed if its result file is missing. The resume then
+    only writes the file.
 
     Raises:
         TraceError: The trace cannot be read or has no episode, the episode is over, or a message that is

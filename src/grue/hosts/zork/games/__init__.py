@@ -1,1 +1,1 @@
-"""Text adventures for an agent to play: the embedded house, and real story files."""
+"""Text adventures for an agent to play: the embedded game "The House", and real story files."""

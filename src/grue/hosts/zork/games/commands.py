@@ -24,8 +24,8 @@ _MARKUP: Final = re.compile(r"[*`~\\]+")
 _LEADING: Final = re.compile(r"(?:[\s>#_.,;:]+|[-+]\s+|\d+[.)]\s+|[-+]$|then\b)+", re.IGNORECASE)
 _TRAILING: Final = re.compile(r"[\s_.,;:!]+$")
 _CHAIN: Final = re.compile(r";|[,\s]+(?:and\s+)?then\b", re.IGNORECASE)
-# The interpreter ends a command at a full stop, so "n.n" is a chain. Titles ("mr.") and decimals are no
-# chain.
+# The interpreter ends a command at a full stop, so "n.n" is a chain. The full stops of
+# titles ("mr.") and decimals end no command.
 _FULL_STOP: Final = re.compile(
     r"(?<!\bmr)(?<!\bms)(?<!\bdr)(?<!\bst)(?<!\bmrs)(?<!\d)\.|(?<=\d)\.(?!\d)", re.IGNORECASE
 )
@@ -60,7 +60,7 @@ def _ascii(line: str) -> str:
 
 
 def _tidy(line: str) -> str:
-    """Apply `_peel` until nothing changes, which makes `sanitise_command` idempotent."""
+    """Apply `_peel` until nothing changes. This makes `sanitise_command` idempotent."""
     while (peeled := _peel(line)) != line:
         line = peeled
     return line

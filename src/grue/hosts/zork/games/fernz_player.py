@@ -36,7 +36,7 @@ _MOST_COLUMNS: Final = 255
 
 
 class Screen:
-    """The screen: keeps which window is written to, and the cursor of the upper window, between answers."""
+    """Turns fernz's output into text. Between two answers it keeps the selected window and the cursor."""
 
     def __init__(self) -> None:
         self._upper = False
@@ -99,7 +99,7 @@ _INFOCOM: Final = 3
 
 
 class Player:
-    """A story, and the lines that are typed to it."""
+    """Runs a story, with the lines of the standard input as commands."""
 
     def __init__(self, story: str, *, seed: int, columns: int, rows: int) -> None:
         self._saved: bytes | None = None

@@ -71,7 +71,7 @@ class HouseGame:
         return self._observe(f"{OPENING}\n\n{describe(self._state, self._case)}")
 
     def step(self, command: str) -> Observation:
-        """Play one command. No command is an error; after the end of the game, none has an effect."""
+        """Play one command, whatever it is. After the end of the game, commands have no effect."""
         if self._state.ending:
             return self._observe(_OVER)
         turn = Turn(self._state, self._case, self._understand(command))
@@ -102,7 +102,7 @@ class HouseGame:
         if phrase.verb == "again":
             return parse(state.last)
         if asked and not phrase.verb:
-            # The phrase has no verb, so it answers the game's question ("Take what?" "The key.").
+            # Without a verb, the command answers the game's last question ("Take what?" "The key.").
             command = f"{asked} {command}"
             phrase = parse(command)
         state.last = command
@@ -157,7 +157,7 @@ class HouseGame:
 
 
 def _dark_falls(turn: Turn) -> list[str]:
-    """Count a turn in the dark. The fourth in a row kills, unless the grue has heard its tune."""
+    """Count a turn in the dark. The fourth in a row kills the player if the grue is not content."""
     state = turn.state
     if turn.killed_by or not is_dark(state) or turn.happened("grue_content"):
         state.dark_turns = 0

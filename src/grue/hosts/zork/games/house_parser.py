@@ -26,7 +26,7 @@ DIRECTION_NAMES: Final = {
     "out": "out",
 }
 
-# Phrases by canonical verb. The longest phrase at the beginning of a command wins.
+# For each verb, the phrases that mean it. The longest phrase that a command begins with decides.
 _VERB_PHRASES: Final[dict[str, str]] = {
     "go": "go|walk|run|head|step|move to",
     "look": "l|look|look around|look round",
@@ -92,7 +92,7 @@ class Phrase(Struct, frozen=True, kw_only=True):
     """A parsed command.
 
     Attributes:
-        verb: The canonical verb; empty if the command does not begin with a known verb.
+        verb: The verb, as a key of `_VERB_PHRASES`; empty if the command does not begin with a known verb.
         said: The player's words for the verb.
         nouns: The noun phrases after the verb; `("all",)` stands for everything.
         preposition: The preposition before `second`; empty if there is none.

@@ -52,7 +52,7 @@ class State(Struct, kw_only=True):
             falls.
         moves: Turns taken; some commands take none.
         dark_turns: Consecutive turns spent in the dark.
-        wrong_numbers: Wrong numbers dialled since the pianola last fell.
+        wrong_numbers: Wrong numbers dialled since the last ones caused a death.
         deaths: Deaths so far; the second one ends the game.
         asked: The verb of a question that the next command may answer ("take", after "Take what?").
         it: The thing that "it" refers to.
@@ -81,7 +81,8 @@ class RefusalError(Exception):
     """The command cannot be carried out. The text is the house's answer, and no turn passes.
 
     Attributes:
-        asks: If the text is a question, the verb that its answer completes; otherwise empty.
+        asks: If the text is a question ("Take what?"), the verb of the command that the player's answer
+            completes; otherwise empty.
     """
 
     def __init__(self, text: str, *, asks: str = "") -> None:
@@ -150,8 +151,8 @@ def find(state: State, words: Words, *, asks: str = "") -> str:
     """Return the one thing that a noun phrase, without articles, refers to.
 
     Raises:
-        RefusalError: There is no such thing here, or more than one. If the error asks which one is meant,
-            `asks` is the verb that the player's answer completes.
+        RefusalError: There is no such thing here, or more than one. If there is more than one, the error asks
+            which one is meant. Its attribute `asks` is the argument `asks`.
     """
     reach = within_reach(state)
     if words in (("it",), ("them",), ("him",), ("her",)):
@@ -188,7 +189,7 @@ def _aside(state: State, name: str) -> str:
 
 
 def describe(state: State, case: Case) -> str:
-    """Return the description of the room: its name, its text, its changing feature, and the things in it."""
+    """Return the description of the room: name, text, the current state of its feature, and things in it."""
     room = ROOMS[state.room]
     if is_dark(state):
         if "grue_content" in state.flags:
@@ -244,7 +245,7 @@ class Turn:
         self.takes_time = True
 
     def happened(self, flag: str) -> bool:
-        """Return whether a flag of the state is set."""
+        """Return whether the flag of an event is set."""
         return flag in self.state.flags
 
     def award(self, name: str) -> None:
@@ -259,7 +260,7 @@ class Turn:
         return DEATHS[cause]
 
     def fill(self, text: str) -> str:
-        """Insert the seed's words into a text."""
+        """Replace the `{names}` in a text by the seed's words."""
         return text.format_map(self.case.words)
 
 
@@ -282,7 +283,7 @@ def give(turn: Turn, name: str) -> str:
 
 
 def gift_and_receiver(state: State, words: Words) -> tuple[str, str] | None:
-    """Return thing and receiver of words without a preposition ("the cat sardines"); `None` if unclear."""
+    """Split words such as "the cat sardines" into thing and receiver; `None` if the split is not clear."""
     for cut in range(1, len(words)):
         try:
             return find(state, words[cut:]), find(state, words[:cut])
@@ -294,7 +295,7 @@ def gift_and_receiver(state: State, words: Words) -> tuple[str, str] | None:
 def hand_over(turn: Turn, name: str, receiver: str) -> str:
     """Give one thing to one character."""
     if turn.phrase.preposition == "with" and receiver in PORTABLE:
-        name, receiver = receiver, name  # "feed the cat with sardines"
+        name, receiver = receiver, name  # as in "feed the cat with sardines"
     if turn.state.places.get(name) != PLAYER:
         raise RefusalError(f"You are not holding {the(name)}.")
     match receiver, name:
@@ -690,7 +691,7 @@ def _saying(text: str) -> PlainRule:
     return lambda _turn: text
 
 
-# Rules for verbs that need one thing to act on; the first two accept several.
+# Rules for verbs that act on one thing. "take" and "drop" accept several.
 THING_RULES: Final[dict[str, ThingRule]] = {
     "take": _take,
     "drop": _drop,

@@ -1,8 +1,8 @@
 """The house as tables: its rooms, the points, the texts that belong to no thing, and the things.
 
-There is no code here. A text may contain `{names}`, which are replaced by `Case.words`; that is the only
-place where a seed changes the texts. Scenery stays in its rooms. A portable thing starts at `place`, the id
-of a room or a container; the state knows where it is later.
+There is no code here. A text may contain `{names}`, which are replaced by `Case.words`; the seed changes no
+other part of the texts. Scenery stays in its rooms. A portable thing starts at `place`, the id of a room or a
+container; `State.places` has its place after that.
 """
 
 from typing import Final
@@ -17,7 +17,7 @@ class Room(Struct, frozen=True):
         name: The heading of its description.
         text: The part of its description that never changes.
         exits: The room in each direction.
-        feature: A flag, and the sentences for the description before and after it is set.
+        feature: A flag, and the sentence that the description has before it is set, and the one after.
         dark: Whether the player sees nothing here without the lit lantern.
     """
 
@@ -212,7 +212,7 @@ NO_LIFE_LEFT: Final = (
     'The clerk leafs through the file. "No further lives on account. I am so sorry. Mind the step."'
 )
 
-# Blocked exits, by the rooms on both sides: the flag that opens the exit, and the text until then.
+# Blocked exits, by the rooms on both sides: the flag that opens the exit, and the refusal until it is set.
 BARRIERS: Final = {
     ("porch", "hall"): (
         "door_open",

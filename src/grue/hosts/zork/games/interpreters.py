@@ -46,7 +46,7 @@ from grue.hosts.zork.games.story_text import WIDTH
 
 _LONGEST_LINE: Final = 180  # characters; the interpreter's buffer has 200
 _HEIGHT: Final = 99  # rows; the interpreter counts changed rows in a table of 100
-_MOST_BYTES: Final = 1 << 22  # the most characters in one answer
+_MOST_BYTES: Final = 1 << 22  # the longest answer; one more byte means that it never ends
 _EXIT_S: Final = 2.0
 _QUOTED: Final = 400  # the most characters of an interpreter's last output that an error quotes
 _UNSAFE: Final = re.compile(r"[\\\x00-\x1f\x7f]+")
@@ -89,7 +89,7 @@ class InterpreterProcess:
         self._prompt = b""
         self._last_words = b""
         folder = tempfile.mkdtemp(prefix="grue-game-")
-        # No paging. The seed is never -1, which would mean the time of day.
+        # No paging. The mask keeps the seed from being -1, which would mean "use the time of day".
         size = ["-w", str(WIDTH), "-h", str(_HEIGHT)]
         flags = ["-m", "-p", "-q", *size, "-s", str(seed & 0x7FFFFFFF), "-R", folder]
         try:
@@ -116,7 +116,7 @@ class InterpreterProcess:
         Raises:
             GameError: The interpreter died, or did not answer in time. The interpreter is then closed.
         """
-        mark = secrets.randbelow(900_000) + 100_000  # more than six digits would be rounded
+        mark = secrets.randbelow(900_000) + 100_000  # the interpreter rounds numbers of more digits
         sent = "" if line is None else _UNSAFE.sub(" ", line)[:_LONGEST_LINE] + "\n"
         with suppress(BrokenPipeError):  # the interpreter has ended, but its last output can still be read
             os.write(self._input, f"{sent}\\sf-{mark}\n".encode("ascii", "replace"))
@@ -171,7 +171,7 @@ class InterpreterProcess:
 
 
 def _end(process: subprocess.Popen[bytes], folder: str) -> None:
-    # The process has not been reaped yet, so its process id and group id still belong to it.
+    # Without a `returncode`, the process was not reaped, so no other process can have its id and group yet.
     if process.returncode is None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -184,7 +184,7 @@ def _end(process: subprocess.Popen[bytes], folder: str) -> None:
 FIRST_VERSION_WITH_STYLES: Final = 4
 
 _CODE_AT: Final = 0x240  # after the header (64 bytes) and the table of 240 global variables
-_LONGEST_S: Final = 20.0  # playing the tiny story takes 10 ms
+_LONGEST_S: Final = 20.0  # seconds; playing the tiny story takes 10 ms
 _BOLD, _ITALIC, _ROMAN = 2, 4, 0
 _WORDS: Final = ("bold", "underlined")
 
@@ -192,7 +192,7 @@ _WORDS: Final = ("bold", "underlined")
 def prints_styled_words(program: str) -> bool:
     """Return whether `program`, which takes dfrotz's options, prints bold and underlined words.
 
-    If a program cannot be started or does not end, the result is `False`. The answer is kept until the
+    If a program cannot be started or does not end, the result is `False`. The result is cached until the
     program's file changes.
     """
     try:
@@ -204,7 +204,7 @@ def prints_styled_words(program: str) -> bool:
 
 @cache
 def _try(program: str, changed: int) -> bool:
-    # The time of the file is part of the cache's key, so that an upgrade of the package is noticed.
+    # The file's modification time is an argument only for the cache: after an upgrade, it tries again.
     del changed
     with tempfile.TemporaryDirectory(prefix="grue-game-") as folder:
         story = Path(folder) / "styles.z5"
@@ -227,7 +227,7 @@ def styled_story() -> bytes:
     size = _CODE_AT + len(code) + -len(code) % 4
     header = bytearray(64)
     header[0] = 5
-    # Initial program counter, dictionary, objects, global variables, static memory, abbreviations.
+    # Where these begin: code, dictionary, objects, global variables, static memory, abbreviations.
     for at, value in (
         (0x04, _CODE_AT),
         (0x06, _CODE_AT),
@@ -309,7 +309,7 @@ class Choice(Struct, frozen=True):
     Attributes:
         interpreter: The interpreter.
         reason: Why it is not the first installed interpreter, or what it does wrong with this story, as a
-            sentence for people; empty if neither is so.
+            sentence for people; empty if there is nothing to say.
         loses_words: Whether the interpreter leaves out the story's bold and underlined words.
     """
 

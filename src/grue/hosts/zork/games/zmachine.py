@@ -309,7 +309,7 @@ class ZMachineGame:
         )
 
     def snapshot(self) -> bytes:
-        """Return the parts that replay the game: story, seed, commands and interpreter."""
+        """Return what is needed to replay the game: story, seed, commands and interpreter."""
         played = _Replay("zmachine", 1, self._story.digest, self._seed, self._commands, self._player.name)
         return msgspec.json.encode(played)
 
