@@ -61,7 +61,7 @@ class ConfinedFolder:
             _require_file(path, os.lstat(name, dir_fd=folder))
             with os.fdopen(os.open(name, os.O_RDONLY | _FILE, dir_fd=folder), "rb") as file:
                 status = os.fstat(file.fileno())
-                _require_file(path, status)  # another file may have this name by now
+                _require_file(path, status)  # the file may have been replaced since `lstat`
                 if status.st_size > self._max_bytes:
                     raise self._too_large(path, status.st_size)
                 content = file.read(self._max_bytes + 1)
@@ -99,8 +99,8 @@ class ConfinedFolder:
                 before = os.lstat(name, dir_fd=folder)
                 _require_file(path, before)
                 mode = stat.S_IMODE(before.st_mode)
-            # Always the same temporary name for a file: if a write was cut off, the next write of that file
-            # replaces what is left of it.
+            # The temporary name depends only on the file's name. So if a write was cut off, the next write of
+            # the file replaces the temporary file that was left behind.
             draft = f".{hashlib.sha256(name.encode()).hexdigest()[:16]}.part"
             write_whole(Path(name), content, mode=mode, fsync=True, draft=draft, dir_fd=folder)
         return len(content)
@@ -124,7 +124,7 @@ class ConfinedFolder:
 
     @contextmanager
     def _folder(self, names: list[str], *, create: bool = False) -> Iterator[int]:
-        """Open the folder that the names lead to."""
+        """Open the folder at the end of the path, and yield its file descriptor."""
         folder = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for name in names:
@@ -149,7 +149,7 @@ def _enter(name: str, folder: int) -> int:
 
 
 def _names(path: str, *, folder: bool = False) -> list[str]:
-    """Return the names that a path consists of."""
+    """Split a path into names. Refuse a path that may leave the folder."""
     if not isinstance(path, str) or not path.isprintable():
         raise RefusedPath(f"{_shown(str(path))} has a control character in it.")
     if path.startswith("/"):

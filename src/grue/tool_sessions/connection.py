@@ -44,12 +44,12 @@ class ConnectionStatus(Struct, frozen=True, kw_only=True):
 
     @property
     def exit_status(self) -> int | None:
-        """The status that the process exited with; `None` if it runs or was killed by a signal."""
+        """The process's exit status; `None` if it still runs, was killed by a signal, or does not exist."""
         return None if self.exit is None else self.exit.status
 
 
 class Listing(Struct, frozen=True, kw_only=True):
-    """A server's report when it is opened.
+    """What a server reports when its connection is opened.
 
     Attributes:
         tools: The server's tools, in the server's order.
@@ -67,7 +67,7 @@ class Listing(Struct, frozen=True, kw_only=True):
 
 
 class SeenListing(Struct, frozen=True):
-    """A server's listing, before any tool of it is left out, and the MCP revision that the server spoke.
+    """All tools that a server has listed, before some are left out, and the MCP revision that it spoke.
 
     Attributes:
         tools: The server's tools, in the server's order.
@@ -102,7 +102,7 @@ class ToolConnection(Protocol):
     async def open(self, timeout_s: float) -> Listing:
         """Agree on a protocol version and list the tools; raises `ServerFailed`.
 
-        `timeout_s` counts from when entering began.
+        The time of `timeout_s` begins when `__aenter__` is called.
 
         Source: R13.3
         """
@@ -121,7 +121,7 @@ class ToolConnection(Protocol):
 
     @property
     def status(self) -> ConnectionStatus:
-        """The connection's state now. Reading it does not ask the server."""
+        """The connection's current state, as far as is known without asking the server."""
         ...
 
 
@@ -137,7 +137,7 @@ class KeepsBlocks(Protocol):
     async def call_with_blocks(
         self, tool: str, arguments: m.JsonObject, timeout_s: float
     ) -> tuple[m.ToolCallResult, tuple[m.JsonObject, ...]]:
-        """Call a tool as `ToolConnection.call` does; return its result, and its content blocks unchanged."""
+        """Call a tool as `ToolConnection.call` does; return its result, and its unchanged content blocks."""
         ...
 
 
@@ -151,18 +151,18 @@ class ChecksArguments(Protocol):
 
 
 async def refusal(connection: ToolConnection, tool: str, arguments: m.JsonObject) -> str | None:
-    """Return why a connection would not send this call; `None`: it would, or it cannot know before."""
+    """Return why a connection would not send this call; `None` if it would, or cannot tell in advance."""
     return await connection.refusal(tool, arguments) if isinstance(connection, ChecksArguments) else None
 
 
 @runtime_checkable
 class HoldsTasks(Protocol):
-    """A connection whose server may work on a call as a task of its own (an MCP client)."""
+    """A connection whose server may run a call as an MCP task, and deliver the result later."""
 
     async def finish_task(self, tool: str, task: m.ToolTask, timeout_s: float) -> m.ToolCallResult:
         """Ask for the result of a task that an earlier process has started; the tool is not called again.
 
-        Raises as `ToolConnection.call` does.
+        Raises the errors of `ToolConnection.call`.
         """
         ...
 
@@ -189,12 +189,13 @@ class TakesRequests(Protocol):
 
 
 def exclusive(connection: ToolConnection | None) -> contextlib.AbstractAsyncContextManager[object]:
-    """Return a context manager in which a batch of calls has the connection alone.
+    """Return a context manager for a batch of calls, which keeps other users of the session out.
 
-    A connection to a session that has other users too has a method `exclusive`, whose context manager waits
-    for the batches of the other users, and keeps them waiting.
+    If a session can have several users, its connections have a method `exclusive`, whose context manager
+    waits until the other users' batches are done and makes their next ones wait. For other connections, the
+    context manager does nothing.
     """
-    # Not `isinstance`, which for a protocol takes longer than many a call of a function tool.
+    # Do not use `isinstance`: with a protocol it would take longer than many calls of function tools.
     alone: Callable[[], contextlib.AbstractAsyncContextManager[object]] | None
     alone = getattr(connection, "exclusive", None)
     return contextlib.nullcontext() if alone is None else alone()
@@ -210,7 +211,7 @@ class Checkable(Protocol):
 
 
 class WrappedConnection:
-    """A `ToolConnection` that passes everything on to another one. Subclasses override some methods."""
+    """A `ToolConnection` that passes everything on to another `ToolConnection`. A base for subclasses."""
 
     def __init__(self, connection: ToolConnection) -> None:
         self._connection = connection

@@ -40,8 +40,8 @@ class WireFault(Struct, frozen=True):
     Attributes:
         cause: What has failed, in one clause without secrets or control characters.
         ends_session: Whether every later exchange would fail too.
-        remedy: What the user can do; `None`: the transport's own advice for the phase.
-        needs_login: Whether only a person's login helps.
+        remedy: What the user can do; `None`: the transport's usual advice for the phase.
+        needs_login: Whether the server can be used only after a person has logged in.
     """
 
     cause: str
@@ -128,7 +128,7 @@ def downloads(command: str, args: Sequence[str]) -> bool:
 
 
 def needs_longer(place: str) -> str:
-    """Return the advice for a server that may only be slow; `place` says where its start-up limit is set."""
+    """Return the advice for a server that may just be slow; `place`: where its start-up limit is set."""
     return f"If it only needs longer, raise {place}."
 
 
@@ -179,9 +179,9 @@ def remedy_for(
 
 
 def first_fault(error: Exception) -> str:
-    """Return the first fault that a validation error or other exception names, as one line."""
+    """Return the first fault of a validation error, or the text of another exception, as one line."""
     errors = getattr(error, "errors", None)
-    if callable(errors):  # a pydantic error; its full text has several lines and a link for each fault
+    if callable(errors):  # a pydantic error: its text has several lines and a link for each fault
         fault: m.JsonObject = errors()[0]
         where = ".".join(str(part) for part in fault.get("loc") or ())  # type: ignore[attr-defined]  # a tuple
         said = fault_text(str(fault.get("msg")))

@@ -1,6 +1,6 @@
-"""A tool server made of Python functions. It needs no process and produces the same messages as any other.
+"""A tool server made of Python functions. It needs no process; a turn uses it like any other tool server.
 
-The schemas that the model sees and the checks of a call's arguments are made from the functions' annotations.
+The functions' annotations determine the schemas that the model sees, and how a call's arguments are checked.
 msgspec reads most types: numbers, texts, lists, enums, dates, Structs, dataclasses, TypedDicts, their unions.
 pydantic reads a parameter whose type is pydantic's (a model, `Annotated[..., Field(...)]`), or cannot be read
 by msgspec, such as a union of two dataclasses. pydantic is imported only for such a parameter, because the
@@ -58,7 +58,7 @@ _REF = "#/$defs/{name}"
 
 
 class _Omitted:
-    """Takes the place of an argument that pydantic reads and that was not given."""
+    """Stands for an argument that was not given, if pydantic reads the parameter."""
 
 
 _OMITTED = _Omitted()
@@ -93,7 +93,7 @@ class Parameters:
         self.schema = self._schema(texts)
 
     def convert(self, arguments: m.JsonObject) -> dict[str, Any]:
-        """Return the arguments as the function's annotations want them; raises `InvalidArgumentsError`."""
+        """Convert arguments to the types of the function's annotations; raises `InvalidArgumentsError`."""
         try:
             given = msgspec.structs.asdict(msgspec.convert(arguments, self._struct))
         except msgspec.ValidationError as error:
@@ -154,8 +154,8 @@ class Parameters:
         for name, text in texts.items():
             parameter_read = self._by_pydantic.get(name)
             if parameter_read is not None and not parameter_read.described:
-                # Replace the docstring of the model's class, which pydantic has put here. That text says what
-                # the class is; the model needs to know what the parameter is for.
+                # Replace the docstring of the parameter's class, which pydantic has put here. The docstring
+                # says what the class is, but the LLM has to know what the parameter is for.
                 properties[name]["description"] = text
             properties[name].setdefault("description", text)
         if components:
@@ -164,7 +164,7 @@ class Parameters:
 
 
 def mentions_pydantic(kind: Any, depth: int = 0) -> bool:
-    """Return whether a type is made of anything that pydantic or `annotated_types` defines."""
+    """Return whether a type has a part that pydantic or `annotated_types` defines."""
     if depth > _DEEPEST:
         return False
     if isinstance(kind, type) and any(_is_pydantic(base) for base in kind.__mro__):
@@ -243,7 +243,7 @@ ContextNotify: TypeAlias = Callable[[NoticeKind, str], None]
 
 
 class ToolCancelled(MCPError):  # noqa: N818 - named as the event, like the other cancellations
-    """Raised by `ToolContext.raise_if_cancelled`; the call's result is no longer wanted."""
+    """Raised by `ToolContext.raise_if_cancelled` if the call's result will not be used any more."""
 
 
 class ToolContext:
@@ -304,7 +304,7 @@ class ToolContext:
         return self._cancelled.wait(timeout_s)
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
-        """Report how far the call is. The report is shown in the same way as the progress of an MCP server.
+        """Report the progress of the call. It is shown in the same way as the progress of an MCP server.
 
         Args:
             done: The part that is done, in any unit.
@@ -323,14 +323,14 @@ class ToolContext:
         if threading.get_ident() == self._loop_thread:
             self._deliver(kind, shown)
         elif not self.cancelled:
-            # The loop delivers notices in order, and before the function's result, which reaches the loop by
-            # `call_soon_threadsafe` too.
+            # The function's result reaches the loop by `call_soon_threadsafe` too. So the loop gets the
+            # notices in order, and before the result.
             with contextlib.suppress(RuntimeError):  # the event loop was closed meanwhile
                 self._loop.call_soon_threadsafe(self._deliver, kind, shown)
 
     def _deliver(self, kind: NoticeKind, text: str) -> None:
         if self._over:
-            return  # The thread was abandoned, and the call has been answered.
+            return  # The call was answered before its thread ended.
         self._notices += 1
         if self._notices < _MAX_NOTICES:
             self._notify(kind, text)
@@ -340,7 +340,7 @@ class ToolContext:
             )
 
     def _end(self, *, cancelled: bool) -> None:
-        """End the call, in the event loop. Later notices are dropped."""
+        """Mark the call as ended. Later notices are dropped. Call this in the event loop."""
         self._over = True
         if cancelled:
             self._cancelled.set()
@@ -378,7 +378,7 @@ class Docs(Struct, frozen=True):
 
 
 def read_docstring(docstring: str | None) -> Docs:
-    """Read a docstring; `None` is an empty one."""
+    """Return the parts of a docstring; `None` counts as an empty docstring."""
     lines = inspect.cleandoc(docstring or "").splitlines()
     description: list[str] = []
     parameters: dict[str, str] = {}
@@ -416,7 +416,7 @@ def _is_underlined(lines: list[str], at: int) -> bool:
 
 
 def _items(section: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield name and text of each parameter that a section describes; none if it describes no parameters."""
+    """Yield name and text of each parameter that a docstring's section describes."""
     head = section[0]
     field = _FIELD.fullmatch(head)
     if field is not None and field["field"] in _FIELDS:
@@ -583,13 +583,13 @@ class FunctionTools(HostFunctions):
     """A tool server made of functions. Pass it to a `Runner` in place of an MCP server.
 
     Args:
-        functions: Functions by tool name; or functions alone, each with the name that `@tool` gives it or its
-            own. Each parameter must be usable as a keyword argument and be annotated with a type that msgspec
-            or pydantic supports. A parameter of the type `ToolContext` is not shown to the model. If a
-            function is marked with `@tool`, the model reads the docstring up to its first section, otherwise
-            the first paragraph of the docstring.
+        functions: Functions by tool name; or a list of functions, each with the name that `@tool` gives it,
+            or else its own. Each parameter must be usable as a keyword argument and be annotated with a type
+            that msgspec or pydantic supports. A parameter of the type `ToolContext` is not shown to the
+            model. If a function is marked with `@tool`, the model reads the docstring up to its first
+            section, otherwise the first paragraph of the docstring.
         catch_all: Called with the bare name and the arguments of a tool that is not listed; `None`: such a
-            call is refused. Only the host's instructions can tell the model of such tools.
+            call is refused. The model can know of such tools only from the host's instructions.
 
     Raises:
         MCPConfigError: A function has no name, has the name of another function, or has a parameter whose
@@ -649,7 +649,12 @@ class FunctionConnection:
         self._boxed = False
 
     def runs_in(self, box: str, *, enforced: bool) -> None:
-        """Declare that the functions do all their work by programs in a box; `box` describes it in words."""
+        """Declare that the functions do their work by starting programs in a box.
+
+        Args:
+            box: The box in words, for the connection's status.
+            enforced: Whether this machine enforces the whole box.
+        """
         self.status = ConnectionStatus(box=box)
         self._boxed = enforced
 
@@ -692,7 +697,7 @@ class FunctionConnection:
             await self._before_calls()
 
     async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
-        """Return why a function does not take the arguments; `None`: it takes them, or it does not exist."""
+        """Return why a function does not accept the arguments; `None` if it does, or does not exist."""
         if tool not in self._functions:
             return None
         try:
@@ -730,10 +735,10 @@ class FunctionConnection:
     def _bound(
         self, tool: str, function: _Function | None, arguments: m.JsonObject, context: ToolContext
     ) -> functools.partial[Any]:
-        """Return the call with its converted arguments."""
+        """Return the function with its converted arguments, ready to be called."""
         converted, self._converted = self._converted, None
-        # If `refusal` has converted these arguments already, use the converted ones. To convert them again
-        # would run the user's validators twice in one call.
+        # If `refusal` has converted these arguments already, use the result. Converting them again would run
+        # the user's validators twice for one call.
         checked = converted is not None and converted[0] is arguments
         given = converted[1] if converted is not None and checked else self._given(tool, arguments)
         if function is None:
@@ -744,7 +749,7 @@ class FunctionConnection:
         return functools.partial(function.call, **given)
 
     def _given(self, tool: str, arguments: m.JsonObject) -> dict[str, Any]:
-        """Return the arguments as the function takes them; raises `ToolRefusedError`."""
+        """Convert the arguments for the function; raises `ToolRefusedError`."""
         function = self._functions.get(tool)
         if function is None:
             if self._catch_all is None:
@@ -773,7 +778,8 @@ async def _result_of(call: functools.partial[Any]) -> m.ToolCallResult:
         return tool_results.success(msgspec.to_builtins(value, enc_hook=_encodable))
     except BaseException as raised:
         error = single(raised)
-        # An exception of the user's function becomes an error result, unless it is to end the program.
+        # An exception of the user's function becomes an error result, except for those that must propagate: a
+        # cancellation of this task, and exceptions such as KeyboardInterrupt.
         if ends_the_task(raised) or not isinstance(error, _RESULTS):
             raise
         return tool_results.call_failed(f"{type(error).__name__}: {error}")
@@ -783,13 +789,13 @@ def _in_thread(call: functools.partial[Any]) -> Any:
     try:
         return call()
     except BaseException as error:
-        # A future cannot carry a StopIteration, and a GeneratorExit would end the awaiting coroutine. Wrap
-        # every exception so that it reaches the event loop unchanged.
+        # A future cannot hold a StopIteration, and a GeneratorExit would end the awaiting coroutine. So wrap
+        # every exception.
         raise HostCodeFailed(error) from error
 
 
 def _encodable(value: object) -> object:
-    """Return a replacement for a value that msgspec cannot encode: a pydantic model's fields, or the text."""
+    """Replace a value that msgspec cannot encode: a pydantic model by its fields, others by their `str`."""
     dump = getattr(value, "model_dump", None)
     return dump(mode="json") if callable(dump) else str(value)
 

@@ -1,7 +1,7 @@
 """Base classes of the tools that a program brings itself: `FunctionTools` and `ShellTool`.
 
-The engine tells these tools from MCP servers by the base classes, without importing the tools themselves. So
-a program that has only MCP servers does not import the modules that read functions and their docstrings.
+By these classes, the engine distinguishes such tools from MCP servers without importing the tools themselves.
+So a program that has only MCP servers does not import the modules that read functions and their docstrings.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -24,7 +24,7 @@ class HostConnection(ToolConnection, Protocol):
 
 
 class HostFunctions:
-    """Functions of the program; see `FunctionTools`."""
+    """Base of `FunctionTools`: tools that are functions of the program."""
 
     __slots__ = ()
 
@@ -39,7 +39,7 @@ class HostFunctions:
 
 
 class HostCommands:
-    """Commands that the program allows; see `ShellTool`."""
+    """Base of `ShellTool`: a tool that runs commands."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Notices: what a server does outside requests and replies, such as logging or writing invalid lines."""
+"""Notices: events of a server outside requests and replies, such as log messages and invalid lines."""
 
 from collections.abc import Callable
 from typing import TypeAlias

@@ -1,4 +1,4 @@
-"""The settings of grue's authorisation at a server by URL (OAuth 2.1 as MCP specifies it)."""
+"""The settings with which grue authorises itself at an MCP server over HTTP, by OAuth 2.1 as MCP has it."""
 
 from typing import Literal
 from urllib.parse import urlsplit
@@ -29,22 +29,22 @@ _IDENTITY = (
 
 
 class OAuth(Struct, frozen=True, kw_only=True):
-    """The authorisation at one server. Its `repr` shows no secret.
+    """How grue authorises itself at one server. The `repr` shows no secret.
 
     Without a `client_id`, grue registers as a client when it first asks for a token: by the document at
     `client_metadata_url`, if one is set and the authorization server accepts such documents, or else
     dynamically.
 
     Attributes:
-        grant: `authorization_code` needs one `grue login SERVER`, and then refreshes its token by itself.
-            `client_credentials` needs nobody. `identity_assertion` exchanges a person's token of the identity
-            provider for one of the server.
+        grant: `authorization_code`: a person runs `grue login SERVER` once, then grue refreshes the token by
+            itself. `client_credentials`: no person is needed. `identity_assertion`: grue exchanges a person's
+            token from an identity provider for a token of the server.
         client_id: The client as it is registered at the authorization server; `None`: not registered yet.
         client_secret: The client's secret, if it has one.
         private_key: The client's private key in the PEM format, in place of a secret, for
             `client_credentials`.
         signing_algorithm: How the private key signs, such as `RS256` or `ES256`.
-        secret_method: How the secret is sent.
+        secret_method: How the client's secret is sent to the authorization server.
         issuer: The authorization server that the credentials belong to. They are sent to no other server.
         scope: The scopes to ask for, separated by spaces; `None`: the scopes that the server asks for.
         client_metadata_url: An https URL with the client's metadata. The URL is then the client's id.
@@ -79,7 +79,6 @@ class OAuth(Struct, frozen=True, kw_only=True):
     identity_token_file: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse settings that contradict one another."""
         fault = self._fault()
         if fault:
             raise MCPConfigError(f"OAuth: {fault}.")

@@ -1,6 +1,7 @@
-"""A parameter that pydantic reads.
+"""`PydanticParameter`: a parameter of a function tool whose type pydantic reads.
 
-Importing this module imports pydantic, which takes long, so other modules import it inside functions.
+Importing this module imports pydantic, which takes a tenth of a second. So other modules import it inside
+functions.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ _UNREADABLE = (PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, Pyda
 
 
 class _WithoutFieldTitles(GenerateJsonSchema):
-    """Leaves out the title that pydantic makes from each field's name, because each title costs tokens."""
+    """Makes schemas without the titles that pydantic derives from field names, because titles cost tokens."""
 
     def field_title_should_be_set(self, schema: object) -> bool:
         """Return `False`: no field gets a title."""
@@ -32,7 +33,7 @@ class _WithoutFieldTitles(GenerateJsonSchema):
 
 
 class PydanticParameter:
-    """One parameter: its schema, its default, and the conversion of its argument.
+    """One parameter: its schema, its default, and the conversion of arguments for it.
 
     `default` is the parameter's default as `inspect` gives it, or a `Field(...)`. Raises `TypeError` if
     pydantic cannot read the type, or JSON cannot express it.
@@ -65,7 +66,7 @@ class PydanticParameter:
         return copy.deepcopy(self._default)
 
     def convert(self, value: Any) -> Any:
-        """Return the argument as the annotation wants it; raises `InvalidArgumentsError`."""
+        """Convert an argument to the type of the annotation; raises `InvalidArgumentsError`."""
         try:
             return self._adapter.validate_python(value)
         except pydantic.ValidationError as error:
@@ -75,10 +76,10 @@ class PydanticParameter:
             raise InvalidArgumentsError("; ".join([*shown, *more])) from error
 
     def add_schema(self, components: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the parameter's schema, and the shared definitions together with this parameter's.
+        """Return the parameter's schema, and `components` with the definitions that the schema refers to.
 
-        If another definition already has the name of one of this parameter's, the parameter's name is put
-        before the names of its definitions.
+        If `components` already has another definition under one of their names, the names of all the
+        parameter's definitions get the prefix `PARAMETER.`.
         """
         schema, own = self._schema("")
         if any(components.get(name, definition) != definition for name, definition in own.items()):
@@ -91,7 +92,7 @@ class PydanticParameter:
         )
         own = {f"{prefix}{name}": definition for name, definition in schema.pop("$defs", {}).items()}
         if not self.required and not isinstance(self._default, FieldInfo):
-            # If JSON cannot express the default, it is used for calls, but left out of the schema.
+            # If JSON cannot express the default, leave it out of the schema. Calls still use it.
             with contextlib.suppress(PydanticSerializationError):
                 shown = self._adapter.dump_python(self._default, mode="json", warnings=False)
                 schema.setdefault("default", shown)

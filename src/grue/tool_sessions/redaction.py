@@ -1,8 +1,9 @@
 """Remove secrets from texts about a server: its command line, its standard error, its errors.
 
-A secret is the value of a variable with a name such as `API_KEY` (`runtime/secrets/secret_forms.py`), an
-argument or a part of one after such a name, a password in a URL, a word in the form of a provider's tokens,
-or a value that authorises a request. `runtime/secrets/redaction.py` finds a secret in its encoded forms too.
+A secret is the value of an environment variable with a name such as `API_KEY`
+(`runtime/secrets/secret_forms.py`), what follows such a name in a command line (`--api-key KEY`), a password
+in a URL, a word in the form of a provider's tokens, or a value that authorises a request.
+`runtime/secrets/redaction.py` finds secrets in their encoded forms too.
 """
 
 import re
@@ -57,7 +58,7 @@ class Redactor:
 
 
 def secrets_of_arguments(args: Sequence[str]) -> dict[str, str]:
-    """Return the parts of a command's arguments that may be secret, by name, for redaction."""
+    """Return the parts of a command's arguments that may be secret, by a name for the placeholder."""
     found = {f"argument {number}": arg for number, arg in enumerate(args, 1) if "://" in arg}
     for before, arg in _with_the_one_before(args):
         for name, start, end in _spans(before, arg):
@@ -71,7 +72,7 @@ def _with_the_one_before(args: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _spans(before: str, arg: str) -> Iterator[_Span]:
-    """Yield the positions of the secrets in an argument, from left to right and without overlap."""
+    """Yield where the secrets in `arg` are, in order, without overlap. `before` is the argument before it."""
     if before.startswith("-") and "=" not in before and looks_secret(before):
         yield _Span(before.lstrip("-"), 0, len(arg))
         return

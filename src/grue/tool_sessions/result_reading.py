@@ -1,9 +1,9 @@
-"""Read parts of a tool's whole result: the work of the built-in tool `read_result`.
+"""Read parts of a tool's whole result, for the built-in tool `read_result`.
 
 A result may be megabytes of hostile text, and a model writes the arguments. So everything is bounded: the
-length of an answer by the caller's limit, a search by time. Patterns are run by the linear-time engine that
-checks schemas (`protocol/tools/json_schema.py`), which accepts no look-around and no back references. Read
-results in a worker thread, because reading 10 MB takes some tens of milliseconds.
+length of an answer by the caller's limit, a search by time. Patterns are matched by the linear-time engine
+that checks schemas (`protocol/tools/json_schema.py`), which accepts no look-around and no back references.
+Read results in a worker thread, because reading 10 MB takes some tens of milliseconds.
 """
 
 import functools
@@ -45,7 +45,7 @@ class CannotReadError(Exception):
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
-    """The arguments of `read_result`, as the tool's definition describes them to the model."""
+    """The arguments of `read_result`. The tool's definition describes them to the model."""
 
     handle: str
     first_line: int | None = None
@@ -70,7 +70,7 @@ def wanted(arguments: m.JsonObject) -> Wanted:
 
 
 class WholeResult:
-    """A tool's whole result, laid out to be read."""
+    """A tool's whole result. Its text and its JSON are decoded at most once, for any number of reads."""
 
     def __init__(self, result: m.ToolCallResult) -> None:
         self._result = result
@@ -86,7 +86,7 @@ class WholeResult:
         return self.text.count("\n") + 1
 
     def read(self, asked: Wanted, max_chars: int, *, clock: Callable[[], float] = time.monotonic) -> str:
-        """Return the part that is asked for, in about `max_chars` characters at most.
+        """Return the part of the result that is asked for, in about `max_chars` characters at most.
 
         Raises `CannotReadError` if the result has no such part, or the pattern or path cannot be used.
         """
@@ -151,7 +151,7 @@ class WholeResult:
     # --- JSON paths
 
     def _parsed(self) -> object:
-        """Return the content with only its first level decoded; a text is decoded once."""
+        """Return the content. If it is JSON text, decode its first level only, and keep the result."""
         if isinstance(self._content, str):
             try:
                 self._content = _opened(msgspec.Raw(self._content.encode()))
@@ -188,9 +188,9 @@ class WholeResult:
 
 
 def _start_of(text: str, line: int) -> int:
-    """Return where a line begins; -1: the text has no such line.
+    """Return the position at which a line begins; -1 if the text has no such line.
 
-    Counts the line breaks of whole blocks first, which is fast.
+    For speed, the line breaks of whole blocks are counted first.
     """
     at, number = 0, 1
     while number < line and at < len(text):
@@ -208,7 +208,10 @@ def _start_of(text: str, line: int) -> int:
 
 
 def _pieces(text: str, quick: _Test) -> Iterator[tuple[int, int, str]]:
-    """Yield line number, offset in the line, and text of each piece of a block that passes the quick test."""
+    """Yield line number, offset in the line, and text of each piece of a line, long lines being split.
+
+    Blocks of lines that fail the quick test are skipped.
+    """
     at, line = 0, 1
     while at < len(text):
         end = text.rfind("\n", at, at + _BLOCK) + 1 if at + _BLOCK < len(text) else len(text)
@@ -225,7 +228,10 @@ def _pieces(text: str, quick: _Test) -> Iterator[tuple[int, int, str]]:
 
 
 def _test_of(pattern: str) -> tuple[_Test, _Test]:
-    """Return a test for a piece of a line, and a quick test for a block that may let too many pass."""
+    """Return an exact test for a piece of a line, and a quick test for a block of lines.
+
+    A block that has a match passes the quick test, but not every block that passes has a match.
+    """
     if len(pattern) > _LONGEST_PATTERN:
         raise CannotReadError(f"a pattern has at most {_LONGEST_PATTERN} characters")
     test = _compiled(pattern)
@@ -234,7 +240,8 @@ def _test_of(pattern: str) -> tuple[_Test, _Test]:
             "the pattern is not a regular expression, has look-around or back references, or is too large;"
             " to find a text as it is, put a backslash before each special character"
         )
-    # In a block, ^ and $ stand for the borders of lines, but \A and \z would not.
+    # With (?m), ^ and $ match at each line of a block. But \A and \z match only at the ends of the block, so
+    # a pattern with them has no quick test.
     quick = None if re.search(r"\\[AzZ]", pattern) else _compiled(f"(?m){pattern}")
     return test, quick or _always
 
@@ -256,11 +263,11 @@ def _compiled(pattern: str) -> _Test | None:
 
 
 def _around(piece: str, test: _Test) -> str:
-    """Return a piece, or if it is long, the part that ends soon after the match."""
+    """Return a piece, or if it is long, the part around the end of the first match."""
     if len(piece) <= _SHOWN_OF_LINE:
         return piece
     low, high = 1, len(piece)
-    while low < high:  # the shortest beginning of the piece that matches ends with the match
+    while low < high:  # the match ends where the shortest prefix that matches ends
         middle = (low + high) // 2
         low, high = (low, middle) if test(piece[:middle]) else (middle + 1, high)
     start = max(0, min(low - _SHOWN_OF_LINE // 2, len(piece) - _SHOWN_OF_LINE))
@@ -290,7 +297,7 @@ _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 
 def _steps_of(path: str) -> list[_Step]:
-    """Return the steps of a JSON path; raises `CannotReadError` if it has another form than is supported."""
+    """Return the steps of a JSON path; raises `CannotReadError` if a step has an unsupported form."""
     rest = path.strip().removeprefix("$")
     if rest and rest[0] not in ".[":
         rest = f".{rest}"
@@ -331,7 +338,7 @@ _VALUES: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
 
 def _opened(value: object) -> object:
-    """Return a value with only its first level decoded; what is in it stays JSON text."""
+    """Decode only the first level of a value that is raw JSON: its members or items stay raw JSON."""
     if not isinstance(value, msgspec.Raw):
         return value
     first = bytes(memoryview(cast("Any", value))[:64]).lstrip()[:1]
@@ -351,7 +358,7 @@ def _only(value: object, steps: list[_Step]) -> object:
 
 
 def _selected(value: object, steps: list[_Step]) -> Iterator[object]:
-    """Yield the values that a path with wildcards or slices selects; parts that lack a step are left out."""
+    """Yield the values that a path with wildcards or slices selects; missing parts are skipped."""
     if not steps:
         yield value
         return
@@ -402,7 +409,7 @@ def _kind(value: object) -> str:
 
 
 def _written(value: object) -> str:
-    """Return a text as it is, and other values as JSON with a line for each."""
+    """Return a text as it is, and any other value as indented JSON."""
     opened = _opened(value)
     if isinstance(opened, str):
         return opened
@@ -442,7 +449,7 @@ class ResultReader:
             return tool_results.call_failed(str(error))
 
     def _whole(self, handle: str) -> WholeResult:
-        # Keep the last result laid out, because a model often reads a result in several calls.
+        # Keep the last result with its decoded forms, because a model often reads a result in several calls.
         last = self._last
         if last is not None and last[0] == handle:
             return last[1]

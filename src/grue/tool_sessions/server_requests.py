@@ -1,7 +1,7 @@
 """The requests that a server may send to its client, as data: sampling, elicitation, roots.
 
-All are off by default. The client announces to a server that it takes such requests only if the host has a
-function for them.
+All are off by default. The client announces to a server that it answers a kind of request only if the host
+has a function for it.
 """
 
 from collections.abc import Awaitable, Callable
@@ -59,7 +59,7 @@ class Abilities(Struct, frozen=True, kw_only=True):
     Attributes:
         sample: Answers sampling requests; `None`: the ability is not announced.
         elicit: Asks the user; `None`: every such request is declined.
-        roots: The folders from the server's own options; `None`: the ability is not announced.
+        roots: The folders from `ServerOptions.roots`; `None`: the ability is not announced.
     """
 
     sample: Sample | None = None

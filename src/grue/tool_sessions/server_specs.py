@@ -1,8 +1,10 @@
 """The address of a tool server, as data: a program to start (`StdioServer`) or a URL (`HttpServer`).
 
-No text made here may show a secret of an environment, an argument, a URL or a header.
+No text made here, such as a `repr` or an error, may show a secret of an environment, an argument, a URL or a
+header.
 
-`InheritEnv` says which of the host's variables a server process inherits; decision 013 has the reasons.
+`InheritEnv` says which of the host's environment variables a server process inherits; decision record 013 has
+the reasons.
 """
 
 import os
@@ -103,7 +105,10 @@ def visible_keys(environment: Mapping[str, str], host: Mapping[str, str]) -> tup
 
 
 def is_own_key(name: str, environment: Mapping[str, str], host: Mapping[str, str]) -> bool:
-    """Return whether a variable holds one of grue's own keys."""
+    """Return whether a variable of a process's `environment` holds one of grue's own keys.
+
+    It does if its name is that of a key, or if its value equals that of a key in the `host`'s environment.
+    """
     return name in OWN_KEYS or environment[name].strip() in _own_values(host)
 
 
@@ -118,7 +123,7 @@ def _is_safe(name: str, value: str) -> bool:
 
 
 class ServerOptions(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
-    """Time limits and tool choices of one server.
+    """One server's time limits, the tools to offer, and how it is started.
 
     A turn has a time limit for calls too; the smaller of the two applies.
 
@@ -126,8 +131,8 @@ class ServerOptions(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
         call_timeout_s: Time limit of one tool call; `None`: the turn's limit.
         startup_timeout_s: Time limit from spawning to the listing; `None`: the turn's limit. A limit here
             replaces the turn's, also if it is longer.
-        startup_timeout_place: In words, where the user can write `startup_timeout_s`, for the advice after a
-            slow start. Set if the options come from a configuration file.
+        startup_timeout_place: Where the user can set `startup_timeout_s`, in words, for the advice in the
+            error after a slow start. Set by the code that reads a configuration file.
         exit_grace_s: How long a server process may take to exit after its input was closed, before it gets
             SIGTERM; `None`: as the runner's `ProcessLimits` say.
         include: Bare names of the tools to offer, or patterns with `*`, `?` and `[...]`; `None`: all.
@@ -153,11 +158,10 @@ class ServerOptions(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
     start: StartWhen | None = None
 
     def of_process(self, usual: ProcessLimits) -> ProcessLimits:
-        """Return the limits of the server's process: the usual ones, unless the server has its own."""
+        """Return the limits of the server's process: the usual ones, but its own `exit_grace_s` if set."""
         return usual if self.exit_grace_s is None else replace(usual, exit_grace_s=self.exit_grace_s)
 
     def __post_init__(self) -> None:
-        """Check types and ranges; refuse a `start` that is not one of `StartWhen`."""
         check_settings(
             self,
             only=[name for name in self.__struct_fields__ if name != "start"],
@@ -218,7 +222,7 @@ HttpTransport: TypeAlias = Literal["auto", "http", "sse"]
 
 
 def _as_text(value: object) -> object:
-    """Return a value with each path in it, also inside a list or dictionary, as text."""
+    """Convert a path to text, also if it is inside a list or dictionary; return other values unchanged."""
     if isinstance(value, PathLike):
         return os.fsdecode(value)
     if isinstance(value, list | tuple):
@@ -227,7 +231,7 @@ def _as_text(value: object) -> object:
 
 
 class _CommandLine(Struct, frozen=True):
-    """The fields of a server that may be given by position."""
+    """The fields of `StdioServer` that may be positional arguments."""
 
     command: str
     args: Sequence[str] = ()
@@ -250,7 +254,7 @@ class StdioServer(_CommandLine, metaclass=OwnKeywords, frozen=True, kw_only=True
             commonly need. `none`: nothing. If the server then has no PATH, the command is searched on the
             host's PATH.
         cwd: Working directory; `None`: the host's working directory.
-        options: Time limits and tool choices, for the MCP client.
+        options: Time limits, the tools to offer, and how the server is started.
         sandbox: What the program may read, write, start and connect to: a `Sandbox`, or a preset's name
             (`pure`, `files`, `web`). `None`: no box; the program may do whatever the host may do.
 
@@ -264,7 +268,7 @@ class StdioServer(_CommandLine, metaclass=OwnKeywords, frozen=True, kw_only=True
     inherit_env: InheritEnv = "all"
     sandbox: Sandbox | None = None
 
-    if TYPE_CHECKING:  # The arguments take more types than the fields have after `__post_init__`.
+    if TYPE_CHECKING:  # The constructor accepts types that `__post_init__` converts to those of the fields.
 
         def __init__(
             self,
@@ -280,7 +284,6 @@ class StdioServer(_CommandLine, metaclass=OwnKeywords, frozen=True, kw_only=True
         ) -> None: ...
 
     def __post_init__(self) -> None:
-        """Refuse a command that is not a word, and arguments that are not a list of words."""
         given: dict[str, Any] = {name: _as_text(getattr(self, name)) for name in self.__struct_fields__}
         args = given["args"]
         if not isinstance(given["command"], str) or not given["command"].strip():
@@ -300,11 +303,11 @@ class StdioServer(_CommandLine, metaclass=OwnKeywords, frozen=True, kw_only=True
             msgspec.structs.force_setattr(self, "name", self.name or PurePath(self.command).name)
             self._read_sandbox()
             return
-        # The values are not shown: an argument may be a secret.
+        # The error does not show the values, because an argument may be a secret.
         raise MCPConfigError(f"StdioServer(name={self.name!r}): write {form}.")
 
     def _read_sandbox(self) -> None:
-        """Replace a preset's name in `sandbox` by the preset's `Sandbox`."""
+        """Replace the name of a preset in the field `sandbox` by the preset, a `Sandbox`."""
         try:
             msgspec.structs.force_setattr(self, "sandbox", sandbox_of(self.sandbox))
         except ValueError as error:
@@ -336,7 +339,7 @@ class StdioServer(_CommandLine, metaclass=OwnKeywords, frozen=True, kw_only=True
 
 
 class _Address(Struct, frozen=True):
-    """The field of a server that may be given by position."""
+    """The field of `HttpServer` that may be a positional argument."""
 
     url: str
 
@@ -353,9 +356,9 @@ class HttpServer(_Address, metaclass=OwnKeywords, frozen=True, kw_only=True):
         transport: `http` is Streamable HTTP; `sse` is the older transport. `auto` tries Streamable HTTP
             first, and then, if the address refuses it, SSE.
         headers: Sent with every request to this URL, and to no other URL.
-        connect_timeout_s: Time limit for opening a connection, and for sending one notification.
+        connect_timeout_s: Time limit for opening an HTTP connection, and for sending one notification.
         auth: How grue authorises itself (OAuth); `None`: only `headers` can authorise it.
-        options: Time limits and tool choices.
+        options: Time limits, the tools to offer, and how the server is started.
 
     Raises:
         MCPConfigError: The URL cannot be used, or a header cannot be sent.
@@ -412,7 +415,7 @@ class HttpServer(_Address, metaclass=OwnKeywords, frozen=True, kw_only=True):
         found = dict(self.headers)
         for name, value in self.headers.items():
             scheme, _, token = value.strip().partition(" ")
-            if token and scheme.isalpha():  # the server may repeat the token without its "Bearer"
+            if token and scheme.isalpha():  # "Bearer abc": the server may repeat "abc" alone
                 found[f"{name} token"] = token
         found |= dict(parse_qsl(parts.query))
         if parts.password:
@@ -431,13 +434,13 @@ McpServer: TypeAlias = StdioServer | HttpServer
 
 
 def in_its_box(server: McpServer, tools: tuple[m.ToolDefinition, ...]) -> tuple[m.ToolDefinition, ...]:
-    """Return a server's tools with `boxed` set: whether the server runs in a box now."""
+    """Return a server's tools with `boxed` set if the server has a box and this machine enforces it."""
     boxed = isinstance(server, StdioServer) and is_boxed(server.sandbox)
     return tuple(tool if tool.boxed is boxed else replace(tool, boxed=boxed) for tool in tools)
 
 
 def is_boxed(box: Sandbox | None) -> bool:
-    """Return whether a program with this box starts in it, and this machine enforces the whole box."""
+    """Return whether there is a box and this machine enforces all of it."""
     if box is None:
         return False
     from grue.sandbox.launch import is_enforced  # imported here, because most programs have no boxes

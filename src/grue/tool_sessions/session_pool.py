@@ -3,10 +3,10 @@
 A connection must be entered and left by the same task, its owner. In the pool the owner is a task of the
 episode, not of a turn. That allows four things:
 
-- A session is opened while the host does its own work, and only the next turn uses it (`ahead`). The turn
-  gets a fresh process and does not wait for its start.
-- A session is opened already while the turn before it waits for its model (`beside`), so that turns without
-  a pause between them need not wait either.
+- A session is opened between two turns, while the host does its own work (`ahead`). The next turn gets a
+  fresh process without waiting for its start.
+- A session for the next turn is opened during a turn, while that turn waits for its model (`beside`). So
+  turns without a pause between them need not wait either.
 - A session closes after its turn has returned. The next turn waits until all older processes are gone: before
   its first tool call, or at its end if it makes no call.
 - A session serves turn after turn (`kept`), for servers that keep a memory. Calls outside turns use it too
@@ -57,9 +57,9 @@ Room: TypeAlias = Callable[["PooledConnection"], Awaitable[None]]
 
 
 class PooledConnection:
-    """A connection and its owner task. `run` is the task; other tasks use the rest.
+    """A connection and its owner task. The owner task runs `run`; other tasks use the other methods.
 
-    Before the connection starts its process, the owner waits until `room` returns.
+    Before the owner starts the server's process, it awaits `room`.
 
     Attributes:
         connection: Open once `opened` is set, unless `failed` is set too.
@@ -67,13 +67,13 @@ class PooledConnection:
         failed: Why the connection could not be opened (`ServerFailed`), or the exception that crashed its
             owner.
         opened: Set when opening has succeeded or failed.
-        wanted: Set by a turn that is waiting for this connection. Until then spawning is delayed by 5 ms, so
-            that the host gets its result first.
+        wanted: Set by a turn that is waiting for this connection. If it is not set, spawning is delayed by
+            5 ms, so that the host gets the result of the last turn first.
         gone: Set when the connection is closed and none of its processes is alive.
         turn: Number of the turn that uses the connection; 0: none.
-        generation: The turn that uses the connection, or is to use it, as the pool counts its turns from 1.
-        alone: Held during a batch of calls, because a kept session may have two users: a turn, and a call
-            outside turns.
+        generation: The turn that uses the connection, or will use it, as the pool counts its turns from 1.
+        alone: A lock that is held during a batch of calls, because a kept session may have two users: a turn,
+            and a call outside turns.
     """
 
     def __init__(
@@ -102,10 +102,10 @@ class PooledConnection:
         return self.failed is None and not self.gone.is_set() and self.connection.status.alive
 
     async def current_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...]:
-        """Return the server's tools now. They are listed again only if the server has announced a change.
+        """Return the server's current tools. They are listed again only if the server has announced a change.
 
-        The server announces a change once, and the session may have several users. So each user compares the
-        result with the list that it has seen last.
+        The server announces a change only once, but the session may have several users. So each user has to
+        compare the result with the list that it saw last.
         """
         assert self.listing is not None, "only an open connection has tools"
         tools = await self.connection.refresh_tools(timeout_s)
@@ -131,7 +131,7 @@ class PooledConnection:
             self.failed = failed
         except Exception as crash:  # noqa: BLE001 - the turn that needs it raises it; other turns go on
             self.failed = crash
-            # The crash may be that the trace cannot be written. Then recording the crash fails too.
+            # If it crashed because the trace cannot be written, recording the crash fails too.
             with contextlib.suppress(Exception):
                 self._record(describe_crash(self.server, crash))
         finally:
@@ -197,7 +197,7 @@ class SessionPool:
 
     Attributes:
         sessions: `ahead`, `beside` or `kept`.
-        opened: Servers of which a turn of the pool has had an open session.
+        opened: Servers with which a turn has had an open session.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class SessionPool:
         self._leaving: list[PooledConnection] = []
 
     def begin_turn(self) -> None:
-        """Count a turn that starts now. Sessions that were prewarmed before now belong to this turn."""
+        """Count a turn that starts now. The sessions that have been prewarmed so far are for this turn."""
         self._generation += 1
 
     @property
@@ -251,8 +251,8 @@ class SessionPool:
     ) -> "LeasedConnection":
         """Return a connection for one turn: the prewarmed or kept one, or else a new one.
 
-        A connection that was prewarmed beside this turn is left to the next turn. Everything except closing
-        must end before the `deadline`, on the event loop's clock.
+        A connection that was prewarmed during this turn is left for the next turn. All that the turn does
+        with the connection, except closing it, must end before the `deadline`, on the event loop's clock.
         """
         waiting = self._waiting.get(server)
         if waiting is not None and waiting.generation > self._generation:
@@ -263,7 +263,7 @@ class SessionPool:
         return LeasedConnection(self, waiting, LeaseRequest(server, connect, turn, deadline))
 
     def give_back(self, owned: PooledConnection, *, usable: bool) -> None:
-        """Keep a connection if sessions are kept, it is usable and no other one waits; else close it."""
+        """Close a connection; or keep it if sessions are kept, it is usable and the pool has no other."""
         owned.turn = 0
         if self._leased.get(owned.server) is owned:
             del self._leased[owned.server]
@@ -274,17 +274,18 @@ class SessionPool:
             self.leave(owned)
 
     async def open_kept(self, server: m.ServerName, connect: Connect, timeout_s: float) -> PooledConnection:
-        """Return a server's kept session for a call outside turns, open. If the pool has none, one is opened.
+        """Return a server's kept session for a call outside turns. If there is none, open one.
 
-        A turn that runs meanwhile uses the same session; hold `alone` while using it. Later turns lease it.
-        Raises `ServerFailed` if it cannot be opened.
+        The session is open on return. A turn may use it at the same time, so hold `alone` while using it.
+        Later turns lease it. Raises `ServerFailed` if it cannot be opened.
         """
         while True:
             owned = self._current(server)
             if owned is None:
                 self.prepare(server, connect, timeout_s)
                 owned = self._waiting[server]
-            # Another user may be opening the session. Wait for that, because only then is its process known.
+            # Another user may be opening the session. Wait until it is open, because only then is it known
+            # whether it is usable.
             was_open = owned.opened.is_set()
             owned.wanted.set()
             await owned.opened.wait()
@@ -298,7 +299,7 @@ class SessionPool:
             self._drop(owned)
 
     def _current(self, server: m.ServerName) -> PooledConnection | None:
-        """Return the session that a turn has leased or that waits, if it is still opening or can be used."""
+        """Return the leased or waiting session of a server, if it is still opening or is usable."""
         for owned in (self._leased.get(server), self._waiting.get(server)):
             if owned is not None and (not owned.opened.is_set() or (owned.listing and owned.usable)):
                 return owned
@@ -362,7 +363,7 @@ class LeaseRequest(Struct, frozen=True):
 
 
 class _SessionUser:
-    """The part of a `ToolConnection` that all users of the sessions of the pool share."""
+    """The methods of a `ToolConnection` that `LeasedConnection` and `SharedSession` have in common."""
 
     def __init__(self, pool: SessionPool, owned: PooledConnection | None = None) -> None:
         self._pool = pool
@@ -377,18 +378,18 @@ class _SessionUser:
         return await refusal(self._open.connection, tool, arguments)
 
     def exclusive(self) -> contextlib.AbstractAsyncContextManager[object]:
-        """Wait for the batch or call of the session's other user, and keep that user's next one waiting."""
+        """Return a context manager that waits for the session's other users, and then keeps them out."""
         return self._open.alone
 
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
-        """Return the tools if they have changed since this user has seen them."""
+        """Return the tools if they have changed since this user saw them last; otherwise `None`."""
         tools = await self._open.current_tools(timeout_s)
         changed, self._seen = tools is not self._seen, tools
         return tools if changed else None
 
     @property
     def status(self) -> ConnectionStatus:
-        """The state of the session. `ending` is `handed_over`, because the pool ends or keeps the session."""
+        """The session's state. `ending` is `handed_over`, because this user leaves the ending to the pool."""
         if self._owned is None:
             return ConnectionStatus(alive=False, ending="handed_over")
         return replace(self._owned.connection.status, ending="handed_over")
@@ -414,8 +415,8 @@ class LeasedConnection(_SessionUser):
         if owned is None:
             return
         try:
-            # The first call of a turn waits for older processes; a turn without calls has not waited yet.
-            # Without this wait, such turns could leave any number of closing processes behind.
+            # A turn's first call waits until older processes have ended. A turn without calls has to wait
+            # here, or else a series of such turns could leave any number of closing processes behind.
             await self._pool.wait_closed()
         finally:
             self._pool.give_back(owned, usable=exc_type is None and not self._broken)

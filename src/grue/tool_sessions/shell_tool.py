@@ -177,8 +177,8 @@ class ShellTool(Struct, HostCommands, frozen=True, kw_only=True):
 class _Allowed(Struct, frozen=True):
     """An entry of the allow-list, and the path that its program was found at.
 
-    The path is looked up once. So if a command later puts another program of that name first on the PATH, it
-    is not used.
+    The path is looked up once. So if a command later puts another program with this name first on the PATH,
+    that program is not used.
     """
 
     words: tuple[str, ...]
@@ -208,7 +208,7 @@ class _Commands:
         self._allowed = spec.allowed()
 
     def tool(self) -> Any:
-        """Return the function that the model calls."""
+        """Return the function behind the tool `run`."""
         spec = self._spec
         marks = tool(name="run", description=self._description(), annotations=_ANNOTATIONS)
 
@@ -266,8 +266,9 @@ class _Commands:
         finished: bool | None = None
         try:
             async with command:
-                # The scope is inside the block, so that after `timeout_s` a command still has its whole time
-                # to end itself. The turn's limit or a cancellation comes from outside and shortens that time.
+                # The scope is inside `async with command`, so that after `timeout_s` the command still has
+                # its whole time to exit. The turn's limit or a cancellation comes from outside and shortens
+                # that time.
                 with anyio.move_on_after(spec.timeout_s):
                     finished = await command.finish(stdin.encode("utf-8", "replace"))
         except SpawnError as error:
@@ -296,7 +297,7 @@ def _content(command: Command) -> m.JsonObject:
 
 
 def _text(capture: Capture) -> str:
-    """Return captured output as text, with a line in place of what was left out."""
+    """Return captured output as text, with a line in place of bytes that were left out."""
     texts = [part.decode("utf-8", "replace") for part in capture.parts]
     damaged = sum(text.count("\ufffd") for text in texts)
     if b"\0" in capture.parts[0][:_NUL_WITHIN] or damaged > _DAMAGED_SHARE * max(1, sum(map(len, texts))):

@@ -1,4 +1,4 @@
-"""`find_tools`: which of many tools fit a few words, by an index of their names and texts. Pure and local.
+"""`find_tools`: finds the tools that fit a few words, by an index of the tools' names and texts. No I/O.
 
 The index is BM25 over the words of each tool: its name counts most, then its server, its description, and the
 names of its arguments. Words are compared by their stems. A tool also fits if the query has a longer or
@@ -92,7 +92,7 @@ class ToolIndex:
         norm = _K1 * (1 - _B + _B * length / self._mean)
         total = 0.0
         for found in wanted.values():
-            # Each word of the query adds one score, the best among the words of the index that stand for it.
+            # Each word of the query adds one score: the best of those of the index's words that stand for it.
             total += max(
                 (
                     weight * self._rarity(each) * counts[each] * (_K1 + 1) / (counts[each] + norm)
@@ -133,7 +133,7 @@ class ToolSearcher:
         return tool_results.success({"tools": [_told(tool) for tool in found]})
 
     def call_tool(self, arguments: m.JsonObject) -> m.ToolCallResult:
-        """Answer a call of `call_tool` that names no tool."""
+        """Answer a call of `call_tool` that names no known tool: suggest similar names."""
         name = arguments.get("name")
         if not isinstance(name, str) or not name:
             return tool_results.call_failed('call_tool wants {"name": "...", "arguments": {...}}')
@@ -182,7 +182,7 @@ def _words(text: str) -> list[str]:
 
 
 def _stem(word: str) -> str:
-    """Return a word without the endings that plurals and verbs have in English."""
+    """Return a word without its English plural or verb ending, so that `files` and `file` are equal."""
     for ending, instead in (("ies", "y"), ("sses", "ss"), ("ing", ""), ("ed", ""), ("es", ""), ("s", "")):
         if word.endswith(ending) and len(word) - len(ending) >= 3 and not word.endswith("ss"):
             word = word[: -len(ending)] + instead

@@ -128,7 +128,7 @@ class ClientActor(Actor[m.LlmCommand]):
         return await lent.answered(command, conversation, counted, time.monotonic() - begun)
 
     async def _asked(self, conversation: EncodedConversation, request: int) -> Reply | m.LlmFailure:
-        """Wait until the request gate (the rate limit of a fleet) lets a request pass, then ask the client."""
+        """Wait until the request gate (a fleet's rate limit) lets the request pass, then ask the client."""
         body, settings = conversation.body(self._settings), self._settings
         permit: Permit | str | None = None
         if not isinstance(self._client, LLMClient):  # an `LLMClient` asks the gate itself, for each attempt

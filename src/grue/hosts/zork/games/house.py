@@ -157,7 +157,7 @@ class HouseGame:
 
 
 def _dark_falls(turn: Turn) -> list[str]:
-    """Count a turn in the dark. The fourth in a row kills the player if the grue is not content."""
+    """Count a turn in the dark, unless the grue is content. The fourth in a row kills the player."""
     state = turn.state
     if turn.killed_by or not is_dark(state) or turn.happened("grue_content"):
         state.dark_turns = 0
