@@ -1,1 +1,1 @@
-"""Actors, mailboxes, the supervisor, the sync edge and the trace. Nothing here may import LLM or MCP code."""
+"""Actors, event loops, child processes, secrets and the trace. Nothing here may import LLM or MCP code."""

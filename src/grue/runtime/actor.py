@@ -10,14 +10,14 @@ Mailboxes are typed and bounded, over anyio memory streams. An envelope is recor
 mailbox, with no await between the two, so that the trace has the order of the mailbox. If the mailbox is
 full, the sender waits, and the message is recorded only when it enters.
 
-An ask carries a one-shot `ReplyChannel`. The answer does not go through the asker's mailbox: if it did, two
-actors that ask each other with full mailboxes would deadlock.
+An ask is a message that wants a reply. It carries a one-shot `ReplyChannel`. The reply does not go through
+the asker's mailbox: if it did, two actors that ask each other with full mailboxes would deadlock.
 
 The `Supervisor` is the task group that the actors of a turn run in. If an actor raises an unexpected
 exception, the whole group ends. The other actors are cancelled and clean up in their own tasks. The `async
-with` raises one `ActorCrashed` with the exception as its cause, never an exception group, and the trace has a
-note. A `BaseException` such as a `SystemExit` or `KeyboardInterrupt` of the host's own code is raised
-unchanged, after the same clean-up.
+with` raises one `ActorCrashed` with the exception as its cause, never an exception group, and the trace gets
+an `ActorFailed`. A `BaseException` such as a `SystemExit` or `KeyboardInterrupt` of the host's own code is
+raised unchanged, after the same clean-up.
 
 The body of the supervisor's `async with` must only send and wait. It must not hold anything whose clean-up
 awaits. A Ctrl-C cancels the task of the body itself, and a shielded scope does not protect against that, so
@@ -99,9 +99,10 @@ class Mailbox(Generic[M]):
     async def send(
         self, body: M, *, sender: str, cause: int | None = None, reply_to: object = None
     ) -> Envelope[M]:
-        """Put a message in, waiting while the mailbox is full. `ask` passes the channel for its reply.
+        """Put a message in, waiting while the mailbox is full.
 
-        If this call is cancelled while it waits, the message is neither sent nor recorded.
+        `reply_to` is for `ask`, which passes its `ReplyChannel`. If this call is cancelled while it waits,
+        the message is neither sent nor recorded.
 
         Raises:
             MailboxClosed: The reader is gone.
@@ -144,7 +145,7 @@ class Mailbox(Generic[M]):
 
         Raises:
             AskTimedOut: No reply within `timeout_s`.
-            MailboxClosed: The reader is gone, or went without a reply.
+            MailboxClosed: The reader has ended before it replied.
         """
         reply = self.expect_reply(sender)
         try:
@@ -156,12 +157,12 @@ class Mailbox(Generic[M]):
         raise AskTimedOut(f"{self.name} gave no reply to {type(body).__name__} within {timeout_s:g} s.")
 
     def put_recorded(self, envelope: Envelope[M]) -> None:
-        """Put in a message that is in the trace already; the mailbox has room for it."""
+        """Put in a message that is in the trace already. The caller knows that the mailbox is not full."""
         self._held += 1
         self._entrance.send_nowait(envelope)
 
     def expect_reply(self, sender: str) -> "ReplyChannel":
-        """Return a channel for the reply to an ask that is put in by `put_recorded`. `ask` makes its own."""
+        """Return a reply channel for a message that will be put in with `put_recorded` and not with `ask`."""
         reply = ReplyChannel(self.name, sender, self._tap)
         self._asks.add(reply)
         return reply
@@ -200,20 +201,20 @@ class Mailbox(Generic[M]):
             reply.abandon()
 
     def _taken(self) -> None:
-        """Note that a message was taken out, so that a sender can put one in."""
+        """Count a message that was taken out, and wake the senders that wait for room."""
         self._held -= 1
         if self._room is not None:
             self._wake_senders()
 
     def _wake_senders(self) -> None:
-        """Let the senders that wait for room try again."""
+        """Wake the senders that wait for room; each of them tries again."""
         room, self._room = self._room, None
         if room is not None:
             room.set()
 
 
 class ReplyChannel:
-    """The one-shot reply channel of an ask."""
+    """Carries the reply to one ask from the actor that was asked to the asker."""
 
     def __init__(self, answerer: str, asker: str, tap: Tap) -> None:
         self._answerer = answerer
@@ -250,10 +251,10 @@ class ReplyChannel:
 
 
 class Note(Protocol):
-    """Records a fact that no actor reacts to."""
+    """Records a fact in the trace that is sent to no actor."""
 
     def __call__(self, body: Any, *, sender: str, cause: int | None = None) -> Envelope[Any]:
-        """Return the recorded envelope."""
+        """Record `body`, and return its envelope."""
         ...
 
 
@@ -315,9 +316,9 @@ class ActorFailed(Struct, frozen=True, kw_only=True, tag=True):
 class Supervisor:
     """An async context manager around a group of actors.
 
-    On leaving, it closes every mailbox and waits until each actor has finished its current message. An actor
-    that takes longer than `stop_grace_s` is cancelled. If an actor sends to a closed mailbox while the group
-    is left, or after the actor that was started as `whole` has returned, that does not count as a crash.
+    On leaving, it closes every mailbox and waits until each actor has handled the messages in its own. An
+    actor that takes longer than `stop_grace_s` is cancelled. If an actor sends to a closed mailbox then, or
+    after the actor that was started with `whole=True` has returned, that does not count as a crash.
 
     Args:
         recorder: Records every envelope.
@@ -325,7 +326,7 @@ class Supervisor:
         stop_grace_s: Seconds an actor has to finish by itself.
 
     Attributes:
-        turn: As the argument. A group that outlives turns may change it while it works for one.
+        turn: As the argument. The owner of a group that lives longer than a turn changes it for each turn.
 
     Raises:
         TraceError: On leaving, if the trace could not be written.
@@ -346,13 +347,13 @@ class Supervisor:
         self._crash: tuple[str, BaseException] | None = None
 
     def mailbox(self, name: str, *, bound: int = BOUND) -> Mailbox[Any]:
-        """Make a mailbox whose messages are recorded, and which is closed with the group."""
+        """Make a mailbox whose messages are recorded. It is closed when the group is left."""
         mailbox: Mailbox[Any] = Mailbox(name, self._tap, bound=bound)
         self._mailboxes.append(mailbox)
         return mailbox
 
     def note(self, body: Any, *, sender: str, cause: int | None = None) -> Envelope[Any]:
-        """Record a fact that no actor reacts to."""
+        """Record a fact in the trace that is sent to no actor."""
         return self._recorder.record(body, sender=sender, cause=cause, turn=self.turn)
 
     def start(self, actor: Actor[Any], *, whole: bool = False) -> None:
@@ -360,8 +361,8 @@ class Supervisor:
 
         Args:
             actor: The actor.
-            whole: The group exists for this actor. After it has returned, messages of the others are not
-                needed any more.
+            whole: Whether the group exists for this actor only. If so, after it has returned, it is no crash
+                if another actor sends a message to a mailbox that is closed.
         """
         if not self._running:
             self._all_done = anyio.Event()
@@ -384,8 +385,8 @@ class Supervisor:
             try:
                 await self._stop()
             except anyio.get_cancelled_exc_class() as cancelled:
-                # Cancelled by an actor's crash or from outside. `_end` leaves the group, which tells the two
-                # cases apart.
+                # An actor's crash has cancelled this wait, or a scope outside the group. `_end` finds out
+                # which: it leaves the task group, which suppresses only its own cancellation.
                 cut_short = cancelled
         left_by = exc_val or cut_short
         suppressed = await self._end(left_by)
@@ -403,12 +404,12 @@ class Supervisor:
                 await self._all_done.wait()
 
     async def _end(self, error: BaseException | None) -> bool | None:
-        """Cancel the running actors and wait. Return whether `error` is only this group's cancellation."""
+        """Cancel the running actors and wait. Return whether `error` is only this group's own cancellation."""
         if error is not None or self._running:
             self._group.cancel_scope.cancel()
         try:
             if error is None or isinstance(error, Exception):
-                # Do not pass an ordinary exception of the body to the group, which would wrap it.
+                # Do not pass an ordinary exception of the body to the group: it would wrap it in a group.
                 await self._group.__aexit__(None, None, None)
                 return False
             return await self._group.__aexit__(type(error), error, error.__traceback__)
@@ -440,7 +441,7 @@ class Supervisor:
         if self._crash is None:
             self._crash = (actor, error)
         self._group.cancel_scope.cancel()
-        # The note may fail too, if the crash was that the trace cannot be written.
+        # Recording fails too if the crash was caused by a trace that cannot be written.
         with contextlib.suppress(Exception):
             self.note(describe_crash(actor, error), sender=actor)
 
@@ -467,7 +468,7 @@ def _raise_crash(actor: str, error: BaseException) -> Never:
 
 
 def describe_crash(actor: str, error: BaseException) -> ActorFailed:
-    """Return the trace note of an unexpected exception."""
+    """Return the note for the trace about an unexpected exception of an actor."""
     frames = traceback.extract_tb(error.__traceback__)[-5:]
     where = tuple(f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno} {frame.name}" for frame in frames)
     whose = raised_by(error)

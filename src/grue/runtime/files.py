@@ -1,7 +1,7 @@
-"""Files: read what other programs may have damaged, and write so that a kill cannot halve a file.
+"""Read files that other programs may have damaged, and write files so that a kill cannot leave half of one.
 
 The functions raise `OSError` only, which the caller translates into its own error, with the file's name. A
-file to read may be an endless pipe, a device, or have lines of a gigabyte. A file that is written at once
+file to read may be an endless pipe, a device, or have lines of a gigabyte. A file that is written in one go
 is replaced as a whole: a reader finds the whole old content or the whole new one. A file that grows line by
 line, as a trace does, is a `LineFile`; only its owner can read it, and its methods raise `TraceError`.
 """

@@ -1,14 +1,14 @@
 """Work on megabytes in steps of a few milliseconds, and let other threads run in between.
 
-A call into C keeps the interpreter until it returns. If a thread counts values or looks for secrets in
-megabytes in one call, the event loop is blocked for that time, although it runs in another thread. So
-counting and searching are loops of short calls. Encoding, decoding or copying a message stays one call: it
-takes about a millisecond per megabyte, and what models and servers may send is at most 16 MiB long.
+A call into C holds the GIL until it returns. If a thread counts values or looks for secrets in megabytes in
+one call, the event loop is blocked for that time, although it runs in another thread. So counting and
+searching are loops of short calls. Encoding, decoding or copying a message stays one call: it takes about a
+millisecond per megabyte, and what models and servers may send is at most 16 MiB long.
 
-Short calls alone are not enough. A thread that wants the interpreter asks for it after 5 ms, and gets it
-when the running call ends, if no other thread is quicker. An event loop gives the interpreter away at each
-call to the system, several times between two callbacks. With two threads at work beside it, an event loop
-would wait for 50 ms again and again. So the loops here call `let_others_run` after each step.
+Short calls alone are not enough. A thread that waits for the GIL requests it after 5 ms, and gets it when the
+running call ends, unless another thread is quicker. An event loop releases the GIL at each system call,
+several times between two callbacks. If two other threads work meanwhile, it would wait for 50 ms again and
+again. So the loops here call `let_others_run` after each step.
 
 A `LineBuffer` splits chunks of bytes into lines, in linear time and bounded memory. A line that is longer
 than the limit for messages is dropped except for its two ends, which show the id of the request that it
@@ -33,10 +33,10 @@ _ASIDE_S = 20e-6
 
 
 def let_others_run() -> None:
-    """Leave the interpreter to a thread that waits for it. Call this between two steps of long work.
+    """Let another thread have the GIL. Call this between two steps of long work.
 
     The call sleeps for less than a tenth of a millisecond. `sleep(0)` would not help, because this thread
-    would have the interpreter back before the other thread is awake.
+    would take the GIL again before the other thread is awake.
     """
     sleep(_ASIDE_S)
 
@@ -54,7 +54,7 @@ def steps(start: int, end: int, step: int = 0) -> Iterator[int]:
 
 
 def count_of(data: str | bytes, marks: str) -> int:
-    """Count the characters of `marks`, which are ASCII, in `data`."""
+    """Return how many characters of `data` are one of `marks`, which are ASCII."""
     if isinstance(data, str):
         if len(data) <= STEP:
             return sum(map(data.count, marks))
@@ -92,8 +92,8 @@ class CutLineError(Exception):
 class LineBuffer:
     """A buffer that takes chunks and returns lines.
 
-    A line of more than `max_line_bytes` ends the reading. Of a line of more than `max_message_bytes` only the
-    two ends are kept.
+    A line of more than `max_line_bytes` ends the reading. If a line has more than `max_message_bytes`, only
+    its first and last bytes are kept, and `take` raises `CutLineError` with them.
     """
 
     def __init__(self, max_line_bytes: int, max_message_bytes: int) -> None:
@@ -163,15 +163,15 @@ class EventBuffer(LineBuffer):
     """A buffer that returns server-sent events, each without the empty line that ends it.
 
     Comments and empty lines before an event are dropped as they come. A server may send comments for ever, to
-    keep the connection open. If they were kept, they would all count as the beginning of one event, which
+    keep the connection open. If they were kept, they would count as the beginning of the next event, which
     would get too long.
     """
 
     def feed(self, chunk: bytes) -> None:
         """Add a chunk."""
         super().feed(chunk)
-        # Search only after a chunk with the end of a line, because only such a chunk can complete a comment.
-        # So a long comment is searched once, not once a chunk.
+        # Search only if the chunk contains the end of a line, because only then it can complete a comment. So
+        # a long comment that arrives in many chunks is searched once.
         if self._head is None and b"\n" in chunk:
             ignored = _IGNORED.match(self._received)
             if ignored is not None:

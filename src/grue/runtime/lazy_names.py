@@ -1,4 +1,4 @@
-"""Public names that are imported on first use. They are listed only in the stub beside the module.
+"""Import a module's public names on first use. The names are listed only in the stub beside the module.
 
 Type checkers and editors read the stub too. Each line of a stub is `from grue.a.module import Name as Name`.
 """
@@ -24,8 +24,9 @@ def lazy_names(module: str, file: str) -> tuple[object, object, list[str]]:
             elsewhere = _public_home(name) if name[:1].isupper() else None
             where = f"; it is in {elsewhere}: from {elsewhere} import {name}" if elsewhere else ""
             text = f"module {module!r} has no attribute {name!r}{where}"
-            # `from grue import ...` would replace the text of an AttributeError, so raise an ImportError
-            # there. Everywhere else raise an AttributeError, which `hasattr` needs.
+            # `from grue import X` replaces an AttributeError by an ImportError with a text of its own, and
+            # our hint would be lost. So raise an ImportError there, and an AttributeError, which `hasattr`
+            # needs, everywhere else.
             importing = sys._getframe(1).f_code.co_name == "_handle_fromlist"  # noqa: SLF001 - the only way to tell
             raise ImportError(text, name=module) if importing and elsewhere else AttributeError(text)
         home = importlib.import_module(homes[name])
@@ -37,7 +38,7 @@ def lazy_names(module: str, file: str) -> tuple[object, object, list[str]]:
 
 
 def _public_home(name: str) -> str | None:
-    """Return the public module that has a name which the program has looked for in the wrong module."""
+    """Return the public module that defines `name`; `None`: no public module does."""
     import importlib
 
     for home in ("grue", "grue.errors", "grue.messages", "grue.hosting"):

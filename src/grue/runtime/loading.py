@@ -1,4 +1,4 @@
-"""Import modules that import many others.
+"""Import large modules, and make a fork wait for imports in other threads.
 
 A fork waits for the imports that grue has under way in other threads, and for grue's calls of pydantic and
 OpenSSL there. Otherwise the child would have half of a module, or a lock that nobody ever frees: its first
@@ -37,14 +37,14 @@ _under_way: set[str] = set()
 
 
 def is_loaded(*names: str) -> bool:
-    """Return whether these modules are imported, as a whole."""
+    """Return whether these modules are completely imported."""
     return all(name in sys.modules and name not in _under_way for name in names)
 
 
 def load_all(*names: str) -> None:
-    """Import modules. Meant for a thread beside an event loop.
+    """Import modules. Call this in a thread, so that the event loop is not blocked.
 
-    Only one thread imports at a time. Two threads that import modules which import each other could each find
+    Only one thread imports at a time: if two threads import modules that import each other, each could find
     the other's module only half loaded.
 
     Raises:
@@ -101,7 +101,7 @@ def _wait_for_others() -> None:
         sys.setswitchinterval(_SWITCH_S)
     began = time.monotonic()
     while True:
-        time.sleep(0.001)  # a thread that already waits under the usual interval gets its turn now
+        time.sleep(0.001)  # lets a thread run that waits for the GIL with the old interval
         work = {thread: whose for thread, whose in _work_elsewhere().items() if whose != "idle"}
         if not work:
             return
@@ -120,7 +120,7 @@ def _let_others_go_on() -> None:
 
 
 def _work_elsewhere() -> dict[int, str]:
-    """Return which other threads run grue or import something, and what `_work_in` says of each."""
+    """Return the result of `_work_in` for each other thread that runs grue or an import, by thread id."""
     frames = sys._current_frames()  # noqa: SLF001 - the documented name
     del frames[threading.get_ident()]
     found = {thread: _work_in(frame) for thread, frame in frames.items()}
@@ -132,16 +132,15 @@ def _work_elsewhere() -> dict[int, str]:
 
 
 def _work_in(frame: FrameType | None) -> str:
-    """Return for whose work in a thread a fork has to wait: "ours" or "others".
+    """Return what a thread is doing, for a fork that may have to wait for it; `frame` is its innermost frame.
 
-    "idle": the thread runs grue, but nothing that a fork waits for. "": the thread does not run grue.
-
-    "ours" is an import of a module of grue, and each import that began within a call of grue, such as an
-    import that httpx or anyio makes at the first use. A thread that looks up a host for an event loop imports
-    a codec and has no frame of grue, so its import counts as one of "others".
-
-    A call of pydantic or OpenSSL by grue counts as "ours" too. Their compiled parts set themselves up at
-    their first use, and hold locks of their own meanwhile; OpenSSL lets other threads run at that time.
+    - "ours": an import of a module of grue, or an import within a call of grue, such as one that httpx makes
+      at its first use. Also a call of pydantic or OpenSSL by grue: their compiled parts initialise themselves
+      at their first use, and hold locks of their own meanwhile.
+    - "others": an import without a frame of grue, such as that of a codec in a thread that looks up a host
+      name for an event loop.
+    - "idle": the thread runs grue, but nothing that a fork has to wait for.
+    - "": the thread neither imports nor runs grue.
     """
     inner, importing, runs_grue = "", False, False
     compiled = frame is not None and _package(frame) in ("pydantic", "ssl")
@@ -168,7 +167,7 @@ def _package(frame: FrameType) -> str:
 
 
 def _forget_other_threads() -> None:
-    """In a forked child, the threads that held the lock do not exist, so forget them."""
+    """Reset this module's state in a forked child, where the threads that held the lock do not exist."""
     global _one_at_a_time
     _let_others_go_on()
     _one_at_a_time = threading.Lock()
@@ -177,10 +176,10 @@ def _forget_other_threads() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    # Of the hooks before a fork, Python runs the one first that was registered last. `logging` and
+    # Before a fork, Python runs the hook first that was registered last. `logging` and
     # `concurrent.futures.thread` have hooks that take locks, and an import in another thread may need these
-    # locks to come to its end. `_wait_for_others` waits for that end, so it has to run before those hooks.
-    # That is why this module imports both modules, although it does not use them.
+    # locks to finish. `_wait_for_others` waits for that import, so it has to run before those hooks. That is
+    # why this module imports both modules, although it does not use them.
     os.register_at_fork(
         before=_wait_for_others,
         after_in_parent=_let_others_go_on,

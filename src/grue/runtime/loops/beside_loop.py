@@ -39,11 +39,11 @@ except ImportError:
 
 
 async def call_in_daemon_thread(call: Callable[[], T], *, limiter: anyio.CapacityLimiter | None = None) -> T:
-    """Return the result of `call`, or raise its exception.
+    """Run `call` in a daemon thread. Return its result, or raise its exception.
 
-    Cancellation ends the wait. The call goes on in its thread, its result is dropped, and the interpreter's
-    exit cuts it off. A `StopIteration` becomes a `RuntimeError`, because a coroutine cannot raise it. Without
-    a `limiter`, anyio's limiter of this event loop limits how many calls run at once.
+    Cancellation ends the wait. The call goes on in its thread until it returns or the interpreter exits, and
+    its result is dropped. A `StopIteration` becomes a `RuntimeError`, because a coroutine cannot raise it.
+    `limiter` limits how many calls run at once; `None`: anyio's default limiter of this event loop.
 
     Raises:
         RuntimeError: The system has no threads left.
@@ -85,8 +85,8 @@ async def call_in_daemon_thread(call: Callable[[], T], *, limiter: anyio.Capacit
 def start_in_daemon_thread(call: Callable[[], T]) -> Future[T]:
     """Start `call` for a caller without an event loop, and return its future.
 
-    Wait for it with `concurrent.futures.wait` and a timeout. A call that nobody waits for any more goes on
-    in its thread until the interpreter's exit cuts it off.
+    Wait for it with `concurrent.futures.wait` and a timeout. After the timeout the call goes on in its thread
+    until it returns or the interpreter exits.
 
     Raises:
         RuntimeError: The system has no threads left.
@@ -107,11 +107,11 @@ def start_in_daemon_thread(call: Callable[[], T]) -> Future[T]:
 
 
 def context_of(library: str | None) -> Context:
-    """Return a copy of the caller's context, in which sniffio's variable names `library`.
+    """Return a copy of the caller's context in which sniffio's variable is set to `library`.
 
-    anyio and httpx ask sniffio, where it is installed, which async library is running, and sniffio reads a
-    context variable. A plain copy would have the caller's value, and `anyio.run` would refuse to start a loop
-    in another thread. `None`: the code will run under no async library.
+    If sniffio is installed, anyio and httpx ask it which async library is running, and it reads this context
+    variable. A plain copy would have the caller's value, and `anyio.run` would refuse to start a loop in
+    another thread. `library=None`: the code will run under no async library.
     """
     context = copy_context()
     if _library is not None:
@@ -125,7 +125,7 @@ Ts = TypeVarTuple("Ts")
 async def aside(work: Callable[[Unpack[Ts]], T], *args: *Ts) -> T:
     """Run `work(*args)` in a new thread and return its result.
 
-    Cancellation returns at once. The thread finishes its work, and the result is dropped.
+    A cancellation is raised at once; the thread finishes its work, and the result is dropped.
 
     Raises:
         Exception: `work` raised it.
@@ -142,13 +142,13 @@ STRETCH_S = 0.005
 
 
 class Pace:
-    """Pauses a loop when it has worked for `STRETCH_S` without waiting for anything."""
+    """Lets other tasks run whenever a loop has worked for `STRETCH_S` without awaiting anything."""
 
     def __init__(self) -> None:
         self._due = 0.0
 
     async def pause(self) -> None:
-        """Let other tasks run if the last pause was too long ago. A cancellation is raised here."""
+        """Let other tasks run if the last pause was `STRETCH_S` ago. Raises a pending cancellation then."""
         if time.monotonic() >= self._due:
             await anyio.lowlevel.checkpoint()
             self.paused()
@@ -164,7 +164,7 @@ class Pace:
             self.paused()
 
     def paused(self) -> None:
-        """Start a new stretch, because the caller has just awaited something."""
+        """Count from now: call this after awaiting something else, which has let other tasks run."""
         self._due = time.monotonic() + STRETCH_S
 
 

@@ -6,7 +6,7 @@ from typing import Self
 
 
 class Closing(ABC):
-    """Something that is closed at the end of its block, or by `close`."""
+    """A base class for context managers: leaving the block calls `close`."""
 
     def __enter__(self) -> Self:
         return self
@@ -18,4 +18,4 @@ class Closing(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close it. A second call does nothing."""
+        """Release what this object holds. A second call does nothing."""

@@ -1,4 +1,4 @@
-"""Distinguish exceptions of the host's callbacks from the same exceptions of our own code."""
+"""Distinguish exceptions that the host's callbacks raise from exceptions of grue's own code."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,7 @@ import anyio
 
 
 class HostCodeFailed(Exception):  # noqa: N818 - named as the event; it never reaches a caller
-    """Carries a callback's exception past code that would handle it as one of its own.
+    """Wraps a callback's exception, so that grue's code does not handle it as an exception of its own.
 
     For example, if a callback raises `TimeoutError` during a request, that must not be taken for a slow
     model. And a `KeyboardInterrupt` of a callback would stop the whole event loop at once. The supervisor
@@ -26,7 +26,7 @@ class HostCodeFailed(Exception):  # noqa: N818 - named as the event; it never re
 
 @contextlib.contextmanager
 def host_code(whose: str = "a callback of the host") -> Iterator[None]:
-    """Run a callback of the host. Its exceptions are wrapped in `HostCodeFailed`, except a cancellation.
+    """Call a callback of the host within this block: exceptions but cancellations become `HostCodeFailed`.
 
     `whose` names the callback in the error that the host gets. Empty: the error's own text names it.
     """
@@ -39,16 +39,16 @@ def host_code(whose: str = "a callback of the host") -> Iterator[None]:
 
 
 def blame(error: BaseException, whose: str) -> None:
-    """Note whose code has raised an exception, unless that is known already."""
+    """Record on an exception whose code has raised it, unless this was recorded already."""
     if whose and not raised_by(error):
-        # An exception class of the host's own may not allow attributes.
+        # A class of the host may not allow attributes, for example because of `__slots__`.
         with contextlib.suppress(AttributeError, TypeError):
             error._raised_by = whose  # type: ignore[attr-defined]  # noqa: SLF001 - a mark of ours
 
 
 @contextlib.contextmanager
 def calling(called: object, what: str) -> Iterator[None]:
-    """If the block raises, note on the exception that `called` raised it, unless `called` is code of grue."""
+    """If the block raises, record on the exception that `called` raised it, unless that is code of grue."""
     try:
         yield
     except BaseException as error:
@@ -58,7 +58,7 @@ def calling(called: object, what: str) -> Iterator[None]:
 
 
 def raised_by(error: BaseException) -> str:
-    """Return whose code has raised an exception, as `blame` has noted it; empty: nothing was noted."""
+    """Return whose code has raised an exception, as `blame` has recorded it; empty: nothing was recorded."""
     whose = getattr(error, "_raised_by", "")
     return whose if isinstance(whose, str) else ""
 
@@ -86,7 +86,7 @@ def ends_the_task(error: BaseException) -> bool:
 def single(error: BaseException) -> BaseException:
     """Unwrap an exception from `HostCodeFailed` and from exception groups.
 
-    A group is replaced by its only member, or by a member that is to end the program.
+    A group is replaced by its only member, or by a `KeyboardInterrupt` or `SystemExit` in it.
     """
     while True:
         match error:

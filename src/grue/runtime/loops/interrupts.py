@@ -107,8 +107,8 @@ def born_without_interrupts() -> Iterator[None]:
     """Start processes that a Ctrl-C cannot reach until they call `ignore_interrupts`.
 
     A Ctrl-C at a terminal goes to all processes of the command. A process that is still importing would print
-    a traceback and end. So SIGINT is blocked within the block: a process inherits the signals that are
-    blocked in the thread that starts it.
+    a traceback and end. So this thread's signal mask blocks SIGINT until the `with` block ends, and a process
+    inherits the mask of the thread that starts it.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -246,8 +246,8 @@ def defer_interrupts() -> Iterator[None]:
     the clean-up that the interrupt asks for. Inside this block the handler therefore only counts presses, and
     `wait_for`, which holds no lock, raises.
 
-    Blocks can be nested; then the outermost one has the count. Does nothing outside the main thread, or if
-    the host has its own SIGINT handler.
+    Blocks can be nested; the outermost one counts. Does nothing outside the main thread, or if the host has
+    its own SIGINT handler.
 
     Raises:
         KeyboardInterrupt: At the end of the block, if a press was counted and nothing has raised it.
@@ -340,7 +340,8 @@ def wait_for(
     watches = [InterruptWatch()] if watch is None else [InterruptWatch(), watch]
     deadline = float("inf") if within_s is None else time.monotonic() + within_s
     while (left_s := deadline - time.monotonic()) > 0 and not wait([finished], min(left_s, _NOTICE_S)).done:
-        # Ask every watch, without a short circuit: each press must be reported once only.
+        # Ask every watch, even if the first one reports a press: otherwise the second one would report the
+        # same press at the next call.
         struck = [each.struck() for each in watches]
         if any(struck) or _take_deferred():
             raise KeyboardInterrupt
@@ -369,8 +370,8 @@ def refuse_reentry() -> None:
     while frame is not None and is_ours(frame):
         frame = frame.f_back  # skip the frames of this function and its callers in grue
     begun = frame
-    # `_is_handler` reads a frame's locals, which keeps their values alive. So first look for a frame that a
-    # handler must not interrupt: without one, no locals are read.
+    # `_is_handler` reads a frame's locals, which keeps their values alive. So look first for a frame that a
+    # handler must not have interrupted. If there is none, no locals need to be read.
     while frame is not None and not (is_ours(frame) or _is_import(frame)):
         frame = frame.f_back
     while begun is not None and begun is not frame and frame is not None:

@@ -80,7 +80,7 @@ class ErrorTexts(Struct, frozen=True):
 
 
 class LoopThread(Struct, frozen=True):
-    """The thread that a loop runs in, and the check of who may wait for it.
+    """The thread that a loop runs in, and checks that refuse a caller for whom waiting would be a deadlock.
 
     Attributes:
         thread: The thread.
@@ -350,7 +350,7 @@ class EpisodeLoop:
         try:
             run_loop(lambda: self._work.run(self._serve))
         except WorkInterrupted:
-            pass  # somebody has called `end`
+            pass  # `end` was called
         except BaseException as error:  # noqa: BLE001 - raised by the constructor, or by later calls
             self._failure = single(error)
         finally:
@@ -384,11 +384,11 @@ class EpisodeLoop:
                     self._start_submitted(group)
             finally:
                 self._ending = True  # `_run` fails the calls that were submitted but not started
-                # A server that was given its normal time to exit gets at most `CLOSE_GRACE_S` from now on.
+                # Servers may be in their normal grace period. From now on they get at most `CLOSE_GRACE_S`.
                 self._loop.call_later(CLOSE_GRACE_S, self._force_kill)
 
     def _start_submitted(self, group: TaskGroup) -> None:
-        # A method, so that its local variables do not keep the last call alive while the loop waits.
+        # A method of its own, so that no local variable of `_serve` keeps the last call alive while it waits.
         while self._submitted:
             context, call, function = self._submitted.popleft()
             context.run(group.start_soon, call.run, function)

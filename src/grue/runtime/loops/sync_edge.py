@@ -66,7 +66,7 @@ def run_blocking(
         function: The coroutine function.
         force_kill: Called in a signal handler at the second Ctrl-C. Makes the running clean-up end at once.
         on_exit: Called after the loop has ended, for whatever reason. Must be synchronous and quick.
-        twin: The call that async code should use instead, for the warning.
+        twin: Name of the async method that async code should call instead; the warning names it.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed. The loop has had time to clean up.

@@ -169,7 +169,10 @@ class ChildProcess:
         return "died" if self._ending == "none" and self.exited else self._ending
 
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:
-        """Return a sentence for each access that the process's box has refused, as far as that is known."""
+        """Return a sentence for each access that the process's box is known to have refused.
+
+        `text` is what the process has written, and `died` is whether it has failed as a whole.
+        """
         return self._group.refusals(text, died=died)
 
     async def wait_exit(self) -> ServerExit:
@@ -240,7 +243,7 @@ class ChildProcess:
             try:
                 await anyio.wait_writable(self._group.stdin)
             except (anyio.ClosedResourceError, OSError, ValueError):
-                break  # closed while waiting, which the next `send_line` reports
+                break  # the input was closed meanwhile; the next `send_line` raises the error
             self._write()
         self._flushing = False
         if self._input_ended:
@@ -539,11 +542,11 @@ class Command(ChildProcess):
         Returns:
             Whether the command has exited. `False`: it has written too much and still runs.
         """
-        # The command's input ends here, so ending it later would not ask the command to exit: leaving begins
-        # with SIGTERM.
+        # The command's input is closed below. So closing it again cannot ask the command to exit, and leaving
+        # the block begins with SIGTERM.
         self._asked_to_exit = True
         if stdin:
-            # An error says that the command does not read its input, which is fine.
+            # The error means that the command has closed its input without reading it, which is fine.
             with contextlib.suppress(anyio.BrokenResourceError):
                 self.send(stdin)
         self.end_input()

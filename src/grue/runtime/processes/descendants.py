@@ -48,7 +48,10 @@ ids may have wrapped around since its start."""
 
 
 class HostMark:
-    """The part of the marks that all servers of this process share. A forked child gets its own."""
+    """Makes the marks for the servers of this process, which all begin with the same digits.
+
+    A forked child gets digits of its own.
+    """
 
     def __init__(self) -> None:
         self._digits: str | None = None
@@ -67,7 +70,7 @@ class HostMark:
         return int(f"{digits}{next(self._serial) % 10**9:09d}") if digits else None
 
     def forget(self) -> None:
-        """Choose a new mark at the next use; for a forked child."""
+        """Choose new digits at the next use; called in a forked child."""
         self._digits = None
 
 
@@ -109,7 +112,8 @@ class Descendants:
             return []
         found = []
         for pid in _ids_since(self._pid, time.monotonic() - self._since):
-            # Most ids belong to other programs, so check the mark before opening a pidfd, and again after.
+            # Check the mark before opening a pidfd, because most ids belong to other programs, and again
+            # after it.
             if pid == self._pid or _mark_of(pid) != self._mark:
                 continue
             with suppress(OSError):  # the process has exited, or this is the id of a thread
@@ -124,7 +128,7 @@ class Descendants:
 def unmark(pid: int) -> None:
     """Remove the mark that a child inherited from this process, if this process is part of a server."""
     if _can_mark() and _mark_of(os.getpid()) >= _BASE:
-        _set_mark(pid, _BASE - 1)  # a hard limit cannot be raised again
+        _set_mark(pid, _BASE - 1)  # the largest value below all marks: a hard limit cannot be raised again
 
 
 def _can_mark() -> bool:
@@ -142,13 +146,13 @@ def _can_mark() -> bool:
 
 
 def _room() -> int:
-    """Return the number of hosts' marks that fit below the hard limit, which only root can raise."""
+    """Return how many hosts can have marks below this process's hard limit, which only root can raise."""
     hard = resource.getrlimit(resource.RLIMIT_RTTIME)[1]
     return 10**9 if hard == resource.RLIM_INFINITY else min(10**9, (hard - _BASE) // 10**9)
 
 
 def carries_host_mark(pid: int) -> bool:
-    """Return whether a server of this process, or any descendant of one, has started that process."""
+    """Return whether the process was started by a server of this process, or by a descendant of a server."""
     digits = host_mark.digits()
     return bool(digits) and _mark_of(pid) // 10**9 == int(digits)
 
@@ -216,7 +220,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class ProcessEntry(NamedTuple):
-    """One line of the table; `state` is the system's letter, `Z` for a zombie."""
+    """A process in the system's process table; `state` is the system's letter, `Z` for a zombie."""
 
     pid: int
     parent: int

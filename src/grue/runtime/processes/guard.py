@@ -4,7 +4,7 @@ One guard runs beside the host process, in its own session. It reads `+pgid` and
 which add a process group to its list or remove one. Only the host holds the writing end, so the kernel
 closes the pipe when the host ends, however it ends. Then the guard kills the groups still on its list. It
 also kills processes that left those groups and carry the mark of this host's servers (`descendants.py`),
-unless the host has said before that nothing is left.
+unless the host has told it before that none is left.
 
 PR_SET_PDEATHSIG cannot do this: it fires when the spawning *thread* ends, and does not reach grandchildren.
 
@@ -129,7 +129,7 @@ class HostGuard:
 
     def _send(self, line: str) -> None:
         if self._ensure_running():
-            return  # a new guard has just been sent the whole list
+            return  # a new guard was just started, and was sent the whole list
         try:
             self._write(line)
         except OSError:

@@ -198,7 +198,10 @@ class ProcessGroup:
         return _fileno(self._leader.stderr)
 
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:
-        """Return a sentence for each access that the leader's box has refused, as far as that is known."""
+        """Return a sentence for each access that the leader's box is known to have refused.
+
+        `text` is what the leader has written, and `died` is whether it has failed as a whole.
+        """
         return () if self._boxed is None else self._boxed.refusals(text, died=died)
 
     def signal(self, number: int) -> None:
@@ -423,14 +426,14 @@ def _exit_of(returncode: int) -> ServerExit:
 def _resolve(command: str, env: Mapping[str, str], cwd: str | None) -> str:
     """Return the program's absolute path. Looking for it before the spawn gives a clearer error."""
     base = cwd or "."
-    # Texts and not `Path`s, which take ten times as long: the server starts after this.
+    # Use strings, not `Path`s, which take ten times as long: the start of the server waits for this.
     if not os.path.isdir(base):  # noqa: PTH112
         raise SpawnError(f"The working directory {cwd} does not exist.")
     if "/" in command:
         path = os.path.join(base, command)  # noqa: PTH118
         found = path if os.path.isfile(path) and os.access(path, os.X_OK) else None  # noqa: PTH113
     else:
-        import shutil  # the search takes 3 ms, and a path needs none
+        import shutil  # imported here, because the import takes 3 ms and a path does not need it
 
         found = shutil.which(command, path=env.get("PATH", os.environ.get("PATH", os.defpath)))
     if found is None:
@@ -439,7 +442,7 @@ def _resolve(command: str, env: Mapping[str, str], cwd: str | None) -> str:
 
 
 def _not_found(command: str, base: Path) -> SpawnError:
-    """Return the error for a command that cannot be started: it is a folder, or a file without permission."""
+    """Return the error for a command that is missing, is a folder, or has no execute permission."""
     path = base / command
     if "/" not in command or not path.exists():
         return SpawnError(f"The command {command!r} was not found.", missing=command)
@@ -465,9 +468,10 @@ def _in_box(
 
 
 def _shell_keeps(env: Mapping[str, str]) -> bool:
-    # A POSIX shell may drop variables whose names it could not have set itself. The server must get its whole
-    # environment, so with such a name in it the server starts without the shell, and is registered with the
-    # guard a moment after it has started. Source: R3.2
+    # A server is started through a shell, which waits until the guard knows the group. A POSIX shell may drop
+    # variables whose names it could not have set itself, but the server must get its whole environment. So if
+    # there is such a name, the server is started without the shell, and the guard is told a moment later.
+    # Source: R3.2
     return os.access(_SHELL, os.X_OK) and "".join(env).isascii() and all(map(str.isidentifier, env))
 
 

@@ -224,7 +224,7 @@ class _SecretIndex(NamedTuple):
         return cls(longest_first, short, long_probes, b"a" * min(map(len, long_probes), default=0))
 
     def may_match(self, written: bytes) -> bool:
-        """Return whether a text has a probe, or the mark of a cut, before which half a secret may stand."""
+        """Return whether a text has a probe, or an ellipsis, before which a secret may have been cut off."""
         for probe in self.probes:
             if probe in written:
                 return True
@@ -267,7 +267,7 @@ class Redaction:
     def may_contain_secrets(self, written: bytes) -> bool:
         """Return whether a text may contain a secret. A quick test: only its `False` is certain."""
         if len(written) <= _PIECE:
-            # As for each piece below, but written out, because every small message takes this path.
+            # The same tests as for each piece below, inlined because every small message takes this path.
             if self._index.secrets and self._index.may_match(written):
                 return True
             lowered = written.lower()
@@ -410,7 +410,7 @@ def _matches(pattern: SecretPattern, written: bytes, start: int, end: int) -> It
 
 
 def _beginnings(form: bytes, written: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the spans of secrets that were cut: only their beginning is there, before the mark of a cut."""
+    """Yield the spans of secrets that were cut off: their beginning, directly before an ellipsis."""
     head, at = form[:MIN_BEGINNING_BYTES], start - 1
     while (at := written.find(head, at + 1, end + MIN_BEGINNING_BYTES - 1)) >= 0:
         cut = written.find(_CUT, at + MIN_BEGINNING_BYTES, at + len(form) + len(_CUT) - 1)
@@ -552,7 +552,7 @@ line in small pieces would take quadratic time."""
 
 
 class TextPieces:
-    """One text that arrives in pieces. Each end of it that may be the beginning of a secret is held back."""
+    """Redacts one text that arrives in pieces. An end that may be the beginning of a secret is held back."""
 
     def __init__(self, redaction: Redaction) -> None:
         self._redaction = redaction
@@ -581,7 +581,7 @@ class TextPieces:
         return text[:shown]
 
     def end(self) -> str:
-        """Return the text that was held back. The beginning of a secret at its end is replaced."""
+        """Return the text that was held back, after the last piece. Half a secret at its end is redacted."""
         text = self._held + "".join(self._line)
         self._held, self._line = "", []
         begun = min(self._secrets.longest, len(text))
@@ -600,7 +600,7 @@ class TextPieces:
 
 
 class _BeginningMatcher:
-    """Finds the longest end of a text that is the beginning of a secret's form, but not the whole form."""
+    """Finds the longest suffix of a text that is a prefix of a form of a secret, but not the whole form."""
 
     def __init__(self, spellings: Iterable[Spelling]) -> None:
         self._spellings = tuple(spellings)
@@ -629,7 +629,7 @@ class _BeginningMatcher:
             self._states = states
 
     def _advance(self, states: "dict[_State, int]", state: "_State", length: int) -> None:
-        """Add to `states` the states that follow `state` after one more character; none at a form's end."""
+        """Add to `states` the states after `state` and one more character; none if the form is complete."""
         form, number, at = state
         rest, spelling = form[1:], self._spellings[number]
         if rest:

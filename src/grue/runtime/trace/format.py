@@ -245,7 +245,7 @@ def check_depth(path: Path, number: int, body: bytes) -> None:
         TraceError: The body is nested more deeply.
     """
     if len(body) <= STEP:
-        # The usual message. This runs for each line of a trace, so it makes no call of ours.
+        # Most bodies are this short. This runs for each line of a trace, so do not call `count_of` here.
         if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
             return
     elif count_of(body, "[{") <= MAX_DEPTH:

@@ -130,9 +130,9 @@ class Recorder:
         wall_clock: Seconds since the epoch.
 
     Attributes:
-        around_call: Makes the context manager that a tool call runs in, from the number of its message
-            `ToolCalled`. An observer may set it when it is added, so that spans which a function tool
-            makes are inside the span of the call.
+        around_call: Called with the number of a `ToolCalled` message; returns a context manager in which that
+            tool call runs. An observer may set it when it is added, so that the spans which a function tool
+            starts are children of the call's span.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class Recorder:
         self._backlog.wait()
 
     async def shown(self) -> None:
-        """Wait as `settle` does, without blocking the event loop."""
+        """Wait as `settle` does, but without blocking the event loop."""
         await self._backlog.wait_async()
 
     def resume(self, *, after_seq: int, after_t: float) -> None:
@@ -252,10 +252,10 @@ class Recorder:
             added_to(self)
 
     def watch(self, watched: Mapping[type, Callable[[Any], object]]) -> None:
-        """Call a function with each message of its kind, secrets included, after the message is recorded.
+        """Have each function in `watched` called with every message of its type, after it was recorded.
 
-        Unlike an observer, such a function costs nothing for messages of other kinds, which need not be
-        encoded for it.
+        The functions get the messages unredacted. Unlike an observer, a function costs nothing for messages
+        of other types, because they need not be encoded for it.
         """
         self._watched = watched
 
@@ -269,7 +269,7 @@ class Recorder:
         turn: int = 0,
         reply_to: object = None,
     ) -> Envelope[B]:
-        """Record `body` and return its envelope, with secrets.
+        """Record `body` and return its envelope, unredacted.
 
         Outside event loops the observers have seen the envelope when this returns. If part of a text is held
         back, that part is recorded later.
@@ -310,7 +310,7 @@ class Recorder:
         return envelope
 
     def _show_piece(self, envelope: Envelope[Any]) -> None:
-        """Show the part of a piece that cannot belong to a secret. If the part is empty, free its number."""
+        """Pass on the part of a piece that cannot belong to a secret. If it is empty, reuse the number."""
         texts = self._texts.setdefault((envelope.sender, envelope.turn), {})
         key = replace(envelope.body, text="")
         text = texts.get(key)
@@ -342,7 +342,7 @@ class Recorder:
             return body, self._encoder.encode(body)
         except UnicodeEncodeError:
             plain = _valid(msgspec.to_builtins(body))
-        # the message's type may require one of the replaced texts
+        # The conversion fails if the message's type requires one of the replaced texts.
         with contextlib.suppress(msgspec.ValidationError):
             body = msgspec.convert(plain, type(body))
         return body, self._encoder.encode(plain)
