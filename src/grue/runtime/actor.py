@@ -404,7 +404,7 @@ class Supervisor:
                 await self._all_done.wait()
 
     async def _end(self, error: BaseException | None) -> bool | None:
-        """Cancel the running actors and wait. Return whether `error` is only this group's own cancellation."""
+        """Cancel the running actors and wait. Return whether `error` is just this group's cancellation."""
         if error is not None or self._running:
             self._group.cancel_scope.cancel()
         try:
