@@ -190,7 +190,7 @@ class EpisodeTally:
         self.model = Counts()
         self.tools: defaultdict[str, Counts] = defaultdict(Counts)
         self.servers: defaultdict[str, ServerCounts] = defaultdict(ServerCounts)
-        self._names: dict[tuple[int, str], str] = {}  # canonical names of the calls, by turn and id
+        self._names: dict[tuple[int, str], str] = {}  # by turn and call id: the tool, such as `files.read`
 
     def take(self, envelope: EpisodeEnvelope) -> None:
         """Count the next envelope."""

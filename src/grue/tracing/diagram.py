@@ -134,7 +134,7 @@ _MARKERS = frozenset("ﬂ°¶ß")
 
 
 def escaped(text: str) -> str:
-    """Return printable text with each character that Mermaid could interpret written as an entity.
+    """Return printable text in which entities replace all characters that Mermaid could interpret.
 
     In Mermaid a semicolon ends a statement, `#` begins an entity, `%%` begins a comment or a directive, and
     the text is inserted into HTML. A colon is safe, except in a text with the word `style` or `classDef`:

@@ -337,5 +337,5 @@ def registered_facts() -> dict[str, type[Fact]]:
 
 
 def subclasses_of(kind: type[Fact]) -> tuple[type[Fact], ...]:
-    """Return the subclasses of `EpisodeStarted`, `EpisodeResumed` or `EpisodeEnded` that are registered."""
+    """Return the registered subclasses of `kind`: `EpisodeStarted`, `EpisodeResumed` or `EpisodeEnded`."""
     return tuple(_subclasses.get(kind, ()))

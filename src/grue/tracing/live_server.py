@@ -208,7 +208,7 @@ class LiveServer(ThreadingHTTPServer):
 
     @property
     def names(self) -> frozenset[str]:
-        """The values of the `Host` header that a request may have."""
+        """The accepted values of a request's `Host` header."""
         return frozenset({f"{HOST}:{self.server_port}", f"localhost:{self.server_port}"})
 
 

@@ -56,7 +56,7 @@ class SpanNote(NamedTuple):
 
 
 class FailureWords(NamedTuple):
-    """Why a turn has no answer, in words for several readers. Parts of the texts are untrusted.
+    """Why a turn has no answer, worded for each place where it is shown. Parts of the texts are untrusted.
 
     Attributes:
         short: For a line of the trace.
@@ -212,7 +212,7 @@ def _call_id(body: m.ToolTimedOut | m.ToolSkipped | m.ServerDied) -> str:
 
 
 def cut_results(request: m.RequestCompletion) -> tuple[m.ToolMessage, ...]:
-    """Return the tool results in a request whose text was cut."""
+    """Return those tool results in a request of which the text was cut."""
     return tuple(item for item in request.new if isinstance(item, m.ToolMessage) and item.whole_chars)
 
 

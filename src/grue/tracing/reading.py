@@ -123,7 +123,7 @@ def known_kinds() -> dict[str, type[Struct]]:
 
 
 def union_of(kinds: Iterable[type[Struct]]) -> Any:
-    """Return the union of message classes, as msgspec takes it."""
+    """Return the union of message classes, in the form that msgspec accepts."""
     return functools.reduce(operator.or_, kinds)
 
 

@@ -1,7 +1,7 @@
 """The classes for an episode's statistics; `counts.py` computes the statistics, `stats_table.py` prints them.
 
-Percentiles use the nearest rank, so each is a measured value: the smallest one such that the given percentage
-of all values are not larger. Times are rounded to the microsecond.
+Percentiles use the nearest rank. So each is a measured value: the smallest one for which the given percentage
+of all values are equal or smaller. Times are rounded to the microsecond.
 
 `PhaseClock` assigns every instant of the trace to one phase, to show where the time went. The time between
 two consecutive envelopes belongs to the phase that was active after the first of them. `steps.py` decides
@@ -193,9 +193,10 @@ class ModelStats(Struct, frozen=True, kw_only=True):
 
 
 class ToolStats(Struct, frozen=True, kw_only=True):
-    """The calls of one tool, by its canonical name.
+    """The calls of one tool.
 
     Attributes:
+        tool: The tool's name with its server, such as `files.read`.
         calls: Calls that were sent to the server. Each one that has ended is also counted as returned, error,
             timed out or lost.
         returned: Calls that were answered with a result.

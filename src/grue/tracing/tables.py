@@ -63,7 +63,7 @@ class CallRow(Struct, kw_only=True):
         episode: As in the table `turns`; so is `turn`.
         iteration: Number of the reply that asked for the call.
         call_id: The call's id, unique in the turn.
-        tool: Canonical name of the tool.
+        tool: Name of the tool with its server, such as `files.read`.
         arguments: The arguments as the model wrote them, which need not be JSON.
         changed_arguments: The arguments that were sent instead, if a person changed them.
         settlement: `returned`, `timed_out`, `died`, `skipped`, `rejected`, `denied` or `interrupted`.

@@ -76,7 +76,7 @@ _CALL_SKIPPED = "Tool call skipped: "
 
 
 class _Call(Struct, frozen=True):
-    """A tool call of the latest reply; `name` is canonical, `arguments` are the model's text."""
+    """A tool call of the latest reply. `name` is the tool's, such as `files.read`."""
 
     name: str
     server: str
@@ -214,7 +214,7 @@ class _TurnLines:
             yield self._failed(call.name, result.error_message or "")
 
     def _rejected(self, name: str, error: str, call_id: str) -> LogLine:
-        """Return the line for a call that was not sent, with its arguments: it has no `mcp_tool_call`."""
+        """Return the line for a call that was not sent. It has the arguments: no other line shows them."""
         call = self._calls.get(call_id)
         failed = self._failed(name, error)
         if call is None:

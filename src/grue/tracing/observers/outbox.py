@@ -223,7 +223,7 @@ _exporting = threading.local()
 
 
 def patient(exporter: "SpanExporter", *, backend: str, warn: Warn) -> "SpanExporter":
-    """Return an exporter that calls `warn` when `exporter` fails, and suppresses its log records.
+    """Return an exporter that sends spans through `exporter`, and calls `warn` instead of logging failures.
 
     Otherwise, while the backend cannot be reached, OpenTelemetry would log two retries and a failure for each
     batch of spans.

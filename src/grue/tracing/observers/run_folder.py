@@ -191,9 +191,10 @@ def _make(path: Path) -> None:
 
 
 class JsonLog:
-    """An observer that writes `event_type`, `level`, `message`, `time`, `episode_id`, `turn` and the fields.
+    """An observer that writes each event as a line of JSON.
 
-    The time is ISO 8601 in UTC. Every line is flushed before the next message is recorded.
+    A line has `event_type`, `level`, `message`, `time` (ISO 8601 in UTC), `episode_id`, `turn` and the
+    event's own fields. It is flushed before the next message is recorded.
 
     Raises:
         TraceError: The file cannot be created or written.

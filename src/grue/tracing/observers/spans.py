@@ -67,7 +67,7 @@ class ToolUse(Struct, frozen=True, kw_only=True):
     """One call that was sent to its server.
 
     Attributes:
-        name: The tool's canonical name.
+        name: The tool's name with its server, such as `files.read`.
         tool: The tool's name at its server.
         timeout_s: The call's time limit.
         iteration: Number of the reply that requested the call, counted from 1; 0 outside turns.

@@ -93,7 +93,7 @@ def key_names(base_url: str) -> tuple[str, ...]:
 
 
 def needs_key(base_url: str) -> bool:
-    """Return whether the endpoint belongs to a known provider, all of which refuse requests without a key."""
+    """Return whether the endpoint is a known provider's. All of these refuse requests without a key."""
     return any(_is_host(urlsplit(base_url), host) for host in _PROVIDER_KEYS)
 
 
@@ -121,7 +121,7 @@ def api_key(base_url: str, environ: Mapping[str, str]) -> str | None:
 def require_key(base_url: str, key: str | None, otherwise: str = "") -> None:
     """Check that there is a key for an endpoint that needs one.
 
-    `otherwise` ends the error's sentence: what the user can do instead.
+    `otherwise` is added to the error's sentence, and says what else the user can do.
 
     Raises:
         MCPConfigError: The endpoint needs a key, and `key` is empty. The error names the variables to set.
@@ -239,7 +239,7 @@ class LlmSettings(ModelSettings, metaclass=OwnKeywords, frozen=True, kw_only=Tru
         return [(name, shown.get(name, getattr(self, name))) for name in self.__struct_fields__]
 
     def named_values(self) -> dict[str, str]:
-        """Return the secret values by name, for redaction, with the token of a `Bearer` header."""
+        """Return the secret values by name, for redaction. Of a `Bearer` header, the token is one too."""
         headers = {name: value.strip() for name, value in self.extra_headers.items() if looks_secret(name)}
         tokens = {f"{name} token": value.rpartition(" ")[2] for name, value in headers.items()}
         named = {"api_key": (self.api_key or "").strip(), **headers, **tokens, **secrets_in(headers)}
@@ -287,12 +287,12 @@ def set_process_room(room: ReplyRoom | None) -> None:
 
 
 def current_room() -> ReplyRoom | None:
-    """Return the room that stores a request of the calling code; `None`: the request is sent at once."""
+    """Return the room for requests that the calling code makes; `None`: these requests are sent at once."""
     return reply_room.get() or (_of_process[0] if _of_process else None)
 
 
 def limit_in(body: bytes) -> int | None:
-    """Return the most tokens that a request allows its reply; `None`: it sets no limit."""
+    """Return the limit that a request sets for the tokens of its reply; `None`: it sets no limit."""
     asked = msgspec.json.decode(body, type=_Limits)
     return asked.max_tokens or asked.max_completion_tokens or asked.max_output_tokens
 
@@ -715,7 +715,7 @@ def _redaction(settings: LlmSettings) -> Redaction:
 
 
 def _refuse_ours(settings: LlmSettings) -> None:
-    # Check the fields of every wire format, because a refusal may change the profile's format.
+    # Check the fields of every wire format, because an error of the endpoint may make it change the format.
     fields = frozenset().union(*(each.own_fields for each in FORMATS.values()))
     ours = sorted(fields & settings.extra_body.keys())
     if ours:

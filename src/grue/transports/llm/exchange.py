@@ -835,7 +835,7 @@ class _Incoming:
 
 
 def _joined(deltas: list[Delta]) -> list[Delta]:
-    """Join the deltas that arrived together, so that the trace has one message for them, not one a token."""
+    """Join deltas that arrived together, so that the trace has one message for them and not one per token."""
     joined: list[Delta] = []
     for delta in deltas:
         if joined and joined[-1].part == delta.part:
@@ -870,7 +870,7 @@ class WantedRequest(Struct, frozen=True, kw_only=True):
 
     Attributes:
         model: The model that is asked.
-        prompt_bytes: Length of the body. No tokenizer makes more tokens than bytes.
+        prompt_bytes: Length of the body in bytes. The prompt cannot have more tokens than that.
         max_tokens: Most tokens of the reply; `None`: the endpoint decides.
     """
 
