@@ -1,4 +1,4 @@
-"""The description of a box, as a user writes it: `Sandbox`, its presets and its JSON.
+"""The description of a box, as a user writes it in Python or in JSON: `Sandbox` and its presets.
 
 Nothing here looks at the file system. `places.py` turns the description into absolute folders when a program
 is started.
@@ -70,7 +70,7 @@ class HostPort(Struct, frozen=True):
         return cls(host.lower().rstrip("."), (int(port),) if port else _WEB_PORTS)
 
     def covers(self, host: str, port: int) -> bool:
-        """Return whether this entry allows a host, given as the program named it, and a port."""
+        """Return whether this entry allows a port of a host. `host` is the name that the program used."""
         host = host.lower().rstrip(".")
         if port not in self.ports:
             return False
@@ -81,7 +81,7 @@ class HostPort(Struct, frozen=True):
 
 
 class Sandbox(Struct, frozen=True, kw_only=True):
-    """What a program that grue starts may do. What is not listed is refused, by the kernel.
+    """What a program that grue starts may do. The kernel refuses everything else.
 
     Paths are absolute, begin with `~`, or are relative to the program's working directory. A folder stands
     for everything in it. Each program also gets what its preset says, and the programs and libraries of the
@@ -92,16 +92,18 @@ class Sandbox(Struct, frozen=True, kw_only=True):
             which is the program's working directory, to read and write. `web`: `pure` with the network.
         read: Files and folders that the program may read.
         write: Files and folders that the program may read, write and delete. They have to exist.
-        hide: Files and folders inside of the opened ones that stay closed. A folder that contains one, at any
-            depth, cannot be listed, and nothing can be made, deleted or renamed in it.
-        execute: The only programs that the program may start besides its own; `None`: those of the system and
-            of its own folders, too. All that it starts is in the same box.
-        network: `True`: any. `False`: none. A list of `host:port`: only these, by a proxy of grue's. `None`:
-            the preset decides.
-        unix_sockets: Whether the program may use Unix sockets, through which it reaches Docker or an SSH
-            agent where one runs.
-        memory_mb: Memory that each of its processes may allocate, in MiB; `None`: no limit.
-        processes: How many processes and threads the program may add to those of this user; `None`: no limit.
+        hide: Files and folders that the program may not access, although they are in a folder that it may.
+            A folder that contains one, at any depth, cannot be listed, and nothing can be made, deleted or
+            renamed in it.
+        execute: The other programs that the program may start; `None`: any program of the system and of the
+            folders that the box opens. All programs that it starts are in the same box.
+        network: `True`: any. `False`: none. A list of `host:port`: only these, through a proxy that grue
+            runs. `None`: the preset decides.
+        unix_sockets: Whether the program may use Unix sockets. They give access to Docker or to an SSH agent,
+            for example.
+        memory_mb: Memory that each process of the program may allocate, in MiB; `None`: no limit.
+        processes: How many processes and threads this user may have in addition to those that run when the
+            program starts; `None`: no limit.
         open_files: How many files each process may have open; `None`: the host's limit.
         file_mb: Size to which a file that the program writes may grow, in MiB; `None`: no limit.
         cpu_s: Seconds of processor time of each process; `None`: no limit.
@@ -134,7 +136,7 @@ class Sandbox(Struct, frozen=True, kw_only=True):
 
     @property
     def hosts(self) -> tuple[HostPort, ...]:
-        """The hosts that the program may connect to; empty if `network` is not a list."""
+        """The hosts in `network`; empty if `network` is not a list."""
         return tuple(HostPort.read(text) for text in self.network) if isinstance(self.network, tuple) else ()
 
     @property
@@ -177,13 +179,13 @@ def _of_table(table: Mapping[Any, Any]) -> Sandbox:
     try:
         return msgspec.convert(dict(table), Sandbox)
     except (msgspec.ValidationError, MCPConfigError) as error:
-        # msgspec's text can be shown: it names the key and the types, and a value only if that is an unknown
-        # preset.
+        # msgspec's text does not reveal a secret: it names the key and the types. The only value that it
+        # shows is that of an unknown preset.
         raise ValueError(str(error).removeprefix("sandbox: ").rstrip(".")) from None
 
 
 def _of_vscode(table: Mapping[Any, Any]) -> Sandbox:
-    """Read VS Code's table: all but `denyRead` may be read, and only `allowWrite` may be written."""
+    """Read VS Code's table. Without `allowRead`, everything but `denyRead` may be read."""
     parts: dict[str, dict[str, tuple[str, ...]]] = {}
     for part, keys in table.items():
         if part not in _VSCODE or not isinstance(keys, Mapping):

@@ -1,15 +1,15 @@
-"""The way out of a box whose network is a list of hosts: a proxy on loopback, and who may connect where.
+"""The network of a box that lists hosts: a proxy on loopback, and the check of each `connect`.
 
-The program gets no network. The filter stops each `connect` of the program and asks the gate about it. The
-gate makes an allowed connection itself, on a copy of the program's socket: if the kernel went on with the
-program's own call, another thread of the program could change the address after the gate has checked it.
-Three kinds of connections are allowed: to this gate's proxy, to a listed port of this machine
-(`localhost:5432`), and to a listed IP address. If the box opens Unix sockets, connections to a path are
-allowed, too. All others are refused.
+The program has no network of its own. The seccomp filter stops each `connect` of the program and asks the
+gate. The gate makes an allowed connection itself, on a copy of the program's socket. If it let the program's
+own call continue, another thread of the program could change the address after the check. Three kinds of
+connections are allowed: to this gate's proxy, to a listed port of this machine (`localhost:5432`), and to a
+listed IP address. If the box opens Unix sockets, connections to a path are allowed, too. All others are
+refused.
 
 The proxy understands CONNECT and plain HTTP. It resolves names itself, and connects to the address that it
 has checked. It serves only connections that the gate has made, so that no other program of this machine can
-use it. Nothing is decrypted. One gate belongs to one program, and ends with it.
+use it. It decrypts nothing. Each program has its own gate, which ends with it.
 
 Everything here runs in threads of the gate: one that waits for events, and one for each connection.
 """
@@ -57,7 +57,13 @@ address."""
 
 
 class Refusal(Struct, frozen=True):
-    """A connection that was refused; `why` is a sentence without a full stop, `allow` the entry to add."""
+    """A connection that was refused.
+
+    Attributes:
+        where: The `host:port`.
+        why: The reason, a sentence without a full stop.
+        allow: The entry to add to `Sandbox.network`, so that the connection is allowed.
+    """
 
     where: str
     why: str
@@ -65,12 +71,12 @@ class Refusal(Struct, frozen=True):
 
 
 class Gate:
-    """The proxy of one boxed program, and the answers to the program's calls of `connect`.
+    """The proxy of one boxed program, and the decisions about its calls of `connect`.
 
     Args:
         hosts: The hosts and ports that the program may connect to.
         unix: Whether the program may use Unix sockets: those in the file system, not abstract ones.
-        record: Allow every host, and remember each. Used to learn a box.
+        record: Allow every host, and record each in `seen`. Used to learn a box (`learning.py`).
 
     Attributes:
         refused: The last connections that were refused.
@@ -96,7 +102,7 @@ class Gate:
         self.seen: dict[str, None] = {}
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that tell a program of the proxy. Node honours them from version 24 on."""
+        """Return environment variables that name the proxy. Node honours them from version 24 on."""
         url = f"http://127.0.0.1:{self.port}"
         names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
         direct = "localhost,127.0.0.1,::1"
@@ -104,7 +110,7 @@ class Gate:
         return {**found, "NO_PROXY": direct, "no_proxy": direct, "NODE_USE_ENV_PROXY": "1"}
 
     def serve(self, listener: int) -> None:
-        """Start to answer. `listener` is the filter's descriptor, which is closed when the gate ends."""
+        """Start to decide about calls. `listener` is seccomp's descriptor; the gate closes it at its end."""
         self._listener = listener
         self._thread = threading.Thread(target=self._wait, name="grue-gate", daemon=True)
         self._thread.start()
@@ -170,7 +176,7 @@ class Gate:
     def _decide(
         self, listener: int, key: int, pid: int, call: int, arguments: list[int]
     ) -> tuple[int, int] | None:
-        """Return the error's number and the flags of the answer; `None`: a thread will answer."""
+        """Return the errno (0: success) and the flags of the answer; `None`: another thread will answer."""
         if call == _listen_number():
             return self._listen(listener, key, pid, arguments[0], arguments[1] & 0xFFFF), 0
         found = self._asked(listener, key, pid, *arguments[:3])
@@ -180,7 +186,7 @@ class Gate:
             return self._connect(found), 0
 
     def _reply(self, key: int, error: int, flags: int = 0) -> None:
-        # Under the lock the listener stays open, so its number cannot become that of another file meanwhile.
+        # While the lock is held, the listener is not closed. Else its number could be that of another file.
         with self._changed, contextlib.suppress(OSError):  # the program may have ended while it waited
             if self._listener is not None:
                 fcntl.ioctl(self._listener, SEND, bytearray(ANSWER.pack(key, 0, -error, flags)))
@@ -202,11 +208,12 @@ class Gate:
         finally:
             os.close(pidfd)
         try:
-            # If the request is still valid, the process still waits, so `pid` is not another process by now.
+            # This fails unless the process still waits. If it waits, `pid` has not been reused by another.
             fcntl.ioctl(listener, _ID_VALID, bytearray(struct.pack("=Q", key)))
             blocks = os.get_blocking(own)
             found = socket.socket(fileno=own)
-            # `socket.socket` sets the host's default timeout on the socket that the program shares; undo that
+            # `socket.socket` applies Python's default timeout, and so changes the blocking mode of the
+            # program's socket, which is shared; undo that
             os.set_blocking(own, blocks)
             return found
         except OSError:
@@ -216,12 +223,12 @@ class Gate:
     def _listen(self, listener: int, key: int, pid: int, fd: int, backlog: int) -> int:
         with self._copy_of(listener, key, pid, fd) as own:
             if own.family != socket.AF_UNIX:
-                return errno.EACCES  # a socket that listens without `bind` gets a port, which is not listed
+                return errno.EACCES  # a TCP socket that listens without `bind` would get a port
             own.listen(backlog)
             return 0
 
     def _hands_over(self, key: int, asked: "_Asked") -> bool:
-        """Return whether a connection that may have to wait was passed to its own thread."""
+        """Pass a connection that may block to a thread of its own, and return whether that was done."""
         leads_on = self._unix if asked.place is None else asked.place != ("127.0.0.1", self.port)
         waits = leads_on and os.get_blocking(asked.socket.fileno())
         with self._changed:
@@ -246,7 +253,7 @@ class Gate:
     def _connect(self, asked: "_Asked") -> int:
         own, raw = asked.socket.fileno(), asked.address
         if asked.family == socket.AF_UNSPEC:
-            return connect(own, raw)  # AF_UNSPEC only ends the socket's connection, so it is always allowed
+            return connect(own, raw)  # always allowed: AF_UNSPEC only dissolves the socket's connection
         if asked.family == socket.AF_UNIX and self._unix:
             return _connect_to_path(own, raw, asked.pid)
         if asked.place is None:
@@ -294,7 +301,7 @@ class Gate:
                     client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     self._proxy(client)
         except (OSError, ValueError):
-            pass  # the client or the host has closed its connection, or was silent for too long
+            pass  # the client or the host has closed its connection, or has sent nothing for too long
         finally:
             with self._changed:
                 self._count -= 1
@@ -343,7 +350,7 @@ class Gate:
                     self._open.discard(remote)
 
     def _reach(self, client: socket.socket, host: str, port: int) -> socket.socket | None:
-        """Connect to a host that is listed. For any other host tell the client why not, and return `None`."""
+        """Connect to a listed host. If that is not allowed or fails, tell the client why; return `None`."""
         if self._record:
             self._see(host, port)
         elif not self._allows(host, port):
@@ -390,7 +397,7 @@ class Gate:
         return any(each.covers(host, port) for each in self._hosts)
 
     def _may_be(self, host: str, address: str, port: int) -> bool:
-        """Return whether an address of a listed host may be connected to: it has to be public or listed."""
+        """Return whether an address of a listed host is allowed: it has to be public, or itself listed."""
         if self._record or not _is_private(address):
             return True
         return self._allows(address, port) or (host.lower() in _LOOPBACK_NAMES and _is_loopback(address))
@@ -401,7 +408,7 @@ def _entry(host: str, port: int) -> str:
 
 
 class _Asked(Struct, frozen=True):
-    """A connection that a program wants: a copy of the socket, the address, and the id of the process."""
+    """The arguments of a program's `connect`: a copy of its socket, the address, and the process's id."""
 
     socket: socket.socket
     address: bytes
@@ -431,7 +438,7 @@ def _listen_number() -> int | None:
 def _connect_to_path(own: int, raw: bytes, pid: int) -> int:
     path = raw[2:].partition(b"\0")[0]
     if not path:
-        return errno.EPERM  # an abstract name; Landlock would refuse it, too
+        return errno.EPERM  # an abstract socket, which Landlock would refuse too
     if not path.startswith(b"/"):
         path = b"/proc/%d/cwd/%s" % (pid, path)
     if len(path) > _LONGEST_PATH:
@@ -465,7 +472,7 @@ def _is_private(address: str) -> bool:
 
 
 def _read_head(client: socket.socket) -> tuple[bytes, bytes]:
-    """Return the head of a request without its last empty line, and the bytes that came after the head.
+    """Read an HTTP request's head. Return it without the empty line, and the bytes received after it.
 
     Raises:
         ValueError: The head is too long, or it did not come within the time limit.
@@ -501,7 +508,7 @@ def _say(client: socket.socket, status: int, text: str) -> None:
 
 
 def _relay(one: socket.socket, other: socket.socket) -> None:
-    """Copy up to `_MOST_BYTES` both ways, until both sides have ended or none has sent for `_IDLE_S`."""
+    """Copy bytes both ways until both sides have ended, nothing was sent for `_IDLE_S`, or `_MOST_BYTES`."""
     poll, left = select.poll(), _MOST_BYTES
     to = {one.fileno(): (one, other), other.fileno(): (other, one)}
     for fd in to:

@@ -111,8 +111,8 @@ def coverage() -> Coverage:
 class Rule(Struct, frozen=True):
     """The allowed access to a file, or to everything in a folder.
 
-    `access` joins flags such as `READ_FILE` and `EXECUTE`. `path` is without links: if it has a link in it
-    when the rule is made, the rule opens nothing.
+    `access` is a combination of flags such as `READ_FILE` and `EXECUTE`. `path` must be free of symbolic
+    links: if it contains one when the rule is added to a ruleset, the rule allows nothing.
     """
 
     path: str
@@ -120,17 +120,17 @@ class Rule(Struct, frozen=True):
 
 
 def confine(ruleset: int, rules: Iterable[Rule], wanted: Wanted, mark: str = "") -> int | None:
-    """Put the calling thread into a box, for good. Return the filter's listener if `wanted.ask` names calls.
+    """Put the calling thread into a box, for good.
 
-    Parts of the box that this kernel cannot enforce are left out without an error: the caller has looked at
-    `coverage` before.
+    If `wanted.ask` names calls, return the descriptor of the filter's listener. Parts of the box that this
+    kernel cannot enforce are left out without an error: the caller checks `coverage` before.
 
     Args:
-        ruleset: A ruleset that `ruleset_of` made for the same network. `confine` closes it.
-        rules: What the box opens in addition to the ruleset.
-        wanted: The parts of the box that the filter of system calls enforces.
-        mark: A name of at most 15 characters. If it is given and the kernel can do it, refusals of the box
-            are written to the audit log, and the box's first record has the mark as the thread's name.
+        ruleset: A ruleset that `ruleset_of` made for the same `network`. `confine` closes it.
+        rules: What the box opens in addition to the rules in `ruleset`.
+        wanted: The parts of the box that the seccomp filter enforces.
+        mark: A name for the thread, of at most 15 characters. If it is given and the kernel can do it, the
+            kernel writes refusals to the audit log. The first record of a box contains the thread's name.
 
     Raises:
         SandboxError: The kernel refused.
@@ -153,7 +153,7 @@ def confine(ruleset: int, rules: Iterable[Rule], wanted: Wanted, mark: str = "")
 
 
 def ruleset_of(rules: Iterable[Rule], *, any_network: bool) -> int:
-    """Return the descriptor of a new Landlock ruleset, or -1 without Landlock. `exec` closes the descriptor.
+    """Return the descriptor (close-on-exec) of a new Landlock ruleset, or -1 without Landlock.
 
     Raises:
         SandboxError: The kernel refused.
@@ -196,8 +196,8 @@ def _add(ruleset: int, rules: Iterable[Rule], version: int) -> None:
 
 
 def _add_one(ruleset: int, rule: Rule, handled: int) -> None:
-    # The path is opened without following links: since it was looked up, a program that still runs could have
-    # put a link in the place of a folder.
+    # The path is opened without following links: another boxed program that still runs could have replaced a
+    # folder by a link since the path was resolved.
     syscall = _libc().syscall
     place = syscall(_OPENAT2, _AT_FDCWD, os.fsencode(rule.path), _NO_LINKS, _HOW_BYTES)
     if place < 0:
@@ -219,7 +219,7 @@ def _add_one(ruleset: int, rule: Rule, handled: int) -> None:
 
 
 def _drop_capabilities() -> None:
-    """Drop the rights of a root user beyond files. With `no_new_privs` no program can get them back."""
+    """Drop all capabilities except those for files. With `no_new_privs`, no program can get them back."""
     libc = _libc()
     header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
     now = ctypes.create_string_buffer(24)
@@ -242,8 +242,8 @@ def _install_code(code: bytes, *, listens: bool) -> int | None:
     if not listens:
         _must(_seccomp(_SET_MODE_FILTER, 0, described), "seccomp")
         return None
-    # Without the second flag, a signal interrupts a call that the listener is being asked about, and programs
-    # in Go get signals all the time. Kernels before Linux 5.19 refuse the flag, so the loop tries without it.
+    # Without `_WAIT_KILLABLE`, a signal interrupts a call while the listener decides about it, and programs
+    # in Go get signals all the time. Linux before 5.19 refuses the flag, so the loop then tries without it.
     for flags in (_NEW_LISTENER | _WAIT_KILLABLE, _NEW_LISTENER):
         listener = _seccomp(_SET_MODE_FILTER, flags, described)
         if listener >= 0 or ctypes.get_errno() != errno.EINVAL:
@@ -252,7 +252,7 @@ def _install_code(code: bytes, *, listens: bool) -> int | None:
 
 
 def watch(calls: tuple[str, ...]) -> int | None:
-    """Report these system calls of the calling thread to a listener, and refuse none. Return its descriptor.
+    """Report these system calls of the calling thread to a listener; refuse none. Return the descriptor.
 
     Raises:
         SandboxError: The kernel refused.

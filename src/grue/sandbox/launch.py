@@ -1,8 +1,8 @@
-"""Start a program in its box: look at what the machine can enforce, confine a thread, start it from there.
+"""Start a program in its box: check what the machine can enforce, confine a thread, start the program there.
 
 The restrictions of `kernel.confine` belong to a thread, and the processes that the thread starts inherit
-them. So a thread is made for each start. The alternatives would be code between `fork` and `exec`, which is
-not safe in a program with threads, or a program of grue's that starts the other one.
+them. So each start has its own thread. The alternatives are worse: Python code between `fork` and `exec` is
+not safe in a program with threads, and a helper program that confines itself would have to be started first.
 """
 
 import contextlib
@@ -44,9 +44,9 @@ class Boxed:
     """One start of a program in its box, and what has to be removed after its end. Made by `boxed`.
 
     Attributes:
-        env: The program's environment: the given one, with the scratch folder as its temporary folder, and as
-            its home if the program may not see the user's home.
-        scratch: The folder that the program may write in any case. `end` removes the folder.
+        env: The program's environment: the given one, with `TMPDIR` set to the scratch folder. `HOME` is set
+            to it too, if the box opens nothing in the user's home.
+        scratch: The scratch folder, which every box lets its program write. `end` removes it.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Boxed:
         if self.gate is not None:
             self.env.update(self.gate.environment())
         if not opens_home(box, cwd):
-            # Programs go on if a settings file in the home is absent, but fail if they may not read the file.
+            # Programs accept that a settings file in `HOME` is absent, but many fail if they may not read it.
             self.env["HOME"] = self.scratch
 
     def run(self, start: Callable[[], Started]) -> Started:
@@ -93,11 +93,11 @@ class Boxed:
         return thread.call(serve)
 
     def limit(self, pid: int) -> None:
-        """Set the box's resource limits for a process, before it runs the program."""
+        """Set the box's resource limits for a process. Call it before the process runs the program."""
         box = self._box
         _lower(pid, resource.RLIMIT_CORE, 0)
         if box.memory_mb is not None:
-            # The limit is not on the address space: Node reserves gigabytes of it that it never uses.
+            # Not `RLIMIT_AS`: Node reserves gigabytes of address space that it never uses.
             _lower(pid, resource.RLIMIT_DATA, box.memory_mb * _MIB)
         if box.open_files is not None:
             _lower(pid, resource.RLIMIT_NOFILE, box.open_files)
@@ -109,10 +109,10 @@ class Boxed:
             _lower(pid, resource.RLIMIT_NPROC, _tasks_of_user() + box.processes)
 
     def released(self) -> None:
-        """Let the thread that has started this program make the rules for the next start.
+        """Let the thread that started this program prepare the rules for the next start.
 
-        Call it when the program runs. If called earlier, the two threads would compete for the interpreter
-        lock.
+        Call it when the program runs. If called earlier, the thread would compete with the caller for the
+        interpreter lock and delay the start.
         """
         if self._thread is not None:
             self._thread.go_on()
@@ -125,7 +125,7 @@ class Boxed:
         """Return a sentence for each thing that the box is known to have refused.
 
         Args:
-            text: What the program has written.
+            text: What the program has written: its standard error, or the text of a failed call.
             died: Whether the program has failed as a whole.
         """
         network = "any" if self._box.any_network else "hosts" if self.gate is not None else "none"
@@ -152,17 +152,17 @@ class Boxed:
 
 
 def _scratch_folder() -> str:
-    # `tempfile.mkdtemp` would take twice the time. No other program can guess the name, so it is free.
+    # `tempfile.mkdtemp` would take twice the time. The name is random, so it is not taken.
     folder = os.path.join(real_once(tempfile.gettempdir()), f"grue-box-{secrets.token_hex(8)}")  # noqa: PTH118
     os.mkdir(folder, 0o700)  # noqa: PTH102
     return folder
 
 
 def _remove(folder: str) -> None:
-    """Remove a folder that a program has filled, perhaps with locked folders or too deeply for a path.
+    """Remove a folder, even if folders in it are locked, or nested so deeply that no path reaches them.
 
-    The content of an inner folder is first moved to `folder`. So the function does not call itself, however
-    deep the folders are, and no path gets long.
+    The content of an inner folder is moved up to `folder` before the inner folder is removed. So there is no
+    recursion, and no path gets long.
     """
     os.chmod(folder, 0o700)  # noqa: PTH101 - as above
     top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -183,7 +183,7 @@ def _remove(folder: str) -> None:
 
 
 def _empty(folder: int, target: int, prefix: str, count: int) -> int:
-    """Move what is in an open folder to `target`, close the folder, and return the last name's number."""
+    """Move an open folder's content to `target` under numbered names, close it; return the last number."""
     try:
         for name in os.listdir(folder):
             count += 1
@@ -196,13 +196,13 @@ def _empty(folder: int, target: int, prefix: str, count: int) -> int:
 def _move(name: str, source: int, other: str, target: int) -> None:
     try:
         os.rename(name, other, src_dir_fd=source, dst_dir_fd=target)
-    except PermissionError:  # moving a folder also writes to that folder, so its owner needs access
+    except PermissionError:  # to move a folder, write permission for it is needed
         os.close(_unlocked(name, source))
         os.rename(name, other, src_dir_fd=source, dst_dir_fd=target)
 
 
 def _unlocked(name: str, folder: int) -> int:
-    """Give the owner access to a folder, and open it. Links, which may lead elsewhere, are not followed."""
+    """Give the owner all permissions for a folder, and open it. Symbolic links are not followed."""
     place = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
     try:
         os.chmod(f"/proc/self/fd/{place}", 0o700)  # noqa: PTH101
@@ -212,7 +212,7 @@ def _unlocked(name: str, folder: int) -> int:
 
 
 class Watching(Sandbox, frozen=True, kw_only=True):
-    """A box that limits nothing and watches. `start` is called in place of `Boxed`. See `learning.py`."""
+    """A box that limits nothing: `start` starts the program and records what it does. See `learning.py`."""
 
     start: Callable[..., Boxed]
 
@@ -254,12 +254,12 @@ def missing_for(box: Sandbox) -> tuple[str, ...]:
 
 
 def is_enforced(box: Sandbox | None) -> bool:
-    """Return whether a program with this box starts in a box, and this machine enforces all of it."""
+    """Return whether there is a box, and this machine enforces all of it."""
     return box is not None and not isinstance(box, Watching) and not missing_for(box)
 
 
 def reach(box: Sandbox | None) -> str:
-    """Return in a line what a program in this box can reach, and what is not enforced; empty: no box."""
+    """Return in one line what a program in this box can reach, and what is not enforced; empty: no box."""
     if box is None or isinstance(box, Watching):
         return ""
     missing = missing_for(box)
@@ -267,17 +267,17 @@ def reach(box: Sandbox | None) -> str:
 
 
 def opens_home(box: Sandbox, cwd: str) -> bool:
-    """Return whether a box lists something in the user's home folder, or all of it."""
+    """Return whether a box opens the user's home folder, or something in it."""
     listed = [os.path.join(cwd, os.path.expanduser(path)) for path in (*box.read, *box.write)]  # noqa: PTH111, PTH118
     mine = f"{home()}/"
     return any(each.startswith(mine) or mine.startswith(each.rstrip("/") + "/") for each in listed)
 
 
 class _Ahead(Struct, frozen=True):
-    """A ruleset that is ready for the next start. Making it takes 5 us for each file of the system.
+    """A ruleset that was made in advance for the next start, because making it takes 5 us a rule.
 
-    A child that was forked has a descriptor of the same ruleset, and must not add rules to it: the parent's
-    next program would get these rules, too. `process` is the id of the process that made the ruleset.
+    `process` is the id of the process that made it. A forked child of this process inherits the ruleset's
+    descriptor, but must not use it: rules that the child adds would apply to the parent's next program, too.
     """
 
     system: tuple[Rule, ...]
@@ -289,7 +289,7 @@ _ahead: dict[bool, _Ahead] = {}
 
 
 def _take_ahead(system: tuple[Rule, ...], *, any_network: bool) -> int:
-    """Return a ruleset with the system's rules: the one made ahead, unless the rules have changed since."""
+    """Return a ruleset with the system's rules: the one made in advance, unless the rules have changed."""
     found = _ahead.pop(any_network, None) if system else None
     if found is not None:
         if found.system is system and found.process == os.getpid():
@@ -307,10 +307,10 @@ def _make_ahead(system: tuple[Rule, ...], *, any_network: bool) -> None:
 
 
 class ConfinedThread(Generic[Started]):
-    """A thread that confines itself, calls `start`, and after `go_on` also `afterwards`.
+    """A thread that calls `confined`, then `start`, and `afterwards` when `go_on` is called.
 
-    `afterwards` must not need what the box refuses. The thread is started without `threading.Thread`, which
-    takes 0.1 ms more.
+    `confined` puts the thread into a box, so `afterwards` must not need what the box refuses. The thread is
+    not a `threading.Thread`, because that takes 0.1 ms more to start.
     """
 
     def __init__(
@@ -332,9 +332,9 @@ class ConfinedThread(Generic[Started]):
     def call(self, serve: Callable[[int], object] | None) -> Started:
         """Start the thread, and return what `start` returns.
 
-        `serve` gets the listener of the thread's filter. It is called in the caller's thread: threads that
-        the confined thread started would be confined, too. It is called before `start` has ended, because
-        `start` may wait for an answer of the listener.
+        `serve` is called with the descriptor of the filter's listener. It is called in the caller's thread,
+        because threads that the confined thread starts are confined, too. It is called while `start` runs,
+        because a call in `start` may wait for the listener.
         """
         self._runs.acquire()
         try:
@@ -352,7 +352,7 @@ class ConfinedThread(Generic[Started]):
         return self._result
 
     def go_on(self) -> None:
-        """Have the thread call `afterwards` and end. Safe to repeat."""
+        """Let the thread call `afterwards` and end. Safe to repeat."""
         self._goes_on.put(None)
 
     def end(self) -> None:
@@ -370,7 +370,7 @@ class ConfinedThread(Generic[Started]):
     def _confine_and_start(self) -> None:
         try:
             if _thread_of_the_system() == self._asked_in:
-                # gevent makes greenlets instead of threads. The box would close around the whole host, for
+                # gevent makes greenlets instead of threads. The box would confine the host's own thread for
                 # good.
                 raise SandboxError("Threads are greenlets here, and a box needs a thread of its own.")
             self._listener.put(self._confined())
@@ -381,7 +381,7 @@ class ConfinedThread(Generic[Started]):
             return
         self._ended.put(None)
         self._goes_on.get()
-        # If `afterwards` fails, the next start makes its ruleset itself, and reports what is wrong.
+        # If `afterwards` fails, the next start makes its ruleset itself, and raises the error then.
         with contextlib.suppress(SandboxError):
             self._afterwards()
 
@@ -400,7 +400,7 @@ def _lower(pid: int, which: int, value: int) -> None:
 
 
 def _tasks_of_user() -> int:
-    """Count the processes and threads of this user, which the kernel's limit on processes counts, too."""
+    """Count the processes and threads of this user. `RLIMIT_NPROC` limits their total."""
     count = 0
     for name in os.listdir("/proc"):  # noqa: PTH208 - `Path` takes ten times as long
         with contextlib.suppress(OSError):

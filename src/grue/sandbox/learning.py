@@ -1,8 +1,8 @@
-"""Learn a box: run a program without limits, see which files it opens and where it connects, propose a box.
+"""Learn a box: run a program without limits, record the files and hosts that it uses, and propose a box.
 
-The filter that otherwise refuses calls tells the gate of each call here, and every call goes on. The gate
-reads the paths from the program's memory. The program could change a path after that, so this shows what an
-honest program does; it protects nothing.
+A seccomp filter stops each of the program's relevant calls, the gate records it, and the call goes on. The
+gate reads a call's path from the program's memory, and the program could change the path after that. So this
+shows what an honest program does; it does not protect against a malicious one.
 """
 
 import contextlib
@@ -44,9 +44,9 @@ class Watch:
         read: Files that the program opened to read, and that exist.
         written: Files that the program wrote, and folders in which it made or deleted something.
         started: Programs that the program started.
-        hosts: `host:port` of the connections; an IP address where the program did not use the proxy.
+        hosts: `host:port` of the connections; an IP address if the program did not use the proxy.
         unix: Whether the program used Unix sockets.
-        opened: The rules of the box `pure` for the program: what they open need not be proposed.
+        opened: The rules of the preset `pure` for the program. What they allow need not be proposed.
         homes: The values of `HOME` that the program got. These folders are never proposed as a whole.
     """
 
@@ -60,7 +60,7 @@ class Watch:
         self.homes: dict[str, None] = {}
 
     def proposal(self, *, cwd: str) -> Sandbox:
-        """Return the narrowest box that would have sufficed, with folders in the place of many files in them.
+        """Return a narrow box that allows all that the program did. Many files of a folder become the folder.
 
         Args:
             cwd: The program's working directory; it is written as `.` if the box opens it.
@@ -90,7 +90,10 @@ class Watch:
         return is_too_wide(folder) or any(within(home, folder) for home in self.homes)
 
     def _gathered(self, paths: list[str]) -> list[str]:
-        """Replace many files by their folder or by their package, unless that would open too much."""
+        """Replace many files of a folder by the folder, and files of packages by the packages' folder.
+
+        This is not done for a folder that is too wide, such as a home folder.
+        """
         by_folder: dict[str, list[str]] = {}
         for path in paths:
             folder = path if os.path.isdir(path) else os.path.dirname(path)  # noqa: PTH112, PTH120
@@ -102,13 +105,13 @@ class Watch:
         return found
 
     def _reduced(self, paths: list[str]) -> list[str]:
-        """Leave out paths that are inside of another path, and folders that are too wide to be opened."""
+        """Leave out paths that are inside another path, and folders that are too wide, such as a home."""
         wanted = sorted({path for path in paths if not (os.path.isdir(path) and self._is_too_wide(path))})  # noqa: PTH112
         return [path for path in wanted if not any(path != each and within(path, each) for each in wanted)]
 
 
 def watching(watch: Watch) -> Sandbox:
-    """Return a box that limits nothing, and tells `watch` what the program does."""
+    """Return a box that limits nothing, and records in `watch` what the program does."""
     return Watching(start=functools.partial(Watched, watch))
 
 
@@ -129,7 +132,7 @@ class Watched(Boxed):
             watch.homes[os.path.realpath(env["HOME"])] = None
 
     def run(self, start: Callable[[], Started]) -> Started:
-        """Call `start` in a thread whose calls are watched, and return what it returns."""
+        """Call `start` in a thread whose system calls are recorded, and return what `start` returns."""
         here = machine()
         assert here is not None, "the listener is there"
         names = tuple(name for name in (*_OPENS, *_CHANGES, *_STARTS, "connect") if name in here.calls)
@@ -146,7 +149,7 @@ class Watched(Boxed):
 
 
 class _WatchingGate(Gate):
-    """Remembers each call that the filter tells of, and lets the call go on."""
+    """Records each call that the filter reports, and lets the call go on."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__((), record=True)
@@ -167,7 +170,7 @@ class _WatchingGate(Gate):
                 with asked.socket:
                     if asked.place is not None or asked.family == socket.AF_UNSPEC:
                         return self._connect(asked), 0
-                    self._watch.unix = True  # not the internet: as a rule a Unix socket
+                    self._watch.unix = True  # neither IPv4 nor IPv6, so as a rule a Unix socket
             else:
                 self._remember(name, pid, arguments)
         return 0, _CONTINUE

@@ -1,13 +1,13 @@
-"""What a box has refused, in words, with the entry that would allow it.
+"""Say what a box has refused, and which entry of the box would allow it.
 
-The kernel tells a program no more than "permission denied". So this module looks at the paths that the
-program's own texts name beside those words, and at the connections that the gate has refused. The texts are
-not trusted: a path is mentioned only if the box does not open it, and the box is not changed.
+The kernel tells a program only "permission denied". So this module searches the program's output for lines
+with these words and takes the paths in them, and it takes the connections that the gate has refused. The
+output is not trusted: a path is mentioned only if the box does not open it, and the box is not changed.
 
-If these show nothing, the kernel's audit records may show what was refused: since Linux 6.15 Landlock writes
-it there, if auditing is on. The records are read where this user may read them. A record names its box by a
-number, and the first record of a box names the thread that made it; so that thread has a name of its own, the
-box's mark.
+If this finds nothing, the kernel's audit records may help: since Linux 6.15 Landlock writes refusals there.
+Auditing must be on, and this user must be allowed to read the records. A record has the number of its box.
+Only the first record of a box also has the name of the thread that made the box. So that thread gets a unique
+name, the box's mark.
 """
 
 import contextlib
@@ -57,10 +57,11 @@ def refusals(
         rules: The files and folders that the box opens.
         refused: The connections that the box's gate has refused.
         network: `none`, `hosts` or `any`.
-        broken: Folders that the box opens except for something that it hides in them.
-        died: Whether the program has failed as a whole. Otherwise the audit records are read only if `text`
-            says that something was refused: programs look for many files that they do not need.
-        mark: The mark of the box in the kernel's audit records.
+        broken: Folders with something hidden in them, see `Places`.
+        died: Whether the program has failed as a whole. If not, the audit records are read only if `text`
+            contains "permission denied": most refusals that they have are harmless, because programs look for
+            many files that they do not need.
+        mark: The name that identifies the box in the kernel's audit records; empty: they are not read.
         logs: Files with audit records.
     """
     rules = tuple(rules)
@@ -94,7 +95,7 @@ def reads_audit() -> bool:
 
 
 def _lines(log: str) -> Iterator[str]:
-    """Yield the last lines of a log file, or all records of the kernel's own log. Each read returns one."""
+    """Yield the last lines of a log file, or the records of `/dev/kmsg`, where each read returns one."""
     try:
         descriptor = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

@@ -1,7 +1,7 @@
-"""A box as a profile for macOS' `sandbox-exec` (Seatbelt): the same description, as text.
+"""Translate a box to a profile for macOS's `sandbox-exec` (Seatbelt).
 
-grue itself enforces boxes on Linux only. The profile is for a person who starts a program on macOS in a box.
-The profile has to be made on the Mac where it is used, because the system's folders differ.
+grue itself enforces boxes on Linux only. The profile is for a person who starts a program in a box on macOS.
+It has to be made on the Mac where it is used, because the system's folders differ.
 """
 
 import os
@@ -48,8 +48,8 @@ def profile(box: Sandbox, places: Places, *, words: str, hidden: tuple[str, ...]
     Args:
         box: The description of the box.
         places: What the box opens for one program, made with `SCRATCH` as the scratch folder.
-        words: A text about the box, for the profile's first line.
-        hidden: Absolute paths that stay closed although they are inside of opened folders.
+        words: A description of the box for people, for the profile's first line.
+        hidden: Absolute paths that may not be accessed, although they are inside opened folders.
 
     Raises:
         SandboxError: A profile cannot express the box, because it lists a host other than this machine or a
@@ -74,7 +74,7 @@ def profile(box: Sandbox, places: Places, *, words: str, hidden: tuple[str, ...]
 
 
 def _distinct(rules: tuple[Rule, ...]) -> Iterator[Rule]:
-    """Yield the rules with the links in their paths resolved, as Seatbelt compares paths; each path once."""
+    """Yield the rules, each path once, with links resolved, because Seatbelt compares resolved paths."""
     found: dict[str, int] = {}
     for rule in rules:
         path = rule.path if rule.path == SCRATCH else os.path.realpath(rule.path)

@@ -32,7 +32,13 @@ _FARTHEST = 255
 
 
 class Machine(Struct, frozen=True):
-    """A processor's number in audit records, and its numbers of the system calls that this module names."""
+    """The kernel's numbers for one kind of processor.
+
+    Attributes:
+        audit: The number of the architecture (`AUDIT_ARCH_...`).
+        x32: Whether the processor has a second set of call numbers (x32), which are all refused.
+        calls: The numbers of the system calls that this module names.
+    """
 
     audit: int
     x32: bool
@@ -88,12 +94,12 @@ MACHINES = {
 
 
 def machine() -> Machine | None:
-    """Return the numbers of this machine's processor, or `None` if this module does not know them."""
+    """Return the numbers for this machine's processor, or `None` if this module does not have them."""
     return MACHINES.get(platform.machine())
 
 
 class Refused(Struct, frozen=True):
-    """System calls that are refused altogether, with the reason."""
+    """System calls that are refused whatever their arguments, with the reason and the errno."""
 
     calls: str
     why: str
@@ -130,7 +136,7 @@ REFUSED = (
         "The administration of the machine; it matters if grue runs as root.",
     ),
     Refused(
-        # The calls that take an id need no key first, and an id is a small number that can be guessed.
+        # It is not enough to refuse the calls that return an id: an id is a small number that can be guessed.
         "shmget shmat shmctl semget semop semtimedop semctl msgget msgsnd msgrcv msgctl mq_open",
         "Memory and queues that other programs of this user share, which are not files.",
     ),
@@ -138,7 +144,7 @@ REFUSED = (
         "setxattr lsetxattr fsetxattr setxattrat removexattr lremovexattr fremovexattr removexattrat"
         " file_setattr",
         "Access lists of files are attributes, and Landlock has no rule for attributes.",
-        EOPNOTSUPP,  # as a file system without attributes answers, so programs that copy files go on
+        EOPNOTSUPP,  # the error of a file system without attributes, which programs that copy files accept
     ),
     # For `clone`, whose flags are in a register, see `_conditions`. glibc and musl use `clone` if `clone3`,
     # whose flags are in memory, gives this error.
@@ -147,14 +153,14 @@ REFUSED = (
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
-    """The parts of a box that its filter of system calls depends on.
+    """The parts of a box on which its seccomp filter depends.
 
     Attributes:
-        network: `none`: no sockets. `tcp`: TCP only, and the listener is asked about connections. `any`: TCP
-            and UDP.
+        network: `none`: no network sockets. `tcp`: TCP only, and the listener decides about each connection.
+            `any`: TCP and UDP.
         unix_sockets: Whether Unix sockets may be made.
-        watches: Whether the program may watch folders (inotify), whichever they are.
-        ask: Names of the calls that the listener is asked about.
+        watches: Whether the program may watch folders with inotify; if so, any folder.
+        ask: Names of the calls that the listener decides about.
     """
 
     network: str
@@ -169,8 +175,8 @@ def program(here: Machine, wanted: Wanted) -> bytes:
     calls = here.calls
     code = [
         _stmt(_LOAD, _ARCH),
-        # A call of another architecture is killed: its numbers mean other calls, so the comparisons below
-        # would not refuse the right ones.
+        # A process that makes a call of another architecture is killed: there the numbers mean other calls,
+        # so the comparisons below would refuse the wrong ones.
         _jump(_EQUAL, here.audit, 1, 0),
         _stmt(_RETURN, _KILL),
         _stmt(_LOAD, _NR),
@@ -206,7 +212,7 @@ def _search(rows: list[tuple[int, list[bytes]]]) -> list[bytes]:
 
 
 def calls_program(here: Machine, calls: tuple[str, ...]) -> bytes:
-    """Return a BPF program that refuses nothing, and asks the listener about some calls."""
+    """Return a BPF program that refuses nothing, and reports some calls to the listener."""
     code = [_stmt(_LOAD, _ARCH), _jump(_EQUAL, here.audit, 1, 0), _stmt(_RETURN, _ALLOW), _stmt(_LOAD, _NR)]
     for name in calls:
         code += [_jump(_EQUAL, here.calls[name], 0, 1), _stmt(_RETURN, _NOTIFY)]
@@ -214,14 +220,15 @@ def calls_program(here: Machine, calls: tuple[str, ...]) -> bytes:
 
 
 def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
-    """Return instructions for the calls that are refused for some arguments; each list ends with a return."""
+    """Return, by call, the check of its arguments, for calls that are refused only with some arguments."""
     found = [
         ("socket", _sockets(wanted)),
         ("socketpair", _pairs(wanted)),
         # In a new namespace a program has all capabilities, and with them reaches most of the kernel.
         ("clone", _if_bits(0, _NAMESPACES)),
         ("unshare", _if_bits(0, _NAMESPACES)),
-        # This limit is the mark by which leftover processes are found (runtime/processes/descendants.py).
+        # grue gives its servers a certain value of this limit, by which it finds processes that are left over
+        # (runtime/processes/descendants.py). So a program must not change it.
         ("setrlimit", _if_equal(0, _RLIMIT_RTTIME)),
         ("prlimit64", _limit_is_set()),
         # These calls can change other processes of this user. 0 stands for the calling thread.
@@ -232,16 +239,16 @@ def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
         ("ioctl", [*_if_equal(1, _TIOCSTI)[:-1], *_if_equal(1, _TIOCLINUX)]),
     ]
     if wanted.network != "any":
-        # With this flag these calls connect the socket too, but the listener is asked about `connect` only.
+        # With this flag these calls also connect the socket, but the listener only sees `connect`.
         found += [("sendto", _if_bits(3, _MSG_FASTOPEN)), ("sendmsg", _if_bits(2, _MSG_FASTOPEN))]
         found += [("sendmmsg", _if_bits(3, _MSG_FASTOPEN))]
     if wanted.network == "tcp":
-        # A socket that listens without `bind` gets a port, and Landlock has no rule against that.
+        # A socket that listens without `bind` gets some port, and Landlock only checks `bind`.
         found.append(("listen", [_stmt(_RETURN, _ERRNO | EACCES)]))
-        # With a routing header, a connection goes to another address than the gate has checked.
+        # With an IPv6 routing header, packets go to another address than the one that the gate has checked.
         found.append(("setsockopt", _routes()))
     if not wanted.watches:
-        # Landlock has no rule for watches. With one, a program learns which files are used in any folder.
+        # Landlock has no rule for inotify, which shows a program which files are used, in any folder.
         found.append(("inotify_add_watch", [_stmt(_RETURN, _ERRNO | EACCES)]))
     return dict(found)
 
@@ -252,10 +259,10 @@ def _sockets(wanted: Wanted) -> list[bytes]:
     if wanted.unix_sockets:
         rows += [(_AF_UNIX, kind, 0) for kind in (_STREAM, _DGRAM, _SEQPACKET)]
     if wanted.network != "none":
-        # Other kinds are not listed: Landlock's rules for TCP do not hold for raw and packet sockets, MPTCP,
-        # SCTP, SMC, VSOCK and Bluetooth.
+        # All other kinds stay refused: Landlock's rules for TCP do not apply to raw and packet sockets,
+        # MPTCP, SCTP, SMC, VSOCK and Bluetooth.
         rows += [(family, _STREAM, ip) for family in (_AF_INET, _AF_INET6) for ip in (0, _IPPROTO_TCP)]
-        rows += [(_AF_NETLINK, kind, 0) for kind in (_DGRAM, _RAW)]  # NETLINK_ROUTE lists the interfaces
+        rows += [(_AF_NETLINK, kind, 0) for kind in (_DGRAM, _RAW)]  # 0: NETLINK_ROUTE, to list interfaces
     if wanted.network == "any":
         rows += [(family, _DGRAM, ip) for family in (_AF_INET, _AF_INET6) for ip in (0, _IPPROTO_UDP)]
     code: list[bytes] = []
@@ -269,8 +276,8 @@ def _sockets(wanted: Wanted) -> list[bytes]:
 def _pairs(wanted: Wanted) -> list[bytes]:
     """Return the check of `socketpair(family, type, protocol)`: allow pairs of connected Unix sockets.
 
-    Without `unix_sockets`, a pair of datagram sockets is refused: it can send to any address that a call
-    names.
+    Without `unix_sockets`, a pair of datagram sockets is refused: `sendto` can send from it to any Unix
+    socket.
     """
     kinds = (_STREAM, _SEQPACKET, *((_DGRAM,) if wanted.unix_sockets else ()))
     code = [_stmt(_LOAD, _low(0)), _jump(_EQUAL, _AF_UNIX, 1, 0), _stmt(_RETURN, _ERRNO | EPERM)]
@@ -322,7 +329,7 @@ def _only(*values: int) -> list[bytes]:
 
 
 def _limit_is_set() -> list[bytes]:
-    """Refuse prlimit64(pid, limit, new, old) of another process, and of RTTIME if `new` is not null."""
+    """Refuse prlimit64(pid, limit, new, old) for another process, and for RTTIME unless `new` is null."""
     return [
         _stmt(_LOAD, _low(0)),
         _jump(_EQUAL, 0, 1, 0),
