@@ -82,7 +82,7 @@ class ConfinedFolder:
         readers see the old text or the new one, also if this process is killed.
 
         Raises:
-            RefusedPath: As `read`; or the file cannot be written.
+            RefusedPath: For the reasons that `read` has, or because the file cannot be written.
         """
         *folders, name = _names(path)
         try:
@@ -109,7 +109,7 @@ class ConfinedFolder:
         """Return the names in a folder, sorted: folders end in `/`, files have their size in bytes.
 
         Raises:
-            RefusedPath: As `read`; or there are more than `MAX_ENTRIES`.
+            RefusedPath: For the reasons that `read` has, or because there are more than `MAX_ENTRIES`.
         """
         with _refusing(path), self._folder(_names(path, folder=True)) as folder, os.scandir(folder) as found:
             listed: list[str] = []

@@ -24,7 +24,7 @@ class ConnectionStatus(Struct, frozen=True, kw_only=True):
 
     Attributes:
         alive: Whether the connection can still be used, as far as is known without asking the server.
-        pid: Process id of the server; `None`: the server is no process of grue's.
+        pid: Process id of the server; `None`: grue has not started a process for it.
         exit: How the process exited; `None`: it still runs, or the server is no process.
         ending: How the process was ended; `none`: it still runs, or the server is no process.
         stderr_tail: The end of the process's standard error, with secrets redacted; untrusted.
@@ -102,7 +102,7 @@ class ToolConnection(Protocol):
     async def open(self, timeout_s: float) -> Listing:
         """Agree on a protocol version and list the tools; raises `ServerFailed`.
 
-        The time of `timeout_s` begins when `__aenter__` is called.
+        `timeout_s` counts from the call of `__aenter__`.
 
         Source: R13.3
         """
@@ -115,7 +115,8 @@ class ToolConnection(Protocol):
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
         """Return the new list of tools if the server has announced a change since the last listing.
 
-        Returns `None` if the server has announced none, or if listing the tools again failed. Raises nothing.
+        Return `None` if the server has announced no change, or if listing the tools again failed. Raises
+        nothing.
         """
         ...
 

@@ -97,7 +97,7 @@ class WholeResult:
             return self._select(asked.json_path, asked.skip, room)
         return self._lines(asked.first_line or 1, asked.last_line, asked.skip, room)
 
-    # --- Lines
+    # --- Reading lines ---
 
     def _lines(self, first: int, last: int | None, skip: int, room: int) -> str:
         text = self.text
@@ -120,7 +120,7 @@ class WholeResult:
             f" skip={skip + len(shown)}]\n{shown}"
         )
 
-    # --- Patterns
+    # --- Searching for a pattern ---
 
     def _search(self, pattern: str, skip: int, room: int, clock: Callable[[], float]) -> str:
         test, quick = _test_of(pattern)
@@ -148,7 +148,7 @@ class WholeResult:
         head = f"[{len(found)} matching lines" + (f", after {skip} others" if skip else "")
         return "\n".join([f"{head}; {stopped or 'there are no more'}]", *found])
 
-    # --- JSON paths
+    # --- Selecting by a JSON path ---
 
     def _parsed(self) -> object:
         """Return the content. If it is JSON text, decode its first level only, and keep the result."""
@@ -184,7 +184,7 @@ class WholeResult:
         return "\n".join([f"[{len(found)} values of {path}, one a line{more}]", *found])
 
 
-# --- Where lines are
+# --- Finding lines in a text ---
 
 
 def _start_of(text: str, line: int) -> int:
@@ -275,7 +275,7 @@ def _around(piece: str, test: _Test) -> str:
     return f"{'…' if start else ''}{piece[start:end]}{'…' if end < len(piece) else ''}"
 
 
-# --- Steps of a JSON path
+# --- Parsing and following a JSON path ---
 
 
 class _Every(Struct, frozen=True):

@@ -13,7 +13,7 @@ from grue import messages as m
 
 
 class SamplingRequest(Struct, frozen=True):
-    """A server asks for a completion of the host's model.
+    """A server asks for a completion by the host's model.
 
     Attributes:
         system: Instructions; empty: the server gives none.

@@ -314,7 +314,7 @@ class SessionPool:
             self.leave(owned)
 
     def lease_to_turn(self, owned: PooledConnection) -> None:
-        """Note that the running turn uses a connection."""
+        """Remember that the running turn uses a connection, so that calls outside turns can share it."""
         self._leased[owned.server] = owned
 
     async def wait_closed(self) -> None:

@@ -498,7 +498,7 @@ class AgentLoop:
 
     @contextlib.contextmanager
     def _one_input(self, text: str, images: Sequence[Image], turn: int | None) -> Iterator[TurnRequest[str]]:
-        """Yield the request of an input. Other inputs are refused until the block ends: events would mix."""
+        """Yield the request of an input. Refuse other inputs until the block ends, or events would mix."""
         if not self._free.acquire(blocking=False):
             raise ConversationBusy("The agent loop is in the middle of an input. Wait for its end.")
         try:

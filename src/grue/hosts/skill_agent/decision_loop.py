@@ -211,7 +211,7 @@ class DecisionLoop:
             request,
             turn=self._last_turn,
             turn_timeout_s=None if math.isinf(run.left_s) else max(0.1, run.left_s),
-            on_delta=(lambda _: None) if run.stream else None,  # any function makes it stream
+            on_delta=(lambda _: None) if run.stream else None,  # a callback turns streaming on
         )
         try:
             reply: ActionReply = run.runner.run_turn(request).response

@@ -83,7 +83,7 @@ class ActionsPlanned(_TurnFact, frozen=True, kw_only=True, tag="skillagent.Actio
         return ", ".join(each.type for each in self.actions)
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return the event `actions_planned`."""
+        """Return one line: the event `actions_planned`."""
         return (LogLine("info", "actions_planned", f"Actions: {self.summary()}", self.log_fields()),)
 
 
@@ -347,7 +347,7 @@ register_facts("skillagent", RunStarted, RunEnded, *FACTS)
 
 
 class FactEvents:
-    """An observer that calls a function with the name and the fields of each event that facts are logged as.
+    """An observer that calls a function for each log event of certain facts.
 
     Add it to a recorder: `recorder.add(FactEvents(print, FACTS))`.
 

@@ -20,8 +20,8 @@ class Run(Struct, kw_only=True):
     """One run.
 
     Attributes:
-        began: When the run began, on the clock `time.monotonic`. For a resumed run: as if it had begun now
-            minus the time it had taken before, so that the time limit covers both parts.
+        began: When the run began, on the clock `time.monotonic`. For a resumed run: the time of the resume
+            minus the time that the run took before, so that the time limit covers both parts.
         folder: The run folder; `None`: no file is written.
         manager: The connected servers; `None` if no servers are connected.
         stream: Whether replies are streamed.

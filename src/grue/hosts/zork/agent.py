@@ -411,7 +411,7 @@ class ZorkAgent:
             turn=self.turn,
             json_results=True,
             final_request=m.FINAL_REQUEST,
-            on_delta=(lambda _: None) if self.stream else None,  # any function makes it stream
+            on_delta=(lambda _: None) if self.stream else None,  # a callback turns streaming on
         )
 
     def _result(self, outcome: TurnOutcome[AgentResponse]) -> dict[str, str | None]:

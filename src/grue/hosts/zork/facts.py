@@ -36,7 +36,7 @@ class EpisodeStarted(hosting.EpisodeStarted, frozen=True, kw_only=True):
         return self.game
 
     def labels(self) -> m.JsonObject:
-        """Return the fields that Langfuse and OpenTelemetry get."""
+        """Return the fields to export to Langfuse and OpenTelemetry."""
         return {"game": self.game, "game_hash": self.game_hash, "seed": self.seed, **super().labels()}
 
     def summary(self) -> str:
@@ -69,7 +69,7 @@ class EpisodeEnded(hosting.EpisodeEnded, frozen=True, kw_only=True):
         return "" if self.score is None else f"score {self.score}{most}"
 
     def labels(self) -> m.JsonObject:
-        """Return the fields that Langfuse and OpenTelemetry get."""
+        """Return the fields to export to Langfuse and OpenTelemetry."""
         return {**super().labels(), "score": self.score, "max_score": self.max_score}
 
 

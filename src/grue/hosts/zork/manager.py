@@ -83,8 +83,8 @@ class SessionNews:
 class MCPManager:
     """Manage sessions with the first configured MCP server, one at a time.
 
-    A task of its own runs each session, so the coroutines may be called from any task of the event loop. No
-    server process is left after `disconnect_session`, when the manager is garbage-collected, or when the
+    Each session runs in a task of its own, so the coroutines may be called from any task of the event loop.
+    No server process is left after `disconnect_session`, when the manager is garbage-collected, or when the
     interpreter ends. Needs asyncio.
 
     Args:

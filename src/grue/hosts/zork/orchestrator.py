@@ -5,7 +5,7 @@ each place, it remembers which commands gained points, which killed the player, 
 episode ends with the game, when the turns or the budget are used up, after too many fallback turns in a row,
 or after an error that another turn cannot mend; the reason is recorded.
 
-The configuration (`Conditions`) is recorded at the start and at each resume. A resume with another game, with
+The settings (`conditions_of`) are recorded at the start and at each resume. A resume with another game, with
 MCP switched on or off, or with another MCP server is refused. Any other change is reported and recorded, and
 the episode goes on, because people also resume an episode after they have mended its configuration.
 

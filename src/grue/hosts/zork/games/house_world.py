@@ -17,7 +17,7 @@ class Room(Struct, frozen=True):
         name: The heading of its description.
         text: The part of its description that never changes.
         exits: The room in each direction.
-        feature: A flag, and the sentence that the description has before it is set, and the one after.
+        feature: A flag, and two sentences for the description: before the flag is set, and after.
         dark: Whether the player sees nothing here without the lit lantern.
     """
 

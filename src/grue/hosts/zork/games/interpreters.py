@@ -46,7 +46,7 @@ from grue.hosts.zork.games.story_text import WIDTH
 
 _LONGEST_LINE: Final = 180  # characters; the interpreter's buffer has 200
 _HEIGHT: Final = 99  # rows; the interpreter counts changed rows in a table of 100
-_MOST_BYTES: Final = 1 << 22  # the longest answer; one more byte means that it never ends
+_MOST_BYTES: Final = 1 << 22  # bytes; an interpreter that prints a longer answer is killed
 _EXIT_S: Final = 2.0
 _QUOTED: Final = 400  # the most characters of an interpreter's last output that an error quotes
 _UNSAFE: Final = re.compile(r"[\\\x00-\x1f\x7f]+")
@@ -57,7 +57,7 @@ class Interpreter(Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: What users call it.
-        command: The program and the arguments that come before ours.
+        command: The program, and the arguments to put before those of `InterpreterProcess`.
         breaks_lines: Whether it breaks long lines at `WIDTH` columns.
         answer_within_s: The default time limit for one answer, in seconds.
         versions: The versions of stories that it plays.
@@ -73,9 +73,9 @@ class Interpreter(Struct, frozen=True, kw_only=True):
 class InterpreterProcess:
     """A running interpreter with one story.
 
-    The process runs in a session of its own, and may read and write files only in a temporary folder. `close`
-    ends the process and removes the folder; so does the garbage collection of this object, and the end of the
-    program.
+    The process leads a process group of its own, and may read and write files only in a temporary folder. The
+    process is ended and the folder removed by `close`, when this object is garbage-collected, or when the
+    program ends.
 
     Attributes:
         ended: Whether the story and the interpreter have ended; if so, no further line may be sent.
@@ -204,7 +204,8 @@ def prints_styled_words(program: str) -> bool:
 
 @cache
 def _try(program: str, changed: int) -> bool:
-    # The file's modification time is an argument only for the cache: after an upgrade, it tries again.
+    # `changed`, the file's modification time, is only part of the cache's key: after an upgrade of the
+    # interpreter, the cached result no longer counts.
     del changed
     with tempfile.TemporaryDirectory(prefix="grue-game-") as folder:
         story = Path(folder) / "styles.z5"
@@ -221,8 +222,8 @@ def _try(program: str, changed: int) -> bool:
 
 def styled_story() -> bytes:
     """Return a story of version 5 that prints one bold and one underlined word, and ends."""
-    bold, underlined = (b"\xb2" + _z_string(word) for word in _WORDS)  # 0xB2: print
-    roman = _style(_ROMAN) + b"\xbb"  # 0xBB: new_line
+    bold, underlined = (b"\xb2" + _z_string(word) for word in _WORDS)  # opcode 0xB2: print
+    roman = _style(_ROMAN) + b"\xbb"  # opcode 0xBB: new_line
     code = _style(_BOLD) + bold + roman + _style(_ITALIC) + underlined + roman + b"\xba"  # 0xBA: quit
     size = _CODE_AT + len(code) + -len(code) % 4
     header = bytearray(64)
@@ -243,7 +244,7 @@ def styled_story() -> bytes:
 
 
 def _style(style: int) -> bytes:
-    return bytes((0xF1, 0x7F, style))  # set_text_style with one small constant
+    return bytes((0xF1, 0x7F, style))  # opcode set_text_style, its operand's type, the operand
 
 
 def _z_string(word: str) -> bytes:
@@ -345,7 +346,7 @@ def choose_interpreter(version: int, name: str | None = None) -> Choice:
 
 
 def find_interpreter(name: str | None = None) -> Interpreter:
-    """Return the interpreter with a name, or else the first that is installed.
+    """Return the interpreter with this name; `None`: the first that is installed.
 
     Raises:
         GameError: There is no interpreter with this name.
