@@ -27,7 +27,7 @@ _OF_CALLS = "tool_calls"
 
 
 class ChatCompletions(w.WireFormat):
-    """The format that most endpoints use. Deviations that endpoints are known for are accepted."""
+    """The format that most endpoints use. Known deviations of endpoints are accepted."""
 
     name = "chat_completions"
     path = "/chat/completions"
@@ -240,7 +240,7 @@ def _tokens(choice: m.JsonObject) -> m.ReplyTokens | None:
     if not (choice.get("logprobs") or choice.get("token_ids")):
         return None
     content = [w.as_object(entry) for entry in w.listed(w.as_object(choice.get("logprobs")).get("content"))]
-    ids: list[object] = w.listed(choice.get("token_ids"))  # vLLM, by `return_token_ids`
+    ids: list[object] = w.listed(choice.get("token_ids"))  # from vLLM, if `return_token_ids` is set
     ids = ids or [_token_id(entry) for entry in content]
     values = [entry.get("logprob") for entry in content]
     known = tuple(each for each in ids if type(each) is int and 0 <= each < 2**53)
@@ -256,10 +256,10 @@ def _tokens(choice: m.JsonObject) -> m.ReplyTokens | None:
 
 def _token_id(entry: m.JsonObject) -> object:
     token = entry.get("token")
-    if isinstance(token, str) and token.startswith("token_id:"):  # vLLM, by `return_tokens_as_token_ids`
+    if isinstance(token, str) and token.startswith("token_id:"):  # vLLM with `return_tokens_as_token_ids`
         digits = token.removeprefix("token_id:")
         return int(digits) if digits.isdecimal() and len(digits) < 16 else None
-    return entry.get("id")  # llama.cpp
+    return entry.get("id")  # from llama.cpp
 
 
 def _usage(usage: m.JsonObject) -> m.Usage:

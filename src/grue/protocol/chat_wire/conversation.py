@@ -97,7 +97,7 @@ class EncodedMessages:
 
 
 def _append(parts: list[bytes], part: bytes) -> None:
-    """Add a part, and join the last two parts as long as the former is less than twice as long as the latter.
+    """Add a part, and join the last two parts while the first of them is less than twice as long as the last.
 
     So the number of parts grows with the logarithm of the number of messages, and so does the number of
     times that a message is copied. Parts are not joined to `STEP` bytes or more, because copying them would
@@ -160,7 +160,7 @@ def _as_before(tool: m.ToolDefinition, before: m.ToolDefinition | None) -> m.Too
 
 
 def _in_valid_text(reply: w.Reply, profile: WireProfile) -> w.Reply:
-    """Return the reply without lone surrogates. Thoughts between marks in its text become its reasoning."""
+    """Return the reply without lone surrogates, and with thoughts in its text moved to its `reasoning`."""
     content, refusal, reasoning = (
         text if text is None else well_formed(text)
         for text in (reply.content, reply.refusal, reply.reasoning)

@@ -228,7 +228,7 @@ def _fragment(url: re.Match[str]) -> str:
 def _of_limit(text: str, asked_s: float | None) -> FailureReason:
     """Return what a 429 means: used-up credit, a busy server, or a rate limit.
 
-    Words that only may be about money, such as "billing", count only if nothing points to a rate limit.
+    Vague words about money, such as "billing", count only if nothing points to a rate limit.
     """
     # Two refusals mention money although they are about a rate: OpenRouter's text about its daily limit says
     # that credits would raise the limit, and DashScope calls its limit of tokens a quota.
@@ -245,8 +245,8 @@ def _of_words(status: int, text: str) -> FailureReason | None:
         return "credit"
     found = next((reason for reason, pattern in _BY_WORDS if says(pattern, text)), None)
     if status in (400, 422) and found in ("model", "permission", "credit") and says(_A_FIELD, text):
-        # The text names a field of the request, so the model does not accept this field. Only clear words
-        # about money or permission outweigh that.
+        # The text names a field of the request, so the refusal is about that field, unless the text also
+        # speaks clearly of money or permission.
         return found if says(_MONEY, text) or says(_NOT_ALLOWED, text) else "request"
     return found
 
@@ -331,8 +331,8 @@ def fault_of_status(
         body: The reply's body: JSON in one of many shapes, a web page, or nothing.
         location: The address that a redirect points to.
         retry_after_s: The wait that the headers ask for.
-        now_s: The current time, in seconds since the epoch, for errors that name the moment of the next try;
-            `None`: such moments are not read.
+        now_s: The current time, in seconds since the epoch, to read errors that name the time of the next try
+            and not a wait; `None`: such times are not read.
     """
     if 300 <= status < 400:
         words = f"redirects to {location or 'nowhere'}"
@@ -646,10 +646,10 @@ def _when(fault: Fault) -> str:
 _TOO_LONG = (
     r"context_length_exceeded|exceed_context_size|context ?window ?exceeded"  # OpenAI, llama.cpp, LiteLLM
     r"|maximum (?:context|prompt|model) length"  # OpenAI, DeepSeek, OpenRouter, vLLM, xAI, Fireworks
-    r"|prompt (?:is )?too long|input is too long"  # Anthropic, Ollama; Bedrock
+    r"|prompt (?:is )?too long|input is too long"  # Anthropic, Ollama, Bedrock
     r"|exceeds? (?:the )?(?:\w+ ){0,2}context (?:window|length|size|limit)"  # Responses, llama.cpp, Ollama
     r"|context (?:window|length|size|limit)\b[^\n]{0,20}\bexceed"
-    r"|exceed context limit"  # Anthropic, with max_tokens
+    r"|exceed context limit"  # Anthropic, for prompt and max_tokens together
     r"|context the overflows|greater than the context length"  # LM Studio
     r"|token count\b[^\n]{0,20} exceeds"  # Gemini, Copilot
     r"|exceeded (?:the )?(?:model|max)\w* (?:token|context)"  # Kimi, Ollama
@@ -670,8 +670,8 @@ _TOO_LONG = (
     r"|cannot exceed the total tokens limit"  # watsonx
     r"|exceed max message tokens"  # Ark
     r"|prompt has too many tokens"  # AI21
-    r"|max_(?:completion_)?tokens must be at least 1, got -"  # vLLM: it deducts the prompt from the window
-    r"|request too large for [^\n]{0,200}requested"  # OpenAI, Groq: more tokens than a minute allows
+    r"|max_(?:completion_)?tokens must be at least 1, got -"  # vLLM: window minus prompt is negative
+    r"|request too large for [^\n]{0,200}requested"  # OpenAI, Groq: over the limit per minute
 )
 _MORE_THAN_A_MINUTE = r"request too large for"
 """A request that alone exceeds a limit of tokens in a minute. Waiting is useless: it has to be shorter."""
@@ -737,7 +737,7 @@ def is_too_long(words: str, status: int | None = None) -> bool:
 
 
 def overflow_of(words: str) -> ContextOverflow:
-    """Return the sizes of window and prompt that the error text for a too long request names."""
+    """Return the sizes of the window and the prompt, as far as the text of an overflow error names them."""
     words = words[:_MOST_READ_OF_OVERFLOW]
     prompt = _first(_MESSAGES, words) or _first(_PROMPT, words)
     return ContextOverflow(window_tokens=_first(_WINDOW, words), prompt_tokens=prompt)

@@ -37,8 +37,8 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
         reasoning_tokens: Most tokens for thinking, for endpoints that accept such a limit.
         extra_body: Further fields of each request, sent unchanged.
         text_tool_calls: What happens if the model writes a tool call as text, as it may if the endpoint does
-            not know its template: `ask` the model to make a real call; `run` the call if it is whole and
-            strictly in its form, or else ask; `keep` it as a text like any other.
+            not know its chat template. `ask` asks the model to make a real call; `run` makes the call if it
+            is complete and exactly in a known form, and otherwise asks; `keep` treats it as any other text.
     """
 
     model: str
@@ -76,7 +76,7 @@ class WireProfile(Struct, frozen=True, kw_only=True):
             `none` sends nothing.
         response_format: How to request an answer of a given schema. Without `json_schema`, the schema is also
             sent to the model as text.
-        ignores_schema: The endpoint accepts a schema and has replied in another shape, so the schema is also
+        ignores_schema: The endpoint has accepted a schema but replied in another shape, so the schema is also
             sent to the model as text.
         tools_with_forced: The endpoint refuses a history with tool calls in a request without `tools`. So
             requests that offer no tools list them, with `tool_choice: "none"`.

@@ -30,7 +30,7 @@ _SHORTEST_NAME = 4
 
 
 class DamagedStream(Exception):  # noqa: N818 - the name says what happened
-    """A stream is damaged. The text is the rest of a sentence about an event: "event 7" "is not JSON"."""
+    """A stream is damaged. The text completes a sentence that begins with words such as "event 7"."""
 
 
 class OversizedStream(Exception):  # noqa: N818 - the name says what happened

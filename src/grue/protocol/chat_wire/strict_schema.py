@@ -45,7 +45,8 @@ def strict_schema(schema: m.JsonObject) -> m.JsonObject:
 def _strict(schema: object) -> m.JsonObject:
     if not isinstance(schema, dict):
         raise ValueError("a strict schema says what it accepts")
-    # An empty schema, which accepts any value, is valid JSON Schema, but the strict dialect has none.
+    # An empty schema, which accepts any value, is valid JSON Schema, but the strict dialect does not allow
+    # it.
     if not schema.keys() & {"type", "$ref", "enum", "const", *_UNIONS}:
         raise ValueError("a strict schema names a type")
     if schema.keys() & _UNSAYABLE or (schema.get("type") == "array" and "items" not in schema):

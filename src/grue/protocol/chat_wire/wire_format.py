@@ -189,7 +189,7 @@ _MOST_COPIES = 8
 
 
 def unless_cut(calls: Sequence[m.ToolCall], given: object) -> tuple[m.ToolCall, ...]:
-    """Return the calls of a cut reply; the last is marked as cut if its arguments do not show whether it is.
+    """Return the calls of a cut reply, the last marked as cut if its arguments may not show that.
 
     Args:
         calls: The calls, in order.

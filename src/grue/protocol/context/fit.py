@@ -260,7 +260,7 @@ class Fit(Struct, frozen=True, kw_only=True):
 
 
 def room_in(policy: ContextPolicy, window_tokens: int) -> Room:
-    """Return how many tokens requests may fill in a window of this size, by the shares of the policy."""
+    """Return how many tokens requests may have in a window of this size, by the policy's shares of it."""
     usable = window_tokens - min(policy.reply_tokens, window_tokens // 2)
     return Room(int(usable * policy.high_water), int(usable * policy.low_water))
 

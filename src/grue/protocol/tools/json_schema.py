@@ -334,8 +334,8 @@ def _anchors(schema: m.JsonObject) -> dict[str, m.JsonObject]:
         outside = (str(part[key]) for key in _REFERENCES if isinstance(part.get(key), str))
         own = any(isinstance(part.get(key), str) for key in ("$schema", "$id"))
         if own or not all(reference.startswith("#") for reference in outside):
-            # Such a reference may name the schema of a JSON Schema dialect. The validator has copies of these
-            # schemas, and what a check by them costs is not known. So the schema is not used.
+            # A reference to something outside may name the schema of a JSON Schema dialect. The validator has
+            # copies of these, and what a check by them costs is not known. So the schema is not used.
             raise NotCheckedError("it refers to something outside, or is made of several schemas")
         for key in ("$anchor", "$dynamicAnchor"):
             name = part.get(key)
@@ -385,7 +385,7 @@ def _most_parts(root: m.JsonObject, anchors: Mapping[str, m.JsonObject]) -> int:
 def _applied(
     state: list[m.JsonObject], root: m.JsonObject, anchors: Mapping[str, m.JsonObject]
 ) -> list[m.JsonObject]:
-    """Return the parts in `state`, and those that they apply to the same place, as by `allOf` or `$ref`."""
+    """Return the parts in `state`, and those that they combine or refer to: all apply to the same place."""
     found: list[m.JsonObject] = []
     waiting = [(part, 0) for part in state]
     while waiting:

@@ -124,7 +124,7 @@ def _with_trust(tool: m.ToolDefinition, pins: ServerPins) -> m.ToolDefinition:
 
 
 def drift_text(note: m.ToolDrifted) -> str:
-    """Return one sentence for people; the tool's name in it is untrusted."""
+    """Describe a drifted tool in one sentence for people; the tool's name in it is untrusted."""
     name = f"{note.server}.{note.tool}"
     consequence = ", so it is not offered" if note.refused else ""
     match note.change:

@@ -5,7 +5,7 @@ person is asked about all calls of the reply at once, before any of them has had
 
 Annotations come from the server, and a server may lie. Each tool is therefore judged twice: with its
 annotations, and with the defaults of the MCP specification. If the annotations are not trusted, the stricter
-of both results counts. So no annotation of an untrusted server can loosen a verdict, whatever the table says.
+of both results counts. So no annotation of an untrusted server can loosen a verdict, whatever the rules say.
 Whether a server runs in a box is known from the host and not from the server, so it is not doubted.
 
 Turns, conversations, parked turns, a host's own calls and the skill agent all have a person's decisions
@@ -372,7 +372,7 @@ def settled(
 
 
 def read_decisions(given: Iterable[object]) -> tuple[ApprovalDecision, ...]:
-    """Return a program's answers as decisions; those whose ids, names or digests are no texts are left out.
+    """Return a program's answers as decisions, without those whose ids, names or digests are not texts.
 
     Raises:
         TypeError: One of the answers is not a decision.

@@ -456,7 +456,7 @@ def is_referred(content: str, handle: str) -> bool:
 
 
 def whole_text(result: m.ToolCallResult) -> str:
-    """Return the text that `read_result` reads of a result: text as it is, JSON with a line for each value.
+    """Return the text of a result for `read_result`: text as it is, JSON with a line for each value.
 
     Base64 is not part of it. An error begins with `Error: `.
     """

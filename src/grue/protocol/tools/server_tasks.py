@@ -1,7 +1,7 @@
 """Read a task: a tool call that its server has taken on and answers later. Pure.
 
-MCP has tasks in two forms. This module knows what differs; `transports/mcp/session_parts.py` asks for the
-result.
+MCP has tasks in two forms. This module deals with the differences; `transports/mcp/session_parts.py` asks for
+the result.
 
 |                   | `experimental` (2025-11-25)          | `extension` (2026-07-28)                   |
 |-------------------|--------------------------------------|--------------------------------------------|

@@ -245,8 +245,8 @@ def _summary_request(turn: Turn) -> m.UserText:
 def _with_summary(turn: Turn, summary: str) -> tuple[Turn, m.Summarised]:
     """Put a summary in the place of everything but the first entry and the last reply.
 
-    If the turn continues a conversation and a request has sent its user text, the summary would take the
-    place of that text too. So the text follows the summary once more.
+    If the turn continues a conversation and a request has already sent the turn's user text, the summary
+    replaces that text too. So the text is repeated after the summary.
     """
     _, ledger = _kept(turn)
     items = [m.UserText(SUMMARY.format(summary=summary.strip()))]
@@ -311,7 +311,7 @@ def _stubs(turn: Turn) -> fit.StubFor:
 
 
 def _has_handle(turn: Turn, tool: str) -> bool:
-    """Return whether results of this tool get a handle; parts that `read_result` has read get none."""
+    """Return whether results of this tool get a handle; the results of `read_result` itself get none."""
     return turn.run.references != "never" and tool != READ_RESULT.name
 
 

@@ -50,7 +50,7 @@ def begin(run: m.RunTurn) -> Transition:
 
 
 def open_all(turn: Turn, *, asking: bool) -> Transition:
-    """Open the session of every server that does not wait for a call; `asking` checks the model meanwhile."""
+    """Open the sessions at the turn's start; `asking`: meanwhile check that the model can call tools."""
     opening = tools.servers_at_start(turn)
     commands: Commands = tuple(tools.open_session(turn.run, server) for server in opening)
     state = s.AwaitingSessions(turn, opening, turn.opening, asking)
@@ -180,7 +180,7 @@ _NAMED = 3
 def presume(state: TurnState, event: m.ToolsPresumed) -> Transition:
     """Send the first request with the presumed tools, or keep them until the model has been checked.
 
-    A turn that waits for no session ignores them.
+    A turn that waits for no session ignores the presumed tools.
     """
     match state:
         case s.AwaitingSessions():
@@ -242,7 +242,7 @@ def _may_ask(turn: Turn) -> bool:
 
 
 def step_early(state: s.Presuming | s.AwaitingDrop, event: m.TurnEvent) -> Transition | None:
-    """Take a step from `Presuming` or `AwaitingDrop`; `None`: this table does not list the pair."""
+    """Take a step from `Presuming` or `AwaitingDrop`; `None`: the event is not listed for this state."""
     match state, event:
         case s.Presuming(pending=pending), m.SessionOpened() | m.McpDisabled() if event.server in pending:
             return _presumed_reported(state, event)
@@ -267,7 +267,7 @@ def step_early(state: s.Presuming | s.AwaitingDrop, event: m.TurnEvent) -> Trans
 
 
 def _presumed_reported(state: s.Presuming, event: m.SessionOpened | m.McpDisabled) -> Transition:
-    """Note that a server has reported; after the last one, compare the presumed tools with the listed."""
+    """Note that a server has reported; after the last, compare the presumed tools with the listed ones."""
     turn = tools.with_report(state.turn, event)
     pending = without(state.pending, event.server)
     following, commands = _when_verified(replace(state, turn=turn, pending=pending))

@@ -58,7 +58,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         told: The answers to the last reply's tool calls, until a request tells them to the model.
         reminded: Whether the model has been told to make tool calls as such, and not as text.
         unstarted: Servers that start when they are called, and have not been called yet.
-        searching: The model is offered `find_tools` and `call_tool` in place of the servers' tools.
+        searching: Whether the model is offered `find_tools` and `call_tool` instead of the servers' tools.
     """
 
     run: m.RunTurn
@@ -223,7 +223,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def budget_reached(self) -> bool:
-        """Whether the loop has to stop; one request is kept back for the final answer."""
+        """Whether the budget requires the loop to stop; one request is kept back for the final answer."""
         most = self.run.limits.budget.requests
         return self.budget_spent or (most is not None and self.requests + 1 >= most)
 
@@ -292,7 +292,7 @@ class AwaitingDrop(Struct, frozen=True):
     """Waits until the LLM actor has dropped the reply to presumed tools.
 
     Attributes:
-        failure: The failure with which the turn then ends; `None`: it sends the request again instead.
+        failure: The failure with which the turn then ends; `None`: the turn sends the request again.
     """
 
     turn: Turn
@@ -331,7 +331,7 @@ class PlacedNote(Struct, frozen=True):
 
 
 class JudgedReply(Struct, frozen=True, kw_only=True):
-    """The tool calls of a reply that the policy has seen, before any of them is sent.
+    """The tool calls of a reply that the policy has judged, before any of them is sent.
 
     Attributes:
         calls: All tool calls of the reply by id, in order.

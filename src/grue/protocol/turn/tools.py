@@ -142,8 +142,8 @@ def _next_run(state: s.AwaitingTools) -> Run | None:
     """Return the run to send now, or `None` if it has to wait.
 
     Runs are sent one at a time and in order, except that a parallel one may be sent while other parallel ones
-    are under way. A session serves one batch at a time, so the server of such a run has to be idle. And
-    the server of a run has to have started.
+    are under way. A session serves one batch at a time, so the server of such a run has to be idle. A server
+    also has to have started before a run is sent to it.
     """
     if not all(batch.parallel for batch in state.under_way) or not state.unsent:
         return None
@@ -347,7 +347,7 @@ def _is_outdated(each: ValidCall, definitions: Mapping[str, str]) -> bool:
 def _ask(
     turn: Turn, reply: s.JudgedReply, decisions: tuple[ApprovalDecision, ...], notes: tuple[m.TurnNote, ...]
 ) -> Transition:
-    """Ask about the calls that no earlier decision answers; if there are none, have the calls made."""
+    """Ask about the calls that no earlier decision answers; if no question is left, have the calls made."""
     questions = _questions(turn, reply)
     accepted, ignored = settled_decisions(questions, decisions)
     notes = (*notes, *ignored)
@@ -617,7 +617,7 @@ def servers_at_start(turn: Turn) -> tuple[m.ServerName, ...]:
 
 
 def with_report(turn: Turn, event: m.SessionOpened | m.McpDisabled) -> Turn:
-    """Return the turn with a session that has opened and its tools, or without a server that was given up."""
+    """Return the turn with an opened session and its tools, or with a disabled server noted as missing."""
     if isinstance(event, m.SessionOpened):
         turn = turn.relist({event.server: event.tools})
         unlisted = (event.server,) if event.serves_unlisted else ()
