@@ -56,7 +56,10 @@ Questions: TypeAlias = tuple[ApprovalQuestion, ...]
 
 
 class Parking:
-    """Checks whether a turn can be parked: it needs a trace file, with no secret redacted from the turn."""
+    """Checks whether turns can be parked.
+
+    That needs a trace file, and no secret may have been redacted from the turn's messages.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -124,8 +127,8 @@ class Approval(Struct, frozen=True):
 
     Attributes:
         approve: The host's callback; `None`: the host has given none.
-        parking: Set if turns may be parked or wait for batches. Each tool call is then flushed to the trace
-            before it is sent.
+        parking: Set if turns may be parked or wait for a provider's batches. Each tool call is then flushed
+            to the trace before it is sent.
     """
 
     approve: Approve | None = None

@@ -319,7 +319,7 @@ class CurrentEpisode:
             self._leave(episode)
 
     def close(self) -> None:
-        """End the loop, if there is one, within seconds. A later call starts a new one."""
+        """End the loop, if there is one, within seconds. Later work starts a new loop."""
         with self._lock:
             episode = self._detach()
         if episode is not None:

@@ -198,10 +198,10 @@ class Runner(AsyncToolAccess, Closing):
     ) -> Self:
         """Make a runner from `[tool.grue.*]`, else `[tool.zorkgpt.*]`, of a TOML file.
 
-        It has the servers of `mcp_config.json` beside the file, if there is one, unless the file has
-        `enabled = false` under `mcp`; with `enabled = true` there must be one. The key comes from the
-        environment: `GRUE_API_KEY`, `OPENROUTER_API_KEY`, `OPENAI_API_KEY`. What outlives a turn is an
-        argument, not a setting in the file, because it depends on the program. `start` wins over the file.
+        The servers come from `mcp_config.json` beside the TOML file, if there is one. With `enabled = false`
+        under `mcp` in the TOML file it is ignored, with `enabled = true` it must exist. The key comes from
+        the environment: `GRUE_API_KEY`, `OPENROUTER_API_KEY`, `OPENAI_API_KEY`. What outlives a turn (`keep`)
+        depends on the program, so it is an argument, not a setting. `start` wins over the file's setting.
 
         Raises:
             MCPConfigError: A file is missing, or a value in it is invalid; also as for `Runner`.
@@ -298,7 +298,7 @@ class Runner(AsyncToolAccess, Closing):
         ends.
 
         Raises:
-            MCPServerStartupError: The first connect of the episode failed.
+            MCPServerStartupError: The episode's first connect to a server failed, and `policy` says to raise.
             LLMError: The model gave no completion, after all retries.
             ApprovalPending: The policy asks about a tool call, and the turn was parked.
             BudgetSpent: The episode's budget is used up. Nothing was started.
@@ -495,12 +495,12 @@ class Runner(AsyncToolAccess, Closing):
         prewarmed, beside the running turns. With `keep="sessions"` each of the `concurrency` workers keeps
         one session per server for all its turns. The turns share the model's endpoint, the recorder and the
         runner's budget; turns that are running when it is used up may exceed it. A failed turn yields an item
-        with the error. At most twice `concurrency` requests are read ahead. An exception of `requests` ends
-        the batch. Closing the iterator cancels the running turns.
+        with the error. At most twice `concurrency` requests are read ahead. If iterating over `requests`
+        raises, the batch ends. Closing the iterator cancels the running turns.
 
         Args:
-            requests: Any number, each a `TurnRequest` or a text. Read lazily, in the
-                thread that iterates over the results.
+            requests: Any number, each a `TurnRequest` or a text. Read lazily, in the thread that iterates
+                over the results.
             concurrency: Number of turns that run in parallel; at least 1. Each has its own server processes.
             resume_from: The trace of an earlier run of the same batch. A turn that this run completed is not
                 run again, unless its texts, servers or answer schema have changed.
@@ -518,7 +518,7 @@ class Runner(AsyncToolAccess, Closing):
             ValueError: `concurrency` is not a whole number, or less than 1.
             MCPConfigError: `requests` is a single request instead of an iterable of requests.
         """
-        with importing():  # imported here: it would delay a first turn
+        with importing():  # imported here, so that a program's first turn does not wait for the import
             from grue.engine.batch import Batch, CompletedTurns, run_batch, with_bar
 
         if isinstance(requests, str | TurnRequest):

@@ -72,7 +72,7 @@ def connect_to(
 
 
 def pinning(lock: ToolLock | None, server: m.ServerName, policy: OnToolDrift) -> Pinning | None:
-    """Return the entries of one server in a tool lock; `None` if there is no lock."""
+    """Return a server's approved tool definitions, and the policy for others; `None`: there is no lock."""
     return None if lock is None else Pinning(pins=lock.pins(server), policy=policy)
 
 
@@ -128,7 +128,7 @@ def usable_servers(servers: Mapping[str, ToolServer]) -> dict[m.ServerName, Tool
 
 
 def load_sessions(servers: Collection[ToolServer]) -> None:
-    """Import what sessions with these servers need, and start the guard of processes."""
+    """Import what sessions with these servers need. Start the guard, which kills servers if we are killed."""
     if any(isinstance(server, McpServer) for server in servers):
         load("grue.transports.mcp.session_parts")
     if any(isinstance(server, HttpServer) for server in servers):
@@ -319,7 +319,7 @@ class PresumedListings:
         """Return the listings with which a turn may ask the model before its servers have started.
 
         `None`: the turn has to wait for its servers, because the tools of one are not known. A disabled
-        server offers no tools. `registry` goes to the connection of host commands, which has their listing.
+        server offers no tools. `registry` is needed to connect to host commands, which have a listing too.
         """
         waiting = {listing.server for listing in command.when_called}
         servers = [name for name in command.servers if name not in waiting]
@@ -511,7 +511,7 @@ def settings_or_default(argument: str, given: S | None, default: S) -> S:
 
 
 def check_fields(argument: str, given: Struct) -> None:
-    """Raise `MCPConfigError` if a field of plain data has a value of another type."""
+    """Raise `MCPConfigError` if a field of `given` has a value of another type than it is declared with."""
     kind = type(given)
     try:
         msgspec.convert(msgspec.to_builtins(given), kind)

@@ -753,7 +753,7 @@ def _past_of(
 
 
 def _continued(request: TurnRequest[Any], number: int) -> KeptConversation | None:
-    """Return the conversation that a request continues. A history as plain data is made into one."""
+    """Return the conversation that a request continues, or one made from the request's `history`."""
     if request.conversation is None and request.history:
         return given_conversation(f"turn-{number}", request.system, request.history)
     return request.conversation

@@ -272,7 +272,7 @@ class TurnActors:
         return m.TurnFailed(turn=self._command.turn, failure=failure)
 
     def _limit_work(self) -> float | None:
-        """Split the turn's time between its work and the closing of its sessions. Return the work's share."""
+        """Reserve a part of the turn's time for closing its sessions. Return the turn's whole time limit."""
         limits = self._command.limits
         if limits.turn_timeout_s is None:
             return None

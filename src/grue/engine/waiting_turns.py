@@ -256,7 +256,7 @@ class _Turns(Generic[T]):
     def _going_on(
         self, request: TurnRequest[T], part: RecordedTurn, waited: Waited, settings: TurnSettings
     ) -> HostTurn[T]:
-        """Return a turn that waited for a reply and goes on. Its machine gets the recorded events again."""
+        """Return a turn that goes on with its reply. Its state machine gets the recorded events again."""
         wiring = settings.wiring
         asked: Envelope[Any] | None = part.asked
         if waited.unrecorded is not None:

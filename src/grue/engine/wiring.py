@@ -216,7 +216,7 @@ def _endpoint(llm: object) -> LlmEndpoint:
     if isinstance(llm, LlmEndpoint):
         return llm
     if isinstance(llm, list | tuple) and llm and all(isinstance(each, LlmSettings) for each in llm):
-        # Join them to the first model's settings, with the others in `then`: they are asked if it fails.
+        # Put the further settings into the first one's `then`: the models to ask if the first one fails.
         llm = replace(llm[0], then=(*llm[0].then, *(one for each in llm[1:] for one in _flat(each))))
     if isinstance(llm, LlmSettings):
         check_fields("llm", llm)
@@ -273,7 +273,7 @@ def _tell(recorder: Recorder, body: Struct) -> None:
     from grue.tracing.observers.events import LoggerObserver
 
     if any(isinstance(each, LoggerObserver) for each in recorder.observers):
-        return  # The program's own observer logs the message.
+        return  # The program's own observer logs the message already.
     for cause, line in told_lines(body):
         if cause not in _told and len(_told) < _MOST_TOLD:
             _told.add(cause)

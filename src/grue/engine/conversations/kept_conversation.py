@@ -123,7 +123,7 @@ class EarlierResults:
         return None
 
     def branch(self) -> "EarlierResults":
-        """Return a copy. Results of later turns are added either to this object or to the copy."""
+        """Return a copy, which does not share the results of later turns."""
         copy = EarlierResults(self._turns)
         with self._lock:
             copy._kept, copy._bytes = {**self._kept}, self._bytes
@@ -274,7 +274,8 @@ class KeptConversation:
         if file is not None:
             kept._append_to(file)
         if saved.mark is None:
-            # If the process was killed within a turn, some of its calls have no answer in the file.
+            # If the process was killed within a turn, the file has no answer to some of the turn's calls. Add
+            # the answer "interrupted".
             kept.history.close(None)
         return kept
 
@@ -431,14 +432,17 @@ class KeptConversation:
             self._write_now()
 
     def asked(self) -> contextlib.AbstractContextManager[None]:
-        """Let nobody else ask within the block, also while the turn waits until its runner is free.
+        """Keep other callers from starting a turn within the block, even while ours waits for its runner.
 
-        Raises `ConversationBusy` if somebody else asks already.
+        Raises `ConversationBusy` if another caller has entered such a block.
         """
         return self._holding(self._in_ask)
 
     def held(self) -> contextlib.AbstractContextManager[None]:
-        """Keep turns from continuing the conversation within the block; raises `ConversationBusy`."""
+        """Keep turns from continuing the conversation within the block.
+
+        Raises `ConversationBusy` if a turn continues it already.
+        """
         return self._holding(self._in_turn)
 
     @contextlib.contextmanager
@@ -566,7 +570,7 @@ class KeptConversation:
         self.ledger.save = self._unwritten.append
 
     def _lent(self, lender: LendingFactory, endpoint: LlmEndpoint | None) -> LentConversation:
-        """Return the encoded conversation that a turn lends to its LLM actor."""
+        """Return the encoded conversation, for the LLM actor of one turn."""
         self._first, self._endpoint = lender.profile, endpoint
         if self._encoded is None:
             self._encoded = self._encode(lender, endpoint)

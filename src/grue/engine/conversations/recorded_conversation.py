@@ -383,7 +383,7 @@ class RecordedTurn:
 
     @property
     def is_open(self) -> bool:
-        """Whether the turn can go on."""
+        """Whether the turn can be resumed."""
         match self.end:
             case None | m.TurnParked():
                 return self.run.tool_policy.parking or self.run.waits
@@ -526,7 +526,7 @@ class Waited(Struct, frozen=True, kw_only=True):
     Attributes:
         events: What the agent was told, from the last `RunTurn` on.
         history: The history before the request that waits.
-        unrecorded: That request, if the trace does not hold it, because the process was killed just then.
+        unrecorded: That request, if the process was killed before the request was recorded in the trace.
     """
 
     events: tuple[m.TurnEvent, ...]

@@ -54,7 +54,7 @@ class CancellableConnection(WrappedConnection):
         self.blocks: tuple[m.JsonObject, ...] = ()
 
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
-        """Call a tool, unless `calling` is cancelled first."""
+        """Call a tool; raises `ToolRefusedError` if `calling` is cancelled meanwhile."""
         self.blocks = ()
         with self.calling or anyio.CancelScope():
             if not isinstance(self._connection, KeepsBlocks):
@@ -132,7 +132,7 @@ class OwnedSession:
         return opened and self._client is not None and self._client.status.alive
 
     async def opened(self) -> m.ConnectOutcome | None:
-        """Wait for the connect's result; `None`: the owner ended first. A cancellation ends the session."""
+        """Wait for the connect's result; `None`: the owner task ended first. Cancelling ends the session."""
         try:
             await asyncio.wait({self._opened})
         except asyncio.CancelledError:

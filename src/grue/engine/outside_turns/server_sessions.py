@@ -96,8 +96,8 @@ class SessionSources(Struct, frozen=True, kw_only=True):
 class ServerSessions:
     """At most one session per server, opened when it is first needed. Use it in one asyncio event loop.
 
-    Calls to one server run one at a time, and calls to different servers run in parallel. Where a session is
-    needed, `MCPServerStartupError` is raised if the server cannot be started, and `MCPError` if it is not
+    Calls to one server run one at a time, and calls to different servers run in parallel. A method that needs
+    a session raises `MCPServerStartupError` if the server cannot be started, and `MCPError` if it is not
     configured or its session has crashed.
     """
 

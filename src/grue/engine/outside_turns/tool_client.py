@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 class ToolClient(ToolAccess):
-    """Keep sessions with tool servers open until the block is left. Then no server process is alive.
+    """Keep sessions with tool servers open within the block. After it no server process is alive.
 
     ```python
     with ToolClient({"files": StdioServer(command="mcp-files")}) as client:
@@ -75,7 +75,7 @@ class ToolClient(ToolAccess):
 
     Raises:
         MCPConfigError: A server name cannot be used.
-        MissingDependencyError: There is a server process to talk to, and `mcp` is absent or too old.
+        MissingDependencyError: There is an MCP server to talk to, and `mcp` is absent or too old.
 
     Source: R14.4, P9
     """

@@ -286,7 +286,7 @@ class McpClient:
             raise ToolTimedOutError(tool, timeout_s) from error
 
     def _with_refusals(self, result: m.ToolCallResult) -> m.ToolCallResult:
-        """If the result is an error, add the accesses that the server's sandbox has refused to its text."""
+        """If the result is an error, add to its text what the server's sandbox has refused."""
         said = result.error_message or ""
         refused = self._wire.refusals(said) if result.is_error else ""
         return replace(result, error_message=f"{said}\n{refused}") if refused else result

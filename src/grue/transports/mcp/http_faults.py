@@ -1,8 +1,8 @@
 """The faults of HTTP exchanges: their texts, their remedies, and whether they end the session. No I/O.
 
 A fault ends the session if no further request can succeed: nobody answers, the session is unknown, access is
-refused or the URL is wrong. After any other bad answer only the one request fails. So it is with a lost
-connection, because the next request makes a new one.
+refused or the URL is wrong. Any other bad answer fails only its own request. So does a lost connection: the
+next request makes a new one.
 """
 
 import re
@@ -107,7 +107,7 @@ def sse_also_refused(declined: WireFault | None, fault: WireFault) -> WireFault:
 
 
 def redirect_fault(status: int, location: str) -> WireFault:
-    """Return the fault for a redirect that is not followed, to a `location` that holds no secrets."""
+    """Return the fault for a redirect that is not followed; `location` is its target, without secrets."""
     return WireFault(
         f"the server redirects to {location} (HTTP {status}), which is not followed:"
         " what is sent is meant for the configured address only",

@@ -54,7 +54,10 @@ async def read_any_message(line: bytes) -> types.JSONRPCMessage | None:
 
 
 def refusal_of_cut(cut: CutLineError, limit: int) -> types.JSONRPCError | None:
-    """Return an error for the request that a too long message answers; `None`: its id is not in the rest."""
+    """Return an error for the request that a too long message answers.
+
+    `None`: the parts of the message that were kept do not hold the request's id.
+    """
     found = _ID_AT_START.match(cut.head) or _ID_AT_END.search(cut.tail)
     if found is None:
         return None
@@ -116,7 +119,10 @@ def _message_of(value: object) -> types.JSONRPCMessage | None:
 
 
 def is_usable(message: types.JSONRPCMessage) -> bool:
-    """Return whether the SDK can take a message. Its dispatcher crashes at a progress beyond a float."""
+    """Return whether the SDK can take a message.
+
+    Its dispatcher crashes if a number in a progress notification does not fit into a float.
+    """
     if isinstance(message, types.JSONRPCNotification) and message.method == "notifications/progress":
         return _is_progress(message.params)
     return True

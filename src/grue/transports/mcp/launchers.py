@@ -9,10 +9,10 @@ fails the start at once, because npx would need seconds to report it.
 After a server did not start, two causes are looked for that its error does not name:
 
 - npx's cache of the package is incomplete. npx installs the packages of a command in a folder of its own,
-  named for a hash of their names. If it is killed meanwhile, the folder stays as it is, and later starts
+  named for a hash of their names. If npx is killed meanwhile, the folder stays incomplete, and later starts
   fail.
 - Node is too old: the server exited, did not answer in time, or gave an unusable answer. A package states the
-  Node versions that it needs in `engines.node` of its `package.json`. That file is searched beside the
+  Node versions that it needs in `engines.node` of its `package.json`. That file is looked for beside the
   script, in the `node_modules` folders of the working directory and above, and in npx's cache.
 
 Source: R14
@@ -76,7 +76,10 @@ def _is_complete(folder: Path) -> bool:
 
 
 def _packages(args: Sequence[str], words: Container[str] = ()) -> Iterator[str]:
-    """Yield the packages that npx installs: each `--package`, or else its first argument not in `words`."""
+    """Yield the packages that npx installs: each `--package`, or else its first argument.
+
+    Options and the arguments in `words` are skipped.
+    """
     rest = iter(args)
     named = False
     for arg in rest:

@@ -1,4 +1,4 @@
-"""A process's pipes as a `MessageStream`: one JSON-RPC message a line."""
+"""A process's pipes as a `MessageStream`: one JSON-RPC message per line."""
 
 import anyio
 import mcp_types as types
@@ -14,7 +14,7 @@ from grue.transports.mcp.message_stream import MAX_UNASKED, MessageStream, encod
 
 
 class LineStream(MessageStream):
-    """A `MessageStream` over a process's pipes: one JSON-RPC message a line.
+    """A `MessageStream` over a process's pipes: one JSON-RPC message per line.
 
     A line that is not a message, or is too large, is skipped and reported by a notice. If the server writes
     more than `MAX_UNASKED` lines in a row that answer no request, the stream breaks.

@@ -259,7 +259,7 @@ class ListingCache:
             return
 
     def faults(self) -> Iterator[str]:
-        """Yield a sentence for each file that is left out, with the reason."""
+        """Yield a sentence for each stored file that is not used, with the reason."""
         try:
             _require_own_folder(self.folder)
             files = sorted(self.folder.iterdir())

@@ -47,7 +47,7 @@ class Loopback(ThreadingHTTPServer):
 
     def __init__(self, port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
-        self.first = threading.Lock()  # taken by the first return, and never given back
+        self.first = threading.Lock()  # never released: only the browser's first return is accepted
         self.came = threading.Event()
         self.returned: dict[str, str] = {}
         self._thread = threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True)

@@ -348,7 +348,7 @@ class Authorizer:
         status = self._last_status
         if status is None or status == httpx2.codes.TOO_MANY_REQUESTS or status >= 500:
             raise AuthorizationRefused(unavailable_fault(status))
-        # Keep the client's registration for the next login.
+        # Remove the tokens only: the next login needs the client's registration.
         stored.access_token = stored.refresh_token = ""
         await self._saved(stored)
         self._record = stored
@@ -508,7 +508,10 @@ def _record(url: str, tokens: OAuthToken, issuer: str) -> TokenRecord:
 
 
 class _Storage:
-    """The storage that the SDK reads tokens and client from. `Authorizer` stores new ones."""
+    """The storage from which the SDK reads tokens and the client's registration.
+
+    `Authorizer` stores new ones.
+    """
 
     def __init__(self, auth: OAuth, record: TokenRecord | None, person: Person | None) -> None:
         self._auth = auth

@@ -128,7 +128,7 @@ class Link:
         self._param_headers = ParamHeaders(notify)
 
     async def __aenter__(self) -> Self:
-        with library_logs_to(self._library_logged):  # also in the tasks that are started here
+        with library_logs_to(self._library_logged):  # this also holds for the tasks that are started here
             await self._session.__aenter__()
             await self._subscriptions.__aenter__()
         return self
@@ -423,7 +423,9 @@ MAX_STREAMS = 32
 
 
 class Subscriptions:
-    """The open streams of one session. The same task enters and leaves this object; any task may use it.
+    """The open streams of change notices of one session.
+
+    The same task must enter and leave this object; any task may use it.
 
     Leaving ends all streams, and tells the server that they have ended.
 
@@ -525,7 +527,7 @@ class Subscriptions:
 
 
 class _Stream:
-    """One stream while it is opened.
+    """One stream of change notices.
 
     Attributes:
         scope: The cancel scope of the stream; cancelling it ends the stream.

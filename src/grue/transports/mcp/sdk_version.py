@@ -42,7 +42,7 @@ def _version_by_folder() -> str:
 
 
 def _version_by_metadata() -> str:
-    """Return the version by `importlib.metadata`, which finds other forms too; empty: not installed."""
+    """Return the version that `importlib.metadata` finds if there is no such folder; empty: not installed."""
     import importlib.metadata
 
     try:

@@ -157,7 +157,7 @@ LOST = f"{INTERRUPTED}: its server no longer knows the task"
 
 
 class TaskOfCall:
-    """One task, which is followed to its end.
+    """Follows one MCP task to its end.
 
     Args:
         task: The task's handle.

@@ -102,7 +102,7 @@ class TokenRecord(Struct, kw_only=True, omit_defaults=True):
         url: The server's URL.
         access_token: Sent to the server; empty if the last token was refused and could not be renewed.
         refresh_token: Renews the access token.
-        expires_at: When the access token ends, in seconds since the epoch by this machine's clock; `None`:
+        expires_at: When the access token expires, in seconds since the epoch by this machine's clock; `None`:
             the server did not say.
         obtained_at: When the access token was issued, by the same clock.
         scope: The scopes that the access token grants.
@@ -270,7 +270,7 @@ class KeyringStore(TokenStore):
             return None
 
     def save(self, record: TokenRecord) -> None:
-        """Store a record, and remove tokens of the same login that an earlier setting left in a file."""
+        """Store a record. Remove this login's tokens from a file, if an earlier setting has put them there."""
         text = msgspec.json.encode(record).decode()
 
         def kept(ring: Any) -> bool:
