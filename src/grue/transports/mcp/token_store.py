@@ -270,7 +270,7 @@ class KeyringStore(TokenStore):
             return None
 
     def save(self, record: TokenRecord) -> None:
-        """Store a record. Remove this login's tokens from a file, if an earlier setting has put them there."""
+        """Store a record. If an earlier setting has put this login's tokens into a file, remove the file."""
         text = msgspec.json.encode(record).decode()
 
         def kept(ring: Any) -> bool:
