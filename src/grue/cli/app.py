@@ -150,7 +150,7 @@ _WITH_RESUME = (
 
 
 def _refuse_beside_resume(context: typer.Context) -> None:
-    """Refuse options that would make the resumed episode a different one."""
+    """Refuse options that are recorded at the first run, because a resumed run uses the recorded ones."""
     given = [
         parameter.opts[0]
         for parameter in context.command.params
@@ -220,9 +220,10 @@ def add(
 ) -> bool:
     """Add an MCP server to mcp_config.json.
 
-    Shows what would run, starts it if you agree, and approves its tools. Keys are written as
-    ${VARIABLE}, never as values. A program that is not your own runs in a sandbox (see grue sandbox), if this
-    machine can make one.
+    Shows the command that would run, asks you, starts the server and approves
+    its tools. API keys are not written into the file, only the names of their
+    environment variables, such as ${API_KEY}. A program that is not your own
+    runs in a sandbox (see grue sandbox), if this machine can enforce one.
     """
     from grue.cli.add import Adding, add_server
 
@@ -246,7 +247,7 @@ def remove(
     server: Annotated[str, typer.Argument(help="The server's name in the file.")],
     mcp_config: _McpConfig = None,
 ) -> None:
-    """Remove an MCP server from mcp_config.json, with its approved tools and its unpacked bundle."""
+    """Remove an MCP server from mcp_config.json, with its approved tools and its downloaded files."""
     from grue.cli.add import remove_server
 
     take_interrupts()
@@ -280,7 +281,7 @@ def chat(
         typer.Option(metavar="SERVER", help="Run this server without a sandbox, and print the one it needs."),
     ] = None,
 ) -> bool:
-    """Chat with an agent that has MCP tools. In a pipe: a line in, an answer out."""
+    """Chat with an agent that has MCP tools. In a pipe, each line of the input gets an answer."""
     from grue.cli.chat.options import INSTRUCTIONS, ChatOptions
     from grue.cli.chat.program import chat as run_chat
 
@@ -332,8 +333,8 @@ def run(
 ) -> None:
     """Run a task with an agent that plans its actions as JSON and carries them out one by one.
 
-    AGENT.yaml names the model, the servers, the skills and the limits. Without an agent.yaml, --offline
-    writes an example and runs it.
+    AGENT.yaml names the model, the servers, the skills and the limits. If there
+    is no agent.yaml, --offline writes an example and runs it.
     """
     from grue.cli.run import STATUSES, RunOptions, run_task
 
@@ -398,10 +399,12 @@ def fork(
         Path | None, typer.Option(help="Folder for the fork's trace.", show_default="runs/RUN-fork")
     ] = None,
 ) -> None:
-    """Run a recorded turn again from a place in it, with another model, prompt, limit, tool or result.
+    """Run a recorded turn again, from some message on with another model, prompt, limit, tool or result.
 
-    The turn is repeated from the trace up to that place. After it, tool calls get their recorded results; for
-    calls that have none, see --misses. Compare the fork with `grue trace diff`.
+    Up to that message (see --at), the turn is repeated from its trace. After
+    it, the model is asked again, and its tool calls get their recorded results;
+    --misses decides about calls that have none. To compare the fork with the
+    recorded turn, use `grue trace diff`.
     """
     from grue.cli.fork import ForkOptions, fork_turn
     from grue.cli.hosts import load_hosts
@@ -434,7 +437,7 @@ def runs(
     ] = False,
     open_browser: Annotated[bool, typer.Option("--open", help="Write it and open it in a browser.")] = False,
 ) -> None:
-    """List the recorded episodes in a folder, or in its subfolder "runs", newest first."""
+    """List the recorded episodes in a folder and in its subfolder "runs", newest first."""
     from grue.cli.hosts import load_hosts
     from grue.cli.runs import list_runs, write_runs
 
@@ -455,7 +458,7 @@ def tools(
         bool, typer.Option("--lock", help="Approve the listed tools: write mcp_tools.lock.")
     ] = False,
 ) -> bool:
-    """List the tools of the configured MCP servers, or of the bundled one if none is configured."""
+    """List the tools of the configured MCP servers, or of the bundled server if none is configured."""
     from grue.cli.tools import list_tools
 
     take_interrupts()
@@ -471,7 +474,7 @@ def skills(
         bool, typer.Option("--approve", help="Approve what is listed: write mcp_skills.lock.")
     ] = False,
 ) -> bool:
-    """List the skills that the servers of an agent deliver, and whether they are approved."""
+    """List the skills that the MCP servers of an agent offer, and whether they are approved."""
     from grue.cli.skills import list_served_skills
 
     take_interrupts()
@@ -497,7 +500,7 @@ def call(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> bool:
-    """Call a tool of an MCP server and print its result. The exit status is 1 for an error."""
+    """Call a tool of an MCP server and print its result. The exit status is 1 if the call fails."""
     from grue.cli.call import call_tool
 
     take_interrupts()
@@ -513,7 +516,7 @@ def login(
     ] = None,
     browser: Annotated[bool, typer.Option(help="Open a browser where there is one.")] = True,
 ) -> None:
-    """Log in to an MCP server by URL: print the address to open, wait, and store the tokens."""
+    """Log in to an MCP server that has a URL: print the address to open, wait, and store the tokens."""
     from grue.cli.login import login as log_in
 
     take_interrupts()
@@ -524,7 +527,7 @@ def login(
 def logout(
     server: Annotated[str, typer.Argument(help="A server that has a URL.")], mcp_config: _McpConfig = None
 ) -> None:
-    """Forget the tokens of an MCP server, and have them revoked where that is possible."""
+    """Delete the stored tokens of an MCP server, and revoke them if its authorization server can."""
     from grue.cli.login import logout as log_out
 
     take_interrupts()
@@ -542,7 +545,7 @@ def doctor(
     ] = None,
     no_network: Annotated[bool, typer.Option("--no-network", help="Make no network requests.")] = False,
 ) -> bool:
-    """Check everything that an episode needs, and print what is wrong and how to fix it."""
+    """Check the installation, the MCP servers and the model; print what is wrong and how to fix it."""
     from grue.cli.doctor import examine
 
     take_interrupts()
@@ -571,7 +574,7 @@ def mock_server(
     page_size: Annotated[int | None, typer.Option(min=1, help="Items in a page of each list.")] = None,
     era: Annotated[str, typer.Option(help="Protocol era: both, initialize or stateless.")] = "both",
 ) -> None:
-    """Run an MCP server that follows the specification, to test MCP clients with."""
+    """Run an MCP server that follows the specification, to test MCP clients."""
     from grue.cli.mock_server import serve
 
     take_interrupts()

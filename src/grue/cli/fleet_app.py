@@ -53,7 +53,7 @@ def run(
     ray: _Ray = None,
     batch: _Batch = False,
 ) -> bool:
-    """Run the missing episodes of a sweep. The same command again continues where it stopped."""
+    """Run the episodes of a sweep that are not done yet. To continue after a stop, run it again."""
     from grue.cli.fleet import print_plan, run_fleet
 
     options = _options(sweep, directory, workers, engine, ray, batch)
@@ -73,7 +73,7 @@ def retry(
     ray: _Ray = None,
     batch: _Batch = False,
 ) -> bool:
-    """Go on with a sweep, and try again the episodes that were given up after three attempts."""
+    """Continue a sweep, and also run the episodes again that were given up after three attempts."""
     from grue.cli.fleet import run_fleet
 
     options = _options(sweep, directory, workers, engine, ray, batch)
@@ -114,7 +114,7 @@ def fork(
     ] = None,
     workers: _Workers = None,
 ) -> bool:
-    """Make the same change in many recorded turns. The same command again continues where it stopped."""
+    """Fork many recorded turns, with the same change in each. To continue after a stop, run it again."""
     from grue.cli.fleet_fork import FleetForkOptions, fork_fleet
     from grue.cli.fork import ForkOptions
     from grue.cli.hosts import load_hosts
@@ -165,7 +165,7 @@ def table(
     ] = False,
     as_json: _Json = False,
 ) -> None:
-    """Print the mean scores of each combination of settings, with standard error and an episode's id."""
+    """Print the mean scores for each combination of settings, their standard errors, and an episode's id."""
     from grue.cli.fleet_view import print_table
 
     take_interrupts()
@@ -220,10 +220,12 @@ def compare(
     every: Annotated[bool, typer.Option("--all", help="Name every case that changed.")] = False,
     as_json: _Json = False,
 ) -> None:
-    """Say whether B is better than A, case by case, with a confidence interval; or that it cannot be told.
+    """Compare two sets of episodes, A and B: is B better, is it worse, or can that not be told?
 
-    With fewer than 15 cases, or without the extra `evaluate`, the sign test decides, without an interval.
-    Fewer than 15 are too few for --fail-if-worse, which then exits with 2.
+    Cases that both sets have are compared one by one, and the mean difference
+    is printed with a confidence interval. With fewer than 15 cases, or without
+    the extra `evaluate`, a sign test decides, and there is no interval.
+    With fewer than 15 cases, --fail-if-worse exits with 2.
     """
     from grue.cli.fleet_view import print_comparison
     from grue.fleet.compare import Options
@@ -255,7 +257,7 @@ def score(
         bool, typer.Option("--again", help="Also score episodes that have these scores already.")
     ] = False,
 ) -> bool:
-    """Give finished episodes further scores, from their traces. Nothing is played again."""
+    """Compute further scores of finished episodes from their traces. No episode is run again."""
     from grue.cli.fleet_failures import score_episodes
 
     take_interrupts()
@@ -277,9 +279,10 @@ def failures(
     every: Annotated[bool, typer.Option("--all", help="Name every episode of a group.")] = False,
     as_json: _Json = False,
 ) -> None:
-    """Group the failed episodes by what went wrong, with commands that open the traces at the failure.
+    """Group the failed episodes by what went wrong, and print commands that show their traces.
 
-    Episodes of earlier sweeps in the same folder are left out; their number is printed.
+    Episodes of earlier sweeps in the same folder are left out; how many they
+    are is printed.
     """
     from grue.cli.fleet_failures import print_failures
 
@@ -305,7 +308,10 @@ def report(
     ] = None,
     open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
-    """Write one HTML page of the latest sweep that works offline: cells, costs, cases, failures, episodes."""
+    """Write an HTML page about the latest sweep: scores by settings, costs, cases, failures, episodes.
+
+    The page is one file and works offline.
+    """
     from grue.cli.saying import say_page
     from grue.fleet.report import REPORT, write_report
 
@@ -336,7 +342,7 @@ def export(
         str, typer.Option(metavar="NAME", help="The score that is the reward, for training.")
     ] = "score",
 ) -> None:
-    """Write a fleet's episodes for other programs. Parquet needs the extra `export`."""
+    """Write a fleet's episodes in a format for other programs. Parquet needs the extra `export`."""
     from grue.cli.fleet_export import FORMS, export_fleet
 
     take_interrupts()
@@ -350,7 +356,7 @@ def show(
     directory: _Directory,
     episode: Annotated[str, typer.Argument(metavar="ID", help="The beginning of an episode's id.")],
 ) -> None:
-    """Show an episode: its case, its attempts, its result, and the command that shows its trace."""
+    """Show an episode: its settings, its attempts, their scores, and commands that show the traces."""
     from grue.cli.fleet_view import print_episode
 
     take_interrupts()
@@ -359,7 +365,7 @@ def show(
 
 @fleet_app.command()
 def stop(directory: _Directory) -> None:
-    """Let a fleet's running episodes end and start no others."""
+    """Stop a fleet: let its running episodes end, and start no others."""
     from grue.cli.fleet import stop_fleet
 
     take_interrupts()

@@ -31,7 +31,7 @@ def sandbox_show(
         bool, typer.Option("--seatbelt", help="Print it as a profile for sandbox-exec of macOS instead.")
     ] = False,
 ) -> None:
-    """Print in words what a box opens, path by path, and what this machine cannot enforce."""
+    """Print what a sandbox permits, path by path, and which of its limits this machine cannot enforce."""
     from grue.cli.sandbox import show, show_seatbelt
 
     take_interrupts()
@@ -47,7 +47,7 @@ def sandbox_try(
     command: Annotated[list[str], typer.Argument(help="The command and its arguments, after --.")],
     mcp_config: _McpConfig = None,
 ) -> None:
-    """Run a command in a box, at this terminal. The exit status is the command's."""
+    """Run a command in a sandbox, at this terminal. The exit status is the command's."""
     from grue.cli.sandbox import try_command
 
     take_interrupts()
@@ -63,9 +63,10 @@ def sandbox_learn(
         typer.Option(help="Make the calls that this trace has for the server; repeatable."),
     ] = None,
 ) -> bool:
-    """Run a server without limits, watch its calls, and print the narrowest box that would have sufficed.
+    """Run a server without limits, watch it during calls, and print the narrowest sandbox that suffices.
 
-    Without --trace, calls are read from standard input, one a line: TOOL {"argument": "value"}.
+    Without --trace, the calls are read from standard input, one per line:
+    TOOL {"argument": "value"}
     """
     from grue.cli.sandbox import learn
 

@@ -13,7 +13,7 @@ trace_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Read the trace
 
 @trace_app.callback()
 def trace_root() -> None:
-    """Read the trace of an episode."""
+    """Load the facts that hosts define, before any subcommand reads a trace."""
     from grue.cli.hosts import load_hosts
 
     load_hosts()
@@ -72,10 +72,11 @@ def trace_show(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
     width: _Width = None,
 ) -> bool:
-    """Show every message of an episode, one line each; with --whole all that is in it.
+    """Show the messages of an episode, one line each; with --whole all their fields.
 
-    You can repeat each filter: a message must match one value of every filter that is given. The exit status
-    is 1 if no message does.
+    The options from --turn to --failures are filters. A message has to match
+    all filters that are given. A filter that is given several times matches if
+    one of its values does. The exit status is 1 if no message is shown.
     """
     from grue.cli.trace import ShowOptions, show
 
@@ -115,10 +116,12 @@ def trace_cache(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     width: _Width = None,
 ) -> None:
-    """Show how much of each prompt a provider could read from its cache, and what made the rest differ.
+    """Show how much of each prompt a provider could read from its cache, and why not more.
 
-    Compares each prompt with those before it, byte by byte, and names the first difference and the message
-    that caused it. The column `billed` shows how much the provider says it read from its cache.
+    Compares each prompt with earlier ones, byte by byte, and names the first
+    difference and the message that caused it. The column `repeats` shows the
+    part that repeats an earlier prompt, the column `billed` the part that the
+    provider says it has read from its cache.
     """
     from grue.cli.trace_cache import cache
 
@@ -148,7 +151,7 @@ def trace_diff(
     right: Annotated[Path, typer.Argument(help="Another one.")],
     every: Annotated[bool, typer.Option("--all", help="Describe every difference in full.")] = False,
 ) -> bool:
-    """Show the first difference of two episodes, ignoring ids and times. The status is 1 if they differ."""
+    """Show the first difference of two episodes, except ids and times. Exit with 1 if there is one."""
     from grue.cli.trace_views import diff
 
     take_interrupts()
@@ -166,7 +169,10 @@ def trace_html(
     ] = None,
     open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
-    """Write an episode as one HTML page that works offline, without a server; or two, side by side."""
+    """Write an HTML page that shows an episode, or two side by side.
+
+    The page is one file and works offline.
+    """
     from grue.cli.trace_views import comparison, html
 
     take_interrupts()
@@ -182,9 +188,10 @@ def trace_serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port.", show_default="any")] = 0,
     open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
-    """Serve the page of an episode that still runs, and keep it up to date until Ctrl-C.
+    """Serve a page that shows an episode while it runs, until Ctrl-C.
 
-    The server listens on this machine only, and its address holds a random word.
+    Only this machine can reach the page, and only at the printed address, which
+    has a random part.
     """
     from grue.cli.trace_views import serve
 
@@ -207,7 +214,7 @@ def trace_query(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
-    """Query episodes in SQL: the tables episodes, turns, calls and requests. Needs the extra `export`."""
+    """Query recorded episodes in SQL. Needs the extra `export`."""
     from grue.cli.fleet_export import print_query
     from grue.cli.runs import RUNS
 
@@ -231,10 +238,11 @@ def trace_replay(
     ] = None,
     system: Annotated[Path | None, typer.Option(help="Read other instructions from a file.")] = None,
 ) -> bool:
-    """Compute every decision again from the recorded events, without a model, a server or a tool.
+    """Compute the agent's decisions again from the recorded messages. No model, server or tool runs.
 
-    The exit status is 1 if a decision differs from the recorded one. With changed settings, the first
-    difference of each turn shows where the episode would have gone differently.
+    The exit status is 1 if a decision differs from the recorded one. If you
+    change settings, the first difference of each turn is where the turn would
+    have gone another way.
     """
     from grue.cli.trace_replay import changes_from, replay
 
@@ -271,9 +279,10 @@ def trace_to_test(
         bool, typer.Option("--run/--no-run", help="Run the test once, with the tools of --tools.")
     ] = True,
 ) -> bool:
-    """Write a pytest file that runs a turn again with the recorded replies, and asserts what it decided.
+    """Write a pytest file that runs a turn again with the model's recorded replies.
 
-    The exit status is 1 if the test does not pass.
+    The test asserts that the turn makes the recorded tool calls and gives the
+    recorded answer. The exit status is 1 if the test does not pass.
     """
     from grue.cli.trace_to_test import to_test
 
@@ -283,7 +292,7 @@ def trace_to_test(
 
 @trace_app.command("schema")
 def trace_schema() -> None:
-    """Print the JSON Schema of a trace file: its header, its lines and every message."""
+    """Print the JSON Schema of trace files: their header, their lines and every message."""
     from grue.cli.trace_views import schema
 
     take_interrupts()

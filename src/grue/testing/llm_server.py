@@ -405,7 +405,7 @@ class ScriptedLlmServer:
         return reply
 
     def listing(self, path: str, headers: Mapping[str, str]) -> LlmReply:
-        """Return the reply to a GET: the list of models (which is recorded), or the state of a batch."""
+        """Return the reply to a GET: the list of models, whose requests `listings` records, or a batch."""
         if self.batches.takes(path):
             return self.batches.answer("GET", path, headers, b"")
         with self._lock:
