@@ -1,4 +1,6 @@
-"""`ConfinedFolder`: files inside a folder that no path can leave, for paths that a model or a tool names.
+"""`ConfinedFolder`: reads and writes files inside one folder, by paths that come from a model or a tool.
+
+No path can lead out of the folder.
 
 A path is walked name by name: each folder is opened relative to the one before, and links are not followed.
 So no other program can exchange a folder for a link after it was checked and before it is used. Every refusal

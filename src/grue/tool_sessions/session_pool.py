@@ -71,7 +71,7 @@ class PooledConnection:
             5 ms, so that the host gets the result of the last turn first.
         gone: Set when the connection is closed and none of its processes is alive.
         turn: Number of the turn that uses the connection; 0: none.
-        generation: The turn that uses the connection, or will use it, as the pool counts its turns from 1.
+        generation: Number of the turn that uses or will use the connection. The pool counts its turns from 1.
         alone: A lock that is held during a batch of calls, because a kept session may have two users: a turn,
             and a call outside turns.
     """

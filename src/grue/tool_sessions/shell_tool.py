@@ -4,8 +4,9 @@ An allow-list of programs, a working folder and a small environment limit what a
 limit what a started program does: it can read every file that this user can read. A box (`sandbox`) limits
 that too.
 
-A command is ended in the same way as a server process: it leads its own process group, which the guard
-watches. However the command ended, no process that it started is alive afterwards.
+A command is ended in the same way as a server process: it leads its own process group, and the guard process
+(`runtime/processes/guard.py`) kills that group if the host dies. However the command ended, no process that
+it started is alive afterwards.
 """
 
 import os
@@ -64,9 +65,10 @@ class ShellTool(Struct, HostCommands, frozen=True, kw_only=True):
         timeout_s: Time limit of one command in seconds. A smaller limit of the turn wins.
         max_output_bytes: How much of each output stream the model gets: its beginning and its end.
         max_written_bytes: How much a command may write to its output streams; one that writes more is ended.
-        limits: Time between SIGTERM and SIGKILL.
-        sandbox: What a command may read, write, start and connect to: a `Sandbox`, or a preset's name;
-            `files` opens the folder. `None`: no box; a command may do whatever the host may do.
+        limits: How long a command may take to end after SIGTERM, before it gets SIGKILL.
+        sandbox: What a command may read, write, start and connect to: a `Sandbox`, or a preset's name. The
+            preset `files` gives access to `folder`. `None`: no box; a command may do whatever the host may
+            do.
 
     Raises:
         MCPConfigError: The folder or a program does not exist, or `shell` is used with an allow-list.

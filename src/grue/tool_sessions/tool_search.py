@@ -92,7 +92,7 @@ class ToolIndex:
         norm = _K1 * (1 - _B + _B * length / self._mean)
         total = 0.0
         for found in wanted.values():
-            # Each word of the query adds one score: the best of those of the index's words that stand for it.
+            # Each word of the query adds one score: the highest of the scores of the words that stand for it.
             total += max(
                 (
                     weight * self._rarity(each) * counts[each] * (_K1 + 1) / (counts[each] + norm)

@@ -194,7 +194,7 @@ KINDS: dict[str, tuple[Callable[[object], bool], str]] = {
 def _dangling(session: Session, given: Json) -> list[str]:
     """Return what is wrong with the arguments for revisions and branches.
 
-    One of them is missing, or it names a thought or branch that does not exist.
+    An argument is missing that another one needs, or names a thought or branch that does not exist.
     """
     problems = []
     if given.get("isRevision") and "revisesThought" not in given:

@@ -131,7 +131,7 @@ class StepEnded(_TurnFact, frozen=True, kw_only=True, tag="skillagent.StepEnded"
 
 
 class ApprovalsAsked(_TurnFact, frozen=True, kw_only=True, tag="skillagent.ApprovalsAsked"):
-    """Actions need a person's approval. If `parked`, the run waits for decisions, at most to `expires_at`."""
+    """Actions need a person's approval. If `parked`, the run waits for it until `expires_at` at most."""
 
     questions: tuple[ApprovalQuestion, ...]
     decisions: tuple[ApprovalDecision, ...] = ()
@@ -188,7 +188,7 @@ class McpServerAbsent(McpConnectionFailed, frozen=True, kw_only=True, tag="skill
 
 
 class McpToolShadowed(EventFact, frozen=True, kw_only=True, tag="skillagent.McpToolShadowed"):
-    """Two servers have a tool of the same name. The bare name means the tool of `server`."""
+    """Two servers have a tool of the same name. A call by the bare name reaches the tool of `server`."""
 
     event: ClassVar[str] = "mcp_tool_shadowed"
     level: ClassVar[LogLevel] = "warning"

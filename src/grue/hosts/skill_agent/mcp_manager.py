@@ -125,7 +125,7 @@ class McpManager:
 
     @property
     def routes(self) -> ToolRoutes:
-        """The tools' definitions: `listed` has the names in `tools`, `called` all that `call_tool` takes."""
+        """The tools' definitions: `listed` by the names in `tools`, `called` by all names for `call_tool`."""
         return tool_routes(()) if self._connected is None else self._connected.routes
 
     def connect_all(self, servers: Mapping[str, ToolServer | Mapping[str, object]]) -> list[McpToolInfo]:

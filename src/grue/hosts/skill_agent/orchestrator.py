@@ -140,7 +140,7 @@ class Orchestrator:
         """Go on with the run in `folder`, which was interrupted, killed or parked, and return its result.
 
         An action that was under way when the process was killed is not repeated unless it is read-only or
-        idempotent; the model reads that it may have had an effect.
+        idempotent. The model is told that it may have had an effect.
 
         Args:
             decisions: Answers to the questions of a parked run.

@@ -684,7 +684,7 @@ class ZorkOrchestratorV2:
         self._note(self._end)
 
     def _count(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Add a turn's calls, requests and tokens to the episode's, also if it failed. An observer."""
+        """Add a turn's calls, requests and tokens to the episode's, also if it failed; an observer."""
         del line
         end = envelope.body
         if isinstance(end, m.TurnCompleted | m.TurnFailed):

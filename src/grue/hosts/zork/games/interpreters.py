@@ -120,8 +120,8 @@ class InterpreterProcess:
         sent = "" if line is None else _UNSAFE.sub(" ", line)[:_LONGEST_LINE] + "\n"
         with suppress(BrokenPipeError):  # the interpreter has ended, but its last output can still be read
             os.write(self._input, f"{sent}\\sf-{mark}\n".encode("ascii", "replace"))
-        # After each mark the interpreter prints the prompt again, so this answer begins with the prompt of
-        # the one before. Remove it.
+        # After each mark the interpreter prints the prompt again. So this answer begins with the prompt that
+        # followed the previous mark. Remove it.
         answer = self._read_to(b"Speed Factor -%d\n" % mark).removeprefix(self._prompt)
         self._prompt = b"" if self.ended else answer.rpartition(b"\n")[2]
         self._last_words = answer

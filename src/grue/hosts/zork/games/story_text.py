@@ -96,5 +96,5 @@ def heading(text: str, names: frozenset[str]) -> str | None:
 
 
 def asks_something(text: str, prompt: str) -> bool:
-    """Return whether the game asks a question. The next line is its answer, so SCORE must not be sent."""
+    """Return whether the game asks a question. If so, do not send SCORE: it would be taken as the answer."""
     return prompt.strip() != ">" or text.endswith("?")

@@ -28,7 +28,7 @@ _ALPHABETS: Final = (
     "ABCDEFGHIJKLMNOPQRSTUVWXYZ",
     " \n0123456789.,!?_#'\"/\\-:()",
 )
-_LONGEST_NAME: Final = 255  # z-characters; bounds the reading of a damaged table
+_LONGEST_NAME: Final = 255  # z-characters; limits what is read of a damaged table
 
 
 class StoryFile(Struct, frozen=True):
