@@ -246,7 +246,7 @@ class EncodedConversation:
     def aside(
         self, new: Sequence[m.ConversationItem], mode: m.OfferTools | m.RequireAnswer
     ) -> "EncodedConversation":
-        """Return a copy for one request with `new`; a last reply whose calls have no answers is left out."""
+        """Return a copy for one request with `new`; a last reply that no request has followed is left out."""
         other = self.branch()
         other.history.unread = None
         other.ask(new, mode)
