@@ -229,7 +229,8 @@ class Runner(AsyncToolAccess, Closing):
     def close(self) -> None:
         """End the episode's sessions and event loop within seconds. A second call does nothing.
 
-        Running turns and batches are cancelled. A later turn starts a new loop, unless there is a `trace`.
+        Running turns and batches are cancelled. A later turn starts a new loop; if the runner writes a
+        `trace`, it raises `TraceError` instead, because the trace is closed.
         """
         for batch in list(self._batches):
             batch.close()
