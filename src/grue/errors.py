@@ -96,7 +96,7 @@ class SandboxError(MCPError):
 
 
 class GameError(MCPError):
-    """A game cannot be started, restored or continued. The text says why."""
+    """A game of `grue play` cannot be started, restored or continued. The text says why."""
 
 
 class MCPServerStartupError(MCPError):
@@ -197,9 +197,9 @@ class LLMError(MCPError):
     Attributes:
         kind: How it failed: `refused`, `unavailable`, `timed_out`, `invalid_reply`, `damaged` (a stream with
             garbage in it) or `unreachable`. A connection that broke off is `unavailable`.
-        reason: Why, a word that programs can match: `key`, `permission`, `credit`, `rate`, `overloaded`,
-            `region`, `model`, `tools`, `content`, `too_long`, `request`, `address`, `connection`, `timeout`
-            or `reply`; empty if it is not known.
+        reason: Why it failed, as a word that programs can compare: `key`, `permission`, `credit`, `rate`,
+            `overloaded`, `region`, `model`, `tools`, `content`, `too_long`, `request`, `address`,
+            `connection`, `timeout` or `reply`; empty if it is not known.
         status: HTTP status, or `None` if there was no reply.
         retry_after_s: The wait in seconds that the endpoint asked for last, or `None`.
         model: The model that was asked for.

@@ -7,18 +7,18 @@ the same to the agent. `open` returns the tools, `call` makes one call, `close` 
 Any other exception is a bug, and ends the turn as a crash. With a `ConfinedFolder`, tools can read and write
 files of one folder only.
 
-To ask a model in your own way, write an LLM actor.
+To ask a model in your own way, write an LLM actor, and pass a factory for it to `Runner(llm=...)`; see
+`LlmFactory`. A `WireProfile` describes what an endpoint accepts, and a `LentConversation` encodes the
+conversation so far.
 
-A `WireProfile` describes what an endpoint accepts, a `LentConversation` encodes the conversation so far.
-Pass a factory for your actor to `Runner(llm=...)`; see `LlmFactory`.
+To apply a `ToolPolicy` to calls that your host makes itself with a `ToolClient`, use `judge_calls`, which
+returns the calls that are denied and those that need approval, and `ask_about`, which asks a person, or
+returns that the host has to wait for the answer.
 
-Apply a `ToolPolicy` to calls that your host makes itself, with a `ToolClient`: `judge_calls` returns which
-calls are denied and which need approval; `ask_about` asks a person, or returns that the host has to wait.
+The functions for settings read what users write: `pyproject.toml`, `mcp_config.json`, the tool lock, and YAML
+files of your own. `Runner.from_toml` does all of this at once.
 
-Read the settings that users write: `pyproject.toml`, `mcp_config.json`, the tool lock, YAML of your own.
-`Runner.from_toml` does all of this at once.
-
-Write traces and read them, with run folders, observers and readers. Resume an episode with `Past`.
+Run folders, observers and readers are for writing and reading traces. `Past` resumes an episode.
 
 ```python
 with RunFolder("runs/1", runner.recorder, episode_id="1"):

@@ -286,7 +286,7 @@ class Attachment(Struct, frozen=True, kw_only=True, omit_defaults=True):
         mime: Media type, detected from the first bytes. The server's own claim is ignored.
         data: Base64, padded, without line breaks.
         bytes: Size of the decoded data.
-        name: File name, for a `file`.
+        name: The file's name, if `kind` is `file`.
     """
 
     kind: MediaKind
@@ -297,11 +297,12 @@ class Attachment(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ToolMessage(Struct, frozen=True, tag="tool", omit_defaults=True, gc=False):
-    """The answer to one tool call in the conversation; `content` is JSON text.
+    """The answer to one tool call in the conversation.
 
     Attributes:
-        attachments: The media that `content` describes, in the same order. An endpoint that does not
-            support one of them gets the description only.
+        content: The text for the model. In conversations of old traces it is JSON.
+        attachments: The images, audio and files that `content` describes, in the same order. An endpoint that
+            does not support one of them gets only its description.
         whole_chars: How long the text was before it was cut to `TurnLimits.max_result_chars`. 0: it was not
             cut.
 
@@ -384,7 +385,7 @@ class AssistantReply(Struct, frozen=True, kw_only=True, tag="reply", omit_defaul
 ConversationItem: TypeAlias = SystemText | UserText | AssistantText | ToolMessage
 
 HistoryItem: TypeAlias = UserText | AssistantReply | AssistantText | ToolMessage
-"""An entry of a conversation's earlier turns, as `TurnRequest.history` takes it."""
+"""An item of a conversation before the turn, as given in `TurnRequest.history`."""
 
 
 class Cleared(Struct, frozen=True, kw_only=True, tag="cleared", omit_defaults=True):
@@ -454,7 +455,7 @@ class HistoryReference(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A reference to a conversation's entries before a turn.
 
     Attributes:
-        length: How many entries the conversation had, rewrites included.
+        length: How many entries the conversation had, counting each `Rewritten` as an entry.
         digest: A SHA-256 of the entries' JSON, in hexadecimal; empty if there were no entries.
         file: The file that the conversation is appended to; empty: the conversation has no file.
     """
@@ -480,7 +481,7 @@ class ServerFailure(Struct, frozen=True, kw_only=True, tag=True):
         elapsed_s: Seconds since the spawn began.
         stderr_tail: The last lines that the server wrote to stderr; untrusted, control characters removed.
         remedy: What the person can do about it.
-        needs_login: Whether only a person's login at the server helps.
+        needs_login: Whether a person has to log in at the server (`grue login`).
     """
 
     server: ServerName
@@ -581,8 +582,8 @@ TurnFailure: TypeAlias = (
 )
 
 OutcomeKind = Literal["answered", "forced", "degraded", "fallback"]
-"""How an answer was obtained. If several words apply, the first of fallback, forced, degraded, answered is
-used."""
+"""How an answer was obtained. If several words apply, the first in this order is used: `fallback`, `forced`,
+`degraded`, `answered`."""
 
 
 # --- The agent and the LLM actor
@@ -696,7 +697,7 @@ class WrittenCalls(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         form: The syntax of the calls: `hermes`, `mistral`, `json` and so on.
-        names: The tools that are called, as they are written; empty: the calls cannot be read strictly.
+        names: The tools that are called, as the model wrote them; empty: the calls cannot be parsed reliably.
         made: grue has turned the text into tool calls of the reply.
     """
 
@@ -725,8 +726,8 @@ class ToolSupportChecked(Message, frozen=True, kw_only=True):
     """llm -> agent: whether the model supports tools.
 
     Attributes:
-        by: How this is known: `forced` by the configuration, from the `endpoint`'s model list, from the
-            host's `client`, or by the model's `name`.
+        by: How this is known. `forced`: the configuration says so. `endpoint`: from its list of models.
+            `client`: the host's LLM client says so. `name`: from the model's name.
         reason: Why the model does not support tools, for people; empty if it does.
     """
 
@@ -738,9 +739,9 @@ class ToolSupportChecked(Message, frozen=True, kw_only=True):
 
 
 ListingSource = Literal["runner", "trace", "cache", "locked", "known"]
-"""Where a presumed listing is from: an earlier turn of this runner, the trace of an episode or a turn that is
-resumed, the user's cache, or the listing file beside the tool lock. `known`: the listing cannot change,
-because the server is a dictionary of functions."""
+"""Where a `PresumedListing` is from. `runner`: an earlier turn of this runner. `trace`: the trace of the
+episode or turn that is resumed. `cache`: the user's cache. `locked`: the listing file beside the tool lock.
+`known`: the server is a dictionary of functions, so its tools cannot change."""
 
 
 class PresumedListing(Struct, frozen=True, kw_only=True):

@@ -254,7 +254,7 @@ class Asking:
 
     async def _permit(self, size: int, max_tokens: int | None) -> Permit | str | None:
         if self._room is not None:
-            return None  # the request is stored, and nothing is sent now
+            return None  # the request is stored for a batch, and nothing is sent now
         model = self._endpoint.settings.model
         return await permit_for(WantedRequest(model=model, prompt_bytes=size, max_tokens=max_tokens))
 
@@ -318,7 +318,7 @@ class Asking:
 
 
 def _unshown(_: Delta) -> None:
-    """Ignore a piece of a reply: the host wants no stream, but this endpoint streams every reply."""
+    """Ignore a piece of a streamed reply, because nobody asked to see it before the reply is complete."""
 
 
 _Outcome: TypeAlias = (
@@ -706,7 +706,7 @@ def _patience(endpoint: LlmEndpoint) -> RetryPolicy:
 
 
 LlmFactory: TypeAlias = Callable[[Mailbox[m.LlmCommand], Mailbox[m.TurnEvent], Note], Actor[m.LlmCommand]]
-"""Makes the actor that takes `RequestCompletion`. Arguments: its mailbox, the agent's, and its `note`."""
+"""Makes an LLM actor from its mailbox, the agent's mailbox, and a function that records trace notes."""
 
 
 @runtime_checkable
@@ -774,7 +774,7 @@ class EndpointActors:
 
     @property
     def model(self) -> str:
-        """The model that the endpoint is asked for."""
+        """The model's name, as it is sent to the endpoint."""
         return self._endpoint.settings.model
 
     def lending(self, lent: LentConversation) -> "EndpointActors":

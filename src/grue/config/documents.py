@@ -29,7 +29,7 @@ MAX_YAML_CHARS = 2**20
 
 T = TypeVar("T")
 KeyPath = tuple[int | str, ...]
-"""The keys and list positions, from 0, that lead to a value."""
+"""The path to a value in a document: keys and zero-based list indexes."""
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>[^`]*)`")
 _PLAIN = "tag:yaml.org,2002:"
@@ -361,7 +361,7 @@ def _advice(text: str, position: int) -> str:
         return " Comments are not part of JSON: remove them."
     if rest[:1] in ("}", "]", ",") and text[:position].rstrip().endswith(","):
         return " There is a superfluous comma before it."
-    if _TRAILING_COMMA.match(rest):  # Python 3.13 and later point at the comma itself
+    if _TRAILING_COMMA.match(rest):  # since Python 3.13 the position is that of the comma
         return " There is a superfluous comma."
     return ""
 

@@ -5,11 +5,11 @@ read the environment; `${workspaceFolder}`, `${userHome}` and `${grueServers}` (
 come with grue) are folders. As in a shell, a default also replaces an empty variable. The value of a variable
 is not expanded again, and never appears in an error.
 
-An `envFile` has one `NAME=value` a line, in the part of the dotenv format on which readers agree. Empty lines
+An `envFile` has one `NAME=value` a line, in the part of the dotenv format on which parsers agree. Empty lines
 and lines that start with `#` are skipped. A leading `export` is allowed. If a name occurs twice, the last
 value wins. A value without quotes ends at ` #` or at the end of the line. In single quotes a value is
 literal; in double quotes `\n`, `\r`, `\t`, `\"` and `\\` are escapes. Quoted values may span lines. Variables
-inside a value are not expanded, because readers disagree about that.
+inside a value are not expanded, because parsers disagree about that.
 """
 
 import re
@@ -117,7 +117,7 @@ def read_env_file(path: Path, *, wanted_by: str) -> dict[str, str]:
 
 
 def _variable(text: str, start: int, path: Path) -> tuple[str, str, int]:
-    """Return a name, its value, and the position of the next line."""
+    """Parse the variable at `start`. Return its name, its value, and the position of the next line."""
     name = _NAME.match(text, start)
     if name is None:
         raise _wrong(text, start, path, "should be NAME=value, with a name of letters, digits and _")

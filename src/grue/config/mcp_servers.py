@@ -100,7 +100,7 @@ _WANTED = {
     "union_tag_not_found": "an object, or true or false",
 }
 _KEY, _TABLE, _SWITCH = "[key]", "[table]", "[switch]"
-"""Words in the place of an error that are no keys: pydantic's for a key, and ours for the forms of `auth`."""
+"""Words that pydantic puts into the path of an error although they are not keys of the file."""
 
 
 def _for_a_process(text: str) -> str:

@@ -303,7 +303,7 @@ def _parsed(path: Path) -> Any:
 
 
 def _without_comments(text: str) -> str:
-    """Make plain JSON of JSON with comments and trailing commas, as editors write it."""
+    """Convert JSON with comments and trailing commas, as editors write it, to plain JSON."""
     text = _STRING_OR_COMMENT.sub(lambda found: found[0] if found[0].startswith('"') else " ", text)
     return _STRING_OR_COMMA.sub(lambda found: found[0] if found[0].startswith('"') else "", text)
 

@@ -1,4 +1,4 @@
-"""`auth` in a server's entry: OAuth for a server by URL."""
+"""The key `auth` of a server's entry: the OAuth settings of a server that is reached by URL."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -79,7 +79,7 @@ _SCOPES = ("scope", "scopes")
 
 
 def is_of_another_host(auth: object) -> bool:
-    """Return whether an `auth` has the keys of another host."""
+    """Return whether an `auth` is written with another host's keys: Cursor's, which are in capitals."""
     return isinstance(auth, Mapping) and any(key in auth for key in ("CLIENT_ID", "CLIENT_SECRET"))
 
 

@@ -40,7 +40,7 @@ _MOST_CHARS = 4096
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
-    """A value of a server's configuration that the user gives.
+    """A value that a server's description asks the user for.
 
     Attributes:
         name: The value's name in `--set NAME=VALUE`.
@@ -102,7 +102,7 @@ class OfferedBundle(Struct, frozen=True, kw_only=True):
     Attributes:
         name: The server's name in `mcp_config.json`, unless the user gives another.
         url: The address that the bundle is downloaded from.
-        sha256: The digest that the file has to have, in lower case.
+        sha256: The SHA-256 that the downloaded file must have, in lower-case hexadecimal.
         others: Other ways to run the server that the description has.
     """
 
@@ -242,14 +242,14 @@ def offered_bundle(description: object, *, kind: str | None = None) -> OfferedBu
     """Return the bundle that a description names, if `read_server` would choose the bundle; else `None`.
 
     Raises:
-        MCPConfigError: The description is not usable, or names no address or no digest of the bundle.
+        MCPConfigError: The description is not usable, or has no URL or no digest of the bundle.
     """
     server, found, offer, others = _chosen(description, kind)
     if found != BUNDLE or not isinstance(offer, _Package):
         return None
     try:
         address = urlsplit(offer.identifier)
-    except ValueError:  # a bracket without its other half
+    except ValueError:  # `urlsplit` refuses a host with an unbalanced bracket
         address = urlsplit("")
     if address.scheme not in ("http", "https") or not address.hostname or "@" in address.netloc:
         raise MCPConfigError(f"The description has no address of its bundle: {_quoted(offer.identifier)}.")
@@ -287,7 +287,7 @@ def _title(name: str, version: str, description: str) -> str:
 
 
 def default_name(name: str) -> str:
-    """Return a name for `mcp_config.json`: the last part of another name, without dots."""
+    """Return a server's name for `mcp_config.json`: the last part of a package's name, without dots."""
     plain = re.sub(r"[^A-Za-z0-9_-]+", "-", name.rpartition("/")[2]).strip("-") or "server"
     return f"{plain}-server" if plain == "mcp" else plain
 
@@ -554,7 +554,7 @@ def entry_point(manifest: object) -> str:
 
 
 class _Fill:
-    """Replaces the `${...}` of a manifest."""
+    """Replaces each `${...}` in a manifest by its value."""
 
     def __init__(self, entry: _Entry, folder: str, options: Mapping[str, _Option]) -> None:
         self._entry, self._options = entry, options

@@ -197,8 +197,8 @@ class BudgetSettings(_Table):
 class NextModel(_Table):
     """A model that is asked if the ones before it cannot be: one table of `[[tool.grue.llm.then]]`.
 
-    The keys are those of `[tool.grue.llm]`. The API key of this model comes from the environment, from the
-    variable for its URL. Sampling, retries and prices are those of the first model.
+    The keys are those of `[tool.grue.llm]`. The API key comes from the environment, from the variable of the
+    provider to which the model's URL belongs. Sampling, retries and prices are those of the first model.
     """
 
     agent_model: _Text

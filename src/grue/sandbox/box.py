@@ -39,7 +39,7 @@ class HostPort(Struct, frozen=True):
     """A host that a boxed program may connect to, and the ports.
 
     Attributes:
-        host: In lower case: a name, `*.` and a name for every name below it, or an IP address.
+        host: In lower case: a name, an IP address, or `*.example.com` for each name below `example.com`.
         ports: The ports of the host that the program may connect to.
     """
 

@@ -33,7 +33,7 @@ _NO_NEW_PRIVS, _PATH_BENEATH, _VERSION_FLAG = 38, 1, 1
 _PR_CAP_AMBIENT, _CLEAR_ALL = 47, 4
 _CAPABILITY_VERSION = 0x20080522
 _KEPT_CAPABILITIES = (1 << 0) | (1 << 1) | (1 << 3) | (1 << 4)
-"""CHOWN, DAC_OVERRIDE, FOWNER, FSETID: root's rights over files of other users, in the folders of the box."""
+"""CHOWN, DAC_OVERRIDE, FOWNER, FSETID: root keeps its rights over other users' files that the box opens."""
 
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
 _MAKE_CHAR, _MAKE_BLOCK = 1 << 6, 1 << 11
@@ -211,7 +211,7 @@ def _add_one(ruleset: int, rule: Rule, handled: int) -> None:
             if ctypes.get_errno() == errno.EINVAL and access & ~_OF_FILES:
                 access &= _OF_FILES  # The rule is for a file, and some rights exist for folders only.
                 continue
-            if ctypes.get_errno() != errno.EBADFD:  # A pipe or a socket needs no rule.
+            if ctypes.get_errno() != errno.EBADFD:  # EBADFD: a pipe or a socket, which needs no rule
                 _must(added, "landlock_add_rule")
             return
     finally:
@@ -262,7 +262,7 @@ def watch(calls: tuple[str, ...]) -> int | None:
 
 
 def connect(descriptor: int, address: bytes) -> int:
-    """Connect a socket to an address in the kernel's form; return 0 or the error's number."""
+    """Connect a socket to an address given as the bytes of a `sockaddr`. Return 0 or the errno."""
     done = _libc().connect(descriptor, address, len(address))
     return 0 if done == 0 else ctypes.get_errno()
 

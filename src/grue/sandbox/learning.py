@@ -33,7 +33,7 @@ _CHANGES = {
     "renameat": (1, 3), "renameat2": (1, 3), "link": (0, 1), "linkat": (1, 3), "symlink": (1,),
     "symlinkat": (2,), "truncate": (0,),
 }  # fmt: skip
-"""System calls that change a folder, and which of their arguments are the paths in it."""
+"""System calls that change a folder, with the positions of their arguments that are paths."""
 _STARTS = {"execve": 0, "execveat": 1}
 
 
@@ -144,7 +144,7 @@ class Watched(Boxed):
         """Set no limits."""
 
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:  # noqa: ARG002 - as `Boxed` has it
-        """Return no sentences: this box refuses nothing."""
+        """Return nothing, because this box refuses nothing."""
         return ()
 
 

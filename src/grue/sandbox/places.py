@@ -177,7 +177,7 @@ def packages_of(folder: str) -> str | None:
 
 
 def is_too_wide(folder: str) -> bool:
-    """Return whether a folder is or contains a home folder, the root or the temporary folder."""
+    """Return whether a folder is `/`, `/tmp` or `/home`, or is or contains the user's home folder."""
     mine = home()
     return (
         folder in ("/", "/tmp", "/home")  # noqa: S108 - nothing is written there
@@ -276,7 +276,7 @@ def _opened_trees() -> tuple[str, ...]:
 
 
 def _state_of_system() -> tuple[tuple[int, int], ...]:
-    """Return a value that changes when a package manager or a resolver replaces a file of the system."""
+    """Return a value that changes when a system file that a box opens is replaced, such as `resolv.conf`."""
     found = []
     for folder in _system_folders():
         try:

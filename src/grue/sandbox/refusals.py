@@ -103,8 +103,8 @@ def _lines(log: str) -> Iterator[str]:
     try:
         if log.startswith("/dev/"):
             for _ in range(_MOST_RECORDS):
-                # BrokenPipeError: the next record was overwritten before it was read. Go on with the one
-                # after it.
+                # BrokenPipeError: the next record was overwritten before it was read. The next `read`
+                # returns the record after it.
                 with contextlib.suppress(BrokenPipeError):
                     yield (
                         os.read(descriptor, _LONGEST_RECORD).decode("utf-8", "replace").replace("\\x5c", "\\")

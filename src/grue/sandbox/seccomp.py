@@ -348,7 +348,7 @@ def _limit_is_set() -> list[bytes]:
 
 
 def _low(argument: int) -> int:
-    return _ARGS + 8 * argument  # the lower half comes first, as both processors are little-endian
+    return _ARGS + 8 * argument  # the lower half comes first: x86-64 and ARM64 are little-endian
 
 
 def _stmt(code: int, value: int) -> bytes:
