@@ -23,7 +23,7 @@ _MOST_ANSWER = 2**20
 
 
 class Course(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The course of an attempt: its counts, its end, and the last problem. All texts are printable.
+    """A summary of an attempt: its counts, its end, and the last problem. All texts are printable.
 
     Attributes:
         turns: Number of turns that were begun.
@@ -68,7 +68,7 @@ _READ = frozenset(
 
 
 def read_course(trace: Path) -> Course | None:
-    """Read the course of an episode from its trace; `None`: the trace is missing or too large.
+    """Sum up an attempt from its trace; `None`: the trace is missing or too large.
 
     If the trace is damaged, the messages before the damage are read.
     """

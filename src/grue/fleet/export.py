@@ -112,7 +112,7 @@ class _Request(Struct):
 
 
 class Samples:
-    """The samples of an episode, in order. Iterate once.
+    """The samples of an episode, in order. An object of this class can be iterated only once.
 
     Args:
         trace: The trace, or its run folder.

@@ -94,7 +94,7 @@ class AttemptEnd(Struct, frozen=True, kw_only=True):
         model: The model that answered; empty if unknown.
         duration_s: How long the attempt took.
         spent: The cost of the attempt's requests, as far as it is known.
-        course: The attempt's course, read from its trace; `None`: the attempt has no trace, or an older
+        course: A summary of the attempt, read from its trace; `None`: the attempt has no trace, or an older
             version of grue made it.
     """
 

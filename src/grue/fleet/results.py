@@ -75,7 +75,7 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def course(self) -> Course | None:
-        """The course of the attempt that counts; `None`: it has no trace, or has not ended."""
+        """The summary of the attempt that counts; `None`: it has no trace, or has not ended."""
         return None if self.end is None else self.end.course
 
     @property

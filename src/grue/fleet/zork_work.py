@@ -111,7 +111,7 @@ def _played(case: PlayCase, episode: Episode) -> EpisodeResult:
 
 
 def _past(episode: Episode) -> GamePast | None:
-    """Copy an interrupted attempt into this one, to go on from it; `None`: play from the beginning."""
+    """Copy an interrupted attempt into this one, and return its state; `None`: play from the beginning."""
     if not continue_interrupted(episode):
         return None
     try:

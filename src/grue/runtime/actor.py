@@ -93,7 +93,7 @@ class Mailbox(Generic[M]):
         self._entrance, self._exit = anyio.create_memory_object_stream[Envelope[M]](bound)
 
     def __len__(self) -> int:
-        """Return the number of messages that wait in here."""
+        """Return the number of messages in the mailbox."""
         return self._held
 
     async def send(

@@ -126,7 +126,7 @@ class LineBuffer:
         return None
 
     def rest(self) -> bytes | None:
-        """Return the bytes after the last newline; `None`: no bytes follow it. Raises `CutLineError`."""
+        """Return the bytes after the last newline; `None`: there are none. May raise `CutLineError`."""
         if not self._received and self._head is None:
             return None
         return self._cut_off(len(self._received), skip=0)

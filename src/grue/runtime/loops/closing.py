@@ -1,4 +1,4 @@
-"""`Closing`: a context manager whose block ends with `close`."""
+"""`Closing`: a base class for context managers that are closed when the block is left."""
 
 from abc import ABC, abstractmethod
 from types import TracebackType
@@ -6,7 +6,7 @@ from typing import Self
 
 
 class Closing(ABC):
-    """A base class for context managers: leaving the block calls `close`."""
+    """A base class for context managers. Leaving the block calls `close`."""
 
     def __enter__(self) -> Self:
         return self

@@ -124,7 +124,7 @@ def may_handle_interrupts() -> bool:
 
 
 class Interruptible:
-    """A cancel scope around a coroutine. Any thread can cancel it, also before the coroutine starts."""
+    """A cancel scope around a coroutine. Any thread can cancel it, even before the coroutine starts."""
 
     def __init__(self) -> None:
         # Reentrant, because a signal handler, or a finalizer that the garbage collector runs, may call
@@ -164,10 +164,10 @@ class Interruptible:
 
 
 class MainThreadWork(Generic[T]):
-    """A coroutine function in an event loop of the main thread. Ctrl-C cancels it, at an `await`.
+    """Runs a coroutine function in an event loop of the main thread. Ctrl-C cancels it, at an `await`.
 
-    Use this class only if `may_handle_interrupts`. At the second press the signal handler calls `force_kill`,
-    which makes the running clean-up end at once.
+    Use this class only if `may_handle_interrupts()` is true. At the second press the signal handler calls
+    `force_kill`, which makes the running clean-up end at once.
     """
 
     def __init__(self, function: Callable[[], Awaitable[T]], force_kill: Callable[[], object]) -> None:
@@ -178,7 +178,7 @@ class MainThreadWork(Generic[T]):
         self._result: list[T] = []
 
     async def run(self) -> None:
-        """Run the work. `run_within` must be around the loop."""
+        """Run the work, in the loop that `run_within` has started."""
         with contextlib.suppress(WorkInterrupted):  # `run_within` raises it, after the loop's end
             self._result.append(await self._work.run(self._function))
 
@@ -223,7 +223,7 @@ class _PressCounter:
     """A SIGINT handler that counts the presses, and raises only from the third press on.
 
     Attributes:
-        deferred: Presses that nothing has raised as `KeyboardInterrupt` yet.
+        deferred: Number of presses that have not been raised as `KeyboardInterrupt` yet.
     """
 
     def __init__(self) -> None:

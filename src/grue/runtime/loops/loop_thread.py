@@ -134,7 +134,7 @@ _current_loop_thread: "contextvars.ContextVar[threading.Thread | None]" = contex
 
 
 def _refuse_in_shared_loop() -> None:
-    """Raise if the caller is a task of gevent's shared loop, because the awaited call runs in it too."""
+    """Raise if the caller is a task of gevent's shared loop, in which the call that it waits for runs too."""
     if in_shared_loop():
         raise MCPError(WAITS_FOR_ITSELF.format(instead="a greenlet of its own: gevent.spawn"))
 
@@ -142,7 +142,7 @@ def _refuse_in_shared_loop() -> None:
 class Call(Future[T]):
     """The future of a coroutine function that runs in the loop.
 
-    After `interrupt` its result is a `WorkInterrupted`.
+    After `interrupt` it ends with the exception `WorkInterrupted`.
 
     Attributes:
         loop_thread: The thread of the loop that the call runs in.
@@ -152,7 +152,7 @@ class Call(Future[T]):
 
     def __init__(self, loop_thread: LoopThread) -> None:
         super().__init__()
-        self.set_running_or_notify_cancel()  # so that only the loop can settle it
+        self.set_running_or_notify_cancel()  # from now on `Future.cancel` has no effect
         self.loop_thread = loop_thread
         self.submitted_at = time.monotonic()
         self.ended_at: float | None = None
@@ -165,7 +165,7 @@ class Call(Future[T]):
         super().set_result(result)
 
     def set_exception(self, exception: BaseException | None) -> None:
-        """Set the exception, `ended_at` first."""
+        """Set `ended_at`, then the exception; see `set_result`."""
         self.ended_at = time.monotonic()
         super().set_exception(exception)
 

@@ -98,7 +98,7 @@ def run_loop(function: Callable[[], Awaitable[T]]) -> T:
 
     Raises:
         MCPError: The system has no descriptors or no memory left for a loop, or other code has closed the
-            loop's own. The system's error is the `__cause__`.
+            loop's descriptors. The system's error is the `__cause__`.
     """
     begun = False
     run = run_in_shared_loop if threads_are_greenlets() else anyio.run

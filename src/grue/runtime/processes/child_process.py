@@ -216,7 +216,7 @@ class ChildProcess:
         raise NotImplementedError
 
     def _drains(self) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
-        """Return the tasks that, after the readers, keep the pipes empty while the process is being ended."""
+        """Return the tasks that replace the readers and keep the pipes empty while the process is being ended."""
         raise NotImplementedError
 
     def _on_exit(self) -> None:
@@ -274,16 +274,16 @@ class ChildProcess:
         try:
             await self._await_end(died=died)
         except anyio.get_cancelled_exc_class():
-            # Case 2 of the class's docstring. The process still runs. If this were passed on at once, the
-            # `finally` in `__aexit__` would kill it without SIGTERM. So wait again, shielded and for less
-            # time, and only then pass the cancellation on: swallowing it would let the turn go on.
+            # Case 2 of the class's docstring. The process still runs. If the cancellation were raised now,
+            # the `finally` in `__aexit__` would kill it without SIGTERM. So wait again, shielded and for less
+            # time, and only then raise the cancellation: swallowing it would let the turn go on.
             self._limits = self._limits.when_cancelled()
             with anyio.CancelScope(shield=True):
                 await self._await_end(died=died)
             raise
 
     def _note_death(self) -> bool:
-        """Return whether the process had exited before it was asked to."""
+        """Find out at the first call whether the process has exited unasked, and return this at each call."""
         if self._died is None:
             self._died = self._group.watch.exited_within(0)
         return self._died
@@ -472,7 +472,7 @@ _READS_AT_END = 64
 
 
 class Capture:
-    """The beginning and the end of a stream of bytes: `max_bytes`, half of them from each end.
+    """Keeps the beginning and the end of a stream of bytes: at most `max_bytes`, half of them from each end.
 
     Attributes:
         size: How many bytes the stream had so far.

@@ -78,7 +78,7 @@ host_mark = HostMark()
 
 
 class Descendants:
-    """All processes that a process starts from now on. Call `kill` before the process is reaped."""
+    """The descendants that the process `pid` gets from now on. Call `kill` before `pid` is reaped."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -166,7 +166,7 @@ def _set_mark(pid: int, mark: int) -> bool:
 
 
 def _mark_of(pid: int) -> int:
-    """Return the process's hard RLIMIT_RTTIME; -1: it is unlimited, or the process is gone or not ours."""
+    """Return the process's hard RLIMIT_RTTIME; -1: unlimited, or the process is gone or another user's."""
     if sys.platform == "linux":
         with suppress(OSError):
             return resource.prlimit(pid, resource.RLIMIT_RTTIME)[1]
@@ -229,14 +229,14 @@ class ProcessEntry(NamedTuple):
 
 
 def all_process_ids() -> frozenset[int]:
-    """Return the id of every process that this one can see."""
+    """Return the ids of all processes that are visible to this process."""
     if sys.platform != "linux":
         return frozenset(each.pid for each in _listed_by_ps())
     return frozenset(_listed())
 
 
 def all_processes(besides: Container[int] = ()) -> Iterator[ProcessEntry]:
-    """Yield every process that this one can see, without those whose ids are in `besides`."""
+    """Yield all processes that are visible to this process, except those whose ids are in `besides`."""
     if sys.platform != "linux":
         yield from (each for each in _listed_by_ps() if each.pid not in besides)
         return

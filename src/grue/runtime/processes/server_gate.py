@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class ServerPlace(Protocol):
-    """The permission to have one server process."""
+    """The permission to run one server process."""
 
     def leave(self) -> None:
         """Give the place back. Called once; does not block."""

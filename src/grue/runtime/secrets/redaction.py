@@ -43,7 +43,7 @@ class Found(NamedTuple):
         end: Position after the last byte.
         shown: The replacement.
         rank: If spans overlap, the replacement of the span with the lower rank is used.
-        is_number: The span is a whole number, not a part of a string.
+        is_number: Whether the span is a complete JSON number, and not a part of a string.
     """
 
     start: int
@@ -100,7 +100,7 @@ _MAY_BE_NO_TEXT = re.compile(rb"[-+.eE0-9]+|[truefalsn]+")
 
 
 def in_strings_and_numbers(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
-    """Yield the spans in strings. For a span inside a number, yield the whole number."""
+    """Yield the spans in JSON strings unchanged, and for one or more spans in a number the whole number."""
     last = -1
     for found in _in_tokens(written, spans):
         if found.start > last:
@@ -109,12 +109,12 @@ def in_strings_and_numbers(written: bytes, spans: Iterable[Found]) -> Iterator[F
 
 
 def in_strings(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
-    """Yield the spans in strings."""
+    """Yield the spans that are in JSON strings."""
     return (found for found in _in_tokens(written, spans) if not found.is_number)
 
 
 def in_string_values(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
-    """Yield the spans in strings that are neither keys nor the message's tag, which is its first value."""
+    """Yield the spans in strings that are neither keys nor the message's tag, the first value of the JSON."""
     tag_end = written.find(b",")
     for found in in_strings(written, spans):
         end = _end_of_text(written, found.end)
@@ -123,7 +123,7 @@ def in_string_values(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
 
 
 def in_prose(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
-    """Yield the spans in values of more than one word: a single word may be a value of an enumeration."""
+    """Yield the spans in string values that are not a single word, which may be a value of an enumeration."""
     for found in in_string_values(written, spans):
         start, end = written.rfind(b'"', 0, found.start) + 1, _end_of_text(written, found.end)
         if not _WORD.fullmatch(written, start, end):
@@ -141,7 +141,7 @@ def _end_of_text(written: bytes, at: int) -> int:
 
 
 def _in_tokens(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
-    """Yield the spans in strings as they are. For a span inside a number, yield the whole number."""
+    """Yield the spans in JSON strings unchanged, and for each span in a number the whole number."""
     tokens = _TOKEN.finditer(written)
     token: re.Match[bytes] | None = None
     for found in spans:
@@ -236,11 +236,11 @@ class _SecretIndex(NamedTuple):
 
 
 class Redaction:
-    """The registered secrets, by the names that their placeholders show. Thread-safe."""
+    """Replaces secrets by placeholders: those registered with `hide`, and credentials. Thread-safe."""
 
     def __init__(self, secrets: Mapping[str, str] | None = None) -> None:
-        # Replaced, never changed in place, because another thread may be using it. The lock keeps two threads
-        # that register secrets from replacing the same index, which would lose one of the secrets.
+        # The index is replaced, never changed in place, because another thread may be using it. The lock
+        # keeps two threads that register secrets from replacing the same index, which would lose a secret.
         self._index = _SecretIndex()
         self._lock = threading.Lock()
         for name, value in (secrets or {}).items():
@@ -280,13 +280,13 @@ class Redaction:
         return any(self._index.may_match(piece) or may_contain_credentials(piece) for piece in pieces)
 
     def redact_json(self, written: bytes) -> bytes:
-        """Return JSON without secrets."""
+        """Return the JSON text `written` with all secrets replaced."""
         if not self.may_contain_secrets(written):
             return written
         return _replaced(written, in_strings(written, self._spans(written, in_json=True)), _as_json)
 
     def redact_text(self, text: str) -> str:
-        """Return plain text without secrets. Lone surrogates stay as they are."""
+        """Return a plain text with all secrets replaced. Lone surrogates stay as they are."""
         written = text.encode("utf-8", "surrogatepass")
         if not self.may_contain_secrets(written):
             return text
@@ -364,7 +364,7 @@ class Redaction:
         return found[0] if len(found) == 1 else heapq.merge(*found, key=_START)
 
     def _secrets_in(self, written: bytes, start: int, end: int) -> list[Iterator[Found]]:
-        """Return the spans of whole and of cut secrets in a piece: one iterator for each form."""
+        """Return the spans of registered secrets in a piece, whole or cut off: one iterator for each form."""
         secrets = self._index.secrets
         found = [
             _marked(_matches(pattern, written, start, end), secret.placeholder, rank)
@@ -388,7 +388,7 @@ def _marked(spans: Iterable[tuple[int, int]], shown: str, rank: int) -> Iterator
 
 
 def _whole(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
-    """Yield spans that do not begin or end inside an escape."""
+    """Yield the spans, extended so that none begins or ends inside an escape."""
     for found in spans:
         whole = extend_to_escapes(written, found)
         if whole is not None:
@@ -396,7 +396,7 @@ def _whole(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
 
 
 def _in_one_string(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
-    """Yield spans of whole characters that do not reach over the end of a string."""
+    """Yield the spans that lie within one JSON string, extended to whole escapes."""
     for found in _whole(written, spans):
         if not crosses_strings(written, found.start, found.end):
             yield found

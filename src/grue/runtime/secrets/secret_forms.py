@@ -1,7 +1,8 @@
-r"""What counts as a secret: values of variables with a secret's name, passwords in URLs; and its encodings.
+r"""What counts as a secret, and the forms in which a secret can occur.
 
-A secret can occur unchanged, or escaped for JSON (at any depth), a shell, a URL, HTML or a Python literal, or
-encoded as base64 (alone or among other bytes) or hexadecimal.
+Secrets are the values of variables with a secret's name, and passwords in URLs. A secret can occur unchanged,
+or escaped for JSON (at any depth), a shell, a URL, HTML or a Python literal, or encoded as base64 (alone or
+among other bytes) or hexadecimal.
 
 Three things are derived from a secret:
 
@@ -60,7 +61,7 @@ Spelling = tuple[tuple[str, ...], ...]
 
 @lru_cache(maxsize=256)
 def spellings_of(secret: str) -> tuple[Spelling, ...]:
-    """Return the forms of a secret, character by character. Each character may be written in its own way."""
+    """Return, for each form of a secret, the ways in which each of its characters may be written."""
     escaped = tuple(_spelled(char) for char in secret)
     data = secret.encode()
     if len(data) < SHORTEST_ENCODED:
@@ -115,7 +116,7 @@ def _longest_run(secret: str) -> bytes:
 
 
 def _escaped(secret: str) -> bytes:
-    r"""Return a regular expression for the secret, plain or escaped in any way, character by character.
+    r"""Return a regular expression for the secret, with each character plain or escaped in any way.
 
     Each level of JSON or of a shell doubles the backslashes, so where one may occur, any number may. Every
     repetition is bounded or repeats a single character, so matching takes linear time and constant memory.
@@ -176,7 +177,7 @@ def _by_bytes(char: str) -> bytes:
 
 
 def _base64_cores(data: bytes) -> list[str]:
-    """Return the base64 characters that depend on `data` alone, if 0, 1 or 2 other bytes precede it."""
+    """For 0, 1 and 2 other bytes before `data`, return the base64 characters that depend on `data` alone."""
     cores = []
     for before in range(3):
         encoded = b64encode(b"\0" * before + data).decode()
@@ -185,9 +186,9 @@ def _base64_cores(data: bytes) -> list[str]:
 
 
 def _base64(core: str) -> bytes:
-    """Return a regular expression for base64 in either alphabet, and escaped for JSON or a URL.
+    """Return a regular expression for `core` in either base64 alphabet, also escaped for JSON or a URL.
 
-    It includes the padding, and a last character that encodes only a part of the secret.
+    It also matches what may follow: a character that the secret determines only in part, and the padding.
     """
     signs = {
         "+": rb"(?:\\*\+|-|\\+u002[bB]|%(?:25){0,8}2[bB])",
@@ -291,7 +292,7 @@ def secrets_in(*environments: Mapping[str, str]) -> dict[str, str]:
 
 
 def _passwords_in(value: str) -> Iterator[str]:
-    # Every runner looks at the whole environment, and looking for these characters is quicker than a pattern.
+    # Every runner searches the whole environment, and a search for `://` is faster than the expression.
     passwords = list(map(unquote, _URL_PASSWORD.findall(value))) if "://" in value else []
     if " " in value:
         passwords += filter(None, map(_basic_password, _BASIC.findall(value)))

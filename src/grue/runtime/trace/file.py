@@ -66,8 +66,8 @@ class LineQueue:
     The thread runs until `close` or the interpreter's exit, and writes all queued lines first. A forked child
     does not have the thread. There the queue is closed, and the parent writes the queued lines.
 
-    Only the thread writes and closes `file`. It calls `write` with the lines to write, which raises
-    `TraceError` if it cannot. With `fsync` each flush calls `fsync`.
+    Only the thread writes and closes `file`. It calls `write` with the collected lines; `write` raises
+    `TraceError` if it fails. With `fsync` each flush calls `fsync`.
 
     Raises:
         TraceError: The system has no thread left.
@@ -148,7 +148,7 @@ class LineQueue:
             self._file.close()
 
     def _write_some(self) -> bool:
-        """Write the collected lines. Return whether to go on."""
+        """Wait for entries, and write the lines among them. Return `False` if `close` was called."""
         entries = [self._queue.get()]
         self._hurry.wait(_LINGER_S)
         # No entry is lost by clearing the event: `flush` and `close` queue their entry before they set it.

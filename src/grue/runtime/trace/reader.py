@@ -187,8 +187,8 @@ class TraceReader(Generic[B]):
         Args:
             stop: Called whenever the end of the file is reached; `True` ends the iteration.
             poll_s: Seconds between two reads at the end of the file.
-            over: Returns whether no envelope is expected after the given one. If it is the last one in the
-                file, the iteration ends.
+            over: Called with the last envelope in the file; `True` means that no further one is expected, and
+                ends the iteration.
         """
         with _opened(self.path) as file:
             _next_line(self.path, 1, file)

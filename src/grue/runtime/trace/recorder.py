@@ -64,7 +64,7 @@ class Backlog:
         self.calls.append(self._thread.submit(function))
 
     def check(self) -> None:
-        """Raise an exception of a finished call, once."""
+        """Raise the exception of a finished call, if one has failed. Each exception is raised once."""
         while self.calls and self.calls[0].done():
             self.calls.popleft().result()
         if not self.calls and self._thread is not None:
@@ -72,7 +72,7 @@ class Backlog:
             self._thread = None
 
     def wait(self) -> None:
-        """Wait, blocking, until all calls are finished. Raise an exception of a call."""
+        """Wait, blocking, until all calls are finished. Raise the exception of a call that has failed."""
         if self.busy:
             wait(list(self.calls))
         self.check()
@@ -99,8 +99,8 @@ class Envelope(Struct, Generic[B], frozen=True, kw_only=True):
         receiver: Name of the mailbox that the message was put into; `trace` for a note.
         cause: Number of the envelope that made the sender send this message; `None`: no envelope did.
         body: The message.
-        redacted: A secret in the body was replaced by a placeholder.
-        is_long: The body's JSON is so long that work on it belongs in a thread. Not part of a trace.
+        redacted: Whether a secret in the body was replaced by a placeholder.
+        is_long: Whether the body's JSON is so long that work on it belongs in a thread. Not part of a trace.
         reply_to: The `ReplyChannel` of an ask; never part of a trace.
     """
 
@@ -242,7 +242,7 @@ class Recorder:
         return tuple(self._observers)
 
     def add(self, observer: Observer) -> None:
-        """Pass every further envelope to `observer`, in order. The observer must not record.
+        """Pass every further envelope to `observer`, in order. The observer must not call `record`.
 
         If it has a method `added_to`, that is called with this recorder.
         """
