@@ -47,7 +47,7 @@ class Reservation(Struct, frozen=True):
 
 
 class Accounts:
-    """Answers when requests and server processes may start, and charges the requests. Not thread-safe.
+    """Decides when requests and server processes may start, and charges the requests. Not thread-safe.
 
     Args:
         folder: The fleet's folder. The ledger in it says what earlier runs have cost.
@@ -156,8 +156,8 @@ class Accounts:
 class Claims:
     """The requests and server processes that one worker runs or has asked for.
 
-    The worker gives each question a number. It names the number again when the request or the server process
-    has ended, or when it no longer waits for the answer.
+    The worker gives each question a number. It sends the number again when the request or the server process
+    has ended, or when the worker no longer waits for the answer.
 
     Args:
         accounts: Answers the questions.

@@ -146,7 +146,7 @@ def run_attempt(job: Job) -> Attempted:
             shutil.rmtree(attempt, ignore_errors=True)  # the episode will be played again from its beginning
             return Attempted(end=AttemptEnd(outcome="waiting", kind="batch"), attempt=attempt.name)
         end = AttemptEnd(outcome="failed", kind="NotRepeatable", error=_OTHERWISE)
-    if count.refused:  # even if the work caught the refusal and returned a score: it did not do all it wanted
+    if count.refused:  # the work may have caught the refusal and returned a score, but not of a full run
         end = AttemptEnd(outcome="unpaid", kind=_UNPAID, error=count.refused)
     model = _answering_model(attempt / TRACE)
     took_s = round(time.monotonic() - began, 3)

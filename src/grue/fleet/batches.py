@@ -219,7 +219,7 @@ class FleetBatches:
         self._waiting[episode.name] = (episode, keys)
 
     def step(self, *, send: bool) -> list[str]:
-        """Ask the providers for replies, if it is time to. Return the ids of the episodes that have all now.
+        """Ask the providers for replies, if it is time to. Return the ids of the episodes that have them all.
 
         Args:
             send: Whether to send the waiting requests too. The driver does when it has nothing else to do, so

@@ -159,7 +159,7 @@ class Granted(Struct, frozen=True):
 
 
 class NotYet(Struct, frozen=True):
-    """The request has to wait: ask again when another one has been settled, or after `after_s` seconds."""
+    """The request has to wait until another one is settled, or for `after_s` seconds (`None`: no limit)."""
 
     after_s: float | None
 

@@ -4,9 +4,9 @@
                   ├─ pair by case ─ mean of each case ─┤
     results of B ─┘                                    └─ cannot be told   how much would have been found,
                                                                            and what it takes to find more
-A setting that has one value in all episodes of A and another value in all of B is what is compared. The other
-settings of the sweep identify the case, except `base_url`: an episode at another port is a repetition of the
-same case. A case that only one side has played does not count.
+The comparison is about the settings that have one value in all episodes of A and another one in all of B. The
+other settings of the sweep identify the case, except `base_url`: an episode at another port is a repetition
+of the same case. A case that only one side has played does not count.
 
 A failed episode counts with the score `failed_as`, by default 0: leaving it out would favour the side that
 fails more often. An episode that was given up, not paid for or not scored is missing: it does not count, but
@@ -175,8 +175,8 @@ class Side(Struct, frozen=True, kw_only=True):
         fleet: The fleet's folder; empty if the episodes were given without a folder.
         episodes: Number of episodes that count.
         failed: Number of episodes that count and have failed.
-        missing: Number of episodes that do not count, by their outcome, or by `unscored`: the episode lacks
-            the score, or `earlier`: the episode is from an earlier sweep than others of this side.
+        missing: Number of episodes that do not count, by reason: their outcome; `unscored`: they lack the
+            score; `earlier`: they are from earlier sweeps, and the latest sweep has episodes of this side.
         unpaired: Number of cases that the other side has not played.
     """
 
@@ -732,7 +732,7 @@ def cell_axes(settings: Sequence[m.JsonObject], most: int, axes: Sequence[str] =
     """Return the names of the settings that split the episodes into the cells of a table.
 
     These are all settings that differ, if they make at most `most` cells. Otherwise settings are taken one by
-    one, first `axes`, which are the sweep's, then the others, those with few values first. It stops before
+    one, first `axes`, which are the sweep's, then the others, those with few values first. This stops before
     there are more than `most` cells, or too few cases in a cell for an interval. A cell's mean is then over
     all values of the settings that were not taken, such as the question that was asked.
     """

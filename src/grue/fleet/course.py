@@ -1,6 +1,6 @@
 """Sum up an attempt from its trace: its counts, how its last turn ended, and what went wrong last.
 
-This `Course` is read once, when the attempt has ended, and becomes part of the result, so that thousands of
+The summary is made once, when the attempt has ended, and becomes part of the result, so that thousands of
 episodes can be compared and grouped without their traces.
 """
 

@@ -357,7 +357,7 @@ _WORDS = re.compile(r"\w+")
 
 
 class EpisodeRow(Struct, kw_only=True):
-    """A row of the table `episodes`. Columns are null if the episode is in no fleet or has no result.
+    """A row of the table `episodes`. Unknown values are null, such as `work` for an episode in no fleet.
 
     Attributes:
         episode: Id of the episode in its fleet; elsewhere the name of its run folder.

@@ -251,7 +251,7 @@ class ReplyChannel:
 
 
 class Note(Protocol):
-    """Records a fact in the trace that is sent to no actor."""
+    """Records a fact in the trace without sending it to an actor."""
 
     def __call__(self, body: Any, *, sender: str, cause: int | None = None) -> Envelope[Any]:
         """Record `body`, and return its envelope."""
@@ -353,7 +353,7 @@ class Supervisor:
         return mailbox
 
     def note(self, body: Any, *, sender: str, cause: int | None = None) -> Envelope[Any]:
-        """Record a fact in the trace that is sent to no actor."""
+        """Record a fact in the trace without sending it to an actor."""
         return self._recorder.record(body, sender=sender, cause=cause, turn=self.turn)
 
     def start(self, actor: Actor[Any], *, whole: bool = False) -> None:
@@ -409,7 +409,8 @@ class Supervisor:
             self._group.cancel_scope.cancel()
         try:
             if error is None or isinstance(error, Exception):
-                # Do not pass an ordinary exception of the body to the group: it would wrap it in a group.
+                # Do not pass an ordinary exception of the body: the task group would wrap it in an
+                # exception group.
                 await self._group.__aexit__(None, None, None)
                 return False
             return await self._group.__aexit__(type(error), error, error.__traceback__)

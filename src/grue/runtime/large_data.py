@@ -7,8 +7,8 @@ millisecond per megabyte, and what models and servers may send is at most 16 MiB
 
 Short calls alone are not enough. A thread that waits for the GIL requests it after 5 ms, and gets it when the
 running call ends, unless another thread is quicker. An event loop releases the GIL at each system call,
-several times between two callbacks. If two other threads work meanwhile, it would wait for 50 ms again and
-again. So the loops here call `let_others_run` after each step.
+several times between two callbacks. If two other threads work meanwhile, the event loop would wait for 50 ms
+again and again. So the loops here call `let_others_run` after each step.
 
 A `LineBuffer` splits chunks of bytes into lines, in linear time and bounded memory. A line that is longer
 than the limit for messages is dropped except for its two ends, which show the id of the request that it

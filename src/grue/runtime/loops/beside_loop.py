@@ -164,7 +164,7 @@ class Pace:
             self.paused()
 
     def paused(self) -> None:
-        """Count from now: call this after awaiting something else, which has let other tasks run."""
+        """Restart the interval. Call this after awaiting something else, which has let other tasks run."""
         self._due = time.monotonic() + STRETCH_S
 
 

@@ -26,7 +26,7 @@ class HostCodeFailed(Exception):  # noqa: N818 - named as the event; it never re
 
 @contextlib.contextmanager
 def host_code(whose: str = "a callback of the host") -> Iterator[None]:
-    """Call a callback of the host within this block: exceptions but cancellations become `HostCodeFailed`.
+    """Use this block to call the host's code: any exception but a cancellation becomes `HostCodeFailed`.
 
     `whose` names the callback in the error that the host gets. Empty: the error's own text names it.
     """

@@ -216,7 +216,7 @@ class ChildProcess:
         raise NotImplementedError
 
     def _drains(self) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
-        """Return the tasks that replace the readers and keep the pipes empty while the process is being ended."""
+        """Return the tasks that keep the pipes empty, instead of the readers, while the process is ended."""
         raise NotImplementedError
 
     def _on_exit(self) -> None:

@@ -152,7 +152,7 @@ def _room() -> int:
 
 
 def carries_host_mark(pid: int) -> bool:
-    """Return whether the process was started by a server of this process, or by a descendant of a server."""
+    """Return whether the process was started by a server of this host, or by a descendant of the server."""
     digits = host_mark.digits()
     return bool(digits) and _mark_of(pid) // 10**9 == int(digits)
 
