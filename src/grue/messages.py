@@ -825,7 +825,7 @@ class CompletionReceived(Message, frozen=True, kw_only=True):
         refusal: The model's text if it declines to answer and the endpoint marks that.
         reasoning: The model's reasoning text, for people; never used as an answer.
         finish_reason: As in chat completions (`stop`, `length`, `tool_calls`, `content_filter`). For people
-            only; no code decides by it.
+            only; no code depends on it.
         usage: Sum over all tries of this request, including one whose reply was cut short.
         echo: What the provider requires back with the reply in later requests. Old traces lack this field.
         prompt_tokens: Tokens of the prompt of the last try; 0: the endpoint has not counted them.
@@ -1350,7 +1350,7 @@ class ToolDrifted(SessionNote, frozen=True, kw_only=True):
 
 
 class SessionPrewarmed(SessionNote, frozen=True, kw_only=True, tag="SpareReady"):
-    """session: a connection was opened ahead, for a turn that has not started yet."""
+    """session: a connection was opened in advance, for a turn that has not started yet."""
 
     server: ServerName
     pid: int | None = None
@@ -1358,7 +1358,7 @@ class SessionPrewarmed(SessionNote, frozen=True, kw_only=True, tag="SpareReady")
 
 
 class PrewarmLost(SessionNote, frozen=True, kw_only=True, tag="SpareLost"):
-    """session: a connection that was opened ahead cannot be used. The turn opens a new one."""
+    """session: a connection that was opened in advance cannot be used. The turn opens a new one."""
 
     server: ServerName
     cause: str
@@ -1443,7 +1443,7 @@ class TurnInterrupted(Message, frozen=True, kw_only=True):
 
 
 class IterationStarted(TurnNote, frozen=True, kw_only=True):
-    """agent: a request that offers tools is sent; `iteration` is 1 plus the replies with calls so far."""
+    """agent: a request that offers tools is sent. `iteration` is 1 plus the earlier replies with calls."""
 
     iteration: int
     max_iterations: int
@@ -1554,7 +1554,7 @@ REPAIR_REQUEST = (
 
 
 class RunTurn(Message, frozen=True, kw_only=True):
-    """host -> agent: run the turn and reply with `TurnCompleted`, `TurnFailed` or `TurnParked`.
+    """host -> agent: run the turn; reply with `TurnCompleted`, `TurnFailed`, `TurnParked` or `TurnWaits`.
 
     Attributes:
         turn: One-based number of the turn in its episode.

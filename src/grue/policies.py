@@ -354,7 +354,7 @@ class ContextPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
             before the endpoint has refused a request as too long. That request's size is then taken as the
             window, unless the refusal names the window.
         reply_tokens: The part of the window that is reserved for the reply, but at most half the window.
-        high_water: Clear if a request would fill more than this share of the window without that part.
+        high_water: Clear if a request would fill more than this share of the window less `reply_tokens`.
         low_water: Clear until the request fills at most this share.
         max_summaries: Most summaries in one turn; 0: never ask for one. Each is a request to the model, which
             counts for the budget, but not as an iteration.

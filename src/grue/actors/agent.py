@@ -105,7 +105,7 @@ class AgentActor(Actor[m.TurnEvent]):
 
     @property
     def is_presuming(self) -> bool:
-        """Whether a reply may still be dropped, because servers may list other tools than it was offered.
+        """Whether a reply may still be dropped, if servers list other tools than its request offered.
 
         Until this is decided, the reply's text is not shown to the host.
         """

@@ -165,9 +165,9 @@ class SessionActor(Actor[m.SessionCommand]):
         with calling(self._connect, "the server"):
             self._connected = connection = self._connect(self._note)
         closing: float | None = None
-        # `open` counts the limit from when entering began, so it is computed before that. If it were computed
-        # later, it would end before the turn's deadline, and a lack of time would look like the server's
-        # failure.
+        # `open` counts `limit_s` from when entering began, so `limit_s` is computed before. Computed later,
+        # it would end before the turn's deadline, and the end of the turn's time would look like a failure of
+        # the server.
         limit_s = self._within(command.timeout_s)
         try:
             async with connection:
@@ -242,7 +242,7 @@ class SessionActor(Actor[m.SessionCommand]):
         return None
 
     async def _call_all(self, connection: ToolConnection | None, batch: m.CallTools, cause: int) -> None:
-        """Make a batch's calls by the rules of `protocol/tools/calls.py`; `None`: skip every call."""
+        """Make a batch's calls by the rules of `protocol/tools/calls.py`; skip all without a connection."""
         # A program may make calls outside turns through the same session (`keep="sessions"`). With
         # `exclusive`, its calls wait until the batch is done.
         async with exclusive(connection):

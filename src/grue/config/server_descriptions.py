@@ -216,7 +216,8 @@ def _chosen(
     """Choose one of a description's packages and URLs: the first that grue can use and that is of `kind`.
 
     Returns:
-        The parsed description, the kind of the chosen one, the chosen one, and the kinds of the others.
+        The parsed description, the kind of the chosen package or URL, this package or URL, and the kinds of
+        the others.
     """
     if isinstance(description, Mapping) and isinstance(description.get("server"), Mapping):
         description = description["server"]
@@ -409,10 +410,10 @@ class _Entry:
             self.entry["env"] = env
 
     def secret(self, variable: str, *, required: bool) -> tuple[str, ...]:
-        """Return `${VARIABLE}` for the variable that holds a secret.
+        """Return `${VARIABLE}`, in a tuple, for the variable that holds a secret.
 
-        Return nothing if the secret is not required and the variable is not set. Then the variable is
-        mentioned to the user.
+        The tuple is empty if the secret is not required and the variable is not set. The user is told of such
+        variables.
         """
         if required or variable in self._env:
             self.variables.append(variable)

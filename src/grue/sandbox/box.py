@@ -185,7 +185,7 @@ def _of_table(table: Mapping[Any, Any]) -> Sandbox:
 
 
 def _of_vscode(table: Mapping[Any, Any]) -> Sandbox:
-    """Read VS Code's table. Without `allowRead`, everything but `denyRead` may be read."""
+    """Read VS Code's table. Only `allowWrite` may be written. Without `allowRead`, all may be read."""
     parts: dict[str, dict[str, tuple[str, ...]]] = {}
     for part, keys in table.items():
         if part not in _VSCODE or not isinstance(keys, Mapping):

@@ -110,7 +110,7 @@ class Gate:
         return {**found, "NO_PROXY": direct, "no_proxy": direct, "NODE_USE_ENV_PROXY": "1"}
 
     def serve(self, listener: int) -> None:
-        """Start to decide about calls. `listener` is seccomp's descriptor; the gate closes it at its end."""
+        """Decide about calls from now on. seccomp reports them on the descriptor `listener`."""
         self._listener = listener
         self._thread = threading.Thread(target=self._wait, name="grue-gate", daemon=True)
         self._thread.start()
@@ -208,7 +208,7 @@ class Gate:
         finally:
             os.close(pidfd)
         try:
-            # This fails unless the process still waits. If it waits, `pid` has not been reused by another.
+            # This fails unless the process still waits. If it waits, `pid` still belongs to it.
             fcntl.ioctl(listener, _ID_VALID, bytearray(struct.pack("=Q", key)))
             blocks = os.get_blocking(own)
             found = socket.socket(fileno=own)
@@ -508,7 +508,7 @@ def _say(client: socket.socket, status: int, text: str) -> None:
 
 
 def _relay(one: socket.socket, other: socket.socket) -> None:
-    """Copy bytes both ways until both sides have ended, nothing was sent for `_IDLE_S`, or `_MOST_BYTES`."""
+    """Copy at most `_MOST_BYTES` both ways, until both sides have ended or none has sent for `_IDLE_S`."""
     poll, left = select.poll(), _MOST_BYTES
     to = {one.fileno(): (one, other), other.fileno(): (other, one)}
     for fd in to:

@@ -319,7 +319,7 @@ def _system_rules(_state: object, *, executable: bool) -> tuple[Rule, ...]:
 def _distinct(rules: Iterable[Rule]) -> tuple[Rule, ...]:
     """Leave out each rule that another rule covers, such as `/lib` where it is a link into `/usr`.
 
-    Each rule less saves 8 us at each start.
+    Each rule that is left out saves 8 us at each start.
     """
     found: dict[str, int] = {}
     for rule in rules:

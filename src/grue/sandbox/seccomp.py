@@ -36,7 +36,7 @@ class Machine(Struct, frozen=True):
 
     Attributes:
         audit: The number of the architecture (`AUDIT_ARCH_...`).
-        x32: Whether the processor has a second set of call numbers (x32), which are all refused.
+        x32: Whether the processor has a second set of system calls (x32), which are all refused.
         calls: The numbers of the system calls that this module names.
     """
 
