@@ -35,7 +35,7 @@ PART = (
     " tests/integration/test_sync_boundary.py"
 )
 # Other tests run beside it: three workers keep the processor as busy as six, and import half as much.
-PART_OF_TEST = ["test", f"TEST={PART}", "WORKERS=3"]
+PART_OF_TEST = ["test", f"TEST={PART}", "WORKERS=3", "EXTRAS=test"]
 COREUTILS = """
 basename cat chmod cp cut date dd dirname echo env expr false head id install ln ls mkdir mkfifo mktemp mv
 nice nohup nproc printf pwd readlink realpath rm rmdir seq sleep sort stat stty tail tee test timeout touch tr
