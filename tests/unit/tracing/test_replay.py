@@ -156,6 +156,16 @@ def test_an_event_that_the_machine_does_not_take_is_told(tmp_path: Path) -> None
     assert any("nobody's" in line for line in divergence.lines("recorded", "replayed"))
 
 
+@pytest.mark.made_up_trace
+def test_an_event_from_before_its_turn_began_is_told(tmp_path: Path) -> None:
+    envelopes = scene("deadline", tmp_path)
+    place = place_of(envelopes, DeadlinePassed)
+    envelopes[place] = msgspec.structs.replace(
+        envelopes[place], seq=envelopes[place_of(envelopes, RunTurn)].seq - 1
+    )
+    assert first(replay(envelopes)) is not None
+
+
 def test_only_one_turn_is_replayed_with_what_earlier_ones_tell(tmp_path: Path) -> None:
     envelopes = scene("disabled", tmp_path)
     (turn,) = replay(envelopes, turn=3)

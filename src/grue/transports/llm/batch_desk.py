@@ -271,7 +271,7 @@ class BatchDesk:
                 rest.clear()
                 skipping = True
         if rest.strip() or skipping:
-            yield bytes(rest)
+            yield b"" if skipping else bytes(rest)
 
     async def _state(self, batch: str) -> BatchState:
         ask = partial(self._endpoint.call, "GET", f"{self._form.path}/{batch}")
