@@ -147,7 +147,7 @@ def failure_of(result: Result, score: str = "score", passing: float | None = 1.0
 
 
 def passing_score(found: Iterable[Result], score: str) -> float | None:
-    """Return 1 if all scores are from 0 to 1; otherwise `None`, because no score is known to pass."""
+    """Return 1 if all scores are from 0 to 1; otherwise `None`: it is unknown which scores pass."""
     values = [value for each in found if (value := each.scores.get(score)) is not None]
     return 1.0 if values and all(0 <= value <= 1 for value in values) else None
 

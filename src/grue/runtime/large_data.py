@@ -42,9 +42,9 @@ def let_others_run() -> None:
 
 
 def steps(start: int, end: int, step: int = 0) -> Iterator[int]:
-    """Yield the positions at which steps begin: from `start` to before `end`, `step` apart (0: `STEP`).
+    """Yield the numbers of `range(start, end, step)`, and let other threads run between two of them.
 
-    Other threads can run between two steps.
+    `step=0` stands for `STEP`.
     """
     step = step or STEP
     yield from range(start, min(start + step, end), step)

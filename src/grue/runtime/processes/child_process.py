@@ -283,7 +283,7 @@ class ChildProcess:
             raise
 
     def _note_death(self) -> bool:
-        """Find out at the first call whether the process has exited unasked, and return this at each call."""
+        """Return whether the process exited unasked. The first call finds out; later ones return the same."""
         if self._died is None:
             self._died = self._group.watch.exited_within(0)
         return self._died

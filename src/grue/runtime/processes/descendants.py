@@ -136,7 +136,7 @@ def _can_mark() -> bool:
         return False
     soft, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
     if any(limit != resource.RLIM_INFINITY and limit < _BASE for limit in (soft, hard)):
-        return False  # this process uses the limit for its real purpose
+        return False  # somebody has set a real time limit for this process
     try:
         os.close(os.pidfd_open(os.getpid()))
         # If /proc belongs to another pid namespace, its ids are not the ids that we could kill.

@@ -268,8 +268,8 @@ _SECRET_PARTS = re.compile(
 _SECRET_WORDS = frozenset(
     ("AUTH", "AUTHORIZATION", "BEARER", "COOKIE", "JWT", "KEY", "KEYS", "PASS", "PAT", "PWD")
 )
-# A name that ends in one of these words holds the place of a secret, not the secret. PWD and OLDPWD are
-# folders of the shell, GRUE_TOKENS is where grue keeps tokens.
+# A variable whose name ends in one of these words says where a secret is, and does not contain it. The same
+# is true of `_NOT_SECRET`: PWD and OLDPWD are folders of the shell, GRUE_TOKENS is grue's folder of tokens.
 _PLACES = frozenset(("DIR", "DIRECTORY", "FD", "FILE", "FOLDER", "PATH", "PID", "SOCK", "SOCKET"))
 _NOT_SECRET = frozenset(("GOOGLE_APPLICATION_CREDENTIALS", "GRUE_TOKENS", "OLDPWD", "PWD"))
 

@@ -45,7 +45,7 @@ class Trace(Struct, Generic[B], frozen=True):
     Attributes:
         header: The file's first line.
         envelopes: All complete envelopes, in order.
-        cut_short: The last line was incomplete: the host was killed while it was written.
+        cut_short: Whether the last line was incomplete, for example because the host was killed.
     """
 
     header: TraceHeader
@@ -112,8 +112,8 @@ class TraceReader(Generic[B]):
 
     Attributes:
         header: The file's first line.
-        cut_short: The last line was incomplete when the last iteration or `follow` ended. The host was killed
-            while it wrote the line.
+        cut_short: Whether the last line was incomplete when the last iteration or `follow` ended, for example
+            because the host was killed while it wrote the line.
     """
 
     def __init__(self, path: Path, body_type: type[B] | Any) -> None:
