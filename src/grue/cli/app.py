@@ -17,7 +17,7 @@ from grue.policies import Misses, StartAhead, StartWhen
 app = typer.Typer(
     name="grue",
     cls=Commands,
-    help="Drive an LLM agent that uses MCP tools from ordinary, synchronous Python.",
+    help="Run LLM agents that use MCP tools, and look at what they did.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -45,57 +45,86 @@ def root(
 
 _Interpreter = Annotated[
     str | None,
-    typer.Option(help="What runs a story file: dfrotz or fernz.", show_default="the first installed"),
+    typer.Option(
+        help="Z-machine interpreter for a story file: dfrotz or fernz.",
+        show_default="the first installed that shows all text",
+    ),
 ]
-_TurnTimeout = Annotated[float | None, typer.Option(min=0.1, help="Time limit of a turn, in seconds.")]
+_TurnTimeout = Annotated[
+    float | None,
+    typer.Option(
+        min=0.1, help="Time limit of a turn, in seconds.", show_default="1800, or as pyproject.toml says"
+    ),
+]
 _McpConfig = Annotated[
     Path | None,
-    typer.Option("--mcp-config", help="A file of MCP servers.", show_default="the project's"),
+    typer.Option(
+        "--mcp-config",
+        help="File that configures the MCP servers.",
+        show_default="mcp_config.json, or as pyproject.toml says",
+    ),
 ]
 _Start = Annotated[
     Literal[StartWhen, StartAhead] | None,
     typer.Option(
-        help="When each turn's server starts. before: before the first request. beside_if_locked: together "
-        "with it, if the tool lock has the server's tools. beside: together with it, if the tools are known. "
-        "when_called: at the first call. after_turn: when the turn before has ended. beside_turn: during the "
-        "turn before.",
-        show_default="the project's",
+        help="When the server of a turn starts. before: before the first request to the model. beside: at "
+        "the same time as that request, if the server's tools are known from an earlier start. "
+        "beside_if_locked: the same, if `grue tools --lock` has approved its tools. when_called: at the "
+        "first call of one of its tools. after_turn: in advance, when the previous turn has ended. "
+        "beside_turn: in advance, during the previous turn.",
+        show_default="beside_if_locked, or as pyproject.toml says",
     ),
 ]
 _Pace = Annotated[
     float, typer.Option(min=0, max=60, help="Seconds to wait before each move.", show_default="0")
 ]
 _Langfuse = Annotated[
-    bool, typer.Option("--langfuse", help="Report to Langfuse, with the LANGFUSE_* variables.")
+    bool,
+    typer.Option("--langfuse", help="Send the trace to Langfuse, as set in the variables LANGFUSE_*."),
 ]
-_Offline = Annotated[bool, typer.Option("--offline", help="Use a scripted model, not an LLM.")]
-_Model = Annotated[str | None, typer.Option(help="The model's name at the endpoint.")]
-_BaseUrl = Annotated[str | None, typer.Option(help="An OpenAI-compatible endpoint.")]
-_Otel = Annotated[bool, typer.Option("--otel", help="Report to OpenTelemetry, as the OTEL_* variables say.")]
+_Offline = Annotated[
+    bool, typer.Option("--offline", help="Use a scripted model instead of an LLM; needs no API key.")
+]
+_Model = Annotated[str | None, typer.Option(help="Name of the model.", show_default="as configured")]
+_BaseUrl = Annotated[
+    str | None,
+    typer.Option(help="URL of the LLM endpoint; most end in /v1.", show_default="as configured"),
+]
+_Otel = Annotated[
+    bool, typer.Option("--otel", help="Send the trace by OpenTelemetry, as set in the variables OTEL_*.")
+]
 _Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result.")]
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text, one object per line.")]
 _Stream = Annotated[bool, typer.Option("--stream", help="Stream the model's replies.")]
 
 
 @app.command()
 def play(
     context: typer.Context,
-    game: Annotated[str, typer.Option(help="'house', or a Z-machine story file.")] = "house",
+    game: Annotated[str, typer.Option(help="'house', a bundled game, or a Z-machine story file.")] = "house",
     interpreter: _Interpreter = None,
     offline: _Offline = False,
     model: _Model = None,
     base_url: _BaseUrl = None,
-    mcp_config: Annotated[Path | None, typer.Option(help="A file of MCP servers; the first is used.")] = None,
+    mcp_config: Annotated[
+        Path | None,
+        typer.Option(
+            help="File that configures the MCP servers; the first server is used.",
+            show_default="as pyproject.toml says, else a bundled server",
+        ),
+    ] = None,
     no_mcp: Annotated[bool, typer.Option("--no-mcp", help="Play without tools.")] = False,
-    turns: Annotated[int | None, typer.Option(min=1, help="Most turns to play.", show_default="60")] = None,
+    turns: Annotated[
+        int | None, typer.Option(min=1, help="The most turns to play.", show_default="60")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Random seed of the game.")] = 0,
     run_dir: Annotated[
-        Path | None, typer.Option(help="Folder for trace and logs.", show_default="runs/EPISODE")
+        Path | None, typer.Option(help="Folder for the trace and the logs.", show_default="runs/EPISODE")
     ] = None,
     turn_timeout: _TurnTimeout = None,
     resume: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="Resume the episode in this run folder; you can raise --turns."),
+        typer.Option(metavar="RUN", help="Resume the episode in this run folder; --turns can be higher."),
     ] = None,
     start: _Start = None,
     stream: _Stream = False,
@@ -169,7 +198,8 @@ def init(
         typer.Option(
             "--from",
             metavar="FILE",
-            help="Copy the MCP servers from a file of Claude, Cursor or another host; repeatable.",
+            help="Copy the MCP servers from a configuration file of Claude, Cursor or another program; "
+            "repeatable.",
         ),
     ] = None,
 ) -> None:
@@ -185,37 +215,47 @@ def add(
     source: Annotated[
         str,
         typer.Argument(
-            help="A program of yours (server.py), a server.json or an .mcpb bundle, npm:PACKAGE,"
-            " pypi:PACKAGE or oci:IMAGE, or a server's name in a registry."
+            help="A program of yours (server.py), a server.json (file or URL), an .mcpb bundle, npm:PACKAGE, "
+            "pypi:PACKAGE, oci:IMAGE, the URL of a server (with --use remote), or the name of a server in an "
+            "MCP registry."
         ),
     ],
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(help="Its arguments, after --.", show_default="those of a package are asked for"),
+        typer.Argument(
+            help="The server's arguments, after --.", show_default="none; for a package you are asked"
+        ),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(help="The server's name in the file.", show_default="from the source"),
+        typer.Option(help="The server's name in mcp_config.json.", show_default="made from the source"),
     ] = None,
     values: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="A value that the server asks for; repeatable."),
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="A value that the server's description asks for; repeatable."
+        ),
     ] = None,
     kind: Annotated[
         Literal["npm", "pypi", "oci", "mcpb", "remote"] | None,
         typer.Option(
             "--use",
-            help="Which one to use if the source offers several; remote: the server at its URL.",
-            show_default="the first that works here",
+            help="How to run the server, if the source offers several ways; remote: connect to its URL.",
+            show_default="the first that works on this machine",
         ),
     ] = None,
-    sha256: Annotated[str | None, typer.Option(help="SHA-256 of the bundle; any other is refused.")] = None,
+    sha256: Annotated[str | None, typer.Option(help="The SHA-256 that the bundle must have.")] = None,
     registry: Annotated[
-        str | None, typer.Option(metavar="URL", help="The MCP registry to ask.", show_default="the project's")
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="The MCP registry to ask for the server.",
+            show_default="as pyproject.toml says",
+        ),
     ] = None,
     mcp_config: _McpConfig = None,
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Do not ask; start it and approve its tools.")
+        bool, typer.Option("--yes", "-y", help="Do not ask: start the server and approve its tools.")
     ] = False,
 ) -> bool:
     """Add an MCP server to mcp_config.json.
@@ -244,7 +284,7 @@ def add(
 
 @app.command()
 def remove(
-    server: Annotated[str, typer.Argument(help="The server's name in the file.")],
+    server: Annotated[str, typer.Argument(help="The server's name in mcp_config.json.")],
     mcp_config: _McpConfig = None,
 ) -> None:
     """Remove an MCP server from mcp_config.json, with its approved tools and its downloaded files."""
@@ -263,7 +303,8 @@ def chat(
     mcp_config: _McpConfig = None,
     no_mcp: Annotated[bool, typer.Option("--no-mcp", help="Chat without tools.")] = False,
     system: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="The model's instructions.", show_default="to be brief")
+        str | None,
+        typer.Option(metavar="TEXT", help="The system prompt.", show_default="tells the model to be brief"),
     ] = None,
     ask: Annotated[bool, typer.Option("--ask", help="Ask you before each tool call.")] = False,
     run_dir: Annotated[
@@ -271,14 +312,17 @@ def chat(
     ] = None,
     turn_timeout: _TurnTimeout = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Go on with the chat in this run folder.")
+        Path | None, typer.Option(metavar="RUN", help="Continue the chat in this run folder.")
     ] = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="In a pipe: print only answers and errors.")
     ] = False,
     learn: Annotated[
         str | None,
-        typer.Option(metavar="SERVER", help="Run this server without a sandbox, and print the one it needs."),
+        typer.Option(
+            metavar="SERVER",
+            help="Run this server without a sandbox, and at the end print the sandbox that it needs.",
+        ),
     ] = None,
 ) -> bool:
     """Chat with an agent that has MCP tools. In a pipe, each line of the input gets an answer."""
@@ -312,10 +356,10 @@ def run(
         str | None, typer.Argument(metavar="AGENT.yaml", help="The agent's file.", show_default="agent.yaml")
     ] = None,
     task: Annotated[
-        str | None, typer.Argument(metavar="TASK", help="The task.", show_default="the agent's own")
+        str | None, typer.Argument(metavar="TASK", help="The task.", show_default="the one in AGENT.yaml")
     ] = None,
     offline: Annotated[
-        bool, typer.Option("--offline", help="Use a scripted model, which knows the bundled example.")
+        bool, typer.Option("--offline", help="Use a scripted model, which can do only the bundled example.")
     ] = False,
     model: _Model = None,
     base_url: _BaseUrl = None,
@@ -323,7 +367,7 @@ def run(
         Path | None, typer.Option(help="Folder for trace, logs and artifacts.", show_default="runs/RUN")
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Go on with the run in this run folder.")
+        Path | None, typer.Option(metavar="RUN", help="Continue the run in this run folder.")
     ] = None,
     stream: _Stream = False,
     langfuse: _Langfuse = False,
@@ -364,11 +408,15 @@ def run(
 @app.command()
 def fork(
     trace: TraceFile = None,
-    turn: Annotated[int | None, typer.Option(help="The turn.", show_default="the only one")] = None,
+    turn: Annotated[
+        int | None, typer.Option(help="Number of the turn.", show_default="the only turn of the trace")
+    ] = None,
     at: Annotated[
         int | None,
         typer.Option(
-            metavar="MESSAGE", help="Fork before this message of the turn.", show_default="its beginning"
+            metavar="MESSAGE",
+            help="Fork before the message with this number, which `grue trace show` prints.",
+            show_default="the beginning of the turn",
         ),
     ] = None,
     model: OtherModel = None,
@@ -377,22 +425,30 @@ def fork(
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="PATH=VALUE", help="A limit, a policy or llm.SETTING, as llm.temperature=0."
+            "--set",
+            metavar="PATH=VALUE",
+            help="Change a limit, a policy or a setting of the model, such as llm.temperature=0; repeatable.",
         ),
     ] = None,
     tool_result: Annotated[
-        list[str] | None, typer.Option(metavar="CALL=FILE", help="Another result of a call, by its id.")
+        list[str] | None,
+        typer.Option(
+            metavar="CALL=FILE", help="Give the call with this id the result in this file; repeatable."
+        ),
     ] = None,
     tools: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Offer these tools: an mcp_tools.lock, or the listing that `grue tools --lock` writes "
-            "beside it. `lock`: the project's lock.",
+            help="Offer the tools in this file: an mcp_tools.lock, or the listing that `grue tools --lock` "
+            "writes beside it. The word `lock` stands for the project's lock.",
         ),
     ] = None,
     misses: Annotated[
-        Misses, typer.Option(help="What to do with a call whose result is not in the recorded turn.")
+        Misses,
+        typer.Option(
+            help="If a call has no recorded result: let the fork fail, call the tool, or ask you first."
+        ),
     ] = "fail",
     mcp_config: _McpConfig = None,
     run_dir: Annotated[
@@ -430,12 +486,14 @@ def fork(
 
 @app.command()
 def runs(
-    folder: Annotated[Path, typer.Argument(help="A folder of episodes.")] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(help="A folder with episodes.")] = Path("runs"),
     html: Annotated[
         bool,
-        typer.Option("--html", help="Write an index page into the folder, and a page beside each trace."),
+        typer.Option("--html", help="Write an HTML index into the folder, and a page beside each trace."),
     ] = False,
-    open_browser: Annotated[bool, typer.Option("--open", help="Write it and open it in a browser.")] = False,
+    open_browser: Annotated[
+        bool, typer.Option("--open", help="Write the HTML index and open it in a browser.")
+    ] = False,
 ) -> None:
     """List the recorded episodes in a folder and in its subfolder "runs", newest first."""
     from grue.cli.hosts import load_hosts
@@ -451,11 +509,11 @@ def runs(
 
 @app.command()
 def tools(
-    server: Annotated[str | None, typer.Argument(help="One of the servers.", show_default="all")] = None,
+    server: Annotated[str | None, typer.Argument(help="Only this server.", show_default="all")] = None,
     mcp_config: _McpConfig = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the tools as one JSON object.")] = False,
     lock: Annotated[
-        bool, typer.Option("--lock", help="Approve the listed tools: write mcp_tools.lock.")
+        bool, typer.Option("--lock", help="Approve the listed tools: write them into mcp_tools.lock.")
     ] = False,
 ) -> bool:
     """List the tools of the configured MCP servers, or of the bundled server if none is configured."""
@@ -467,11 +525,11 @@ def tools(
 
 @app.command()
 def skills(
-    agent: Annotated[
-        Path, typer.Argument(metavar="AGENT.yaml", help="The agent whose servers are asked.")
-    ] = Path("agent.yaml"),
+    agent: Annotated[Path, typer.Argument(metavar="AGENT.yaml", help="The agent's file.")] = Path(
+        "agent.yaml"
+    ),
     approve: Annotated[
-        bool, typer.Option("--approve", help="Approve what is listed: write mcp_skills.lock.")
+        bool, typer.Option("--approve", help="Approve the listed skills: write mcp_skills.lock.")
     ] = False,
 ) -> bool:
     """List the skills that the MCP servers of an agent offer, and whether they are approved."""
@@ -483,20 +541,25 @@ def skills(
 
 @app.command()
 def call(
-    name: Annotated[str, typer.Argument(metavar="SERVER.TOOL", help="The tool.")],
+    name: Annotated[str, typer.Argument(metavar="SERVER.TOOL", help="The tool's name.")],
     arguments: Annotated[
-        str | None, typer.Argument(metavar="JSON", help="Its arguments, a JSON object.", show_default="none")
+        str | None,
+        typer.Argument(metavar="JSON", help="The arguments, as a JSON object.", show_default="none"),
     ] = None,
     arg: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME=VALUE", help="One argument, of the type in the tool's schema; repeatable."
+            metavar="NAME=VALUE", help="One argument, such as path=notes.txt or limit=10; repeatable."
         ),
     ] = None,
     mcp_config: _McpConfig = None,
     timeout: Annotated[
         float | None,
-        typer.Option(min=0.1, help="Time limit of the call, in seconds.", show_default="as configured"),
+        typer.Option(
+            min=0.1,
+            help="Time limit of the call, in seconds.",
+            show_default="30, or as pyproject.toml says",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> bool:
@@ -509,12 +572,16 @@ def call(
 
 @app.command()
 def login(
-    server: Annotated[str, typer.Argument(help="A server that has a URL.")],
+    server: Annotated[str, typer.Argument(help="Name of a server that has a URL.")],
     mcp_config: _McpConfig = None,
     scope: Annotated[
-        str | None, typer.Option(help="Further scopes to ask for.", show_default="what the server says")
+        str | None,
+        typer.Option(
+            help="OAuth scopes to ask for besides those that the server names, separated by spaces.",
+            show_default="none",
+        ),
     ] = None,
-    browser: Annotated[bool, typer.Option(help="Open a browser where there is one.")] = True,
+    browser: Annotated[bool, typer.Option(help="Open the address in a browser, if there is one.")] = True,
 ) -> None:
     """Log in to an MCP server that has a URL: print the address to open, wait, and store the tokens."""
     from grue.cli.login import login as log_in
@@ -525,7 +592,8 @@ def login(
 
 @app.command()
 def logout(
-    server: Annotated[str, typer.Argument(help="A server that has a URL.")], mcp_config: _McpConfig = None
+    server: Annotated[str, typer.Argument(help="Name of a server that has a URL.")],
+    mcp_config: _McpConfig = None,
 ) -> None:
     """Delete the stored tokens of an MCP server, and revoke them if its authorization server can."""
     from grue.cli.login import logout as log_out
@@ -538,12 +606,15 @@ def logout(
 def doctor(
     mcp_config: _McpConfig = None,
     model: Annotated[
-        str | None, typer.Option(help="The model to check.", show_default="the project's")
+        str | None, typer.Option(help="The model to check.", show_default="as configured")
     ] = None,
     base_url: Annotated[
-        str | None, typer.Option(help="The endpoint to check.", show_default="the project's")
+        str | None, typer.Option(help="URL of the endpoint to check.", show_default="as configured")
     ] = None,
-    no_network: Annotated[bool, typer.Option("--no-network", help="Make no network requests.")] = False,
+    no_network: Annotated[
+        bool,
+        typer.Option("--no-network", help="Do not contact the LLM endpoint, nor servers that have a URL."),
+    ] = False,
 ) -> bool:
     """Check the installation, the MCP servers and the model; print what is wrong and how to fix it."""
     from grue.cli.doctor import examine
@@ -558,21 +629,42 @@ def mock_server(
         str | None,
         typer.Argument(
             metavar="MODULE:NAME",
-            help="A MockServer in your code; FILE.py:NAME also works.",
+            help="A MockServer in your code, as MODULE:NAME or FILE.py:NAME.",
             show_default="a bundled server with every feature",
         ),
     ] = None,
-    stdio: Annotated[bool, typer.Option("--stdio", help="Serve standard input and output.")] = False,
+    stdio: Annotated[bool, typer.Option("--stdio", help="Serve over standard input and output.")] = False,
     http: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, metavar="PORT", help="Serve HTTP on loopback; 0: a free port."),
+        typer.Option(
+            min=0,
+            max=65535,
+            metavar="PORT",
+            help="Serve over HTTP on this port of 127.0.0.1; 0: a free port.",
+        ),
     ] = None,
-    sse: Annotated[bool, typer.Option("--sse", help="With --http: the older transport, HTTP+SSE.")] = False,
+    sse: Annotated[
+        bool, typer.Option("--sse", help="With --http: use the older transport, HTTP+SSE.")
+    ] = False,
     without: Annotated[
-        list[str] | None, typer.Option(metavar="FEATURE", help="Leave a feature out; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            metavar="FEATURE",
+            help="Leave out a feature: tools, resources, templates, subscriptions, prompts, completions or "
+            "logging; repeatable.",
+        ),
     ] = None,
-    page_size: Annotated[int | None, typer.Option(min=1, help="Items in a page of each list.")] = None,
-    era: Annotated[str, typer.Option(help="Protocol era: both, initialize or stateless.")] = "both",
+    page_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Most items in a page of a list.", show_default="all in one page"),
+    ] = None,
+    era: Annotated[
+        str,
+        typer.Option(
+            help="Protocol revisions to speak: initialize (those that begin with that request), stateless "
+            "(2026-07-28, which has no such request), or both."
+        ),
+    ] = "both",
 ) -> None:
     """Run an MCP server that follows the specification, to test MCP clients."""
     from grue.cli.mock_server import serve

@@ -16,27 +16,54 @@ fleet_app = typer.Typer(
 )
 
 _Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder.")]
-_Sweep = Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="The file that describes the sweep.")]
-_Place = Annotated[Path | None, typer.Option("--dir", help="The fleet's folder.", show_default="runs/SWEEP")]
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-_Workers = Annotated[int | None, typer.Option(min=1, help="Episodes at one time.", show_default="all cores")]
+_Sweep = Annotated[
+    Path, typer.Argument(metavar="SWEEP.toml", help="The file that says which episodes to run: the sweep.")
+]
+_Place = Annotated[
+    Path | None, typer.Option("--dir", help="Folder for the episodes.", show_default="runs/SWEEP")
+]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+_Workers = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="How many episodes run at the same time.",
+        show_default="as SWEEP.toml says, else one per core",
+    ),
+]
 _Engine = Annotated[
-    str, typer.Option(metavar="local|ray", help="Where episodes run: this machine, or a Ray cluster.")
+    str,
+    typer.Option(metavar="local|ray", help="Where episodes run: on this machine, or in a Ray cluster."),
 ]
 _Ray = Annotated[
-    str | None, typer.Option(metavar="auto|ADDRESS", help="The Ray cluster.", show_default="start one")
+    str | None,
+    typer.Option(
+        metavar="auto|ADDRESS",
+        help="The Ray cluster to use; auto: the one that runs on this machine.",
+        show_default="start one",
+    ),
 ]
 
 
-OtherModel = Annotated[str | None, typer.Option(help="Another model.", show_default="the recorded one")]
-OtherUrl = Annotated[str | None, typer.Option(help="Another endpoint.", show_default="the recorded one")]
-OtherSystem = Annotated[Path | None, typer.Option(metavar="FILE", help="Another system text.")]
+OtherModel = Annotated[
+    str | None, typer.Option(help="Use this model instead.", show_default="the recorded one")
+]
+OtherUrl = Annotated[
+    str | None,
+    typer.Option(help="Use the LLM endpoint at this URL instead.", show_default="the recorded one"),
+]
+OtherSystem = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Use the system prompt in this file instead.", show_default="the recorded one"
+    ),
+]
 
 _Batch = Annotated[
     bool,
     typer.Option(
         "--batch",
-        help="Send requests through the providers' batch APIs: half the price, an answer within a day.",
+        help="Send requests through the providers' batch APIs, at half the price; answers may take a day.",
     ),
 ]
 
@@ -46,14 +73,15 @@ def run(
     sweep: _Sweep,
     directory: _Place = None,
     plan: Annotated[
-        bool, typer.Option("--plan", help="Print what would be done, and start nothing.")
+        bool,
+        typer.Option("--plan", help="Only print how many episodes are missing, and what they would cost."),
     ] = False,
     workers: _Workers = None,
     engine: _Engine = "local",
     ray: _Ray = None,
     batch: _Batch = False,
 ) -> bool:
-    """Run the episodes of a sweep that are not done yet. To continue after a stop, run it again."""
+    """Run the episodes of a sweep that are not done yet. After a stop, the same command continues."""
     from grue.cli.fleet import print_plan, run_fleet
 
     options = _options(sweep, directory, workers, engine, ray, batch)
@@ -83,13 +111,13 @@ def retry(
 
 @fleet_app.command()
 def fork(
-    folder: Annotated[Path, typer.Argument(help="A folder with traces, such as runs, or one trace.")],
+    folder: Annotated[Path, typer.Argument(help="A folder with traces, such as runs; or a trace.")],
     where: Annotated[
         str,
         typer.Option(
             metavar="CONDITION",
-            help='Which turns: "outcome = forced and tool ~ ^shop".',
-            show_default="all of them",
+            help='Fork only turns that meet this condition, such as "outcome = forced and tool ~ ^shop".',
+            show_default="all turns",
         ),
     ] = "",
     model: OtherModel = None,
@@ -97,24 +125,33 @@ def fork(
     system: OtherSystem = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="A limit, a policy or llm.SETTING."),
+        typer.Option(
+            "--set",
+            metavar="PATH=VALUE",
+            help="Change a limit, a policy or a setting of the model, such as llm.temperature=0; repeatable.",
+        ),
     ] = None,
     misses: Annotated[
         str,
         typer.Option(
-            help="For calls without a recorded result: `fail` ends the fork, `call` calls the tool."
+            metavar="fail|call",
+            help="If a call has no recorded result: let the fork fail, or call the tool.",
         ),
     ] = "fail",
-    repetitions: Annotated[int, typer.Option(min=1, help="Forks of each turn.")] = 5,
+    repetitions: Annotated[int, typer.Option(min=1, help="How often to fork each turn.")] = 5,
     max_requests: Annotated[
-        int | None, typer.Option(min=1, help="Most requests to models.", show_default="no limit")
+        int | None,
+        typer.Option(min=1, help="The most requests to models, in all forks.", show_default="no limit"),
     ] = None,
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="The fleet's folder.", show_default="runs/FOLDER-forks")
+        Path | None, typer.Option("--dir", help="Folder for the forks.", show_default="runs/FOLDER-forks")
     ] = None,
-    workers: _Workers = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many forks run at the same time.", show_default="one per core"),
+    ] = None,
 ) -> bool:
-    """Fork many recorded turns, with the same change in each. To continue after a stop, run it again."""
+    """Fork many recorded turns, with the same change in each. After a stop, the same command continues."""
     from grue.cli.fleet_fork import FleetForkOptions, fork_fleet
     from grue.cli.fork import ForkOptions
     from grue.cli.hosts import load_hosts
@@ -156,8 +193,8 @@ def table(
         str | None,
         typer.Option(
             metavar="SETTING,...",
-            help="A row for each combination of these settings.",
-            show_default="what makes few rows",
+            help="Print a row for each combination of values of these settings.",
+            show_default="settings that make few rows",
         ),
     ] = None,
     every: Annotated[
@@ -165,7 +202,7 @@ def table(
     ] = False,
     as_json: _Json = False,
 ) -> None:
-    """Print the mean scores for each combination of settings, their standard errors, and an episode's id."""
+    """Print mean scores for each combination of settings, with standard errors and one episode's id."""
     from grue.cli.fleet_view import print_table
 
     take_interrupts()
@@ -177,7 +214,7 @@ _Cell = Annotated[
     str,
     typer.Argument(
         metavar="DIR[:SETTING=VALUE,...]",
-        help="A: a fleet's folder, or the episodes in it that have these settings.",
+        help="A: all episodes in a fleet's folder, or those that have these settings.",
     ),
 ]
 
@@ -188,39 +225,49 @@ def compare(
     b: Annotated[
         str,
         typer.Argument(
-            metavar="[DIR][:SETTING=VALUE,...]", help="B: the same; without DIR: in the folder of A."
+            metavar="[DIR][:SETTING=VALUE,...]", help="B, in the same form; without DIR, in the folder of A."
         ),
     ],
     score: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The score to compare.", show_default="score")
+        str | None,
+        typer.Option(metavar="NAME", help="The score to compare.", show_default="score, or the only one"),
     ] = None,
     fail_if_worse: Annotated[
         float | None,
         typer.Option(
             metavar="LOSS",
-            help="For CI: exit with 1 if B has lost this much, with 2 if there are too few cases to tell.",
+            help="For CI: exit with 1 if B is worse by LOSS or more, and with 2 if there are too few cases "
+            "to tell.",
         ),
     ] = None,
     passing: Annotated[
         float | None,
-        typer.Option("--pass", metavar="SCORE", help="The least score that passes.", show_default="1"),
+        typer.Option(
+            "--pass",
+            metavar="SCORE",
+            help="The worst score with which an episode passes.",
+            show_default="1, if scores are from 0 to 1",
+        ),
     ] = None,
-    failed_as: Annotated[float, typer.Option(metavar="SCORE", help="The score of a failed episode.")] = 0.0,
+    failed_as: Annotated[
+        float, typer.Option(metavar="SCORE", help="The score that a failed episode counts with.")
+    ] = 0.0,
     cluster: Annotated[
         str | None,
         typer.Option(
             metavar="SETTING,...",
-            help="Settings, such as a document's name, whose equal values make cases one group.",
-            show_default="none",
+            help="Settings that make cases depend on each other if their values are equal, such as the name "
+            "of the document that is asked about.",
+            show_default="all cases are independent",
         ),
     ] = None,
     lower_is_better: Annotated[
-        bool, typer.Option("--lower-is-better", help="A smaller score is the better one.")
+        bool, typer.Option("--lower-is-better", help="Smaller scores are better.")
     ] = False,
-    every: Annotated[bool, typer.Option("--all", help="Name every case that changed.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="List every case whose score differs.")] = False,
     as_json: _Json = False,
 ) -> None:
-    """Compare two sets of episodes, A and B: is B better, is it worse, or can that not be told?
+    """Compare two sets of episodes: is B better than A, is it worse, or can that not be told?
 
     Cases that both sets have are compared one by one, and the mean difference
     is printed with a confidence interval. With fewer than 15 cases, or without
@@ -251,7 +298,9 @@ def score(
     directory: _Directory,
     scorers: Annotated[
         str,
-        typer.Argument(metavar="SCORERS.toml|MODULE:FUNCTION", help="The functions that give the scores."),
+        typer.Argument(
+            metavar="SCORERS.toml|MODULE:FUNCTION", help="A file that names the scorers, or one function."
+        ),
     ],
     again: Annotated[
         bool, typer.Option("--again", help="Also score episodes that have these scores already.")
@@ -264,10 +313,17 @@ def score(
     return score_episodes(directory, scorers, again=again)
 
 
-_Score = Annotated[str, typer.Option("--score", metavar="NAME", help="The score that decides what passes.")]
+_Score = Annotated[
+    str, typer.Option("--score", metavar="NAME", help="The score by which an episode passes or fails.")
+]
 _Pass = Annotated[
     float | None,
-    typer.Option("--pass", metavar="SCORE", help="The least score that passes.", show_default="1"),
+    typer.Option(
+        "--pass",
+        metavar="SCORE",
+        help="The least score with which an episode passes.",
+        show_default="1, if scores are from 0 to 1",
+    ),
 ]
 
 
@@ -276,7 +332,9 @@ def failures(
     directory: _Directory,
     score: _Score = "score",
     passing: _Pass = None,
-    every: Annotated[bool, typer.Option("--all", help="Name every episode of a group.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="List all episodes of each group, not only examples.")
+    ] = False,
     as_json: _Json = False,
 ) -> None:
     """Group the failed episodes by what went wrong, and print commands that show their traces.
@@ -299,14 +357,14 @@ def report(
         str | None,
         typer.Option(
             metavar="SETTING,...",
-            help="A cell for each value of these settings.",
-            show_default="those with few values",
+            help="Show scores for each combination of values of these settings.",
+            show_default="settings with few values",
         ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The file to write.", show_default="DIR/report.html")
     ] = None,
-    open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Write an HTML page about the latest sweep: scores by settings, costs, cases, failures, episodes.
 
@@ -331,15 +389,15 @@ def export(
         typer.Option(
             "--as",
             metavar="parquet|samples|atif",
-            help="parquet: tables. samples: a record for each request, for training. atif: a trajectory for "
-            "each episode.",
+            help="parquet: tables. samples: JSON Lines for training, one per request to the model. atif: one "
+            "trajectory per episode, in Harbor's format ATIF.",
         ),
     ] = "parquet",
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The folder to write into.", show_default="DIR/export")
     ] = None,
     score: Annotated[
-        str, typer.Option(metavar="NAME", help="The score that is the reward, for training.")
+        str, typer.Option(metavar="NAME", help="The score that samples have as their reward.")
     ] = "score",
 ) -> None:
     """Write a fleet's episodes in a format for other programs. Parquet needs the extra `export`."""

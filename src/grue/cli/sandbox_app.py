@@ -11,12 +11,16 @@ from grue.cli.plain_errors import Commands
 sandbox_app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    help="Show what a box (a sandbox) opens, try a command in one, or learn which one a server needs.",
+    help="Show what a sandbox permits, try a command in one, or find out which one a server needs.",
 )
 
 _McpConfig = Annotated[
     Path | None,
-    typer.Option("--mcp-config", help="The file of MCP servers.", show_default="the project's"),
+    typer.Option(
+        "--mcp-config",
+        help="File that configures the MCP servers.",
+        show_default="mcp_config.json, or as pyproject.toml says",
+    ),
 ]
 
 
@@ -28,7 +32,7 @@ def sandbox_show(
     ] = None,
     mcp_config: _McpConfig = None,
     seatbelt: Annotated[
-        bool, typer.Option("--seatbelt", help="Print it as a profile for sandbox-exec of macOS instead.")
+        bool, typer.Option("--seatbelt", help="Print it as a profile for macOS' sandbox-exec instead.")
     ] = False,
 ) -> None:
     """Print what a sandbox permits, path by path, and which of its limits this machine cannot enforce."""
@@ -43,7 +47,9 @@ def sandbox_show(
 
 @sandbox_app.command("try", context_settings={"ignore_unknown_options": True})
 def sandbox_try(
-    name: Annotated[str, typer.Argument(help="A preset, or a server whose box is used.")],
+    name: Annotated[
+        str, typer.Argument(help="A preset (pure, files, web), or a server: its sandbox is used.")
+    ],
     command: Annotated[list[str], typer.Argument(help="The command and its arguments, after --.")],
     mcp_config: _McpConfig = None,
 ) -> None:
@@ -56,11 +62,11 @@ def sandbox_try(
 
 @sandbox_app.command("learn")
 def sandbox_learn(
-    mcp_config: Annotated[Path, typer.Argument(help="The file of MCP servers.")],
+    mcp_config: Annotated[Path, typer.Argument(help="File that configures the MCP servers.")],
     server: Annotated[str, typer.Argument(help="The server to watch.")],
     trace: Annotated[
         list[Path] | None,
-        typer.Option(help="Make the calls that this trace has for the server; repeatable."),
+        typer.Option(help="Make the calls to this server that are in this trace; repeatable."),
     ] = None,
 ) -> bool:
     """Run a server without limits, watch it during calls, and print the narrowest sandbox that suffices.

@@ -8,7 +8,9 @@ import typer
 from grue.cli import take_interrupts
 from grue.cli.plain_errors import Commands
 
-trace_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Read the trace of an episode.")
+trace_app = typer.Typer(
+    cls=Commands, no_args_is_help=True, help="Show, compare, replay or convert the trace of an episode."
+)
 
 
 @trace_app.callback()
@@ -37,14 +39,17 @@ def chosen_trace(file: Path | None) -> Path:
     return latest
 
 
-_Width = Annotated[int | None, typer.Option(min=20, help="Width in columns.", show_default="the terminal's")]
+_Width = Annotated[
+    int | None, typer.Option(min=20, help="Columns of the output.", show_default="the terminal's")
+]
 
 
 @trace_app.command("show")
 def trace_show(
     file: TraceFile = None,
     turn: Annotated[
-        list[str] | None, typer.Option(metavar="N|N-M", help="Only these turns; 0: outside turns.")
+        list[str] | None,
+        typer.Option(metavar="N|N-M", help="Only these turns; 0: messages outside of turns."),
     ] = None,
     message: Annotated[
         list[str] | None, typer.Option(metavar="N|N-M", help="Only the messages with these numbers.")
@@ -54,22 +59,22 @@ def trace_show(
     ] = None,
     kind: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Only this kind of message; part of its name is enough."),
+        typer.Option(metavar="NAME", help="Only messages of this kind; a part of its name is enough."),
     ] = None,
     text: Annotated[
         list[str] | None,
-        typer.Option(metavar="WORDS", help="Only messages with this text in one of their values."),
+        typer.Option(metavar="WORDS", help="Only messages that contain this text in a field."),
     ] = None,
     failures: Annotated[
         bool, typer.Option("--failures", help="Only messages that report a failure or a problem.")
     ] = False,
     whole: Annotated[
-        bool, typer.Option("--whole", help="Print all that is in each message, instead of one line.")
+        bool, typer.Option("--whole", help="Print all fields of each message, not just one line.")
     ] = False,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Wait for new messages until the episode ends or Ctrl-C.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")] = False,
     width: _Width = None,
 ) -> bool:
     """Show the messages of an episode, one line each; with --whole all their fields.
@@ -100,7 +105,7 @@ def trace_show(
 @trace_app.command("stats")
 def trace_stats(
     file: TraceFile = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     width: _Width = None,
 ) -> None:
     """Count turns, requests, tool calls and tokens, and show where the time went."""
@@ -113,7 +118,7 @@ def trace_stats(
 @trace_app.command("cache")
 def trace_cache(
     file: TraceFile = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     width: _Width = None,
 ) -> None:
     """Show how much of each prompt a provider could read from its cache, and why not more.
@@ -136,7 +141,7 @@ _Turn = Annotated[int | None, typer.Option(min=1, help="Only this turn.", show_d
 def trace_diagram(
     file: TraceFile = None,
     turn: _Turn = None,
-    mermaid: Annotated[bool, typer.Option("--mermaid", help="Print Mermaid source, for a web page.")] = False,
+    mermaid: Annotated[bool, typer.Option("--mermaid", help="Print the diagram as Mermaid source.")] = False,
 ) -> None:
     """Draw the messages of an episode as a sequence diagram."""
     from grue.cli.trace_views import diagram
@@ -147,11 +152,13 @@ def trace_diagram(
 
 @trace_app.command("diff")
 def trace_diff(
-    left: Annotated[Path, typer.Argument(help="A trace, or its run folder.")],
-    right: Annotated[Path, typer.Argument(help="Another one.")],
-    every: Annotated[bool, typer.Option("--all", help="Describe every difference in full.")] = False,
+    left: Annotated[Path, typer.Argument(help="A trace.jsonl, or the run folder that holds it.")],
+    right: Annotated[Path, typer.Argument(help="The trace to compare it with.")],
+    every: Annotated[
+        bool, typer.Option("--all", help="Describe all differences in full, not only the first.")
+    ] = False,
 ) -> bool:
-    """Show the first difference of two episodes, except ids and times. Exit with 1 if there is one."""
+    """Show the first difference of two episodes, ignoring ids and times. Exit with 1 if they differ."""
     from grue.cli.trace_views import diff
 
     take_interrupts()
@@ -162,12 +169,12 @@ def trace_diff(
 def trace_html(
     file: TraceFile = None,
     other: Annotated[
-        Path | None, typer.Argument(help="Another one, to show beside it.", show_default="none")
+        Path | None, typer.Argument(help="A second trace, to show beside the first.", show_default="none")
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The file to write.", show_default="beside the trace")
     ] = None,
-    open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Write an HTML page that shows an episode, or two side by side.
 
@@ -185,8 +192,8 @@ def trace_html(
 @trace_app.command("serve")
 def trace_serve(
     file: TraceFile = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port.", show_default="any")] = 0,
-    open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port.", show_default="a free one")] = 0,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Serve a page that shows an episode while it runs, until Ctrl-C.
 
@@ -202,17 +209,18 @@ def trace_serve(
 @trace_app.command("query")
 def trace_query(
     sql: Annotated[
-        str, typer.Argument(metavar="SQL", help="A query of episodes, turns, calls and requests.")
+        str,
+        typer.Argument(metavar="SQL", help="A query. Its tables are episodes, turns, calls and requests."),
     ],
     places: Annotated[
         list[Path] | None,
         typer.Argument(
             metavar="PLACE...",
-            help="Fleets, run folders, traces, folders of those, or exported tables.",
+            help="What to query: fleets, run folders, traces, folders of these, or exported tables.",
             show_default="runs",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")] = False,
 ) -> None:
     """Query recorded episodes in SQL. Needs the extra `export`."""
     from grue.cli.fleet_export import print_query
@@ -228,15 +236,29 @@ def trace_replay(
     turn: _Turn = None,
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a policy or a limit; repeatable."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a policy or a limit, such as after_death=reconnect; repeatable.",
+        ),
     ] = None,
     max_iterations: Annotated[
-        int | None, typer.Option(min=0, help="Change the limit of tool iterations.")
+        int | None,
+        typer.Option(min=0, help="Change the most tool iterations of a turn.", show_default="as recorded"),
     ] = None,
     after_timeout: Annotated[
-        str | None, typer.Option(help="What follows a tool timeout: skip, continue or force.")
+        str | None,
+        typer.Option(
+            metavar="skip|continue|force",
+            help="After a tool call that timed out: skip the other calls of the same reply, make them, or "
+            "skip them and force the final answer.",
+            show_default="as recorded",
+        ),
     ] = None,
-    system: Annotated[Path | None, typer.Option(help="Read other instructions from a file.")] = None,
+    system: Annotated[
+        Path | None,
+        typer.Option(help="Use the system prompt in this file instead.", show_default="as recorded"),
+    ] = None,
 ) -> bool:
     """Compute the agent's decisions again from the recorded messages. No model, server or tool runs.
 
@@ -256,28 +278,30 @@ def trace_replay(
 @trace_app.command("to-test")
 def trace_to_test(
     file: TraceFile = None,
-    turn: Annotated[int | None, typer.Option(help="The turn.", show_default="the only one")] = None,
+    turn: Annotated[
+        int | None, typer.Option(help="Number of the turn.", show_default="the only turn of the trace")
+    ] = None,
     tools: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="SERVER=MODULE:NAME", help="A server whose tools are functions of yours; repeatable."
+            metavar="SERVER=MODULE:NAME",
+            help="Where your code has the functions that are this server's tools; repeatable.",
+            show_default="tools that return the recorded results",
         ),
     ] = None,
     answer: Annotated[
         str | None,
         typer.Option(
             metavar="MODULE:NAME",
-            help="The type of the answer, or its AnswerSpec, in your code.",
-            show_default="read as recorded",
+            help="Where your code has the type of the answer, or its AnswerSpec.",
+            show_default="the recorded answers",
         ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="The file to write.", show_default="test_EPISODE_turn_N.py"),
     ] = None,
-    run: Annotated[
-        bool, typer.Option("--run/--no-run", help="Run the test once, with the tools of --tools.")
-    ] = True,
+    run: Annotated[bool, typer.Option("--run/--no-run", help="Run the test once after writing it.")] = True,
 ) -> bool:
     """Write a pytest file that runs a turn again with the model's recorded replies.
 
