@@ -435,7 +435,7 @@ class _Answers:
     def refuse_unused(self) -> None:
         """Raise `MCPConfigError` for a `--set NAME=VALUE` whose name the description does not ask for.
 
-        The user may have misspelt the name, or meant an API key, which belongs into the environment.
+        The user may have misspelt the name, or meant an API key, which has to be set in the environment.
         """
         for name in self._given.keys() - self._used:
             known = ", ".join(sorted(self._used)) or "nothing"
@@ -452,7 +452,7 @@ def _absolute(path: str) -> str:
 def _in_a_box(server: descriptions.Described) -> dict[str, Any]:
     """Return the server's entry for `mcp_config.json`.
 
-    A program that is not the user's own gets a sandbox, and of the environment only variables such as PATH
+    A program that is not the user's own gets a sandbox, and inherits only environment variables such as PATH
     and HOME.
     """
     entry = dict(server.entry)

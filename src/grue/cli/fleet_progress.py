@@ -50,7 +50,7 @@ class Seen(Struct, frozen=True, kw_only=True):
 
     @property
     def slowest(self) -> tuple[str, float] | None:
-        """The id of the episode that has run longest, and for how many seconds; `None` up to 10 s."""
+        """The episode that has run longest, as (id, seconds); `None` if none has run for more than 10 s."""
         if not self.running:
             return None
         id_, since = min(self.running.items(), key=lambda item: item[1])

@@ -73,7 +73,7 @@ def print_status(directory: Path, *, as_json: bool) -> None:
 def _say_outcomes(directory: Path, manifest: Manifest, outcomes: Counter[str]) -> None:
     done = outcomes["scored"] + outcomes["failed"]
     # If the folder has more episodes than the manifest counts, a program has run further cases in it. Then it
-    # is not known which episodes the latest run asked for, so do not say that so many "of N" are done.
+    # is not known which episodes the latest run asked for, so do not say how many of these are done.
     if outcomes.total() > manifest.total:
         said = f"{done:,} episodes of {manifest.work} are done; the latest run was about {manifest.total:,}."
     else:

@@ -56,7 +56,7 @@ class Progress:
         max_turns: Most turns of the episode, until the fact `EpisodeStarted` gives the number; 0: unknown.
 
     Attributes:
-        doing: The steps that are under way, oldest first, by the tracker's key of the step.
+        doing: The steps that are under way, oldest first, by the key that `StepTracker` gives a step.
         usage: Tokens and cost of all completions so far.
         dropped: Number of replies that were dropped: the model was asked while a server was starting, with
             the tools of its last start, and the server then listed others.

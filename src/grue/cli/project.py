@@ -109,7 +109,7 @@ def known_servers(
 
 
 def own_python() -> str:
-    """Return a command that starts this Python interpreter: `python` if that finds it, else its path."""
+    """Return the command of this interpreter: `python` if PATH finds it under that name, else its path."""
     found = shutil.which("python")
     return "python" if found is not None and Path(found) == Path(sys.executable) else sys.executable
 

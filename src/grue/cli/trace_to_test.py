@@ -470,7 +470,7 @@ def _test(
 
 
 def _cuts(run: RecordedRun, end: m.TurnCompleted) -> Iterator[str]:
-    """Yield assertions about which results were cut for the model, if the turn limited results on its own.
+    """Yield assertions about which results were cut for the model, if the turn had its own limits for that.
 
     The assertions fail if these limits are changed later.
     """

@@ -72,7 +72,7 @@ class FakeToolServer:
     def answers(
         self, tool: str, *results: object, description: str = "", schema: Mapping[str, Any] | None = None
     ) -> None:
-        """Add a tool and set its results. In a running session, the server's list of tools then has changed.
+        """Add a tool and set its results. During a session, the server then reports a changed list of tools.
 
         Args:
             tool: The tool's bare name.

@@ -391,7 +391,7 @@ def _start_sleep(seconds: str, *, start_new_session: bool = False) -> None:
 
 
 def _start_daemon(pid_file: str, env: dict[str, str]) -> None:
-    """Start a daemon: not a child of this process, in its own group and session, without these pipes."""
+    """Start a daemon: a process with another parent, group and session, and with /dev/null as its streams."""
     child = os.fork()
     if child:
         os.waitpid(child, 0)

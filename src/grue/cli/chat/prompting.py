@@ -54,8 +54,8 @@ _STYLE = Style.from_dict(
 def typing_ahead_hidden() -> Iterator[None]:
     """Hide what the user types while no prompt is shown, such as during a turn. The next prompt shows it.
 
-    Otherwise the terminal would echo the keys into the program's output. The echo moves the cursor without
-    the knowledge of prompt_toolkit, which would then draw its prompt over other text.
+    Otherwise the terminal would echo the keys into the program's output. The echo moves the cursor, which
+    prompt_toolkit does not notice, so it would draw its prompt over other text.
     """
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)

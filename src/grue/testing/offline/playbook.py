@@ -73,9 +73,10 @@ class Playbook(Struct, frozen=True):
 def position(commands: Sequence[str], turn: int, recent: Sequence[str]) -> int | None:
     """Return how many commands of a script were played; `None` if the last commands are not in the script.
 
-    If `recent` is what the script has just before this turn, every turn has followed the script, and the
-    result is `turn - 1`. Otherwise, drop idle commands from `recent`, such as `look`, which a host plays when
-    a turn fails, and find the latest place in the script at which the rest matches.
+    If `recent` equals the script's commands just before this turn, every turn has followed the script, and
+    the result is `turn - 1`. Otherwise, idle commands such as `look` are dropped from `recent`, because a
+    host plays them when a turn fails, and the result is the latest place in the script at which the rest
+    matches.
 
     Args:
         commands: The script.

@@ -230,7 +230,7 @@ def error(status: int, said: Json) -> Json:
 
 
 def owed(message: Json) -> dict[str, list[Json]]:
-    """Return the thinking that later requests must repeat, for the id of each call, else of the Message."""
+    """Return the thinking that must be repeated, under the id of each call; without calls, of the reply."""
     blocks = message["content"]
     thinking = [block for block in blocks if block["type"] in THINKING]
     ids = [block["id"] for block in blocks if block["type"] == "tool_use"] or [message["id"]]
@@ -428,7 +428,8 @@ def _check_block(where: str, block: Json) -> Iterator[str]:
 def _order(messages: list[Json]) -> Iterator[str]:
     """Yield what is wrong with the order of messages.
 
-    The first and last role count, and that each call has its result at the beginning of the next message.
+    Checks the first and the last role, and that each call has its result at the beginning of the next
+    message.
     """
     if messages[0].get("role") != "user":
         yield 'messages: first message must use the "user" role'

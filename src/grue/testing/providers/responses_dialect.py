@@ -232,7 +232,7 @@ def error(status: int, said: Json) -> Json:
 
 
 def owed(response: Json) -> dict[str, list[Json]]:
-    """Return the reasoning that later requests must repeat, for the id of each call, else of the Response."""
+    """Return the reasoning that must be repeated, under the id of each call; without calls, of the reply."""
     items = response["output"]
     reasoning = [item for item in items if item["type"] == "reasoning"]
     ids = [item["call_id"] for item in items if item["type"] == "function_call"] or [response["id"]]
