@@ -347,7 +347,7 @@ def _fetched(url: str) -> object:
 
 
 def _pieces(url: str, *, most: int, redirects: int = 0) -> Iterator[bytes]:
-    """Yield the body at `url`, `most` bytes at most. Sends no API key, refuses redirects to plain http."""
+    """Yield the body at `url`, at most `most` bytes. Sends no API key, and no redirect leaves https."""
     import httpx
 
     parts = _address(url)

@@ -157,7 +157,7 @@ def _names(opened: m.SessionOpened) -> set[str]:
 
 
 def _interpreter_s(server: StdioServer) -> tuple[str, float] | None:
-    """Return the interpreter in the program's `#!` line, and how many seconds it takes to run nothing.
+    """Return the interpreter in the program's `#!` line, and how many seconds an empty program takes.
 
     Returns `None` if that is neither Node.js nor Python, or if it fails.
     """

@@ -1,4 +1,4 @@
-"""`grue fleet export` writes episodes for other programs; `grue trace query` answers SQL about them."""
+"""`grue fleet export` writes episodes for other programs; `grue trace query` runs SQL queries on them."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain

@@ -1,4 +1,4 @@
-"""`grue trace cache`: print how much of each prompt repeats the start of an earlier one, and what differs."""
+"""`grue trace cache`: print how much of each prompt repeats an earlier one, and what differs then."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -76,8 +76,7 @@ def assert_nothing_left(within_s: float = 10.0) -> Iterator[None]:
     pause_s = _FIRST_PAUSE_S
     while any(left := _new_since(before, mark)) and time.monotonic() < deadline:
         time.sleep(pause_s)
-        # Each check reads the list of all processes. Checking more often would slow down those that are
-        # ending.
+        # Each check reads the list of all processes. Frequent checks would delay the ones that are ending.
         pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
     if any(left):
         raise AssertionError("left behind: " + ", ".join(_description(*left)))
