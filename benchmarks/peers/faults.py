@@ -55,31 +55,35 @@ FAULTS = [
     Fault("calm", "nothing goes wrong"),
     Fault("missing", "the server's program does not exist", ("missing",)),
     Fault("exits-at-start", "the server exits as it starts", ("--exit-at", "start")),
-    Fault("silent-at-start", "it never answers the handshake", ("--silent-at", "initialize")),
-    Fault("silent-at-list", "it never lists its tools", ("--silent-at", "list")),
-    Fault("hangs", "it never answers the call", ("--silent-at", "call")),
+    Fault("silent-at-start", "the server never answers the handshake", ("--silent-at", "initialize")),
+    Fault("silent-at-list", "the server never lists its tools", ("--silent-at", "list")),
+    Fault("hangs", "the server never answers the call", ("--silent-at", "call")),
     Fault(
         "hangs-for-good",
-        "the same, and ignores the end of its input and SIGTERM",
+        "the server never answers the call, and ignores the end of its input and SIGTERM",
         ("--silent-at", "call", "--ignore-eof", "--ignore-term"),
     ),
-    Fault("exits", "it exits in the call", ("--exit-at", "call")),
-    Fault("killed", "it is killed in the call", ("--kill-at", "call")),
-    Fault("stubborn", "it ignores the end of its input and SIGTERM", ("--ignore-eof", "--ignore-term")),
-    Fault("grandchild", "it leaves a child that holds its output", ("--grandchild",)),
-    Fault("session", "it leaves a child in a session of its own", ("--runaway", "600")),
-    Fault("daemon", "it leaves a daemon (double fork, setsid)", ("--daemon",)),
-    Fault("stderr", "it writes 10 MB to stderr", ("--flood-stderr", "10000000")),
-    Fault("noise", "it writes 50 lines of garbage before each answer", ("--noise", "50")),
+    Fault("exits", "the server exits in the call", ("--exit-at", "call")),
+    Fault("killed", "the server is killed in the call", ("--kill-at", "call")),
+    Fault(
+        "stubborn", "the server ignores the end of its input and SIGTERM", ("--ignore-eof", "--ignore-term")
+    ),
+    Fault("grandchild", "the server leaves a child that holds its output", ("--grandchild",)),
+    Fault("session", "the server leaves a child that has its own session (setsid)", ("--runaway", "600")),
+    Fault("daemon", "the server leaves a daemon (double fork, setsid)", ("--daemon",)),
+    Fault("stderr", "the server writes 10 MB to stderr", ("--flood-stderr", "10000000")),
+    Fault("noise", "the server writes 50 lines of garbage before each answer", ("--noise", "50")),
     Fault("utf8", "its answer is not UTF-8", ("--invalid-utf8",)),
     Fault("huge", "its answer has 20 MB", ("--huge-result", "20000000")),
-    Fault("wrong-id", "it answers with the id of no request", ("--wrong-id",)),
-    Fault("closes", "it closes its output in the call, and stays", ("--close-stdout-at", "call")),
-    Fault("double-tool", "it lists two tools of one name", ("--double-tool", "--pages", "2")),
+    Fault("wrong-id", "the server answers with an id that no request has", ("--wrong-id",)),
+    Fault(
+        "closes", "the server closes its output in the call, and keeps running", ("--close-stdout-at", "call")
+    ),
+    Fault("double-tool", "the server lists two tools with the same name", ("--double-tool", "--pages", "2")),
     Fault("429", "the model answers 429 once, Retry-After 1", model="429"),
     Fault("500", "the model answers 500 once", model="500"),
     Fault("cut", "a reply of the model is cut in the middle, once", model="cut"),
-    Fault("arguments", "the model's arguments are no JSON, once", model="arguments"),
+    Fault("arguments", "the arguments of the model's call are not JSON, once", model="arguments"),
     Fault("ctrl-c", "Ctrl-C while the call hangs", ("--silent-at", "call"), host="SIGINT"),
     Fault(
         "host-killed",
@@ -266,27 +270,28 @@ def table(results: dict[tuple[str, str], dict[str, Any]], sides: list[Side], fau
 def page(text: str, sides: list[Side], took_s: float) -> str:
     """Return the page of the documentation."""
     versions = "\n".join(f"- {side.name}: {side.version or 'this checkout'}" for side in sides)
-    return f"""# Faults, in grue and beside it
+    return f"""# Faults, in grue and in other frameworks
 
 <!-- made by benchmarks/peers/faults.py --markdown docs/faults.md -->
 
-The same turn with one thing going wrong: a server process is started, one tool is called, the model
-answers. Each cell is one turn in a new process: what came of it, how long it took, and how many processes
-were still there three seconds after the host had ended. `no end` means that the turn was still under way
-after {DEADLINE_S:g} s; the host was killed then. An error is named by its class. For Ctrl-C the time is that
-from the signal to the end of the host.
+This page compares what grue and other frameworks do when something goes wrong in a turn. The turn starts a
+server process, calls one tool, and gets the model's answer; in each row one thing goes wrong. Each cell is
+one turn in a new process. The cell says how the turn ended (an error is named by its class), how long it
+took, and how many processes were left three seconds after the host had ended. `no end` means that the turn
+was still running after {DEADLINE_S:g} s, and the host was killed. For Ctrl-C the time is that from the signal
+to the end of the host.
 
 {text}
 
-An answer is not always better than an error: it means that the model was told what went wrong and could go
-on. `another answer`: the agent gave up and said so in its own words. Not judged here: what an error says, and
-what is recorded.
+`answered` means that the model was told what went wrong, and gave its answer. That is not always better
+than an error. `another answer` means that the agent gave up and said so in its own words. The table does
+not show whether an error's text helps, or what is recorded.
 
-`benchmarks/peers/faults.py` runs all of it, in {took_s / 60:.0f} minutes on two busy cores. Every side has
-its limit for a call set to {LIMIT_S:g} s, in the way that its documentation gives, where it gives one;
-otherwise its default settings. The scripts are `benchmarks/peers/workers/*_turn.py`, of 30 to 60 lines each.
-The server is `grue.testing.faulty_server`. How each side is set up, and what is not alike, is said
-[where their speed is compared](performance.md#beside-other-frameworks). The versions:
+`benchmarks/peers/faults.py` runs all turns, in {took_s / 60:.0f} minutes on two busy cores. Each framework
+has a limit of {LIMIT_S:g} s for a call, set as its documentation says, if there is such a setting, and
+otherwise its default settings. The scripts are `benchmarks/peers/workers/*_turn.py`, of 30 to 60 lines
+each. The server is `grue.testing.faulty_server`. The page about performance says [how each framework is
+configured](performance.md#beside-other-frameworks). The versions:
 
 {versions}
 """

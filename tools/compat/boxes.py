@@ -187,9 +187,11 @@ def table(rows: list[dict[str, str]]) -> str:
     """Return the rows as the guide's table."""
     system = f"Linux {platform.release().split('-')[0]}"
     head = (
-        f"{len(rows)} servers, started by npx and uvx on {system}, in the box that was learned"
-        " (`tools/compat/boxes.py`); of 10 thefts in that box none may succeed:\n\n"
-        "| server | package | by | learned | calls answered | thefts that succeed, and without a box |\n"
+        f"`tools/compat/boxes.py` started {len(rows)} servers with npx and uvx on {system}, each in the box"
+        " that `learn` had printed for it. Then it called their tools, and tried 10 thefts of files, keys and"
+        ' sockets in each box. The column "learned" counts the entries of the box.\n\n'
+        "| server | package | started by | learned | calls answered"
+        " | thefts that succeed in the box, and without it |\n"
         "|---|---|---|---|---|---|\n"
     )
     lines = (

@@ -19,40 +19,51 @@ _STATUS = re.compile(
 _HEAD = """\
 # Compatibility
 
-Which MCP servers and model endpoints of others work with grue. `make compat` writes this page: it installs
-each package from its registry, runs it and uses it as a host would. Each row comes from a run.
-[Errors of providers](provider-errors.md) has what grue makes of the errors of providers and servers.
+This page shows which third-party MCP servers and model endpoints work with grue. `make compat` writes it:
+it installs each package from its registry, runs it, and uses it as a host does. Each row shows the results
+of one run. [Errors of providers](provider-errors.md) lists what grue does with the errors of providers and
+servers.
 
 """
 _SERVERS = """\
 ## MCP servers
-*boot*: from the start of the process to the list of tools. *call*: one call of the tool, by a `ToolClient`.
-*turn*: with `keep="nothing"`, the mean of two turns, in each of which a scripted model calls the tool; so
-each includes a boot. *episode*: the same with `keep="sessions"`. *ahead*: with
-`start="after_turn"`. *left behind*: processes, descriptors and threads after each of these steps, and files
-in the server's working folder, its home and its temporary folder. A server without a call is started and
-listed in each turn. With `mcp<2` are servers that are written with version 1 of the SDK and do not say
-so.
+The columns mean:
+
+- *time to boot*: from the start of the process until it has listed its tools.
+- *one call*: the tool that a `ToolClient` called, and the time of the call. If no tool was called, the cell
+  says why.
+- *turn, new process*: the time of a turn with `keep="nothing"`, in which a scripted model calls the tool;
+  the mean of two. It includes a boot. If no tool was called, the turn only starts the server and lists its
+  tools.
+- *turn, kept session*: the same with `keep="sessions"`. *turn, spare process*: the same with
+  `start="after_turn"`.
+- *left behind*: processes, descriptors and threads that are left after these steps, and files that the
+  server has written into its working folder, its home or its temporary folder.
+
+The package of a server with `mcp<2` needs version 1 of the MCP SDK but does not declare that, so it was
+installed with that constraint.
 
 """
 _ENDPOINTS = """\
 ## Endpoints
-*boot*: from the start of the process until it listens. For each wire format: a reply, the same as a stream,
-an answer with a JSON schema, and a turn with a tool. A schema is *kept*, or it is *ignored, then stated in
-words*: the first reply has another shape, and the prompt states the schema from then on. Mocks do not read
-what they are asked, so a mock that ignores the schema or the tool is one that answers with its fixed text.
+*time to boot* is the time from the start of the process until it listens. For each wire format grue asked
+for a reply, for a streamed reply, for an answer with a JSON schema, and for a turn with a tool. *kept*
+means that the answer had the schema's shape. *ignored, then stated in words* means that the first answer
+had another shape; then grue states the schema in the prompt. *accepted, not called* means that the endpoint
+accepted a request with a tool, but its reply did not call it. Most of the endpoints are mocks, which answer
+with a fixed text whatever they are asked.
 
 """
 _ENDPOINT_COLUMNS = (
     "endpoint",
     "version",
-    "boot",
-    "wire",
+    "time to boot",
+    "wire format",
     "reply",
     "stream",
     "schema",
     "tool",
-    "turn, episode, ahead",
+    "turn with a new process, a kept session, a spare process",
     "left behind",
 )
 
@@ -84,7 +95,7 @@ def page(rows: Sequence[Row]) -> str:
             "\n",
             _ENDPOINTS,
             *_endpoint_table(endpoints),
-            "\ngrue's own scripted server, which its tests use, on the same steps:\n\n",
+            "\nThe same steps with grue's own scripted server, which its tests use:\n\n",
             *_endpoint_table(ours),
         )
     )
@@ -99,7 +110,10 @@ def _replies(row: Row, wire: str) -> bool:
 
 
 def _server_table(rows: Sequence[Row]) -> Iterator[str]:
-    yield "| server | package | version | boot | tools | call | turn | episode | ahead | left behind |\n"
+    yield (
+        "| server | package | version | time to boot | number of tools | one call | turn, new process"
+        " | turn, kept session | turn, spare process | left behind |\n"
+    )
     yield "|---|---|---|---|---|---|---|---|---|---|\n"
     for row in sorted(rows, key=lambda each: (each["registry"], each["name"])):
         where = " with ".join(

@@ -46,22 +46,25 @@ _MOST_SHOWN = 150
 _HEAD = """\
 # Errors of providers
 
-What grue makes of {count} errors, as {providers} providers and servers write them; {right} are handled as
-wanted. `python tools/compat/provider_errors.py` writes this page from the file of the tests, which has each
-error whole.
-*reason* is `LLMError.reason`. *sent again* says what follows:
+This page lists {count} errors of {providers} providers and model servers, and what grue does when it gets
+them. For {right} of them grue does what the test data says is right. The test data is
+`tests/unit/protocol/chat_wire/provider_errors.jsonl`, which has each error in full;
+`python tools/compat/provider_errors.py` writes this page from it.
+
+`reason` is the word in `LLMError.reason`. The last column says whether grue sends the request again:
 
 - *no*: the completion fails at once.
-- *after N s*: once that time is over, which the reply names in a header or in its text.
-- *with backoff*: after 1, 2, 4, … seconds, as `RetryPolicy` says.
-- *changed*: at once, without what the endpoint refuses, or streamed, or in another wire format.
+- *after N s*: grue waits for the time that the reply names in a header or in its text.
+- *with backoff*: grue waits 1, 2, 4, … seconds, as `RetryPolicy` says.
+- *at once, changed*: grue omits the field that the endpoint refuses, or streams, or uses another wire
+  format.
 
-A wait of more than ten minutes (`RetryPolicy.max_asked_delay_s`) is not waited for; `LLMError.retry_after_s`
-says how long it is.
+If the reply asks for a wait of more than ten minutes (`RetryPolicy.max_asked_delay_s`), grue does not wait:
+the completion fails, and `LLMError.retry_after_s` says how long the wait would be.
 """
 _TABLE = """
 ## {provider}
-| status | what it says | reason | sent again |
+| HTTP status | text of the error | `reason` | does grue send the request again? |
 |---|---|---|---|
 """
 
@@ -167,7 +170,7 @@ def _line(row: Row) -> str:
     )
     again = row["again"]
     told = (
-        {"no": "no", "adapted": "changed", "backoff": "with backoff"}.get(again)
+        {"no": "no", "adapted": "at once, changed", "backoff": "with backoff"}.get(again)
         if isinstance(again, str)
         else None
     )

@@ -184,8 +184,9 @@ def with_small_model(home: Path, configured: Mapping[str, StdioServer]) -> str:
         with Runner(llm=settings, servers=configured, recorder=recorder, limits=LIMITS) as runner:
             outcome = runner.run_turn(request)
     return (
-        f"A real model, SmolLM2 with 135 million parameters, that is asked a question beside the twenty:"
-        f" `{outcome.kind}`, {len(started)} servers started. It never calls a tool.\n"
+        "A small real model (SmolLM2, 135 million parameters) was asked a question with the twenty servers"
+        f" configured. The turn's kind was `{outcome.kind}`, with {len(started)} servers started. This model"
+        " never calls a tool.\n"
     )
 
 
@@ -206,18 +207,25 @@ def main() -> int:
         call = f"{CALLED}.get_current_time"
         rows = {
             "no servers": Turns({}).run().row(),
-            "20, started with the turn": Turns(eager).run().row(),
-            "20, when called; none is": Turns(waiting).run().row(),
-            "20, when called; one is": Turns(waiting, call).run().row(),
-            "that one alone, with the turn": Turns({CALLED: eager[CALLED]}, call).run().row(),
-            "20, when called; `ToolSearch`": Turns(waiting, tool_search=ToolSearch(above=40)).run().row(),
+            "20 servers that start with the turn": Turns(eager).run().row(),
+            "20 servers with `when_called`; none is called": Turns(waiting).run().row(),
+            "20 servers with `when_called`; one is called": Turns(waiting, call).run().row(),
+            "only the called server, which starts with the turn": Turns({CALLED: eager[CALLED]}, call)
+            .run()
+            .row(),
+            "20 servers with `when_called` and `ToolSearch`; none is called": Turns(
+                waiting, tool_search=ToolSearch(above=40)
+            )
+            .run()
+            .row(),
         }
         said = with_small_model(options.model, waiting) if options.model else ""
     text = "".join(
         f"| {name} | {asked:.2f} s | {took:.2f} s | {started} | {sent:,} |\n"
         for name, (asked, took, started, sent) in rows.items()
     )
-    head = "| servers | until the model is asked | the turn | servers started | bytes of the request |\n"
+    head = "| servers | time until the model is asked | time of the turn | servers started "
+    head += "| bytes of the request |\n"
     head += "|---|---|---|---|---|\n"
     print(text, said)
     before, _, rest = GUIDE.read_text(encoding="utf-8").partition(BEGIN)
@@ -229,17 +237,17 @@ def main() -> int:
 
 def picture(seconds: Mapping[str, float]) -> str:
     """Return bars as SVG: how long a turn waits until its model is asked."""
-    title, most = "Until the model is asked, with 20 servers of others", max(seconds.values())
+    title, most = "Time until the model is asked, with 20 third-party servers", max(seconds.values())
     parts = [f'<text x="8" y="22" font-weight="600">{title}</text>']
     for number, (name, value) in enumerate(seconds.items()):
         top = 40 + 30 * number
         width = max(1.0, 330 * value / most)
-        parts.append(f'<text x="216" y="{top + 15}" text-anchor="end">{escape(name.replace("`", ""))}</text>')
-        parts.append(f'<rect class="b" x="224" y="{top}" width="{width:.1f}" height="20"/>')
-        parts.append(f'<text x="{230 + width:.0f}" y="{top + 15}">{value:.2f} s</text>')
+        parts.append(f'<text x="416" y="{top + 15}" text-anchor="end">{escape(name.replace("`", ""))}</text>')
+        parts.append(f'<rect class="b" x="424" y="{top}" width="{width:.1f}" height="20"/>')
+        parts.append(f'<text x="{430 + width:.0f}" y="{top + 15}">{value:.2f} s</text>')
     height = 48 + 30 * len(seconds)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 640 {height}" role="img">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 840 {height}" role="img">'
         f"<title>{title}</title><style>{BAR}</style>{''.join(parts)}</svg>\n"
     )
 
