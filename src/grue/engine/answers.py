@@ -40,8 +40,9 @@ class AnswerSpec(Generic[T]):
         schema: JSON Schema for the endpoint's structured output; `None`: free text.
         name: The schema's name for the endpoint.
         fallback: The answer to use if the model gives no acceptable one; `None`: the turn fails instead.
-        told: `True`: the request's own texts already say what form the answer must have. `False`: a turn that
-            offers tools adds the schema to its text, because a request with tools carries no schema.
+        told: `True`: the texts of the `TurnRequest` already say what form the answer must have. `False`: in a
+            turn that offers tools, grue writes the schema into the prompt, because a request with tools does
+            not use the endpoint's structured output.
 
     Source: R15.3
     """

@@ -58,7 +58,8 @@ Questions: TypeAlias = tuple[ApprovalQuestion, ...]
 class Parking:
     """Checks whether turns can be parked.
 
-    That needs a trace file, and no secret may have been redacted from the turn's messages.
+    A parked turn is resumed from its trace file. So there must be one, and it must hold the turn's messages
+    unchanged: a turn from which a secret was redacted cannot be parked.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -79,8 +80,8 @@ class Parking:
             given_history: The turn's history was given as plain data (`TurnRequest.history`).
 
         Raises:
-            MCPConfigError: There is no trace file. Or the turn's texts contain a secret, which the trace file
-                would lack. Or the history was given as plain data, which the trace does not hold.
+            MCPConfigError: There is no trace file. Or the turn's texts contain a secret, which is redacted in
+                the trace file. Or the history was given as plain data: the trace holds only its digest.
         """
         if self.writer is None:
             raise MCPConfigError(
@@ -127,8 +128,8 @@ class Approval(Struct, frozen=True):
 
     Attributes:
         approve: The host's callback; `None`: the host has given none.
-        parking: Set if turns may be parked or wait for a provider's batches. Each tool call is then flushed
-            to the trace before it is sent.
+        parking: Given if turns may be parked, or may wait for a provider's batches. The trace is then flushed
+            before each call of a tool that is not read-only. `None`: no turn is parked or waits.
     """
 
     approve: Approve | None = None

@@ -53,7 +53,8 @@ class RecalledTurn(Struct, frozen=True):
 
     Attributes:
         outcome: The turn's outcome.
-        said: The turn's entries, if the conversation that the turn belongs to does not hold them yet.
+        said: What was said in the turn, to be added to the turn's conversation. Empty if the conversation
+            has these entries already, or if the turn belongs to no conversation.
     """
 
     outcome: TurnOutcome[Any]
@@ -61,10 +62,12 @@ class RecalledTurn(Struct, frozen=True):
 
 
 class _Begun(Struct):
-    """The part of a turn that has been read from the trace so far.
+    """A turn whose start has been read from the trace, and its end not yet.
 
     Attributes:
-        partial: `said` is incomplete, because a secret was redacted or the turn was resumed.
+        said: For a turn of a conversation: its recorded messages that add to the conversation.
+        partial: `said` is incomplete: a secret was redacted from a message, or `run` resumes a parked turn,
+            whose first messages were recorded before `run`.
     """
 
     run: m.RunTurn
@@ -96,8 +99,9 @@ class CompletedTurns:
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self._known: dict[_Asked, _Completed] = {}
-        # Turns of other batches, or single turns of the runner, may have the same numbers at the same time.
-        # So the end of a turn is matched to its start by its cause, not by its number.
+        # The key is the number of the `RunTurn` message. Turns of other batches, or single turns of the
+        # runner, may have the same turn number at the same time. So the message that ends a turn is matched
+        # to its `RunTurn` by the `cause` that it names, and not by the turn's number.
         self._begun: dict[int, _Begun] = {}
         self._talks: dict[m.ConversationId, _Begun] = {}
         self._requests: dict[int, _Begun] = {}
@@ -174,7 +178,10 @@ def _accepts(check: AnswerCheck[Any], end: m.TurnCompleted) -> bool:
 
 
 def _place_after(past: m.HistoryReference, said: tuple[SaidStep, ...]) -> m.HistoryReference | None:
-    """Return a conversation's state after a turn; `None`: the turn rewrote entries that are unknown here."""
+    """Return a conversation's state after a turn; `None`: it cannot be computed.
+
+    It cannot if the turn rewrote entries of earlier turns, because only their number and digest are known.
+    """
     ledger = Ledger()
     ledger.length, ledger.digest = past.length, past.digest
     history = History(ledger)

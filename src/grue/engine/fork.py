@@ -1,14 +1,14 @@
 """Fork a recorded turn: repeat it up to a place from its trace, and run it from there on.
 
 The turn's state machine gets the recorded events again, up to the fork, and so reaches the state that the
-recorded turn had there. Its commands up to the fork are not carried out. The LLM actor gets the history. From
-the fork on the turn runs like any other, but its tool calls are answered from the record
-(`engine/recorded_tools.py`).
+recorded turn had there. Commands before the fork are not carried out. The LLM actor gets the history up to
+the fork, which it sends to the model. From the fork on the turn runs like any other, but its tool calls get
+the results that the trace has recorded (`engine/recorded_tools.py`).
 
 A turn can be forked only where a single message decides what happens next: before a request to the model, and
-between a reply and its tool calls. `ForkRequest.at` names any message; the fork is at the last such place
-before it. The fork's trace repeats the messages before the fork, so that it can be read, replayed, compared
-and forked without the other trace.
+between a reply and its tool calls. `ForkRequest.at` is the number of any message: the turn is forked at the
+last such place before this message. The fork's own trace repeats the messages before the fork, so that it can
+be read, replayed, compared and forked without the trace of the recorded turn.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -247,7 +247,10 @@ class ForkedRun(HostTurn[T]):
         self.started_by = changed
 
     async def run(self, resources: TurnResources) -> TurnOutcome[T]:
-        """Run the turn as `HostTurn.run` does; raises `ForkMissed` if the record lacks a result."""
+        """Run the turn as `HostTurn.run` does.
+
+        Raises `ForkMissed` if a tool call of the fork has no recorded result and must not be made.
+        """
         try:
             return await super().run(resources)
         except LLMError as error:
@@ -376,7 +379,11 @@ def _wiring(
     offered: tuple[m.ToolDefinition, ...],
     fork: ForkSettings,
 ) -> Wiring:
-    """Return the fork's wiring: the LLM actor has the history, and tools are answered from the record."""
+    """Return the wiring for the fork.
+
+    Its LLM actor begins with `history`, and its tool calls and approval questions get the recorded answers.
+    Unless `fork.misses` is `fail`, raises `MCPError` if the runner lacks a server of the turn.
+    """
     servers = wiring.servers
     if fork.misses == "fail":
         servers = usable_servers(dict.fromkeys(run.servers, _nothing))

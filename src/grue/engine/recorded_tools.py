@@ -1,9 +1,9 @@
-"""Answer a fork's tool calls and its questions to people from the record of the turn that was forked.
+"""Answer a fork's tool calls and approval questions with the answers recorded in the forked turn's trace.
 
 `TurnRecord` holds the recorded results and decisions. `RecordedConnection` stands between a session actor and
-its server: it answers a call with its recorded result, and `ForkSettings.misses` says what happens to a call
-that has none. By default such a call ends the fork, because a real call may have effects. `RecordedApproval`
-answers the questions of the policy as a person answered them when the turn was recorded.
+its server: it answers a call with its recorded result. `ForkSettings.misses` says what happens to a call
+without a recorded result. By default such a call ends the fork, because a real call may have effects.
+`RecordedApproval` answers the questions of the policy as a person answered them when the turn was recorded.
 """
 
 import contextlib
@@ -44,11 +44,11 @@ _Question: TypeAlias = tuple[str, str]
 
 
 class RecordedCall(Struct):
-    """A tool call of the record.
+    """A tool call of the recorded turn.
 
     Attributes:
-        seq: Number of the message with the call's result or failure; 0: the trace has neither.
-        settlement: That message.
+        seq: Number of the message with the call's result or failure; 0: the trace has no such message.
+        settlement: The message with the call's result or failure.
         listed: The tools that the server listed after the call, if they had changed.
         redacted: A secret was removed from the result.
     """
@@ -69,9 +69,10 @@ class RecordedCall(Struct):
 class TurnRecord:
     """The recorded results and decisions that a fork of the turn gets.
 
-    Calls with the same tool and the same arguments get the recorded results after the fork, in their order.
-    When all of them are used, a call of a read-only tool gets the last one again. A call of any other tool
-    then has no result, because the earlier calls may have changed what the tool would return.
+    A call of the fork gets a result that was recorded, after the place of the fork, for the same tool and the
+    same arguments: the first one that is not used yet. When all are used, a call of a read-only tool gets the
+    last one again. A call of any other tool then has no result, because the earlier calls may have changed
+    what the tool would return.
 
     Args:
         envelopes: The messages of the recorded turn.
@@ -106,7 +107,7 @@ class TurnRecord:
                 self._last[call.key] = call
 
     def call(self, call_id: str) -> RecordedCall | None:
-        """Return the recorded call with this id; `None`: there is none that has a result or a failure."""
+        """Return the recorded call with this id; `None`: no such call has a recorded result or failure."""
         found = (each for each in self._calls.values() if each.call.call_id == call_id and each.seq)
         return next(found, None)
 
@@ -116,7 +117,7 @@ class TurnRecord:
         return [each.call.call_id for each in self._calls.values() if each.seq]
 
     def listing(self, server: m.ServerName) -> Listing | None:
-        """Return the tools that a server lists at the fork; `None`: the record has no listing of it."""
+        """Return the tools that a server lists at the fork; `None`: the turn recorded no listing of it."""
         known = self._opened.get(server, [])
         before = [each for seq, each in known if seq <= self._after]
         listing = before[-1] if before else known[0][1] if known else None
@@ -145,7 +146,7 @@ class TurnRecord:
         return found
 
     def of_task(self, task: m.ToolTask) -> RecordedCall | None:
-        """Return the recorded call that ran as this task; `None`: the record has no such call."""
+        """Return the recorded call that the server ran as this MCP task; `None`: there is no such call."""
         tasks = (each for each in self._calls.values() if each.seq and each.call.task == task)
         return next(tasks, None)
 
@@ -196,7 +197,8 @@ class TurnRecord:
         if not isinstance(settlement, m.ToolReturned | m.ToolTimedOut | m.ToolSkipped | m.ServerDied):
             return
         call = self._calls.get((settlement.batch, settlement.call_id))
-        # A call that was skipped only because another call failed is no answer to a call of the fork.
+        # A recorded call may have been skipped only because another call had failed. It has no result that
+        # a call of the fork could get.
         if call is not None and (not isinstance(settlement, m.ToolSkipped) or settlement.refused):
             call.seq, call.settlement, call.redacted = envelope.seq, settlement, envelope.redacted
 
@@ -221,7 +223,7 @@ def _asked(question: ApprovalQuestion) -> _Question:
 
 
 def _bound(decision: ApprovalDecision, question: ApprovalQuestion) -> ApprovalDecision:
-    """Return a recorded decision, with the ids of the fork's question in place of the recorded ones."""
+    """Return a recorded decision, changed so that it refers to the fork's question by that question's ids."""
     ids = {name: getattr(question, name) for name in ("call_id", "name", "definition_digest")}
     return replace(decision, **ids)
 
@@ -231,9 +233,9 @@ class ForkSettings(Struct, frozen=True, kw_only=True):
 
     Attributes:
         record: The recorded results and decisions.
-        misses: What happens to calls and questions that the record does not answer.
+        misses: What happens to calls and questions without a recorded answer.
         results: Results that replace recorded ones, by the ids of the recorded calls.
-        where: The record's file and turn, for error messages.
+        where: The trace and the turn that was forked, for error messages.
         approve: Asks a person; `None`: nobody can be asked.
     """
 
@@ -244,7 +246,7 @@ class ForkSettings(Struct, frozen=True, kw_only=True):
     approve: Approve | None
 
     def missed(self, what: str) -> ForkMissed:
-        """Return the error for a call or a question that the record does not answer."""
+        """Return the error for a call or a question (`what`) that has no recorded answer."""
         more = " Or have somebody at the terminal to ask." if self.misses == "ask" else ""
         return ForkMissed(
             f"The fork of {self.where} left the record: {what}, and the record has no answer to that."
@@ -254,7 +256,7 @@ class ForkSettings(Struct, frozen=True, kw_only=True):
 
 
 class RecordedApproval(Approval, frozen=True, kw_only=True):
-    """Answers the questions of a fork as they were answered in the record."""
+    """Answers the approval questions of a fork as a person answered them in the recorded turn."""
 
     fork: ForkSettings
 
@@ -280,7 +282,7 @@ class RecordedApproval(Approval, frozen=True, kw_only=True):
         return answer
 
     def connecting(self, connect: Connect, command: m.RunTurn, server: m.ServerName) -> Connect:
-        """Return a factory of connections that answer from the record."""
+        """Return a factory of connections that answer calls with recorded results."""
         fork = self.fork
         live = None if fork.misses == "fail" else connect
         asking = _Asking(fork, command) if fork.misses == "ask" and fork.approve is not None else None
@@ -288,7 +290,7 @@ class RecordedApproval(Approval, frozen=True, kw_only=True):
 
 
 class _Asking:
-    """Asks a person about calls that the record does not answer."""
+    """Asks a person whether to make calls that have no recorded result."""
 
     def __init__(self, fork: ForkSettings, command: m.RunTurn) -> None:
         policy = ToolPolicy(rules=(ToolRule(tools=("*",), verdict="ask"),))
@@ -309,14 +311,15 @@ class _Asking:
 
 
 class RecordedConnection:
-    """A `ToolConnection` that answers from the record of a turn.
+    """A `ToolConnection` that answers calls with the results recorded in a turn.
 
     Args:
-        server: The server whose connection it is.
-        fork: What the record answers, and what happens to other calls.
-        live: The server itself; `None`: it is not started, and calls that the record does not answer fail.
-        asking: Asks a person before a call is made that the record does not answer; `None`: such a call is
-            made without asking.
+        server: The server's name.
+        fork: The recorded results, and what happens to calls without one.
+        live: A connection to the real server; `None`: the server is not started, and a call without a
+            recorded result raises `ForkMissed`.
+        asking: Asks a person before a call without a recorded result is made; `None`: such a call is made
+            without asking.
     """
 
     def __init__(
@@ -337,7 +340,7 @@ class RecordedConnection:
                 await self._live.__aenter__()
                 self._entered = True
             except ServerFailed as failed:
-                # Raise this only if a call needs the server: the record may answer all calls.
+                # Raise `failed` only if a call needs the server: all calls may have recorded results.
                 self._down = failed
         return self
 
@@ -348,7 +351,7 @@ class RecordedConnection:
             await self._live.__aexit__(exc_type, exc, tb)
 
     async def open(self, timeout_s: float) -> Listing:
-        """Return the recorded listing. If the record has none, ask the server for its listing."""
+        """Return the recorded listing. If none was recorded, return the listing of the real server."""
         listing = self._fork.record.listing(self._server)
         if self._live is not None and self._entered:
             try:
@@ -376,9 +379,10 @@ class RecordedConnection:
         return await self._miss(tool, arguments, timeout_s)
 
     async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
-        """Return why this call was refused before it was sent, when it was recorded; `None`: it was sent.
+        """Return why the call must not be sent; `None`: it may be sent.
 
-        A call that is not in the record is checked by the server's own connection.
+        If this call was refused in the recorded turn, before it was sent, return the recorded reason. If no
+        such call was recorded, the connection to the real server checks the call.
         """
         found = self._fork.record.next(self._server, tool, arguments)
         if found is not None and isinstance(found.settlement, m.ToolSkipped):

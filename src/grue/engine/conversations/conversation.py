@@ -268,8 +268,8 @@ class Conversation(Closing):
         """Return the next turn as a request, for `Runner.start_turn` and `Runner.map`.
 
         A batch may continue many conversations, each with one request at a time. With `map(resume_from=...)`
-        a turn is taken from the earlier run, if the conversation has the entries that it had before or after
-        that turn.
+        the turn's outcome is taken from the earlier run, if the conversation is now in the state that it had
+        before that turn, or in the state after it.
         """
         if not isinstance(text, str):
             raise MCPConfigError(

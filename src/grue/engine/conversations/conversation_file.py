@@ -1,13 +1,14 @@
 """The file of a saved conversation: one JSON line for each step, mode 600. Lines are only appended.
 
-Nothing in the file is redacted, because an endpoint has to be sent the same bytes again. So the file holds
-the secrets that were said, and only its owner can read it. It is not a trace.
+Nothing in the file is redacted: a later process must send the endpoint the same bytes again, or the endpoint
+cannot use its prompt cache. So the file holds the secrets that were said, and only its owner can read it. The
+file is not a trace.
 
 The first line is a `FileHeader`. Each further line is an entry of the conversation (`Said`, `AssistantReply`,
-`Rewritten`), what was learned about the endpoint (`Learned`), `Dropped`, `Undone`, a `TurnMark`, or a
-`TurnRecorded`. A reply is written before its tool calls are made. The process may be killed at any time: a
-last line without a newline is ignored, and removed when the file is opened to be continued. A call whose
-answer is missing may have taken effect.
+`Rewritten`), what was learned about the endpoint (`Learned`), an order to ignore earlier lines (`Dropped`,
+`Undone`), or a note about a turn (`TurnMark`, `TurnRecorded`). A reply is written before its tool calls are
+made. The process may be killed at any time: a last line without a newline is ignored, and removed when the
+conversation is continued. A call whose answer is missing in the file may have taken effect.
 
 If a turn can be parked, a `TurnMark` says so, because a later process may go on with the turn. That process
 reads in the trace how far the turn had come. The trace's last messages may be missing, because a trace is
@@ -39,10 +40,12 @@ class FileHeader(Struct, frozen=True, kw_only=True, tag="conversation"):
         format: Version of the format.
         id: The conversation's id.
         system: The conversation's instructions.
-        entries: How many entries after the header are already included in `length` and `digest`.
-        length: The conversation's number of entries when the header was written, rewrites included.
+        length: The conversation's number of entries when the header was written. Each rewrite counts as one.
         digest: The digest of these entries.
-        call_ids: Ids of earlier tool calls that no line of the file contains. New calls must not reuse them.
+        entries: `length` and `digest` already include the first `entries` entries after the header. The file
+            does not have the texts that a rewrite had removed before the header was written.
+        call_ids: Ids of tool calls that were rewritten out of the conversation, so that no line of the file
+            has them. New calls must not reuse these ids.
     """
 
     format: int
@@ -61,7 +64,7 @@ class Learned(Struct, frozen=True, kw_only=True, tag="learned"):
         model: The model that was asked.
         first: The endpoint's profile (what it can do) as it was assumed before the first request.
         profile: The profile now, corrected after requests that the endpoint refused.
-        names: The wire names of the tools, by canonical name.
+        names: The names under which the tools are sent to the endpoint, by canonical name (`SERVER.TOOL`).
         tools: The tools that were offered last.
     """
 
@@ -73,11 +76,14 @@ class Learned(Struct, frozen=True, kw_only=True, tag="learned"):
 
 
 class Dropped(Struct, frozen=True, tag="dropped"):
-    """Takes back the reply in the line before, because it turned out not to belong to the conversation."""
+    """Takes back the reply in the line before: the turn has discarded that reply."""
 
 
 class Undone(Struct, frozen=True, tag="undone"):
-    """Takes back all lines after the header but the first `lines`. Lines taken back earlier do not count."""
+    """Takes back lines: of those before this one, only the header and the next `lines` lines stay valid.
+
+    Lines that an earlier `Undone` has taken back are not counted in `lines`.
+    """
 
     lines: int
 
@@ -148,7 +154,7 @@ class SavedConversation(Struct):
     restored: int = 0
 
     def take(self, line: Line) -> None:
-        """Repeat the step that wrote the line; raises `ValueError` if it does not fit the lines before."""
+        """Add the next line to the content; raises `ValueError` if it cannot follow the lines before it."""
         history = self.history
         match line:
             case Learned():
@@ -268,13 +274,16 @@ def read_conversation(path: Path, text: bytes | None = None) -> SavedConversatio
 
 
 def begin_of_turn(saved: SavedConversation, began: m.HistoryReference) -> tuple[History, int] | None:
-    """Return the history before a turn and its number of lines; `None`: the file lacks the turn's start."""
+    """Return the history before a turn, and the number of lines up to the `TurnMark` that starts the turn.
+
+    `None`: the file has no such mark, or other entries before it.
+    """
     before = SavedConversation(saved.header, _first_history(saved.header))
     for number, line in enumerate(saved.lines, start=1):
         before.take(line)
         if isinstance(line, TurnMark) and (line.state, line.began) == ("running", began.digest):
-            # A reply becomes an entry of the history only with the next step. The turn before this mark has
-            # ended, so take an empty step, or its last reply would be missing in the ledger.
+            # `History` counts a reply only when the next text is said. The last line before this mark may be
+            # a reply: say nothing (`()`), so that the reply is counted, as it is in `began`.
             before.history.say(())
             ledger = before.history.ledger
             found = ledger is not None and (ledger.length, ledger.digest) == (began.length, began.digest)
@@ -324,8 +333,9 @@ def lines_of(history: History) -> tuple[bytes, ...]:
 
 
 def lines_to_write(saved: SavedConversation, kept: int, produced: list[bytes]) -> list[bytes]:
-    """Return the lines to append, so that the file then has exactly the lines `produced` for a turn.
+    """Return the lines to append to the file, so that its lines for a turn are then those in `produced`.
 
+    The file may hold the first lines of `produced` already. Other lines after these are taken back.
     `kept` is the number of lines before the turn. An empty line in `produced` stands for `Dropped`.
     """
     wanted = [line or _DROPPED for line in produced]

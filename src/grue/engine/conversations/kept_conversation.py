@@ -200,7 +200,7 @@ class KeptConversation:
     Args:
         system: The instructions.
         name: The conversation's id in traces; default: a random id.
-        history: The history so far, with a ledger; default: an empty history.
+        history: The history so far; its `Ledger` counts and digests the entries. Default: an empty history.
         learned: What an earlier process has learned about the endpoint.
         tools: The tools that were offered last, if `learned` is not given.
         open_turn: A turn that can be resumed: it is parked, or its process was killed. `None`: there is none.
@@ -432,9 +432,9 @@ class KeptConversation:
             self._write_now()
 
     def asked(self) -> contextlib.AbstractContextManager[None]:
-        """Keep other callers from starting a turn within the block, even while ours waits for its runner.
+        """Let only one caller at a time `ask` or `resume`, also while its turn waits for other turns to end.
 
-        Raises `ConversationBusy` if another caller has entered such a block.
+        Raises `ConversationBusy` if another caller is within such a block.
         """
         return self._holding(self._in_ask)
 
@@ -702,7 +702,7 @@ def is_parked_still(end: object) -> bool:
 def taken_up(
     file: ConversationFile, began: m.HistoryReference, replay: Callable[[History], None]
 ) -> tuple[History, list[bytes]]:
-    """Return the history up to the end of a turn, and those of its lines that the file does not have yet.
+    """Return the history up to the end of a turn, and the lines to append to the file for this turn.
 
     `began` refers to the entries before the turn, and `replay` adds the turn's entries to a history. Raises
     `ConversationError` if the file does not hold the entries before the turn.

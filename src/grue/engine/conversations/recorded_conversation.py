@@ -193,7 +193,7 @@ class TalkReader:
         self._requests: dict[int, m.ConversationId] = {}
 
     def see(self, envelope: EpisodeEnvelope) -> None:
-        """Read the next message. Messages that no conversation keeps are skipped."""
+        """Read the next message. Messages that change no conversation and list no tools are skipped."""
         body, cause = envelope.body, envelope.cause or 0
         match body:
             case m.RunTurn():
@@ -298,18 +298,20 @@ def _take(talk: Talk, envelope: EpisodeEnvelope) -> None:
 
 
 class RecordedTurn:
-    """A turn as the trace has it: its messages from its last `RunTurn` on, and the entries before that.
+    """The last part of a turn, as the trace has it, and the entries that were added in its earlier parts.
+
+    Each `RunTurn` of the turn begins a part: the first one starts the turn, each further one resumes it.
 
     Attributes:
-        run: The message that started this part; `begun` is its envelope.
-        asked: The last request to the model in this part; `None`: no request was sent.
-        end: How the turn ended; `None`: the trace has no end of it.
+        run: The `RunTurn` that began the last part; `begun` is its envelope.
+        asked: The last request to the model in the last part; `None`: no request was sent.
+        end: How the last part ended; `None`: the trace has no end of it.
         tools: The tools that were offered last.
-        listings: The tools that each server has listed last in the trace, in whichever turn.
+        listings: The tools that each server listed last, in any turn of the trace.
         last_seq: Number of the turn's last envelope.
         last_event: Number of the last envelope that went to the agent.
         redacted: A secret was removed from a message of the turn.
-        forked: The turn is a fork, whose tools were answered from the record of another turn.
+        forked: The turn is a fork: its tool calls got the results recorded in another turn.
         said: The messages from which the turn's entries in a conversation are built, earlier parts included.
             Where a later part sends the last request again, an inserted `ReplyDropped(request=0)` drops the
             reply to the first sending.
@@ -358,7 +360,8 @@ class RecordedTurn:
             if body.task is not None:
                 self._became_task(body, body.task)
         elif isinstance(body, m.TaskCreated):
-            # A session makes one call at a time, so the task belongs to the last call to the server.
+            # `TaskCreated` names no call. A session makes one call at a time, so the MCP task belongs to the
+            # last call to this server.
             of_server = [each for each in self._called.values() if each.server == body.server]
             if of_server:
                 self._became_task(of_server[-1], body.task)
@@ -367,7 +370,9 @@ class RecordedTurn:
         elif isinstance(body, m.RequestCompletion) and body.aside:
             self._aside.add(envelope.seq)
         elif isinstance(body, m.CompletionReceived) and envelope.cause in self._aside:
-            pass  # The summary of a history is no entry. A `HistoryRewritten` with the summary follows.
+            # This reply is a summary of the history, and no entry of the conversation. The agent puts the
+            # summary into the conversation by the `HistoryRewritten` that follows.
+            pass
         elif isinstance(body, m.CompletionReceived | m.ReplyDropped | m.HistoryRewritten | m.RewriteHistory):
             self.said.append(body)
         elif isinstance(body, m.RequestCompletion) and envelope.receiver == "llm":
@@ -433,7 +438,8 @@ class RecordedTurn:
             and asked is not None
             and asked.request > self._requests
         ):
-            # The process was killed after the event was recorded, and before the request that follows was.
+            # The process was killed after it had recorded the last event, and before it recorded the request
+            # that this event leads to. So that request's texts are still to be sent.
             return replace(where, new=asked.new)
         return where
 
@@ -463,7 +469,10 @@ class RecordedTurn:
         return body.request if isinstance(body, m.RequestCompletion) else 0
 
     def _take_back_rewrites(self) -> None:
-        """Forget the steps after the last request: it is sent again, and they are then recorded again."""
+        """Remove what follows the last request from `said`.
+
+        The turn goes on from that request, and what follows the request is then recorded once more.
+        """
         asked = None if self.asked is None else self.asked.body
         at = next((at for at, each in enumerate(self.said) if each is asked), None)
         if at is not None:
@@ -524,9 +533,9 @@ class Waited(Struct, frozen=True, kw_only=True):
     """What a turn that waits for a reply needs to go on.
 
     Attributes:
-        events: What the agent was told, from the last `RunTurn` on.
-        history: The history before the request that waits.
-        unrecorded: That request, if the process was killed before the request was recorded in the trace.
+        events: The events that the agent got, from the last `RunTurn` on.
+        history: The history before the request whose reply the turn waits for.
+        unrecorded: This request, if the trace does not have it because the process was killed; else `None`.
     """
 
     events: tuple[m.TurnEvent, ...]
@@ -540,7 +549,11 @@ def asks_again(resumed: m.Resumption) -> bool:
 
 
 def listing_in(envelope: EpisodeEnvelope) -> dict[m.ServerName, tuple[m.ToolDefinition, ...]]:
-    """Return the listing in a message, by the server's name; empty: none that a later turn could rely on."""
+    """Return the server's name and its listing, if the message has one that later turns may rely on.
+
+    Empty: the message is no `SessionOpened`, a secret was redacted from it, or the listing does not have all
+    tools of the server.
+    """
     body = envelope.body
     if not isinstance(body, m.SessionOpened) or envelope.redacted or body.serves_unlisted:
         return {}
@@ -548,7 +561,10 @@ def listing_in(envelope: EpisodeEnvelope) -> dict[m.ServerName, tuple[m.ToolDefi
 
 
 def read_turns(path: str | PathLike[str]) -> dict[int, RecordedTurn]:
-    """Return the last part of each turn, by the turn's number; of a turn that is over, only its end."""
+    """Return the last part of each turn, by the turn's number.
+
+    For a turn that is over, the returned part has only `run` and `end`.
+    """
     parts: dict[int, RecordedTurn] = {}
     listings: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = {}
     for envelope in open_episode(path):
@@ -566,7 +582,7 @@ def read_turns(path: str | PathLike[str]) -> dict[int, RecordedTurn]:
 
 
 def _forgotten(part: RecordedTurn, last: EpisodeEnvelope) -> RecordedTurn:
-    """Drop everything of a turn that is over except its end, because a trace may hold thousands of turns."""
+    """Return a part with only `run` and `end`, to save memory: a trace may hold thousands of ended turns."""
     over = RecordedTurn(last, part.run, None)
     over.end = part.end
     return over
@@ -575,7 +591,8 @@ def _forgotten(part: RecordedTurn, last: EpisodeEnvelope) -> RecordedTurn:
 def chosen(parts: dict[int, RecordedTurn], turn: int | None, path: str | PathLike[str]) -> RecordedTurn:
     """Return the turn that the caller wants to resume; `turn=None`: the only one that can be resumed.
 
-    Raises `NothingToResume` if this turn cannot be resumed, or if there is not exactly one.
+    Raises `NothingToResume` if the turn `turn` cannot be resumed. With `turn=None`, raises it if no turn or
+    more than one turn can be resumed.
     """
     usable = {number: part for number, part in parts.items() if part.is_open}
     if turn is None and len(usable) == 1:

@@ -261,9 +261,10 @@ def conversation_of(
 ) -> Iterator[KeptConversation | None]:
     """Yield the conversation of a turn, with the turn parked in it; `None`: the turn belongs to none.
 
-    `given` is the conversation, if the host has it. If the conversation's file is opened for this, it is
-    closed after the block, so that the host can load it. Raises `ConversationError` if the conversation is
-    missing, in use or damaged, has gone on, or does not hold what was said before the turn.
+    `given` is the conversation, if the host has it; otherwise it is one that the runner knows, or is loaded
+    from its file or from the trace. A conversation that is loaded here is closed after the block, so that the
+    host can load it. Raises `ConversationError` if the conversation is missing, in use or damaged, has gone
+    on, or does not hold what was said before the turn.
     """
     began, number = part.run.history, part.run.turn
     if began is None:
