@@ -157,8 +157,8 @@ class Episode:
     def _expects_turn(self, pool: "SessionPool") -> bool:
         """Return whether a further turn will need sessions of `pool`.
 
-        Once no more turns are submitted, only the waiting turns need sessions. The other pools that have
-        prewarmed sessions serve one waiting turn each.
+        Once no more turns are submitted, only the turns that wait for a slot need sessions. Each other pool
+        that has prewarmed sessions serves one of these turns, and `pool` may serve one that is left.
         """
         if self.expects_turns:
             return True
@@ -270,7 +270,11 @@ class CurrentEpisode:
         self._lock = threading.RLock()
 
     def run(self, work: Work[T]) -> T:
-        """Run a turn and return its result, blocking. The turn waits for the turns in the episode's loop."""
+        """Run a turn and return its result, blocking.
+
+        If `lasting`, or while the episode's loop is open, the turn runs in that loop and first waits for
+        turns that were submitted before. Otherwise the turn runs in a new loop in the calling thread.
+        """
         if not self.lasting and self._episode is None:
             return _run_alone(work, "Runner.run_turn_async")
         episode = self._running(users=1)

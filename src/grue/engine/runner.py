@@ -88,9 +88,10 @@ class Runner(AsyncToolAccess, Closing):
     threads run in parallel, each in its own event loop. With `keep="loop"` they run one at a time.
 
     Args:
-        llm: The model: an endpoint, its settings, or a factory for an actor of your own. Several settings,
-            `[a, b]`: if a model cannot be asked, the next one is (`LlmSettings.then`). A factory can have a
-            method `support_check`, which returns whether and when the actor gets `CheckToolSupport`.
+        llm: The model: an endpoint, its settings, or a factory for an actor of your own. With a list of
+            settings, `[a, b]`, the model of `b` is asked if the model of `a` cannot be asked
+            (`LlmSettings.then`). A factory can have a method `support_check`, which returns whether and when
+            the actor gets `CheckToolSupport`.
         servers: Tool servers by name; a dot may only follow `mcp`, as in `mcp.files`. Empty: no tools.
         limits: How much a turn may use.
         policy: What to do after a failure.
@@ -116,7 +117,8 @@ class Runner(AsyncToolAccess, Closing):
         start: When a server starts, unless its own options say when. `before`: before the first request.
             `beside`: together with it, if the server's tools are known from earlier. `beside_if_locked`: the
             same, if the tool lock lists them. `when_called`: at the first call. In advance, for the next
-            turn: `after_turn`, or `beside_turn`, while this turn waits for its model. Or a pair of both.
+            turn: `after_turn`, or `beside_turn`, while this turn waits for its model. A pair such as
+            `("after_turn", "beside")` says how servers start in advance, and when any others start.
 
     Raises:
         MCPConfigError: A server name, `keep`, `start` or a policy is invalid, or `keep` and `start` make
@@ -199,9 +201,10 @@ class Runner(AsyncToolAccess, Closing):
         """Make a runner from `[tool.grue.*]`, else `[tool.zorkgpt.*]`, of a TOML file.
 
         The servers come from `mcp_config.json` beside the TOML file, if there is one. With `enabled = false`
-        under `mcp` in the TOML file it is ignored, with `enabled = true` it must exist. The key comes from
-        the environment: `GRUE_API_KEY`, `OPENROUTER_API_KEY`, `OPENAI_API_KEY`. What outlives a turn (`keep`)
-        depends on the program, so it is an argument, not a setting. `start` wins over the file's setting.
+        under `mcp` in the TOML file, `mcp_config.json` is ignored; with `enabled = true` it must exist. The
+        endpoint's API key comes from the environment: `GRUE_API_KEY`, `OPENROUTER_API_KEY`, `OPENAI_API_KEY`.
+        What outlives a turn (`keep`) depends on the program, so it is an argument, not a setting. `start`
+        wins over the file's setting.
 
         Raises:
             MCPConfigError: A file is missing, or a value in it is invalid; also as for `Runner`.
@@ -292,8 +295,9 @@ class Runner(AsyncToolAccess, Closing):
         """Run a turn and return its outcome, blocking. A text is short for `TurnRequest(user=text)`.
 
         With `keep="nothing"` this is one `anyio.run`. When it returns or raises, no process of this turn is
-        alive. With `keep="loop"` the turn runs in the episode's loop. With `start="after_turn"` its processes
-        are ended in the background, before the next turn's first tool call.
+        alive. With `keep="loop"` the turn runs in the episode's loop. With `keep="loop"` and
+        `start="after_turn"`, the turn's server processes are ended in the background, before the next turn's
+        first tool call.
 
         A call inside a running event loop works too, with a warning. If a signal handler raises, the turn
         ends.
@@ -326,9 +330,9 @@ class Runner(AsyncToolAccess, Closing):
     def start_turn(self, request: TurnRequest[T] | str) -> TurnHandle[TurnOutcome[T]]:
         """Start a turn and return at once, for loops that must not block (of a game or a GUI).
 
-        Turns of one runner run one after the other. With `keep="nothing"` they run in a background thread
-        that ends with the last of them. Call `warm_up` first: the imports of the first turn block all
-        threads.
+        The turns that a runner starts in this way run one after the other. With `keep="nothing"` they run in
+        a background thread, which ends with the last of them. Call `warm_up` first: the imports of the first
+        turn block all threads.
 
         Raises:
             MCPError: The runner is being closed, or belongs to the parent process.
@@ -371,7 +375,8 @@ class Runner(AsyncToolAccess, Closing):
             ChangeRefused: Changed arguments do not fit the tool's input schema. Nothing was started.
             TraceError: The trace cannot be read or written, another process writes it, or a secret was
                 removed from the turn.
-            MCPError: As `run_turn`; or this runner lacks a server of the turn, or `answer` has another form.
+            MCPError: As `run_turn`; or this runner lacks a server of the turn, or the schema of `answer` is
+                not the one in the trace.
         """
         asked = {"answer": answer, "turn": turn, "on_delta": on_delta, "conversation": conversation}
         with self._resumed(trace, decisions, asked) as resumed:
@@ -424,14 +429,14 @@ class Runner(AsyncToolAccess, Closing):
             changes: Other values of fields of `TurnLimits` and `FailurePolicy`, such as `budget.requests`.
             tool_results: Other results of recorded calls, by id: a JSON value or a `ToolCallResult`.
             tools: Other tools that servers list, by the server's name.
-            misses: What happens to a call that the record has no result of: `fail`, `call` the tool, or `ask`
-                the runner's `approve` whether to call it.
+            misses: What happens to a call without a recorded result: `fail`, `call` the tool, or `ask` the
+                runner's `approve` whether to call it.
             answer: As in the turn's request; `None`: the answer is text, or JSON if a schema was recorded.
             on_delta: As in the turn's request.
             settings: Further `changes`, as keywords: `max_result_chars=50_000`.
 
         Raises:
-            ForkMissed: The fork made a call that the record has no result of.
+            ForkMissed: The fork made a call for which the trace has no result.
             TraceError: The trace cannot be read, or a secret was removed from the turn before the fork.
             MCPError: As `run_turn`; or the trace has no such turn, message or call.
         """

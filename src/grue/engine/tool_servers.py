@@ -193,7 +193,10 @@ def first_connects(servers: Mapping[m.ServerName, ToolServer]) -> dict[str, OnFi
 
 
 def check_first_connects(policy: FailurePolicy, servers: Collection[m.ServerName]) -> None:
-    """Raise `MCPConfigError` if the runner has servers, and `policy.first_connects` names another one."""
+    """Raise `MCPConfigError` if `policy.first_connects` names a server that the runner does not have.
+
+    A runner without any servers accepts all names.
+    """
     for name in policy.first_connects:
         if servers and name not in servers:
             known = ", ".join(map(repr, servers))
@@ -363,7 +366,8 @@ class PresumedListings:
         """Return the MCP revision that a server spoke when it was last seen; empty: not known.
 
         After this call the revision counts as unknown, in the cache too, until the server has listed its
-        tools. So if a request of that revision makes the server exit, its next start uses the handshake.
+        tools. So if a request of that revision makes the server exit, its next start begins with MCP's
+        `initialize` handshake.
         """
         seen = self._unsaved.get(name) or self._from_cache(name)
         if seen is None or not seen.protocol_version:

@@ -109,8 +109,8 @@ class TurnRequest(_UserText, Generic[T], metaclass=OwnKeywords, frozen=True, kw_
         turn: The turn's number in the episode; `None`: one more than the last turn's.
         tools: `True`: offer all of the runner's tools; `False`: offer none. Or the names of the tools to
             offer, which may be patterns: `("files.read", "web.*")`.
-        context: How to stay within the model's context window; `None`: the runner's `context`, by which
-            nothing is cleared unless it was set.
+        context: How to stay within the model's context window; `None`: the runner's `context`. If the runner
+            has none either, nothing is cleared from the history.
         tool_search: When to offer `find_tools` and `call_tool` in place of the tools; `None`: the runner's
             `tool_search`.
         user_stub: A shorter text that may take the place of `user` in the history, if a later turn of the

@@ -326,7 +326,10 @@ class TurnActors:
                 self._learn_listings()
 
     async def _ended(self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]) -> m.TurnEnd | m.TurnWaits:
-        """Run the agent, from its beginning or from a place in a record, and return how the turn ended."""
+        """Run the agent and return how the turn ended.
+
+        The agent of a fork, or of a turn that has waited for a batch, first gets the recorded events.
+        """
         assert self._agent is not None, "it has just been made"
         past, goes_on = self._past, self._goes_on
         numbers = {} if past is None else repeat(past.copied, self._wiring.recorder)
@@ -360,7 +363,10 @@ class TurnActors:
         return recalled_end  # type: ignore[no-any-return]  # the agent replies with a turn's end
 
     def _start_sessions(self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]) -> "_Mailboxes":
-        """Start the sessions' actors. Actors of servers that start when called start at the first message."""
+        """Start an actor for each server's session.
+
+        If a server starts when it is called, its actor starts when the agent first sends it a message.
+        """
         start = partial(self._start_session, supervisor, agent)
         mailboxes = _Mailboxes(start)
         waiting = {listing.server for listing in self._command.when_called}

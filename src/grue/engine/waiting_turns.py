@@ -7,10 +7,11 @@ round after round.
 
     fresh ─▶ running ─▶ waiting ─▶ running ─▶ … ─▶ completed | failed
                │ killed                 │ killed
-               └─▶ goes on from its trace, as far as that has come
+               └────────────┬───────────┘
+                            └─▶ goes on after the last message in its trace
 
 The state of each turn is in its trace, and the state of each request is in the batch's folder
-(`transports/llm/batch_folder.py`). So after a process was killed at any place, the next one can go on with
+(`transports/llm/batch_folder.py`). So at whatever moment a process is killed, the next process can go on with
 every turn.
 """
 
@@ -100,7 +101,7 @@ class _Account:
 
 
 def _above(budget: Budget) -> Budget:
-    """Return a budget that is reached only when more than the given budget is used."""
+    """Return a slightly larger budget, because `reached` is already true when exactly the budget is used."""
     tokens = None if budget.tokens is None else budget.tokens + 1
     cost = None if budget.cost_usd is None else budget.cost_usd * (1 + 1e-9) + 1e-12
     return Budget(tokens=tokens, cost_usd=cost)
@@ -110,7 +111,7 @@ class _Room(Struct, frozen=True, kw_only=True):
     """Stores the requests of one turn until their replies arrive.
 
     Attributes:
-        path: The path at the endpoint that the requests are for.
+        path: The path of the requests' URL, such as `/chat/completions`.
         admits: Reserves the cost of a request of a turn; returns whether the budget has room for it.
         flush: Writes the turn's trace to its file.
     """
@@ -131,8 +132,8 @@ class _Room(Struct, frozen=True, kw_only=True):
         if not self.files.is_wanted(item):
             if not self.admits(self.turn, body):
                 raise RequestPostponed(_NO_BUDGET)
-            # Flush the trace before storing the request. If the process died in between, a later one would
-            # otherwise go on from an older state, and store another request.
+            # Flush the trace before storing the request. If the request were stored first and the process
+            # died, a later process would go on from an older state in the trace, and store another request.
             self.flush()
             self.files.want(item, self.path, body)
         raise RequestPostponed(item)
@@ -438,8 +439,8 @@ class _Rounds(Generic[T]):
         except BatchRefused as refused:
             raise error_for(m.TurnFailed(turn=0, failure=refused.failure)) from refused
         indices = sorted({int(self._files.turn_of(item)) - 1 for item in settled} & self._waiting)
-        # If none of these turns is waiting, the replies had come already before the last process was killed.
-        # Then start all waiting turns: they find their replies in the folder.
+        # `indices` is empty if an earlier process has fetched the replies and was then killed. Then start all
+        # waiting turns: they find their replies in the folder.
         for index in indices or sorted(self._waiting):
             if len(self._running) >= self._concurrency:
                 self._take_one()

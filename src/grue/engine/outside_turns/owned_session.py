@@ -156,9 +156,9 @@ class OwnedSession:
     ) -> m.ToolCallResult:
         """Call a tool, one at a time. Cancellation cancels this call only; the session stays open.
 
-        The returned result has the server's content blocks in `blocks`. In the trace it has `blocks` only if
-        structured content came together with images, audio, links or resources, as for a call in a turn, so
-        that a text is not recorded twice.
+        The returned result has the server's content blocks in `blocks`. The trace records `blocks` only if
+        structured content came together with images, audio, links or resources. The text of other results is
+        in `content` already, and is not recorded twice.
 
         `turn` is the turn that the call is recorded in; 0: none. `definition` is the tool definition that was
         the basis of the decision to call; `None`: the one in `tools`.
@@ -229,7 +229,7 @@ class OwnedSession:
 
     @contextlib.contextmanager
     def _working_for(self, turn: int) -> Iterator[None]:
-        """Record the session's messages within the block under this turn's number; 0: leave the number."""
+        """Within the block, record the session's messages with this turn number; 0: with the present one."""
         if self._group is None:
             yield
             return

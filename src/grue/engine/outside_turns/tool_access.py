@@ -120,8 +120,9 @@ class ToolAccess(ABC):
         Raises:
             MCPRequestError: The server refused the request, or has died. `MCPRequestTimedOut` is a subclass.
             MCPServerStartupError: The server could not be started.
-            MCPError: The server is not configured, or is no MCP server. Or the request cannot be sent this
-                way. Or the caller is inside a turn of this runner.
+            MCPError: The server is not configured, or is no MCP server. Or `method` is `tools/call` or
+                `initialize`, or is a subscription although no session stays open. Or the caller is inside a
+                turn of this runner.
         """
         return self._outside_turns(self._requesting(server, method, params, timeout_s))
 

@@ -4,7 +4,7 @@ A file of requests goes through these states:
 
     on file ─▶ sending ─▶ sent ─▶ settled
                   │ the process was killed, or the provider did not reply:
-                  │ look for the batch at the provider, and send the file only if it is not there
+                  │ look for the batch at the provider, and send the file only if there is no batch
 
 So no batch is sent twice. Before a batch is sent, a record is written which says that the batch may have been
 sent; after that, its id is added to the record. A process that finds a record without an id first looks for
@@ -60,7 +60,10 @@ class BatchRefused(Exception):  # noqa: N818 - what has happened to the batch
 
 
 class BatchDesk:
-    """Sends the requests that wait in a folder, and fetches the replies. The caller enters the endpoint."""
+    """Sends the requests that wait in a folder, and fetches the replies.
+
+    The caller must enter `endpoint` with `async with`.
+    """
 
     def __init__(
         self,
@@ -88,7 +91,7 @@ class BatchDesk:
             await self._submit(self._folder.keep(record))
 
     async def replies(self) -> list[str]:
-        """Wait until a batch has ended, and return the ids of its requests, whose results are then stored.
+        """Wait until a batch has ended, store the results of its requests, and return the requests' ids.
 
         Return an empty list at once if no batch is under way.
 
@@ -305,8 +308,8 @@ class BatchDesk:
         Use this only for requests that may be sent twice.
 
         Raises:
-            BatchRefused: The provider refuses the request, or it has failed for `Batching.patience_s`. Or
-                `read` cannot read the answer, which is called `what` in the error.
+            BatchRefused: The provider refuses the request, or all attempts in `Batching.patience_s` have
+                failed. Or `read` cannot read the answer; the error calls the answer `what`.
         """
         patience = self._patience()
         while True:

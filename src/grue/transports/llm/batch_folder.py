@@ -4,7 +4,7 @@
     DIR/lock                     held by the one process that works here
     DIR/turns/000001.jsonl       the trace of a turn
     DIR/requests/0001.jsonl      requests, a line each, in the provider's format; the last file still grows
-    DIR/submissions/0001.json    the state of requests/0001.jsonl: written before that is sent, and later
+    DIR/submissions/0001.json    the state of requests/0001.jsonl: written before it is sent, then updated
     DIR/replies/0001.jsonl       the result of each of these requests: written when their batch has ended
 
 A request's id is made of the run, the turn, the number of the request in the turn, a digest of its body, and
@@ -152,8 +152,8 @@ class BatchFolder(Closing):
         for each in (item for item in same if item.digest == digest):
             if each.attempt == attempt or self.result(each.id) is None or self._succeeded(each.id):
                 return each.id
-        # An earlier process may have sent this request with another body, and got a reply. Use that reply,
-        # because sending the request again would cost twice.
+        # An earlier process may have made the turn's request of this number with another body, and got a
+        # reply. Use that reply, because sending the request again would cost twice.
         for each in (item for item in same if item.request == request):
             if self._succeeded(each.id):
                 return each.id

@@ -93,7 +93,7 @@ def key_names(base_url: str) -> tuple[str, ...]:
 
 
 def needs_key(base_url: str) -> bool:
-    """Return whether the endpoint is a known provider's. All of these refuse requests without a key."""
+    """Return whether `base_url` belongs to a provider that is known to refuse requests without a key."""
     return any(_is_host(urlsplit(base_url), host) for host in _PROVIDER_KEYS)
 
 
@@ -170,8 +170,9 @@ class LlmSettings(ModelSettings, metaclass=OwnKeywords, frozen=True, kw_only=Tru
     """Settings of an endpoint: URL, model, key, time limits and retries.
 
     Attributes:
-        base_url: The URL without `/chat/completions`. If it ends in the path of a wire format, that selects
-            the format. It must not contain a user, a password or a key, since HTTP libraries log URLs.
+        base_url: The URL without `/chat/completions`. An ending such as `/responses` or `/messages` selects
+            the wire format. The URL must not contain a user, a password or a key, since HTTP libraries log
+            URLs.
         api_key: The key, sent in the way of the wire format. `None`: the key in the environment, in
             `GRUE_API_KEY` or the variable of the URL's provider, such as `OPENROUTER_API_KEY`. Empty: no key
             is sent. Never part of a `repr`.
@@ -239,7 +240,10 @@ class LlmSettings(ModelSettings, metaclass=OwnKeywords, frozen=True, kw_only=Tru
         return [(name, shown.get(name, getattr(self, name))) for name in self.__struct_fields__]
 
     def named_values(self) -> dict[str, str]:
-        """Return the secret values by name, for redaction. Of a `Bearer` header, the token is one too."""
+        """Return the secret values by name, for redaction.
+
+        `Authorization: Bearer abc` gives two secrets, `Bearer abc` and `abc`.
+        """
         headers = {name: value.strip() for name, value in self.extra_headers.items() if looks_secret(name)}
         tokens = {f"{name} token": value.rpartition(" ")[2] for name, value in headers.items()}
         named = {"api_key": (self.api_key or "").strip(), **headers, **tokens, **secrets_in(headers)}
@@ -314,13 +318,15 @@ class LlmEndpoint:
 
     Attributes:
         jitter: As given.
-        profile: What the endpoint supports. It changes when an error of the endpoint shows a difference.
-        first_profile: The profile with which the endpoint began.
-        left_out: The settings that requests leave out, as far as a message has reported this.
+        profile: What the endpoint supports. It is corrected when an error of the endpoint shows that the
+            endpoint supports something else.
+        first_profile: The value of `profile` before the first request.
+        left_out: Settings that are not sent because the profile does not support them. The LLM actor has
+            reported each of them with `SettingsLeftOut`, and does not report it again.
         chain: This endpoint, and the endpoints of `LlmSettings.then`.
         breaker: How often this endpoint has failed in a row, if it is part of a chain.
-        judged_tools: Whether it is known if the model sees the tools that it is offered: it has called one,
-            or a message has reported that it seems not to see them.
+        judged_tools: `True` after the model has called a tool, or after the LLM actor has reported with
+            `ToolsUnseen` that the model seems not to receive the tools. The actor then does not check again.
 
     Raises:
         MCPConfigError: The base URL, a header or a field of `extra_body` cannot be used.

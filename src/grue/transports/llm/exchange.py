@@ -378,8 +378,8 @@ class HttpReply:
             if _H11(self._response).trailing_data[0]:
                 return False
         except AttributeError:
-            # In another version of httpx, this private state may be elsewhere. Then do not keep the
-            # connection. `test_exchange_connections.py` fails with such a version.
+            # `_H11` reads private attributes, which another version of httpx may not have. Then close the
+            # connection instead of reusing it. `test_exchange_connections.py` fails with such a version.
             return False
         if self._received < _MAY_HIDE_BYTES and stream.get_extra_info("ssl_object") is None:
             return True
