@@ -127,7 +127,7 @@ def shown_lines(file: Path, turn: str) -> Iterable[str]:
         TraceError: The trace cannot be read.
     """
     wanted = Filter.of(turns=(turn,))
-    return table.render(open_episode(file), wanted, width=_width(None), colour=False)
+    return table.render(open_episode(file), wanted, width=table_width(None), colour=False)
 
 
 def stats(file: Path, *, as_json: bool, width: int | None = None) -> None:
@@ -140,7 +140,7 @@ def stats(file: Path, *, as_json: bool, width: int | None = None) -> None:
     if as_json:
         print_lines([table.printable_json(msgspec.json.encode(counted))])
     else:
-        print_lines(stats_table.render(counted, width=_width(width), colour=_colour()))
+        print_lines(stats_table.render(counted, width=table_width(width), colour=_colour()))
 
 
 def _lines(episode: EpisodeReader, wanted: Filter, options: ShowOptions) -> Iterable[str]:
@@ -154,7 +154,7 @@ def _lines(episode: EpisodeReader, wanted: Filter, options: ShowOptions) -> Iter
         return map(table.json_line, envelopes)
     if options.whole:
         return table.render_whole(envelopes, colour=_colour())
-    width = _width(options.width)
+    width = table_width(options.width)
     if options.follow:
         return table.render_live(episode.header, envelopes, width=width, colour=_colour())
     return _table(episode, wanted, width)
@@ -179,7 +179,8 @@ def print_lines(lines: Iterable[str], *, at_once: bool = False) -> None:
     sys.stdout.flush()
 
 
-def _width(width: int | None) -> int | None:
+def table_width(width: int | None) -> int | None:
+    """Return how many columns a table may have: `width`, or else the terminal's; `None`: any number."""
     if width is None and sys.stdout.isatty():
         return shutil.get_terminal_size((_UNKNOWN_WIDTH, 24)).columns
     return width

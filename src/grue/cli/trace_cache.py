@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from grue.cli.trace import print_lines
+from grue.cli.trace import print_lines, table_width
 from grue.runtime.safe_text import printable
 from grue.tracing.columns import cut
 from grue.tracing.prompt_cache import CachedPrompt, CacheReport, cache_report, told
@@ -23,7 +23,8 @@ def cache(file: Path, *, as_json: bool, width: int | None = None) -> None:
     """
     reader = open_episode(file)
     report = cache_report(reader.header.episode, reader)
-    print_lines([printable_json(msgspec.json.encode(report))] if as_json else render(report, width))
+    as_table = render(report, table_width(width))
+    print_lines([printable_json(msgspec.json.encode(report))] if as_json else as_table)
 
 
 def render(report: CacheReport, width: int | None = None) -> Iterator[str]:

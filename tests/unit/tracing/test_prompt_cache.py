@@ -437,7 +437,7 @@ def _file(tmp_path: Path, talk: Talk) -> Path:
 
 
 def test_the_command_prints_each_request_the_break_and_the_sums(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     talk = begun()
     cause, _, _ = another_description(talk)
@@ -454,6 +454,10 @@ def test_the_command_prints_each_request_the_break_and_the_sums(
     assert report.prompts == tuple(talk.prompts)
     cache(path, as_json=False, width=20)
     assert "message" not in capsys.readouterr().out.splitlines()[1]
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    cache(path, as_json=False)
+    assert len(capsys.readouterr().out.splitlines()[1]) <= 20
 
 
 def test_the_assertion_names_the_cause_and_can_allow_a_part(tmp_path: Path) -> None:
