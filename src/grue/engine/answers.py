@@ -207,7 +207,8 @@ class _Reader:
 
     Attributes:
         name: The schema's name for the endpoint.
-        schema: The JSON schema that the endpoint gets. A type that is no JSON object is wrapped in one.
+        schema: The JSON schema that the endpoint gets. If the type's values are no JSON objects, it is the
+            schema of an object with the only member `value`.
     """
 
     def __init__(self, name: str, schema: m.JsonObject, convert: Callable[[object], Any]) -> None:
@@ -227,7 +228,7 @@ class _Reader:
         raise first_error or ValueError("it contains no JSON object")
 
     def checked(self, check: Callable[[Any], Any] | None) -> Callable[[str], Any]:
-        """Return `read`, with a further check of what it has read."""
+        """Return a function that reads a text and passes the value to `check`, if there is one."""
         return self.read if check is None else lambda text: check(self.read(text))
 
     def _candidates(self, text: str) -> Iterator[object]:

@@ -239,7 +239,7 @@ def _decisions(
         return tuple(question.approve() if answer else question.deny() for question in questions)
     with host_code("approve"):
         decisions = read_decisions(answer)
-    # Decisions about other calls are passed on too: the turn records that it ignores them.
+    # Pass on decisions about calls that were not asked about, too: the turn records that it ignores them.
     answered, _ = settled(questions, decisions)
     rest = (question.deny(NOT_ANSWERED) for question in questions if question.call_id not in answered)
     return (*decisions, *rest)

@@ -232,8 +232,8 @@ class Runner(AsyncToolAccess, Closing):
     def close(self) -> None:
         """End the episode's sessions and event loop within seconds. A second call does nothing.
 
-        Running turns and batches are cancelled. A later turn starts a new loop; if the runner writes a
-        `trace`, it raises `TraceError` instead, because the trace is closed.
+        Running turns and batches are cancelled. A later turn starts a new loop. But if the runner has a
+        `trace`, a later turn raises `TraceError`, because the trace is closed.
         """
         for batch in list(self._batches):
             batch.close()

@@ -1,8 +1,9 @@
 """The tool servers of a runner: the checks of their settings, their connections, and which ones a turn opens.
 
 A turn may send its first request before its servers have started. It then presumes that each server lists the
-same tools as before. `PresumedListings` has these earlier listings and says where each is known from. How the
-turn's state machine uses them is in `protocol/turn/sessions.py`; the reasons are in decision 035.
+same tools as before. `PresumedListings` has these earlier listings and names the source of each. How the
+turn's state machine uses them is in `protocol/turn/sessions.py`; the reasons are in
+`docs/decisions/035-presumed-listings.md`.
 """
 
 import inspect

@@ -123,8 +123,8 @@ class EarlyRequest:
         """Wait until the request is written, or the turn waits for its servers after all.
 
         The MCP SDK is imported after that. The import takes most of a second, and holds up whatever else the
-        process does meanwhile, in any thread. If the request is not written within a second, it waits for
-        something else, such as a permit. Then this method returns, so that the servers start nevertheless.
+        process does meanwhile, in any thread. This method returns after a second in any case: the request
+        may be waiting for something else, such as a permit, and the servers must not wait for it any longer.
         """
         with anyio.move_on_after(_UNSENT_S):
             await self._sent.wait()
@@ -214,8 +214,8 @@ class TurnActors:
         self._sessions: dict[m.ServerName, SessionActor] = {}
         self._before: Mapping[m.ServerName, Settled] = {}
         self._end_at = self._deadline = float("inf")
-        # Turns without a pool may run in parallel. Each of them has its own sessions and answers the sampling
-        # requests of these.
+        # Turns without a pool may run in parallel. Each of them has its own sessions, and answers the
+        # sampling requests that arrive in these sessions.
         self._sampling = CurrentSampler() if resources.pool is None else resources.sampling
 
     @property
@@ -525,9 +525,10 @@ class TurnActors:
         self._prepare_next({**states, **starting})
 
     def _prepare_next(self, states: Mapping[m.ServerName, ConnectionState]) -> None:
-        """Start to prewarm the next turn's sessions, if the pool prewarms; only with servers that connected.
+        """Start to prewarm the next turn's sessions, if the pool prewarms sessions.
 
-        Servers that start when they are called are left out, because the next turn may call none of them.
+        Only MCP servers that have connected are prewarmed. Servers that start when they are called are left
+        out, because the next turn may call none of them.
         """
         pool = self._resources.pool
         if pool is None or pool.sessions not in ("ahead", "beside"):

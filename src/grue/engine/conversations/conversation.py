@@ -65,9 +65,10 @@ class ResumeOptions(TypedDict, total=False):
 class Conversation(Closing):
     """Turns that follow each other. `Runner.conversation`, `load` and `from_trace` make one.
 
-    The runner runs its turns, with the same tools, limits and model. A turn that fails or is cancelled keeps
-    what was said in it: a tool call that was under way is answered "interrupted; it may have taken effect".
-    Text that was never sent to the model, for example because no server started, is not kept.
+    All turns of the conversation have the tools, limits and model of the runner. If a turn fails or is
+    cancelled, the conversation keeps what was said in the turn: a tool call that was under way is answered
+    "interrupted; it may have taken effect". Text that was never sent to the model, for example because no
+    server started, is not kept.
 
     One turn at a time: a second one meanwhile raises `ConversationBusy`. Close a saved conversation with
     `close` or use it as a context manager, so that another process can load it.
@@ -143,7 +144,7 @@ class Conversation(Closing):
 
     @property
     def id(self) -> str:
-        """The conversation's id, as traces have it in `RunTurn.history`."""
+        """The conversation's id. In a trace it is in the field `history` of each `RunTurn` message."""
         return self._kept.id
 
     @property
@@ -189,8 +190,8 @@ class Conversation(Closing):
             ConversationParked: An earlier turn is parked. Nothing was started.
             ConversationBusy: Another turn continues the conversation. Nothing was started.
             ConversationError: The runner's model is a factory whose actors cannot continue a conversation
-                (`grue.hosting.LendingFactory`), or the conversation cannot be written to its file. Then
-                `save` it to another one.
+                (`grue.hosting.LendingFactory`). Or the conversation cannot be written to its file: `save` it
+                to another file.
             MCPError: As `Runner.run_turn`. What was said in the turn is kept.
             KeyboardInterrupt: Ctrl-C was pressed. What was said in the turn is kept.
         """

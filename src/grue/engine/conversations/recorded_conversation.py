@@ -1,9 +1,10 @@
 """Read from a trace what a later process goes on with: a conversation, or a turn that has not ended.
 
-`resume_conversation` builds a conversation from the messages that its turns have recorded. It takes the same
-steps as the process that recorded them (`protocol/context/history.py`). Each turn was started with a digest
-of the entries before it, which is compared with the digest of the entries built so far. So a conversation
-that the trace does not hold completely is refused, and never resumed in part.
+`resume_conversation` builds a conversation from the messages that its turns have recorded. Each message
+changes the conversation as it did in the process that recorded the message (`protocol/context/history.py`).
+The `RunTurn` message of each turn has a digest of the entries before the turn, which is compared with the
+digest of the entries built so far. So a conversation that the trace does not hold completely is refused, and
+never resumed in part.
 
 `read_turns` returns the turns of a trace. A turn may have several parts: each time the turn is resumed, a
 new part begins with another `RunTurn` of the same number.
@@ -135,7 +136,7 @@ def said_before(
 
 
 def _mark_of(talk: Talk, path: Path) -> TurnMark | None:
-    """Return the mark of the conversation's turn that has not ended; `None`: there is none to resume."""
+    """Return the `TurnMark` of the conversation's turn that can be resumed; `None`: no turn can be."""
     run, parked = talk.turn, talk.parked
     if run is None or run.history is None or not run.tool_policy.parking:
         return None

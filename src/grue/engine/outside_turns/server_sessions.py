@@ -79,8 +79,8 @@ class SessionSources(Struct, frozen=True, kw_only=True):
         limits: Only the limits for the start of a server are used.
         max_reconnects: How often a server that has died is connected again, before the next call or request
             to it; `None`: without limit.
-        tool_policy: What the policy denies is not called. Its questions are not asked, because the host
-            itself makes the call.
+        tool_policy: A call that the policy denies is not made. A call that the policy would ask about is made
+            without asking, because the host itself makes it.
         lasting: Whether the sessions stay open after a request. If not, requests for a subscription, which
             would end with the session, are refused.
     """
@@ -163,8 +163,8 @@ class ServerSessions:
         But if `definition` is given, the call is not made when the tool has another definition now. `turn` is
         the turn that the call is recorded in; 0: none.
 
-        Raises a subclass of `MCPToolCallError` if the call failed; `ToolAccess.call` returns the error's
-        result instead, unless its caller wants the error.
+        Raises a subclass of `MCPToolCallError` if the call failed. `ToolAccess.call` catches this error and
+        returns an error result, unless it is called with `check=True`.
         """
         server, tool = self._split(name)
         for _ in range(_MAX_JUDGEMENTS):

@@ -69,8 +69,9 @@ class ToolAccess(ABC):
         """Call a tool and return its result. Connects if necessary.
 
         `result.blocks` has the server's own content blocks. Calls to one server run one at a time, calls to
-        different servers in parallel. Ctrl-C cancels the call. What a tool policy denies is not called; its
-        questions are not asked, because the program itself makes the call.
+        different servers in parallel. Ctrl-C cancels the call. A call that the tool policy denies is not
+        made. A call that the policy would ask about is made without asking, because the program itself makes
+        it.
 
         Args:
             name: `SERVER.TOOL`.

@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 class ToolClient(ToolAccess):
-    """Keep sessions with tool servers open within the block. After it no server process is alive.
+    """Keep sessions with tool servers open within the block. After the block no server process is alive.
 
     ```python
     with ToolClient({"files": StdioServer(command="mcp-files")}) as client:

@@ -578,8 +578,8 @@ class LlmEndpoint:
     def support_check(self) -> SupportCheck:
         """Return when to ask the endpoint whether the model takes tools.
 
-        `before`: before the servers are opened, because so far the model counts as taking none. `beside`:
-        while they open. `skip`: not at all.
+        `before`: before the servers are started, because so far the model counts as taking no tools.
+        `beside`: while the servers start. `skip`: not at all.
 
         Source: R12, D8
         """

@@ -299,8 +299,8 @@ def _network(*, https: bool, proxy: str | None) -> httpx.AsyncBaseTransport:
         return httpx.AsyncHTTPTransport(
             verify=tls() if https else _no_tls(),
             proxy=proxy,
-            # No limit, so that a connection that a cancellation has left half closed cannot keep the next
-            # request waiting.
+            # No limit on the number of connections: a connection that a cancellation has left half closed
+            # counts as one, and would keep the next request waiting.
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=1, keepalive_expiry=_KEPT_S),
         )
     except (OSError, ValueError, ImportError, httpx.InvalidURL) as error:
@@ -817,7 +817,7 @@ class _Incoming:
         return deltas
 
     async def _end(self, streamed: Streamed) -> None:
-        """Add the last event if the stream ended before its blank line. Ignore the event if it is damaged."""
+        """Add the last event if the stream ended without the blank line after it; ignore a damaged event."""
         sound = not self._lines.damage
         with contextlib.suppress(DamagedStream):
             if self._lines.waiting > LONG_BYTES:
