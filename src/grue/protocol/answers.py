@@ -2,7 +2,8 @@
 
 `has_shape` judges whether a reply has the shape of the schema that its request was sent with. Some endpoints
 accept a schema and ignore it, so the model never sees the wanted shape. If the first reply has another shape,
-later requests state the schema as text. This is a quick check; the host's own check decides about the answer.
+later requests state the schema as text. `has_shape` only looks for the names of required members. Whether the
+text is accepted as the answer is decided later, by the host's own check.
 """
 
 import json
@@ -73,8 +74,9 @@ def _embedded(text: str) -> list[dict[str, object]]:
         try:
             value, end = decoder.raw_decode(text, start.start())
         except json.JSONDecodeError as error:
-            # Count the cost of this attempt. The decoder has read from the brace to the error. For its
-            # message it has also counted the lines from the text's start, which is about 100 times as fast.
+            # Subtract the characters that this attempt has cost: the decoder has parsed those from the brace
+            # to the error. To name a line in its message it has also counted the newlines from the beginning
+            # of the text; counting is about 100 times as fast as parsing.
             budget -= error.pos - start.start() + error.pos // 100
             end = start.end()
         except (ValueError, RecursionError):

@@ -85,7 +85,7 @@ class _Block(Struct):
 
 
 class AnthropicAssembler:
-    """Assembles a message from its events: each block starts, deltas add to it by index, and it stops."""
+    """Assembles a message from its events. Each delta is added to the open block that has its `index`."""
 
     def __init__(self) -> None:
         self.finished = False
@@ -272,7 +272,7 @@ class AnthropicMessages(w.WireFormat):
     def encode_items(
         self, items: Sequence[w.WireItem], marked: Collection[int], profile: WireProfile
     ) -> w.EncodedItems:
-        """Encode the items. Those of one role in a row form one message; instructions are kept apart."""
+        """Encode the items. Consecutive items of one role form one message; instructions go into `system`."""
         system: list[bytes] = []
         messages: list[tuple[str, list[m.JsonObject]]] = []
         for position, item in enumerate(items):
@@ -459,8 +459,8 @@ def _read(answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply:
     stop = w.as_text(answer.get("stop_reason"))
     finish = _FINISHES.get(stop, stop) if stop else None
     if finish == "length" and calls and blocks[-1].get("type") == "tool_use":
-        # Only the last block can be cut. `unless_cut` marks its call if the arguments themselves may not show
-        # the cut.
+        # Only the last block can be cut. If its arguments may look complete all the same, `unless_cut` adds
+        # a mark to them that makes them invalid JSON.
         calls = list(w.unless_cut(calls, blocks[-1].get("input")))
     # A refusal has HTTP status 200. Its text, if it has any, is the part that was written before the reply
     # was stopped, and not an answer.

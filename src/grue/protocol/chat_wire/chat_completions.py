@@ -1,7 +1,7 @@
 """The wire format of OpenAI-style chat completions, `POST {base_url}/chat/completions`, and of its streams.
 
-Chunks have no sequence numbers, so a lost chunk shows only in what the other chunks lack. These rules are
-checked: every call begins with its name; the indexes of calls count up one by one (some servers send the same
+Chunks have no sequence numbers, so a lost chunk is noticed only if the remaining chunks break one of these
+rules: every call begins with its name; the indexes of calls count up one by one (some servers send the same
 index for all calls, or none); the reply ends with a `finish_reason`. A stream that breaks a rule raises
 `DamagedStream`. So does a stream with several choices, because their texts would be mixed into one.
 """
@@ -380,8 +380,9 @@ class ChatAssembler:
             self.finished = True
         if choices is not None and not isinstance(choices, list):
             raise DamagedStream("has choices that are not a list")
-        # Add further choices to `held`, whose limit then bounds them too: reading a choice takes as much time
-        # as reading a chunk, and endpoints have no reason to send several.
+        # Add the size of all choices but the first to `held`, so that the limit on `held` ends a stream with
+        # many choices. Reading a choice takes as much time as reading a chunk, and endpoints have no reason
+        # to send several.
         self.held += sum(map(w.weight, choices[1:])) if choices else 0
         self._calls.chunk += 1
         return [delta for choice in w.listed(choices) for delta in self._add(_member(choice, "choice"))]
@@ -405,8 +406,8 @@ class ChatAssembler:
 
     def _keep(self, key: str, value: object) -> None:
         size = w.weight(value)
-        # Only the last value of a member is kept. A large value is added to `held` each time all the same,
-        # because computing its weight takes time, and the limit on `held` has to bound that time.
+        # A later value replaces the earlier one, so `held` counts only the last. A large value is counted
+        # each time it arrives: computing its size takes time, and the limit on `held` also limits that time.
         self.held += size if size > _LARGE_WEIGHT else size - self._weights.get(key, 0)
         self._weights[key] = size if size <= _LARGE_WEIGHT else 0
         self._top[key] = value
@@ -463,9 +464,9 @@ class _Calls:
 
     A piece belongs to the call with its index; without an index, to the call with its id; without either, to
     the last call. Some servers send neither a new index nor an id with a new call. So a piece that has a name
-    but no id begins another call if the arguments of the call so far are complete, or if that call's last
-    piece is in the same chunk. If the call has no arguments yet, the name in the piece is the rest of the
-    call's name, or the same name again.
+    but no id begins another call if the arguments of the last call are complete, or if the last call already
+    has a piece in the same chunk. If the last call has no arguments yet, the name in the piece is the rest of
+    the last call's name, or the same name again.
 
     Attributes:
         chunk: Number of the chunk whose pieces are being added.

@@ -10,11 +10,11 @@ its `history`, as plain data; the encoded messages are made from the history and
   markers, older messages lose theirs; all other bytes of a message stay the same. Endpoints find a cached
   text again even if it no longer has its marker.
 - The encoded messages are valid for one profile. When the profile changes, all messages are encoded again.
-- Images and files from a tool are put into its result. If the format allows only text there, they are put
-  into a user message after the results of that reply.
+- Images and files from a tool are put into its result. If the wire format allows only text in a result, they
+  are put into a user message, after the results of all calls of the same reply.
 - If an endpoint refuses or ignores the schema of an answer, the schema is sent as text, once for each schema.
-  A request with tools never has a field for the schema. There the schema is text at every endpoint, added to
-  the user's text of the first such request, so that the bytes of earlier messages stay the same.
+  A request with tools never has a field for the schema. In such a request every endpoint gets the schema as
+  text, in the user message of the first request that asks for it. So earlier messages do not change.
 - An echo holds the parts of a reply that the provider needs again in later requests, such as thoughts and
   signatures. It goes back to the format and the model that it came from, and to no other.
 
@@ -60,7 +60,8 @@ class EncodedMessages:
     def __init__(self, room: int) -> None:
         self.room = room
         self.size = 0
-        # The messages before the first marked one, and then those after each marked one.
+        # `_between[0]` has the messages before the first marked message, and `_between[n]` those that follow
+        # `_marked[n - 1]`.
         self._between: list[list[bytes]] = [[]]
         self._marked: list[bytes] = []
 
@@ -73,11 +74,11 @@ class EncodedMessages:
         return parts
 
     def add(self, messages: Sequence[bytes], *, marked: bool = False) -> None:
-        """Add messages. If `marked` is set, the last of them that contains a marker counts as marked.
+        """Add messages. If `marked` is set, the last of them that contains a cache marker is the marked one.
 
-        Its marker is cut out when `room` newer marked messages have been added. The message is not encoded
-        again without the marker, because that would change other bytes too: a text without a marker is
-        encoded as a string, and a text with a marker as a list of parts.
+        When `room` newer marked messages have been added, the marker is cut out of the message's bytes. The
+        message is not encoded again without the marker, because that would change other bytes too: a text
+        without a marker is encoded as a string, and a text with a marker as a list of parts.
         """
         places = [at for at, message in enumerate(messages) if marked and MARK in message]
         for at, message in enumerate(messages):
@@ -100,8 +101,8 @@ def _append(parts: list[bytes], part: bytes) -> None:
     """Add a part, and join the last two parts while the first of them is less than twice as long as the last.
 
     So the number of parts grows with the logarithm of the number of messages, and so does the number of
-    times that a message is copied. Parts are not joined to `STEP` bytes or more, because copying them would
-    block other threads.
+    times that a message is copied. Two parts are not joined if they have `STEP` bytes or more together,
+    because copying so many bytes at once would block other threads.
     """
     parts.append(part)
     while len(parts) > 1 and len(parts[-2]) < 2 * len(parts[-1]) and len(parts[-2]) + len(parts[-1]) < STEP:
@@ -177,7 +178,7 @@ def _in_valid_text(reply: w.Reply, profile: WireProfile) -> w.Reply:
 
 
 def _without_text(echo: m.JsonObject, profile: WireProfile) -> m.JsonObject:
-    """Return the echo for a reply whose text was changed: `{}` if the format's echoes contain the text."""
+    """Return the echo of a reply whose text was changed; `{}` if an echo of this format repeats the text."""
     return {} if FORMATS[profile.wire].echoes_text else echo
 
 
@@ -233,7 +234,7 @@ class EncodedConversation:
         """Replace entries of the history, and encode all messages again.
 
         Raises:
-            ValueError: There are no such entries.
+            ValueError: The positions of the entries to replace are not in the history.
         """
         self.history.rewrite(rewritten)
         self._encode_all()
@@ -246,7 +247,10 @@ class EncodedConversation:
     def aside(
         self, new: Sequence[m.ConversationItem], mode: m.OfferTools | m.RequireAnswer
     ) -> "EncodedConversation":
-        """Return a copy for one request with `new`; a last reply that no request has followed is left out."""
+        """Return a copy for one request, with `new` added.
+
+        If no request has followed the last reply yet, the copy leaves that reply out.
+        """
         other = self.branch()
         other.history.unread = None
         other.ask(new, mode)
@@ -285,7 +289,7 @@ class EncodedConversation:
         return not answering or (self.profile.tools_with_forced and self._has_calls)
 
     def close(self, end: m.TurnEnd | None) -> None:
-        """End a turn: keep its entries, and answer the calls that have no answer yet."""
+        """End a turn. A tool call without a result gets an error as its result."""
         self._encode(self.history.close(end))
 
     def branch(self) -> "EncodedConversation":
@@ -338,7 +342,8 @@ class EncodedConversation:
         """Read the body of the reply, without adding it to the conversation.
 
         Act only on the reply that this method returns: its calls are removed if the endpoint stopped the
-        reply, its text is valid Unicode, and thoughts between marks are no longer part of the text.
+        reply, its text is valid Unicode, and thoughts between marks such as `<think>` and `</think>` are
+        moved from the text to `reasoning`.
 
         Args:
             body: The body; it is untrusted and may be any bytes.
@@ -364,8 +369,8 @@ class EncodedConversation:
             return reply
         answering = isinstance(self._mode, m.RequireAnswer)
         wire_names = () if answering else map(self.names.to_wire, [tool.name for tool in self.tools])
-        # If an answer is asked for, JSON without a template's marks is not taken for a call, because an
-        # answer in JSON may look the same.
+        # If the request asks for an answer, only JSON within marks such as `<tool_call>` is taken for a call.
+        # JSON without marks may be the answer.
         found = read_written(text, self.tools, wire_names, bare=not answering)
         if found is None:
             return reply
@@ -501,7 +506,7 @@ class EncodedConversation:
         return ()
 
     def _place_to_mark(self, items: tuple[w.WireItem, ...]) -> tuple[int, ...]:
-        """Return the position of the last item that can have a marker; empty if the caller has set any."""
+        """Return the position of the last item that can have a marker; empty if the caller has set one."""
         if not self._messages.room or any(
             isinstance(item, m.UserText) and item.cache_points for item in items
         ):

@@ -373,7 +373,7 @@ def error_in(answer: m.JsonObject) -> Fault | None:
     for inner in (answer.get("error"), answer.get("base_resp")):
         match inner:
             case {"status_code": 0}:
-                pass  # MiniMax reports success in this way
+                pass  # MiniMax reports success as `status_code` 0
             case _ if error_words(inner):
                 return fault_of_error(inner)
     said = _said_beside(answer)

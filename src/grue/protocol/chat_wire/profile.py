@@ -62,10 +62,11 @@ class WireProfile(Struct, frozen=True, kw_only=True):
         wire: The name of the wire format, one of `WireName`.
         key_variable: The environment variable that usually holds the API key.
         cache_markers: How many `cache_control` markers grue puts into a request; 0 for none.
-        given_cache_markers: How many markers that the caller has set are sent, in place of grue's own; 0 if
-            the endpoint is known to refuse the field. The format `responses` cannot send any markers.
-        names: Whether tool names are sent `canonical` or `encoded`; `learn` sends canonical names until the
-            endpoint refuses one.
+        given_cache_markers: How many of the markers that the caller has set are sent. They replace grue's
+            own markers. 0 if the endpoint is known to refuse `cache_control`. The format `responses` cannot
+            send any markers.
+        names: How tool names are sent. `canonical`: `server.tool`; `encoded`: only letters, digits, `_` and
+            `-`, as many endpoints require; `learn`: canonical until the endpoint refuses a name.
         sampling: The sampling fields that the endpoint accepts; others are left out.
         max_tokens_field: The name of the field for the longest reply, in formats that have more than one.
         default_max_tokens: The limit to send if the settings have none; `None` sends none.
@@ -133,7 +134,7 @@ class WireProfile(Struct, frozen=True, kw_only=True):
 
     @property
     def name_style(self) -> Literal["canonical", "encoded"]:
-        """How tool names are sent now; `learn` counts as canonical."""
+        """How tool names are sent now. `learn` is `canonical`: a refusal changes `names` to `encoded`."""
         return "encoded" if self.names == "encoded" else "canonical"
 
     def limit(self, settings: ModelSettings) -> int | None:

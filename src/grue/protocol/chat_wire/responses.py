@@ -296,7 +296,7 @@ class ResponsesAssembler:
         ids = _ids(item)
         for given in ids:
             calls = self._by_id.get(given, [])
-            while calls and calls[0].told:  # the list is long if all calls have one id
+            while calls and calls[0].told:  # so that a long list is not searched again and again
                 calls.pop(0)
             yield from calls
         here = self._named.get((index, ""))
@@ -551,7 +551,8 @@ def _again(item: m.JsonObject) -> m.JsonObject:
             parts = [part for part in parts if part.get("type")]
             return {**said, "content": parts} if parts else {}
         case "reasoning" if said.get("encrypted_content") or said.get("content"):
-            # A reasoning item without these is only a reference to an item that the endpoint has not stored.
+            # A reasoning item with neither content is a reference to a stored item. The endpoint has stored
+            # none (`store: false`), so such an item is not sent back.
             return said
         case _:
             return {}

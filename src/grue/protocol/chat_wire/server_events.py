@@ -79,7 +79,8 @@ def ungarbled(name: str, names: frozenset[str], what: str) -> str:
     """Return the name, after checking that it is not a garbled form of one of `names`.
 
     Raises:
-        DamagedStream: The name differs from one of `names` in one character. The text calls the name `what`.
+        DamagedStream: The name differs from one of `names` in one character. `what` is the word for it in
+            the error text, such as "member".
     """
     if name not in names and _SHORTEST_NAME <= len(name) <= _LONGEST_NAME:
         meant = _garbled(name, names)
@@ -99,7 +100,7 @@ class EventLines:
 
     Attributes:
         damage: What is wrong with the first line that cannot be part of an event; empty: there is no such
-            line. It counts only if there are events, because a body may be plain JSON without any.
+            line. Ignore it if the body had no events at all: the body may be plain JSON.
     """
 
     def __init__(self) -> None:

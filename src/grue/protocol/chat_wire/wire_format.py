@@ -189,13 +189,13 @@ _MOST_COPIES = 8
 
 
 def unless_cut(calls: Sequence[m.ToolCall], given: object) -> tuple[m.ToolCall, ...]:
-    """Return the calls of a cut reply, the last marked as cut if its arguments may not show that.
+    """Return the calls of a cut reply. If the last one may look complete, `CUT_MARK` ends its arguments.
 
     Args:
         calls: The calls, in order.
-        given: The last call's arguments as the endpoint sent them. If they are text, parsing them shows later
-            whether they are complete. Blank text shows nothing, because the arguments may not have arrived.
-            Nor does an object: a gateway has built it, and may have completed what was cut off.
+        given: The last call's arguments as the endpoint sent them. Text gets no mark, because parsing it
+            later shows whether it is complete. Blank text gets the mark: the arguments may not have arrived.
+            An object gets it too: a gateway has built the object, and may have closed what was cut off.
     """
     if not calls or (isinstance(given, str) and given.strip()):
         return tuple(calls)
@@ -204,10 +204,10 @@ def unless_cut(calls: Sequence[m.ToolCall], given: object) -> tuple[m.ToolCall, 
 
 
 def as_it_ended(reply: Reply) -> Reply | Fault:
-    """Return the part of a reply that its `finish_reason` allows to be used, or a fault if it broke off.
+    """Return the reply without the calls that may be incomplete, or a fault if the reply broke off.
 
-    If the endpoint stopped the reply, or gives an unknown reason, the calls are left out: a call whose
-    arguments had not arrived yet may look like a call without arguments.
+    `finish_reason` says how the reply ended. If the endpoint stopped it, or gives an unknown reason, all
+    calls are left out: a call whose arguments had not arrived yet may look like a call without arguments.
     """
     reason = (reply.finish_reason or "").strip().lower()
     if reason in _BROKEN:
@@ -497,7 +497,7 @@ class Assembler(Protocol):
         ...
 
     def body(self) -> bytes:
-        """Return the reply so far as a body that `decode` reads; after an error event, an error body."""
+        """Return the reply so far as a body for `WireFormat.decode`; after an error event, an error body."""
         ...
 
 

@@ -1,14 +1,14 @@
 """Separate a model's thoughts and tool calls from its text, where the endpoint has left them in the text.
 
 A model writes a tool call in the form that its chat template defines, with marks such as `<tool_call>`, and
-the endpoint should parse it. If the server does not know the template, or the model forgets half of the form,
-the call stays in the text, and would pass for an answer. `read_written` finds such calls. It returns the
-calls that are complete and exactly in their form; if there are others, it only reports that. `split_thoughts`
-separates the thoughts.
+the endpoint should parse it. If the endpoint does not know the template, or the model leaves out a mark, the
+call stays in the text, and would pass for an answer. `read_written` finds such calls. It returns the calls
+that are complete and exactly in their form. For any other call it returns only the name of the form.
+`split_thoughts` separates the thoughts.
 
-Only a reply that *is* a call counts. A mark in the middle of a sentence or in a block of code, or between two
-paragraphs, belongs to a text about calls. Templates put a mark at the beginning of a line, or directly after
-the text before it, with no space, quote or bracket between. The time is linear in the length of the text.
+A text *about* calls must not be taken for a call. So a mark in the middle of a sentence, in a block of code
+or between two paragraphs is ignored. Templates put a mark at the beginning of a line, or directly after other
+text, with no space, quote or bracket between. The time is linear in the length of the text.
 
 `tests/recorded/chat_templates.json` has the texts that the models' own templates make of a call.
 """
@@ -113,7 +113,7 @@ class Written(Struct, frozen=True):
     """A reply that consists of tool calls written as text.
 
     Attributes:
-        form: The name of the form, such as `hermes`: that of a chat template or of a kind of model.
+        form: The name of the form in which the calls are written, such as `hermes` or `mistral`.
         calls: The calls; empty if they are not exactly in the form, or if grue does not read the form.
         before: The text before the calls.
         sure: Whether the calls are whole, nothing follows them, and the text cannot be anything else.
@@ -170,7 +170,10 @@ def _marks_at(text: str, at: int) -> tuple[str, str] | None:
 
 
 def _is_attached(char: str) -> bool:
-    """Return whether a character beside a mark, or none, shows that the mark is not quoted in a sentence."""
+    """Return whether `char`, which is beside a mark, shows that the mark is not quoted in a sentence.
+
+    `char` is empty if the mark begins or ends the text.
+    """
     return not char or not (char.isspace() or char in "`'\"()[],;:")
 
 
@@ -239,7 +242,7 @@ def _split_harmony(text: str) -> tuple[str, str]:
 
 
 def _messages(text: str) -> Iterable[tuple["re.Match[str]", str, int]]:
-    """Yield the messages of a text in harmony format: the head's match, the text, and the text's end."""
+    """Yield each message of a text in harmony format: its matched header, its text, where its text ends."""
     head = _HARMONY.match(text)
     while head is not None:
         ending = _HARMONY_END.search(text, head.end())
@@ -312,8 +315,8 @@ def _marked(text: str, tools: _Tools) -> Written | None:
     rest = text[end:].strip()
     if before and rest:
         return None
-    # If there is a mark before this one, it may belong to another call. Then these may not be all calls, so
-    # `sure` is not set.
+    # A mark that `_attached_mark` has found before this one may belong to a further call. Then `calls` may
+    # not be complete, so `sure` is not set.
     return Written(form, tuple(calls), before, sure=bool(calls) and not rest and attached is None)
 
 
