@@ -4,10 +4,11 @@ The functions are pure; `turn/asking.py` turns what they return into commands. T
 
 1.  Nothing is cleared until a request would fill more than `high_water` of the window. The tokens that are
     kept free for the reply are not part of the window here.
-2.  Then the oldest tool results, and user texts that have a stub, are replaced by stubs until the request
-    fills at most `low_water`. So history changes seldom, and the endpoint's prompt cache stays valid in
-    between.
-3.  The last reply, its results and the new entries are never replaced.
+2.  Then the oldest parts are replaced by stubs until the request fills at most `low_water`: tool results by a
+    line such as "[Cleared to save room ...]", and user texts by the shorter text that the host has given with
+    them (`UserText.stub`), if any. As so much is cleared at once, history changes seldom, and the endpoint's
+    prompt cache stays valid in between.
+3.  The last reply, the results of its calls and the items of the next request are never replaced.
 4.  If everything that may be cleared is cleared and the request still fills more than `low_water`, the model
     is asked for a summary, which takes the place of everything but the first entry and the last reply.
 5.  If the request still does not fit, the results that it adds are cut in the middle, the largest first.
@@ -65,9 +66,9 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
     """The sizes of a conversation's parts.
 
     Attributes:
-        head: The first entry of the conversation: the system's text and what came with it. Never cleared.
+        head: The first entry of the conversation: all items of its first request. Never cleared.
         tools: The definitions of the tools on offer.
-        items: All other parts, oldest first. After a count, neighbours that cannot be cleared are merged.
+        items: All other parts, oldest first. `counted` merges neighbours that cannot be cleared.
         current: The position of the last reply in `items`. It and the items after it are never cleared.
         bytes_per_token: How many bytes of text count as a token.
     """
@@ -150,7 +151,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
         return replace(ledger, bytes_per_token=_learned(self.bytes_per_token, factor))
 
     def scaled_to(self, tokens: int) -> "ContextLedger":
-        """Correct the sizes because the whole prompt has at least this many tokens."""
+        """Scale the sizes up if their sum is less than `tokens`: the whole prompt has at least as many."""
         return self if self.tokens >= tokens else self.counted(tokens)
 
 
@@ -260,7 +261,10 @@ class Fit(Struct, frozen=True, kw_only=True):
 
 
 def room_in(policy: ContextPolicy, window_tokens: int) -> Room:
-    """Return how many tokens requests may have in a window of this size, by the policy's shares of it."""
+    """Return how many tokens a request may have: `high_water` and `low_water` of the window.
+
+    The tokens that the policy reserves for the reply are subtracted from the window first.
+    """
     usable = window_tokens - min(policy.reply_tokens, window_tokens // 2)
     return Room(int(usable * policy.high_water), int(usable * policy.low_water))
 

@@ -2,13 +2,12 @@
 
 A `History` has state but does no I/O. The LLM actor's conversation (`chat_wire/conversation.py`) encodes it,
 the runner's conversation saves it, and the reader of a trace builds it again from the recorded messages. All
-three use the same four steps:
+three use the same methods:
 
 - `say` adds the texts and results that a request sends to the model.
-- `keep` takes the reply. The reply becomes an entry when the turn has read it, with the next `say` or
-  `close`.
-- `close` ends a turn. Every tool call of the last reply has an answer then, because providers refuse a
-  conversation with an unanswered call.
+- `keep` takes the reply. The next `say` or `close` makes it an entry, because only then the turn has read it.
+- `close` ends a turn. It adds an error as the result of each tool call that has none, because providers
+  refuse a conversation with an unanswered call.
 - `rewrite` replaces entries; `change` replaces them as a `ContextPolicy` requires.
 
 A conversation that outlives its turn has a `Ledger`, which counts the entries and digests their JSON. So a
@@ -38,11 +37,11 @@ class Ledger:
     """Counts and digests the entries of a conversation that outlives its turns.
 
     Args:
-        save: Called with the JSON of each entry as soon as it is known, and with `b""` to take back the last
-            one, a reply that is not part of the conversation after all.
+        save: Called with the JSON of each entry as soon as it is known. A reply is saved before it is an
+            entry; if it does not become one, a call with `b""` removes it again.
 
     Attributes:
-        length: How many entries there were, rewrites included.
+        length: How many entries were added. A rewrite of earlier entries counts as one.
         digest: The SHA-256 of the digest before the last entry and of that entry's JSON, in hexadecimal;
             empty if there is no entry. So a digest can be continued without the entries before it.
     """
@@ -58,7 +57,7 @@ class Ledger:
         return m.HistoryReference(conversation=conversation, length=self.length, digest=self.digest)
 
     def expect(self, reply: m.AssistantReply) -> None:
-        """Save a reply before the turn has read it, so that it is in the file before its calls are made."""
+        """Save a reply before it is an entry, so that the file has it before its tool calls are made."""
         line = msgspec.json.encode(reply)
         self._early = reply, line
         self._saved(line)
@@ -76,8 +75,8 @@ class Ledger:
             self._early = None
         else:
             if early is not None:
-                # The entry comes before the reply in the conversation, so it has to come before it in the
-                # file too: take the reply back, and save it again after the entry.
+                # The new entry comes before the reply that was saved early. Remove the reply from the file,
+                # and save it again after the entry.
                 self._saved(b"")
             self._saved(line)
             if early is not None:
@@ -101,7 +100,7 @@ class History:
 
     Args:
         ledger: Counts and digests the entries; `None`: the conversation ends with its turn.
-        call_ids: Call ids that are in use elsewhere; the conversation adds its own to this set.
+        call_ids: Call ids of all conversations with the same LLM actor; the history adds its own to this set.
 
     Attributes:
         entries: The entries. Entries that were replaced are not among them any more.
@@ -195,10 +194,10 @@ class History:
         return self.say((*told, *others))
 
     def rewrite(self, rewritten: m.Rewritten) -> None:
-        """Replace entries.
+        """Replace the entries from `rewritten.start` to `rewritten.stop` by `rewritten.entries`.
 
         Raises:
-            ValueError: There are no such entries.
+            ValueError: The positions of the entries to replace are not in the history.
         """
         if not 0 <= rewritten.start <= rewritten.stop <= len(self.entries):
             raise ValueError(
@@ -211,7 +210,7 @@ class History:
             self.ledger.add(rewritten)
 
     def restore(self, entry: m.Said | m.AssistantReply) -> None:
-        """Add an entry that the ledger has counted already."""
+        """Add an entry that was read from a file; the ledger has counted it already."""
         self.entries.append(entry)
         if isinstance(entry, m.Said):
             self.asked = entry.answer or self.asked

@@ -60,7 +60,7 @@ class ValidCall(Struct, frozen=True):
     """A call that its server can take: the server serves the tool, and the arguments are an object.
 
     Attributes:
-        task: Set if the server has the call already, as this task.
+        task: The MCP task into which the server has turned the call, if an earlier process has sent it.
         terms: What the policy says about the call.
     """
 
@@ -89,8 +89,8 @@ def without_doubles(
 ) -> tuple[tuple[m.ToolDefinition, ...], tuple[m.ServerNoted, ...]]:
     """Drop tools whose name is already taken; return the others, and a note for each that was dropped.
 
-    The listing of one server has no duplicates. Two servers clash only if a host's own manager lists tools
-    under another server's name.
+    One server's listing has no duplicates. Names of two servers are equal only if a host opens the sessions
+    itself, and lists a tool under another server's name.
     """
     first: dict[str, m.ToolDefinition] = {}
     notes = [
@@ -129,8 +129,8 @@ def is_as_decided(
 ) -> bool:
     """Return whether a call's tool still has the definition for which the call was decided on.
 
-    This rule holds for every call that a model, a policy, a person or a program has decided on. The session
-    applies it last, when nothing but the sending is left (`actors/mcp_session.py`).
+    The session checks this for every call immediately before it sends the call (`actors/mcp_session.py`), be
+    it decided on by a model, a policy, a person or a program.
 
     Args:
         call: The call. If an earlier process has sent it and it has become a task, it is not sent again, so

@@ -1,10 +1,10 @@
 """Compare a JSON value with a JSON Schema. Servers write both, so both may be hostile.
 
 The library `jsonschema-rs` does the check. It keeps the GIL, cannot be stopped, and exhausts the stack on a
-long chain of references. So each schema is measured before it is used: how many of its parts can apply to one
-place of a value. This number times the number of values limits the time of a check. References are resolved
-only within the schema; nothing is fetched. Regular expressions run in linear time; an expression with
-look-around or back references cannot, and is ignored.
+long chain of references. So grue first computes how much work a check can be: the number of schema parts that
+can apply to one place of a value, such as `items[0].name`, times the number of values. Above a limit the
+value is not checked. References are resolved only within the schema; nothing is fetched. Regular expressions
+run in linear time; an expression with look-around or back references cannot, and is ignored.
 
 Loading `jsonschema-rs` takes 6 MB and 10 ms. Most schemas of tools have only types, properties and required
 names. A value that fits such a schema is accepted without the library; all other values are checked by it.
@@ -276,7 +276,7 @@ def _checkable(part: Any, whole_schema: m.JsonObject, *, names: bool = False) ->
         del whole["patternProperties"]
         whole.pop("additionalProperties", None)
     if whole.get("additionalProperties") is False and not properties and "patternProperties" not in whole:
-        whole["maxProperties"] = 0  # means the same, and the validator's message then names the argument
+        whole["maxProperties"] = 0  # no properties either; the validator's message names the argument
         del whole["additionalProperties"]
     if "pattern" in whole and not _is_linear(whole["pattern"]):
         del whole["pattern"]
@@ -354,10 +354,10 @@ def _objects(value: object) -> Iterator[m.JsonObject]:
 def _most_parts(root: m.JsonObject, anchors: Mapping[str, m.JsonObject]) -> int:
     """Return the largest number of parts of the schema that can apply to one place of a value.
 
-    The function follows the schema as the validator does, for every value at once. A state is the list of the
-    parts that apply to one place, each as often as it applies. In a recursive schema a state comes up again,
-    and the search does not follow it a second time. If the parts double with each level, a limit ends the
-    search.
+    The function walks down the schema as the validator does, but for all possible values and not for one. A
+    state is the list of the parts that apply to one place; a part that applies twice is in it twice. In a
+    recursive schema the same state comes up again, and is not followed a second time. If the number of parts
+    doubles with each level, a limit ends the search.
 
     Raises:
         NotCheckedError: The parts are too many, or the schema refers to itself without end.
@@ -401,7 +401,11 @@ def _applied(
 
 
 def _below(applied: list[m.JsonObject]) -> list[list[m.JsonObject]]:
-    """Return the parts for each place below a value to which `applied` apply: members, items and names."""
+    """Return the parts that apply to each member, each item and the member names of a value.
+
+    Args:
+        applied: The parts that apply to the value itself.
+    """
     named: dict[object, list[m.JsonObject]] = defaultdict(list)
     others: dict[type, list[tuple[list[m.JsonObject], frozenset[object]]]] = {str: [], int: []}
     keys: list[m.JsonObject] = []
@@ -417,7 +421,7 @@ def _below(applied: list[m.JsonObject]) -> list[list[m.JsonObject]]:
         others[int].append((_schemas(rest), frozenset(items)))
         others[int].append((_schemas(part.get("contains")), frozenset()))
         keys += _schemas(part.get("propertyNames"))
-    for kind, name in ((str, ""), (int, -1)):  # one more place for members or items that no part names
+    for kind, name in ((str, ""), (int, -1)):  # "" and -1 stand for members and items that no part names
         others[kind] = [(schemas, own) for schemas, own in others[kind] if schemas]
         named.setdefault(name, [])
     if len(named) * max(map(len, others.values())) > _MOST_WORK:
@@ -435,7 +439,7 @@ def _schemas(value: object) -> list[m.JsonObject]:
 
 
 def _members(value: object) -> dict[str, m.JsonObject]:
-    """Return the schemas in a keyword's value that has a schema for each name."""
+    """Return the schemas by name in the value of a keyword such as `properties`."""
     return {k: v for k, v in value.items() if isinstance(v, dict)} if isinstance(value, dict) else {}
 
 

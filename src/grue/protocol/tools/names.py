@@ -4,7 +4,7 @@ The canonical name, used everywhere inside grue, is `{server}.{tool}`. MCP allow
 characters in a tool's name. Most LLM endpoints allow only letters, digits, `_` and `-`, and at most 64
 characters. For them a name is encoded, and `WireNames` remembers how to decode it. One table is used for the
 offered tools, the calls in the history and the choice of a tool. In a host's own program a tool can also be
-called by its bare name: `tool_routes` says which of several tools has it.
+called by its bare name: `tool_routes` says which of several tools with that bare name is called.
 
 A model wrote the arguments of a call, so they may be any text of any size. `read_arguments` does not raise;
 it returns an error text for the model. Arguments that are too large, or that contain too many values, are

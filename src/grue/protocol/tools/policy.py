@@ -8,12 +8,13 @@ annotations, and with the defaults of the MCP specification. If the annotations 
 of both results counts. So no annotation of an untrusted server can loosen a verdict, whatever the rules say.
 Whether a server runs in a box is known from the host and not from the server, so it is not doubted.
 
-Turns, conversations, parked turns, a host's own calls and the skill agent all have a person's decisions
-judged here. Decisions come from programs, so they may be anything. The rules:
+A person's decision arrives as an `ApprovalDecision` that a program has made, so its values may be anything.
+All decisions are checked here: about calls of a turn under way, of a parked turn, and of the host's own code.
+The rules:
 
-- A call is made only after an exact approval, or a change with usable arguments. Everything else is a denial:
-  another word, `None`, a change without arguments, an approval with arguments.
-- A decision counts for one call, with its arguments and the definition of its tool.
+- A call is made only if the verdict is `approve`, or `change` with usable arguments. Everything else is a
+  denial: another word, `None`, a change without arguments, an approval with arguments.
+- A decision counts for one call only, and only for the arguments and the tool definition that were shown.
 - If decisions about a call contradict each other, it is denied.
 """
 

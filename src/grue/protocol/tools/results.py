@@ -1,4 +1,4 @@
-"""Turn a server's answer to `tools/call` into a `ToolCallResult`, and that into text for the conversation.
+"""Turn a server's answer to `tools/call` into a `ToolCallResult`, and the result into text for the model.
 
 Everything in a `ToolCallResult` is a JSON value. What JSON cannot express (NaN, lone surrogates, bytes, other
 Python objects) is replaced when the result is made, so that later code can encode it without an error.
@@ -7,7 +7,7 @@ Python objects) is replaced when the result is made, so that later code can enco
 |-----------------------------|---------------------------------------|-------------------------------|
 | structured content          | the structured content                | its JSON                      |
 | one text block, JSON        | the object or array                   | its JSON                      |
-| either with too many values | its JSON text                         | the beginning of the text     |
+| JSON with too many values   | its JSON text                         | the beginning of the text     |
 | text blocks only            | the text, blocks joined by newlines   | the text                      |
 | other blocks as well        | the list of blocks, unchanged         | a list, each block as follows |
 | - text                      |                                       | unchanged                     |
@@ -15,7 +15,7 @@ Python objects) is replaced when the result is made, so that later code can enco
 | - resource link             |                                       | URI, name, description        |
 | - embedded resource, text   |                                       | URI, MIME type, text          |
 | - embedded resource, binary |                                       | URI, type, size; attached     |
-| - SVG, or text in base64    |                                       | the same, and the text        |
+| - SVG, or text in base64    |                                       | type, size, the decoded text  |
 | - anything else             |                                       | unchanged                     |
 
 A text that is too long is cut. If the model can read the whole result by a handle (`built_in.py`), it gets
@@ -158,7 +158,7 @@ def decoded_bytes(base64_text: str) -> int:
 def known_bytes(data: str) -> int | None:
     """Return the decoded size of base64 in bytes, or `None` if the data is not base64.
 
-    This is checked only for data of at most a megabyte.
+    Data of more than a megabyte is not checked, but taken for base64.
 
     Data that is not base64 may be a text with a secret. The trace has a placeholder instead of the secret, so
     a size computed from such data would be different in a replay.
@@ -248,7 +248,7 @@ class JsonText(str):
 
 
 def why_unknown(name: str, missing: Mapping[m.ServerName, str]) -> str:
-    """Return why the servers that may have an unknown tool are missing, to be added to the error about it."""
+    """Return the end of the error about an unknown tool: why servers are missing that may have this tool."""
     bare = not NAME_SEPARATORS.search(name)
     reasons = [
         f". {NOT_USED.format(server=server, reason=reason)}"
@@ -375,7 +375,7 @@ def raw_text(result: m.ToolCallResult) -> str:
 
 
 class Told(NamedTuple):
-    """A result as text for the conversation. `whole_chars`: the length before it was cut; 0: it is whole."""
+    """A result as text for the model. `whole_chars`: length of the uncut text; 0: the text is not cut."""
 
     text: str
     attachments: tuple[m.Attachment, ...]
