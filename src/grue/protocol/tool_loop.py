@@ -7,44 +7,47 @@ actor feeds events to `step` and carries out its commands. The rules:
 1.  Each tool call of a reply gets exactly one tool message, in the order of the calls, before the next
     request: providers reject a conversation with an unanswered call.
 2.  The calls of a reply are grouped into runs: consecutive calls to the same server. A run is sent as one
-    batch, and the next run when every call of it is settled. A call to an unknown tool or with unreadable
-    arguments is answered here and is not sent to any server.
+    batch. The next run is sent when every call of the run before is settled. A call to an unknown tool or
+    with unreadable arguments is answered here and is not sent to any server.
     Before that, the policy judges the reply as a whole: a denied call is answered here, and if a call has to
     be approved, none is sent before a person has decided on all of them (`turn/tools.py`). Calls that the
-    policy calls parallel may run at the same time, each at another server.
+    policy marks as `parallel` may run at the same time, each at another server.
 3.  After a timeout the session skips the other calls of the batch, and this machine skips the runs that are
     not yet sent; calls under way at other servers finish. The loop goes on, unless the policy forces the
     final answer.
-4.  After a server died, the other calls of the reply are skipped and the final answer is forced. Under the
-    policy `reconnect` the server is restarted instead, once in a turn, and only if an iteration is left in
-    which the model could use it.
-5.  Only loop requests offer tools, and only they leave the form of the reply free. Forced, repair and
-    tool-less requests ask for the answer's schema and offer no tools.
+4.  After a server died, the other calls of the reply are skipped and the final answer is forced. With
+    `FailurePolicy(after_death="reconnect")` the server is restarted instead, once in a turn, and only if an
+    iteration is left in which the model could use it.
+5.  A request of the phase `loop` offers tools, and its reply may be tool calls or text. All other requests
+    (the forced final answer, the repair, the request of a turn without tools) offer no tools and ask for an
+    answer of the given schema.
 6.  The final answer is forced after `max_tool_iterations` replies with tool calls, and after a reply with
     neither content nor calls. If a final reply is empty, calls tools or fails the host's check, the turn asks
     for one repair, and then uses the host's fallback: at most `max_tool_iterations` + 2 requests in all.
-    There may be more: up to `max_summaries` and one after an overflow with a `ContextPolicy`, one if presumed
-    tools have changed, and one after the first reply whose tool calls are written as text.
-7.  When a budget is reached, the calls of that reply are still made, and then the final answer is forced.
-    When it is spent, no repair is requested.
-8.  If it is doubtful whether the model can call tools, the turn checks that before it opens a session.
-    Otherwise it checks while the sessions open. The result is known before the first tool is offered.
+    There may be more: up to `max_summaries` and one after an overflow with a `ContextPolicy`, one after a
+    reply that rule 10 drops, and one after the first reply whose tool calls are written as text.
+7.  When tokens or money of the budget are used up, or one request is left, the calls of the last reply are
+    still made, and then the final answer is forced. When the budget is used up, no repair is requested.
+8.  `RunTurn.support_check` says when the turn checks that the model can call tools: before it opens a session
+    (the model is probably unable to), while the sessions open, or not at all. The result is known before the
+    first tool is offered.
 9.  With a `ContextPolicy`, each request is made to fit into the context window before it is sent
     (`context/fit.py`). History changes only by a `RewriteHistory`. A summary is requested beside the
     conversation; if none comes, the turn goes on without it.
-10. With presumed tools (`ToolsPresumed`) the first request is sent while the sessions open. Nothing follows
-    from its reply before all of them have reported. A reply that calls tools which are not as presumed is
-    dropped (`turn/sessions.py`), at most one a turn.
+10. Presumed tools (`ToolsPresumed`) are those that the servers have listed before this turn. With them the
+    first request is sent while the sessions open. Its reply is acted on only when all sessions have reported.
+    If it calls a tool whose definition has changed, it is dropped (`turn/sessions.py`), at most once a turn.
 11. Every session that the turn opened is closed before the turn ends, however it ends. A deadline or an
     interruption can arrive in any state and ends the turn. Events that arrive after that are ignored. So is
     a second `SessionClosed`: a session that is cancelled reports its close without being asked.
 12. A server that starts when it is called (`RunTurn.when_called`) is started by the first reply that calls
     it, after all calls of that reply have been decided on. Its calls are sent when it has listed its tools
     (`turn/tools.py`).
-13. A fork of a recorded turn gets the recorded events again, up to the fork, and its commands are not carried
-    out until then. `TurnForked` replaces limits, policies and tools from there on.
-14. A request that waits for a batch closes the sessions, and the turn waits. A later process gets the
-    recorded events again and goes on in the same state, except that each server starts when it is called.
+13. A turn that forks a recorded turn gets the recorded events again, up to the fork. Until then its commands
+    are not carried out. At the fork, `TurnForked` replaces limits, policies and tools.
+14. If a request is to be answered by a batch of the provider, the sessions are closed and the turn waits. A
+    later process gets the recorded events again and goes on in the same state, except that each server
+    starts when it is called.
 
 The states (`turn/states.py`) are named for what they wait for. Commands are in order, each note for the trace
 before the command that it explains. A pair of state and event that `step` does not list raises
@@ -89,73 +92,73 @@ class IllegalEvent(Exception):  # noqa: N818 - a bug in the caller, and no error
 def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
     """Return the next state, and the commands to carry out, in order.
 
-    The comment after a row names its rule in this module's docstring.
+    The comment at a row names its rule in this module's docstring, with a catchword.
 
     Raises:
         IllegalEvent: The event cannot happen in this state.
     """
     match state, event:
         case s.Idle(), m.RunTurn():
-            return sessions.begin(event)  # rule 8
+            return sessions.begin(event)  # rule 8: check the model
         case _, m.ToolsPresumed() if not isinstance(state, s.Idle):
-            return sessions.presume(state, event)  # rule 10
+            return sessions.presume(state, event)  # rule 10: presumed tools
         case s.AwaitingSupport() | s.AwaitingSessions(asking=True), m.ToolSupportChecked():
-            # rule 8
+            # rule 8: the model was checked
             return sessions.supported(state) if event.supported else sessions.unsupported(state, event)
         case s.AwaitingSessions(), m.SessionOpened() | m.McpDisabled() if event.server in state.pending:
-            return sessions.reported(state, event)  # rule 8
+            return sessions.reported(state, event)  # rule 8: wait for all sessions and the check
         case s.AwaitingSessions(pending=pending), m.StartupFailed(server=server) if server in pending:
             others = s.without(pending, server)
             return end.fail(replace(state.turn, open=(*state.turn.open, *others)), event.failure)  # rule 11
         case s.Presuming() | s.AwaitingDrop(), _ if (early := sessions.step_early(state, event)) is not None:
-            return early  # rule 10
+            return early  # rule 10: presumed tools
         case s.AwaitingCompletion(turn=turn, phase="loop"), m.CompletionReceived():
-            return tools.loop_reply(asking.heard(turn, event), event)  # rules 1, 2, 6, 7
+            return tools.loop_reply(asking.heard(turn, event), event)  # rules 1, 2, 6, 7: calls or an answer
         case s.AwaitingCompletion(turn=turn, phase=phase), m.CompletionReceived():
-            return tools.final_reply(asking.heard(turn, event), phase, event)  # rule 6
+            return tools.final_reply(asking.heard(turn, event), phase, event)  # rule 6: answer or repair
         case s.AwaitingCompletion(), m.CompletionFailed():
-            return asking.refused(state, event)  # rule 9
+            return asking.refused(state, event)  # rule 9: shorten a long request
         case s.AwaitingCompletion() | s.AwaitingSummary(), m.CompletionPostponed():
-            return resuming.postponed(state, event)  # rule 14
+            return resuming.postponed(state, event)  # rule 14: wait for a batch
         case s.Waiting() | s.AwaitingCompletion() | s.AwaitingSummary(), m.WaitEnded():
-            return resuming.waited(state), ()  # rule 14
+            return resuming.waited(state), ()  # rule 14: a later process goes on
         case s.Waiting(pending=pending), m.SessionClosed(server=server) if server in pending:
-            return resuming.closed_to_wait(state, server)  # rule 14
+            return resuming.closed_to_wait(state, server)  # rule 14: wait for a batch
         case s.AwaitingSummary(), m.CompletionReceived() | m.CompletionFailed():
-            return asking.summarised(state, event)  # rule 9
+            return asking.summarised(state, event)  # rule 9: summary
         case s.AwaitingApproval(), m.CallsDecided():
-            return tools.decide(state, event)  # rule 2
+            return tools.decide(state, event)  # rule 2: a person has decided
         case s.AwaitingApproval(), m.ApprovalPostponed():
-            return tools.park(state, event)  # rule 2
+            return tools.park(state, event)  # rule 2: nobody decides now
         case _, m.CallsDecided() if not isinstance(state, s.Idle):
             return state, tools.ignore(event)
         case s.AwaitingTools(), (m.ToolReturned() | m.ToolTimedOut() | m.ToolSkipped() | m.ServerDied()) if (
             state.waits_for(event.batch, event.call_id)
         ):
-            return tools.settle(state, event)  # rules 1 to 4
+            return tools.settle(state, event)  # rules 1 to 4: a call has ended
         case s.AwaitingTools(starting=starting), (
             m.SessionOpened() | m.McpDisabled() | m.StartupFailed()
         ) if event.server in starting:
-            return tools.called_first(state, event)  # rule 12
+            return tools.called_first(state, event)  # rule 12: servers that start when called
         case s.AwaitingTools(turn=turn), m.ToolsChanged(server=server, tools=listed) if server in turn.open:
             return replace(state, turn=turn.relist({server: listed})), ()
         case s.AwaitingReconnect(server=server), m.SessionClosed() if event.server == server:
-            return sessions.reopen(state)  # rule 4
+            return sessions.reopen(state)  # rule 4: reconnect
         case s.AwaitingVerdict(turn=turn), m.AnswerAccepted(answer=answer):
-            return tools.complete(turn, answer, state.content)  # rule 6
+            return tools.complete(turn, answer, state.content)  # rule 6: answer accepted
         case s.AwaitingVerdict(), m.AnswerRefused(reason=reason):
-            return tools.refuse_answer(state, reason)  # rule 6
+            return tools.refuse_answer(state, reason)  # rule 6: repair or fallback
         case s.AwaitingClose(pending=pending), m.SessionClosed(server=server) if server in pending:
-            return end.closed(state, server)  # rule 11
+            return end.closed(state, server)  # rule 11: close, then end
         case s.AwaitingClose() | s.Waiting(), m.SessionClosed() if event.server in state.turn.run.servers:
-            return state, ()  # rule 11
+            return state, ()  # rule 11: a second close is ignored
         case s.AwaitingClose() | s.Waiting() | s.Finished(), _ if not isinstance(
             event, _UNEXPECTED_AT_THE_END
         ):
-            return state, ()  # rule 11
+            return state, ()  # rule 11: late events are ignored
         case _, m.TurnForked() if isinstance(state, s.LiveState):
-            return resuming.forked(state, event), ()  # rule 13
+            return resuming.forked(state, event), ()  # rule 13: fork
         case _, m.DeadlinePassed() | m.TurnInterrupted() if isinstance(state, s.LiveState):
-            return end.abandon(state, event)  # rule 11
+            return end.abandon(state, event)  # rule 11: end in any state
         case _:
             raise IllegalEvent(f"{type(event).__name__} in state {type(state).__name__}: {event}")

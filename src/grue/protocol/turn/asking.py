@@ -56,7 +56,10 @@ def _send(turn: Turn, phase: Phase, new: tuple[m.ConversationItem, ...], notes: 
 
 
 def _mode(turn: Turn, phase: Phase) -> tuple[Turn, m.OfferTools | m.RequireAnswer]:
-    """Return a request's mode: it requires an answer, or offers tools, listed only if they have changed."""
+    """Return a request's mode: it requires an answer, or offers tools.
+
+    The mode contains the list of tools only if the list has changed since the last request with tools.
+    """
     if phase != "loop":
         return turn, m.RequireAnswer(turn.run.answer)
     stated = turn.run.answer if turn.run.states_answer else None
@@ -180,14 +183,15 @@ def heard(turn: Turn, reply: m.CompletionReceived) -> Turn:
     # estimates the reply's size.
     output = reply.usage.output_tokens if reply.prompt_tokens == reply.usage.input_tokens else 0
     if turn.run.binds_calls:
-        # The count may include thoughts, which are not part of the next prompt. If the reply's size were too
-        # large, the ledger would estimate too few tokens for later texts.
+        # The count may include thoughts, which are not part of the next prompt. If the ledger held too large
+        # a size for the reply, the rest of the endpoint's next count would be too small, and the ledger would
+        # learn to estimate too few tokens for a text.
         output = min(output, ledger.reply_item(reply.content, reply.tool_calls).tokens)
     return replace(turn, ledger=ledger.reply(reply.content, reply.tool_calls, output))
 
 
 def _searching(turn: Turn) -> Turn:
-    """Return the turn; if it has too many tools, it offers a search in place of them from now on."""
+    """Return the turn. If it has too many tools, it now offers `find_tools` and `call_tool` for them."""
     search = turn.run.tool_search
     if search is None or turn.searching or not _are_many(turn, search):
         return turn
@@ -319,7 +323,7 @@ Item = TypeVar("Item", bound=m.ConversationItem)
 
 
 def _with_handle(turn: Turn, item: Item, cut: Collection[m.CallId], named: Mapping[str, str]) -> Item:
-    """Return the item. If it is a result that was cut, and its handle with it, name the handle again."""
+    """Return the item. If it is a cut result without its handle for `read_result`, append the handle."""
     if not isinstance(item, m.ToolMessage) or item.call_id not in cut:
         return item
     if not _has_handle(turn, named.get(item.call_id, "")) or is_referred(item.content, item.call_id):

@@ -379,7 +379,7 @@ def next_to_ask(
 
 
 def after_all(failures: Sequence[m.LlmFailure]) -> m.LlmFailure:
-    """Return the last failure of a request that no model of the chain has answered. It names the others."""
+    """Return the failure of the last model, with a message that also has the failures of the earlier ones."""
     *before, last = failures
     if not before:
         return last

@@ -48,7 +48,8 @@ class Disabled(Struct, frozen=True, tag=True):
 
     Attributes:
         failures: How often the server has been given up in a row.
-        until_s: When the server may be tried again, by the clock of the events; `None`: not in this episode.
+        until_s: When the server may be tried again, by the clock of `ConnectRequested.at_s`; `None`: not in
+            this episode.
         last_words: The last line that the server wrote to stderr; empty: it wrote none.
     """
 

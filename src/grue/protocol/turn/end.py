@@ -77,7 +77,7 @@ def abandon(state: s.LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> 
         failure = m.Interrupted(reason=event.reason)
     following, commands = fail(turn, failure, notes, unread=isinstance(state, _ASKED))
     if isinstance(state, s.AwaitingReconnect):
-        # This session has been told to close already.
+        # The turn has already told the session of the dead server to close.
         commands = tuple(item for item in commands if item != m.CloseSession(server=state.server))
     return following, commands
 
@@ -85,7 +85,7 @@ def abandon(state: s.LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> 
 def with_calls_ended(
     state: s.AwaitingTools, starting: tuple[m.ServerName, ...]
 ) -> tuple[Turn, tuple[s.CallNote, ...]]:
-    """Return the turn, which ends in the middle of its calls, and the notes that are not recorded yet.
+    """Return the turn as it ends while its tool calls are under way, and the notes not yet recorded.
 
     The sessions of the servers that are `starting` are closed too, as soon as they have opened.
     """

@@ -1,6 +1,7 @@
 """The part of the turn's machine that says where a parked or killed turn goes on, and where a fork begins.
 
-`sessions.py` begins a turn that goes on. A fork gets the recorded events again. These functions are pure.
+`cut_off` returns that point as a `Resumption`; `sessions.py` then starts the turn there. A fork gets the
+recorded events of the original turn again, up to the fork. These functions are pure.
 """
 
 from collections import Counter
@@ -95,7 +96,7 @@ def _in_calls(
 
 
 def postponed(state: s.AwaitingCompletion | s.AwaitingSummary, event: m.CompletionPostponed) -> Transition:
-    """Close the sessions. The reply will come from a batch, and the turn waits for it without a process."""
+    """Close the sessions. A batch of the provider will bring the reply, and no process waits for it."""
     waiting = s.Waiting(state, state.turn.open, event.item)
     if not waiting.pending:
         return waiting, (_waits(waiting),)
@@ -137,7 +138,7 @@ def can_fork_at(before: TurnState, after: TurnState, commands: Iterable[m.TurnCo
     if isinstance(after, _NOT_ALL_REPORTED):
         return False
     if isinstance(before, s.AwaitingTools) and isinstance(after, s.AwaitingTools):
-        return False  # other calls of the reply may be under way then
+        return False  # when one call has ended, others may be under way
     return any(isinstance(command, _ACTS) for command in commands)
 
 

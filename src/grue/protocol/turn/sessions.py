@@ -11,8 +11,8 @@ them:
   counted.
 - The reply stands if each of its calls names the same definition among the presumed tools and among the
   listed ones. Otherwise it is dropped, and the request is sent again with the listed tools.
-- If the request fails, the failure stands only if the lists are equal: the endpoint may have refused a
-  presumed tool.
+- If the request fails, the failure stands only if the servers list exactly the presumed tools. Otherwise the
+  endpoint may have refused a tool that has changed, so the request is sent again with the listed tools.
 - A request that is under way is cancelled if none of the tools that it offers is as it was presumed.
 
 `DropCompletion` is always answered by one `ReplyDropped`. A reply that was on its way arrives before that
@@ -130,10 +130,11 @@ def when_all_reported(state: s.AwaitingSessions) -> Transition:
 
 
 def unmatched_notes(turn: Turn) -> tuple[m.ServerNoted, ...]:
-    """Return a note for each pattern of the policy and of the request that matches no tool of the turn.
+    """Return a note for each pattern that matches no tool of the turn.
 
-    If a server was given up, or serves tools which it does not list, its tools are not known, so there are no
-    notes. In a turn that offers only some tools, the policy's other patterns may be about the other tools.
+    If the request selects tools (`RunTurn.tools`), the patterns are those of the request, because patterns of
+    the policy may be about the other tools. Otherwise they are those of the policy. If a server was given up,
+    or serves tools which it does not list, its tools are not known, so there are no notes.
     """
     run = turn.run
     if not run.binds_calls or turn.degraded or turn.serving_unlisted or not run.servers:
@@ -260,7 +261,7 @@ def step_early(state: s.Presuming | s.AwaitingDrop, event: m.TurnEvent) -> Trans
         case s.AwaitingDrop(turn=turn), (m.SessionOpened() | m.McpDisabled() | m.StartupFailed()) if (
             event.server in turn.open
         ):
-            # Another server did not start, so the turn will close this one.
+            # The turn ends because another server did not start. It will close this server's session, too.
             return state, ()
         case _:
             return None

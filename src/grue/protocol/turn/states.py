@@ -324,7 +324,7 @@ CallNote: TypeAlias = m.ToolRejected | m.ToolDenied | m.ToolSkipped
 
 
 class PlacedNote(Struct, frozen=True):
-    """A note to be recorded when `settled` calls of the reply are settled."""
+    """A note to be recorded as soon as the number of settled calls of the reply has reached `settled`."""
 
     settled: int
     note: CallNote
@@ -339,8 +339,9 @@ class JudgedReply(Struct, frozen=True, kw_only=True):
         earlier: Records of the calls that were sent before the turn was resumed.
         settled: Records of all calls that are answered already.
         used_before: `Turn.used` without the calls of this reply.
-        noted: Notes about the calls that are not made, each to be recorded in its place among the others.
-            Only with `RunTurn.binds_calls`; otherwise they were recorded when the reply was judged.
+        noted: Notes about the calls that are not made. Each is recorded when the calls before it in the
+            reply are settled. Empty in a turn of an old trace (without `RunTurn.binds_calls`): such a turn
+            recorded the notes when it judged the reply.
     """
 
     calls: Mapping[m.CallId, m.ToolCall]
@@ -387,7 +388,8 @@ class AwaitingTools(Struct, frozen=True):
         under_way: The batches that have been sent and are not settled; one, unless calls run in parallel.
         unsent: Runs that are sent later.
         settled: Records of the settled calls of the reply, in the order in which they were settled.
-        died: The server that died; `None` if none has. It decides how the turn goes on, even after a timeout.
+        died: The server that died; `None` if none has. If a call has also timed out, the turn goes on as
+            after a death (`FailurePolicy.after_death`).
         timed_out: Whether a call has timed out; `after_timeout` says what follows.
         changed: The arguments of calls that a person has changed.
         tools: The tools when the calls were decided on.
@@ -438,7 +440,7 @@ class AwaitingClose(Struct, frozen=True):
 
 
 class Waiting(Struct, frozen=True):
-    """Waits for a batch. When every session is closed, the turn needs no process.
+    """Waits for a reply from a batch of the provider. When every session is closed, no process has to run.
 
     Attributes:
         then: The state in which the turn goes on.

@@ -14,7 +14,8 @@ A reply without calls is an answer, a refusal, or nothing usable. The rules for 
   sent. It is neither asked about nor counted again.
 - If nobody answers now, the turn is parked: its sessions close, and it ends with `TurnParked`. A resumed turn
   judges the reply again, with the definitions that the servers list then. If the definition of a tool has
-  changed, its question is asked again; a call that nobody is asked about is not made.
+  changed, a question about its call is asked again. If the policy asks no question about that call, the call
+  is not made.
 
 `RunTurn.when_called` names the servers that start when they are called, and for each the tools that the model
 is offered until then. The rules for these servers:
@@ -141,9 +142,9 @@ def _due(state: s.AwaitingTools) -> tuple[s.AwaitingTools, tuple[s.CallNote, ...
 def _next_run(state: s.AwaitingTools) -> Run | None:
     """Return the run to send now, or `None` if it has to wait.
 
-    Runs are sent one at a time and in order, except that a parallel one may be sent while other parallel ones
-    are under way. A session serves one batch at a time, so the server of such a run has to be idle. A server
-    also has to have started before a run is sent to it.
+    Runs are sent one at a time and in order, except that a parallel run may be sent while other parallel runs
+    are under way at other servers: a session serves only one batch at a time. A run whose server has not
+    started yet has to wait.
     """
     if not all(batch.parallel for batch in state.under_way) or not state.unsent:
         return None
@@ -271,7 +272,7 @@ def _after_tools(state: s.AwaitingTools) -> Transition:
         return force(turn, "max_iterations", new)
     if turn.budget_reached:
         return force(turn, "budget", new)
-    # The server may have removed its last tool during the turn.
+    # If the servers have removed all their tools during the turn, the next request offers none.
     return ask(turn, "loop" if turn.can_call else "only", new)
 
 
@@ -330,7 +331,10 @@ def call(
 def _noted(
     turn: Turn, reply: s.JudgedReply, notes: tuple[s.CallNote, ...]
 ) -> tuple[s.JudgedReply, tuple[s.CallNote, ...]]:
-    """Keep the notes until the calls before them are settled; in the replay of an old trace, return them."""
+    """Keep the notes until the calls before them are settled.
+
+    In the replay of an old trace (without `RunTurn.binds_calls`) the notes are returned, to be recorded now.
+    """
     if not turn.run.binds_calls:
         return reply, notes
     return replace(reply, noted=(*reply.noted, *notes)), ()
@@ -633,14 +637,14 @@ def with_report(turn: Turn, event: m.SessionOpened | m.McpDisabled) -> Turn:
 
 
 def changed_tools(offered: Iterable[m.ToolDefinition], listed: Iterable[m.ToolDefinition]) -> tuple[str, ...]:
-    """Return the names that do not have the same definition in both lists; the order does not count."""
+    """Return the names of tools that differ between the lists, or are in one only; order does not count."""
     before = {tool.name: tool for tool in offered}
     now = {tool.name: tool for tool in listed}
     return tuple(name for name in {**before, **now} if before.get(name) != now.get(name))
 
 
 def start_called(state: s.AwaitingTools) -> tuple[s.AwaitingTools, Commands]:
-    """Start the servers of calls that wait for them, as many as may be starting at the same time."""
+    """Start the servers that unsent calls wait for, at most `TurnLimits.starts_at_once` at a time."""
     turn = state.turn
     if not turn.unstarted:
         return state, ()
