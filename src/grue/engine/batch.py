@@ -62,7 +62,7 @@ class RecalledTurn(Struct, frozen=True):
 
 
 class _Begun(Struct):
-    """A turn whose start has been read from the trace, and its end not yet.
+    """A turn whose start has been read from the trace, but not its end.
 
     Attributes:
         said: For a turn of a conversation: its recorded messages that add to the conversation.

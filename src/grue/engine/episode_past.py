@@ -1,7 +1,8 @@
 """Read from a trace how far a host's episode got, so that the host can resume it.
 
-`Past` knows what is the same for every host: the start, the spending, the state of the servers, and the last
-turn whose result the host has not used yet. A host derives a class from it that keeps its own facts:
+`Past` reads what every host's episode has: the start, the spending, the state of the servers, and the last
+turn whose result the host has not used yet. A host derives a class from `Past` that also reads the host's own
+messages:
 
 ```python
 class DeskPast(Past[EpisodeStarted]):
@@ -69,7 +70,7 @@ _Started = TypeVar("_Started", bound=EpisodeStarted)
 
 
 class Past(Struct, Generic[_Started], kw_only=True):
-    """What the trace of an episode says that is the same for all hosts.
+    """How far an episode got, as far as its trace says it in the same way for all hosts.
 
     Attributes:
         started: How the episode started.
@@ -80,12 +81,12 @@ class Past(Struct, Generic[_Started], kw_only=True):
         connections: The state of the connection to each tool server, for `Runner.remember`.
         listings: The tools that each server listed last, for `Runner.remember`.
         ended: How the episode ended the last time; `None`: it did not end, because its process was killed.
-        conditions: What the last run was made with, such as the model.
+        conditions: What the last run was made with, by name, such as `model`.
         max_turns: The turn limit that was given at the last resumption; 0: the limit given at the start.
         lasted_s: How long the episode has run, in seconds.
         answered: Whether the model has given an answer.
         parked: The turn that waits for approvals; `None`: no turn waits. Go on with it by `Runner.resume`,
-            not by running it again. `spent` does not count it until it has ended.
+            not by running it again. `spent` leaves this turn out until it has ended.
     """
 
     started: _Started

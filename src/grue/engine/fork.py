@@ -1,4 +1,4 @@
-"""Fork a recorded turn: repeat it up to a place from its trace, and run it from there on.
+"""Fork a recorded turn: take its messages up to a place from its trace, and run the turn from that place on.
 
 The turn's state machine gets the recorded events again, up to the fork, and so reaches the state that the
 recorded turn had there. Commands before the fork are not carried out. The LLM actor gets the history up to
@@ -432,8 +432,8 @@ def _past(
     if not place.events:
         return TurnsPast(forked=forked, copied=run.earlier, rewrites=rewrites)
     told = {each.seq for each in run.envelopes if each.seq < seq and each.receiver == AGENT}
-    # Copy the messages up to the fork, and later messages of the agent that were caused by an event before
-    # the fork: the agent may have sent them only after it had received the next event.
+    # Copy the messages up to the fork. The agent's answers to an event before the fork may stand later in the
+    # trace, because the agent got the next event before it sent them: copy these answers too.
     copied = [
         each
         for each in run.envelopes

@@ -107,8 +107,8 @@ class Runner(AsyncToolAccess, Closing):
             function, which gets a thread of its own, or a coroutine function. The wait counts against the
             turn's limit. `None`: nobody can be asked, so such calls are denied unless the policy parks turns.
         context: How turns stay within the model's context window; `None`: nothing is cleared.
-        tool_search: Offer the model two tools that find and call the others, if there are many tools;
-            `None`: each tool is offered.
+        tool_search: If there are many tools, offer the model only `find_tools` and `call_tool`, with which it
+            finds and calls the others. `None`: each tool is offered.
         budget: For the model, for all turns together. The budget of a single turn is `limits.budget`.
         keep: What outlives a turn. `nothing`: one `anyio.run` per turn, and nothing stays alive after it.
             `loop`: one event loop in a background thread, from the first turn to `close`; connections to the
@@ -198,7 +198,7 @@ class Runner(AsyncToolAccess, Closing):
         keep: Keep = "nothing",
         start: Start | None = None,
     ) -> Self:
-        """Make a runner from `[tool.grue.*]`, else `[tool.zorkgpt.*]`, of a TOML file.
+        """Make a runner from `[tool.grue.*]` (in older projects `[tool.zorkgpt.*]`) of a TOML file.
 
         The servers come from `mcp_config.json` beside the TOML file, if there is one. With `enabled = false`
         under `mcp` in the TOML file, `mcp_config.json` is ignored; with `enabled = true` it must exist. The

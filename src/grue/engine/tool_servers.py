@@ -286,8 +286,8 @@ def servers_for(
 ) -> tuple[m.ServerName, ...]:
     """Return the servers that a turn has to open; `tools`: all tools, none, or patterns of their names.
 
-    A server is left out if none of its tools can match a pattern. That is known only of MCP servers, whose
-    tools' names begin with the server's name.
+    An MCP server is left out if no pattern can match its tools, whose names begin with the server's name.
+    Servers of other kinds are never left out, because their tools may have any names.
     """
     if isinstance(tools, bool):
         return tuple(servers) if tools else ()

@@ -725,9 +725,9 @@ def _past_of(
 ) -> Iterator[TurnPast]:
     """Yield what a turn needs from its conversation. After the block, keep the entries that it has added.
 
-    `resumed`: the turn was parked before. Raises `ConversationError` if there are both a conversation and a
-    history, if one of them cannot be used, or if the actors of the host's factory cannot continue a
-    conversation.
+    `resumed`: the turn was parked before. Raises `ConversationError` if the request has both a conversation
+    and a history, if either of the two cannot be used, or if the actors of the host's factory cannot continue
+    a conversation.
     """
     if request.conversation is not None and request.history:
         raise ConversationError("A turn continues either a conversation or a history, not both.")

@@ -401,7 +401,10 @@ class KeptConversation:
             self._write_now()
 
     def require_open(self, turn: int, began: m.HistoryReference) -> TurnMark:
-        """Return the open turn's mark; raises `ConversationError` if the open turn is not this one."""
+        """Return the open turn's mark.
+
+        Raises `ConversationError` unless the open turn has the number `turn` and started at `began`.
+        """
         mark = self.open_turn
         if mark is None or (mark.turn, mark.began) != (turn, began.digest):
             raise ConversationError(

@@ -396,7 +396,7 @@ class RecordedTurn:
             case m.TurnFailed(failure=m.Interrupted()):
                 return self.run.waits
             case m.TurnFailed(failure=m.ServerFailure()):
-                # A resumed turn whose servers did not start has done nothing yet.
+                # A resumed turn whose servers did not start has done nothing, and can be resumed again.
                 return self.run.resumed is not None and not self._called
             case _:
                 return False
@@ -521,7 +521,8 @@ class RecordedTurn:
         if asks_again(resumed):
             self.said.append(m.ReplyDropped(request=0))
         elif resumed.new:
-            # Old versions recorded the messages of the last request a second time when they sent it again.
+            # An old version of grue that sent the last request again also recorded its messages again.
+            # Remove the first copy.
             at = len(self.said) - 1
             while at >= 0 and not isinstance(self.said[at], m.RequestCompletion):
                 at -= 1

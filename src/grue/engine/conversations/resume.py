@@ -228,7 +228,7 @@ def resumed_run(
 
 
 class _Rest(Spending):
-    """Adds a resumed turn's spending to the runner's, without the part that is counted there already."""
+    """Adds a resumed turn's spending to the runner's, without what the runner has counted already."""
 
     def __init__(self, whole: Spending, counted: m.TurnParked | None) -> None:
         super().__init__()

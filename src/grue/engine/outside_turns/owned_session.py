@@ -315,7 +315,7 @@ class OwnedSession:
             going_on = True
             while going_on:
                 event = (await inbox.receive()).body
-                # Wait for the trace: the host gets a result only after it is recorded there.
+                # Wait until the event is in the trace, so that the host gets no result that is not recorded.
                 await recorder.shown()
                 going_on = self._take(event)
 

@@ -1,8 +1,8 @@
 """The calls of tools outside turns that a `Runner` and a `ToolClient` offer.
 
-`server_sessions.py` does the work. It is imported at the first such call: few runners make one, and the
-import would delay their first turn. A subclass of `ToolAccess` decides in which event loop the work runs
-(`_outside_turns`).
+`server_sessions.py` does the work. It is imported at the first call outside turns: few runners make one,
+and the import would delay their first turn. A subclass of `ToolAccess` decides in which event loop the work
+runs (`_outside_turns`).
 """
 
 from abc import ABC, abstractmethod

@@ -11,7 +11,8 @@ The API key is chosen from the environment here, by one rule for code, configura
 only ever sent to the provider that it belongs to.
 
 A turn whose replies come from a batch has a `ReplyRoom`. `LlmEndpoint.post` asks the room for the reply
-instead of the network. If the reply has not come yet, the request is stored, and the turn ends and waits.
+instead of the network. If the reply has not come yet, the room stores the request, and the turn is stopped.
+The turn goes on from its trace when the reply has come.
 """
 
 import functools

@@ -184,7 +184,7 @@ class ExchangeError(Exception):
 
 
 class Connections:
-    """The connections of one event loop. Each concurrent request leases one of its own.
+    """The connections of one event loop. A request leases one, which no other request uses meanwhile.
 
     A single pool of httpx with many connections would check all of them, with a system call for each idle
     one, whenever a request begins or ends. With 100 agents that is a third of all the work.
