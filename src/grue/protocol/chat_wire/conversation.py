@@ -134,7 +134,7 @@ _TELLING_TOOLS = 200
 
 
 class Prompt(NamedTuple):
-    """The parts of a request that a provider reads, as JSON, in the order that prompt caches follow."""
+    """The parts of a request that the model reads, as JSON, in the order in which providers cache them."""
 
     tools: bytes
     system: bytes

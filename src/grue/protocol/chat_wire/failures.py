@@ -11,7 +11,7 @@ matches. The status decides only if no pattern matches. URLs in the text are ign
 a rate limit link to the provider's billing page.
 
 A request that is longer than the model's context window is recognised by the error text (`is_too_long`),
-since there is no common status or code for that either. If the text names the sizes of the window and of the
+because no status or code is common to all endpoints. If the text names the sizes of the window and of the
 prompt, they show how much has to be cleared.
 """
 
@@ -221,7 +221,7 @@ def kind_of_status(status: int, words: str = "") -> FailureKind:
 
 
 def _fragment(url: re.Match[str]) -> str:
-    """Return what replaces a URL in an error text: a blank, or DashScope's fragment that names a quota."""
+    """Return what replaces a URL in an error text: a blank, or `#token-limit`, which names a quota."""
     return "#token-limit" if "#token-limit" in url[0] else " "
 
 

@@ -138,7 +138,7 @@ class WireProfile(Struct, frozen=True, kw_only=True):
         return "encoded" if self.names == "encoded" else "canonical"
 
     def limit(self, settings: ModelSettings) -> int | None:
-        """Return the token limit of the reply to put into a request; `None`: the request has no limit."""
+        """Return the limit on the reply's tokens that a request states; `None`: the request states none."""
         wanted = settings.max_tokens
         if not wanted and self.default_max_tokens is not None:
             # The limit includes the tokens for thinking, so the thinking budget is added to the default.

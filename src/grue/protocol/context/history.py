@@ -344,7 +344,7 @@ SaidStep: TypeAlias = (
 
 
 def take_step(history: History, step: SaidStep) -> None:
-    """Change a history as a recorded message changed it in the process that recorded it.
+    """Apply a recorded message to a history, as the process that recorded the message did.
 
     Raises:
         ValueError: The message does not fit the history before it.

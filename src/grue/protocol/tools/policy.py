@@ -283,7 +283,7 @@ class Judged(Struct, frozen=True):
 
 
 def judged(decision: ApprovalDecision) -> Judged:
-    """Return what a decision means for its call."""
+    """Return whether the call of a decision is made, and with which arguments."""
     decision = sound(decision)
     if decision.verdict == "approve":
         return Judged()

@@ -5,10 +5,10 @@ the result.
 
 |                   | `experimental` (2025-11-25)          | `extension` (2026-07-28)                   |
 |-------------------|--------------------------------------|--------------------------------------------|
-| decided by        | the client, with `task` in the call  | the server                                 |
-| handle            | `task` in the result                 | the result itself, its `resultType`: `task`|
-| interval, in ms   | `pollInterval`                       | `pollIntervalMs`                           |
-| lifetime, in ms   | `ttl`                                | `ttlMs`                                    |
+| who makes a task  | the client, with `task` in the call  | the server                                 |
+| where it is named | `task` in the result                 | the result itself, its `resultType`: `task`|
+| poll interval, ms | `pollInterval`                       | `pollIntervalMs`                           |
+| lifetime, ms      | `ttl`                                | `ttlMs`                                    |
 | result            | `tasks/result`, which waits for it   | in the answer to `tasks/get`               |
 | questions         | requests while `tasks/result` waits  | in `tasks/get`, answered by `tasks/update` |
 

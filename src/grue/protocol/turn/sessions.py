@@ -314,7 +314,7 @@ def _when_verified(state: s.Presuming) -> Transition:
         ):
             return _go_on(turn, state.reply, (*doubles, _verified(turn, changed)))
         case None if turn.searching or len(changed) < len({tool.name for tool in (*state.offered, *listed)}):
-            # At least one tool is as it was presumed, and the reply may call only such tools.
+            # At least one tool is as it was presumed. Wait for the reply: it may call only such tools.
             return state, ()
         case _:
             names = ", ".join(changed[:_NAMED])

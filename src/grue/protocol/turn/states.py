@@ -97,8 +97,8 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     def resuming(self) -> m.Resumption | None:
         """The work that a resumed turn still has to do; `None`: it has none.
 
-        The work is done when the turn has sent a batch. So it is not begun again if sessions open a second
-        time, after a reconnect.
+        The work is done when the turn has sent a batch of tool calls. So it is not begun again if sessions
+        open a second time, after a reconnect.
         """
         resumed = self.run.resumed
         return resumed if resumed is not None and resumed.parked.batches == self.batches else None
@@ -122,7 +122,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def untold(self) -> tuple[m.ToolMessage, ...]:
-        """Answers to tool calls that no request has sent; the turn's end hands them to its conversation."""
+        """Answers to tool calls that no request has sent yet, for the turn's conversation, if it has one."""
         return () if self.run.history is None else self.told
 
     @property
@@ -277,7 +277,7 @@ class Presuming(Struct, frozen=True, kw_only=True):
         turn: The turn. Its `tools` are those that the sessions have listed so far.
         pending: Servers that have not reported yet.
         offered: The tools that the request offers.
-        ledger: The turn's ledger without the reply.
+        ledger: The turn's ledger without the reply, in case the reply is dropped.
         reply: The reply. Nothing follows from it before all servers have reported.
     """
 

@@ -202,8 +202,8 @@ def settle(
 ) -> Transition:
     """Record how a call ended; after the last of its run, send the next run or ask the model.
 
-    After a timeout or a death, the calls that are not sent yet are skipped. The turn waits for the calls that
-    are under way at other servers.
+    After a server's death, and after a timeout unless `after_timeout` is `continue`, the calls that are not
+    sent yet are skipped. The turn waits for the calls that are under way at other servers.
     """
     call_id = event.call_id
     settled = record_settlement(
