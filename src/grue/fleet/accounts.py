@@ -1,9 +1,10 @@
 """Let the requests and server processes of a fleet start when the limits allow it, and charge the requests.
 
 The ledger is an append-only file. Before a request starts, a line with the most that it can cost is written,
-and when the request has ended, a line with its cost. So the next driver knows what may have been spent, even
-if a process was killed. `broker.py` computes whether a request may start; this module waits until it may.
-`broker_server.py` and `ray_engine.py` pass the workers' questions on to this module.
+and when the request has ended, a line with its cost. So a later run of the fleet knows what may have been
+spent, even if a process was killed. `broker.py` computes whether a request may start; this module waits until
+it may. A worker asks before it starts a request or a server process; `broker_server.py` and `ray_engine.py`
+pass such a question on to this module.
 """
 
 import itertools
@@ -156,8 +157,9 @@ class Accounts:
 class Claims:
     """The requests and server processes that one worker runs or has asked for.
 
-    The worker gives each question a number. It sends the number again when the request or the server process
-    has ended, or when the worker no longer waits for the answer.
+    A question of the worker is: may this request, or a server process, start? The worker gives each question
+    a number. It sends the number again when the request or the server process has ended, or when the worker
+    no longer waits for the answer.
 
     Args:
         accounts: Answers the questions.
@@ -175,7 +177,8 @@ class Claims:
     def begin(self, id_: int) -> anyio.CancelScope:
         """Record a question, and return the cancel scope for the task that will answer it.
 
-        Called before the task starts, because the worker's next message may already withdraw the question.
+        The caller calls this before it starts the task: the worker may withdraw the question before the task
+        runs, and `give_back` then needs the scope to cancel the task.
         """
         scope = self._waiting[id_] = anyio.CancelScope()
         return scope
@@ -183,8 +186,8 @@ class Claims:
     async def answer(self, id_: int, wanted: WantedRequest | None, scope: anyio.CancelScope) -> str:
         """Wait until the request `wanted` may start, or a server process if `wanted` is `None`.
 
-        Return an empty text, or the reason for a refusal. If the worker has withdrawn the question meanwhile,
-        nothing stays reserved for it.
+        Return an empty text, or the reason for a refusal. If the worker withdraws the question meanwhile, the
+        reservation for the request, or the place for the server process, is given back.
         """
         given: Reservation | str | None = GONE
         with scope:
@@ -196,12 +199,16 @@ class Claims:
         if isinstance(given, str):
             return given
         self._given[id_] = given
-        if withdrawn:  # the wait had already ended when the worker withdrew the question
+        if withdrawn:  # too late to cancel the wait: the permission had already been granted
             self.give_back(id_, RequestOutcome(sent=False))
         return ""
 
     def give_back(self, id_: int, outcome: RequestOutcome) -> None:
-        """Withdraw the question if it still waits; else charge its request, or count its server as ended."""
+        """Withdraw the question `id_`, or end what the answer has allowed.
+
+        A question without an answer is withdrawn. Otherwise the request is charged, or the server process
+        counts as ended.
+        """
         waiting = self._waiting.pop(id_, None)
         if waiting is not None:
             waiting.cancel()
@@ -215,7 +222,7 @@ class Claims:
     def lost(self) -> None:
         """After the worker has ended, charge its requests under way in full, and count its servers as ended.
 
-        They are about to end: a separate process, the guard, kills the servers of a worker that is gone.
+        A separate process, the guard, kills the servers of a worker that is gone, so they are about to end.
         """
         for id_ in (*self._waiting, *self._given):
             self.give_back(id_, RequestOutcome())

@@ -57,8 +57,9 @@ class Task(Struct, frozen=True, kw_only=True):
     def prepare(self) -> None:
         """Import the modules that the task needs.
 
-        The worker calls this before it records the state of its process (working directory, signal handlers,
-        ...). It is replaced if `make` changes that state, so changes that an import makes must come before.
+        The worker calls this first. Then it records the state of its process (working directory, signal
+        handlers, ...), calls `make`, and is replaced if the state has changed. So the modules are imported
+        here, because an import that changes the state during `make` would cost the worker.
         """
         raise NotImplementedError
 
@@ -71,10 +72,12 @@ class Job(Task, frozen=True, kw_only=True):
     """One attempt that a worker is to make.
 
     Attributes:
-        planned: The settings before the work's `complete` function added to them; `None`: it added none.
+        planned: The case's settings as the sweep gave them, without those that the work's `complete` function
+            added; `None`: the function added none.
         keep: Which files stay on disk once the episode is done.
         prices: Prices by model, to count what the attempt costs.
-        files: SHA-256 of each file that the case names, by name of the setting; `None`: do not check files.
+        files: SHA-256 of each file whose path is a setting of the case, by the setting's name; `None`: do not
+            check whether files have changed.
         batch: Whether requests go through the provider's batch API; see `batches.py`.
     """
 
@@ -102,8 +105,9 @@ class Attempted(Struct, frozen=True, kw_only=True):
 
     Attributes:
         attempt: Name of the attempt's folder.
-        committed: Whether this attempt became the episode's result. It does not if it failed for a reason for
-            which the episode is tried again, or if another attempt was committed first.
+        committed: Whether this attempt became the episode's result. `False`: the attempt failed because of
+            the machine, the network, a server or the budget, it waits for a batch, or another attempt was
+            committed first.
     """
 
     end: AttemptEnd
@@ -146,7 +150,9 @@ def run_attempt(job: Job) -> Attempted:
             shutil.rmtree(attempt, ignore_errors=True)  # the episode will be played again from its beginning
             return Attempted(end=AttemptEnd(outcome="waiting", kind="batch"), attempt=attempt.name)
         end = AttemptEnd(outcome="failed", kind="NotRepeatable", error=_OTHERWISE)
-    if count.refused:  # the work may have caught the refusal and returned a score, but not of a full run
+    # The budget has refused a request. Ignore a score that the work returned all the same, because part of
+    # the episode was not played.
+    if count.refused:
         end = AttemptEnd(outcome="unpaid", kind=_UNPAID, error=count.refused)
     model = _answering_model(attempt / TRACE)
     took_s = round(time.monotonic() - began, 3)
@@ -205,7 +211,7 @@ def text_of(error: BaseException) -> str:
 
 
 def _failure(error: BaseException) -> AttemptEnd:
-    """Return how an attempt ended whose work raised this exception."""
+    """Return the `AttemptEnd` of an attempt in which the work raised `error`."""
     end = AttemptEnd(outcome="failed", kind="exception", error=text_of(error))
     try:
         return _judged(error, replace(end, kind=plain_text(type(error).__name__)))

@@ -1,7 +1,7 @@
 """Play episodes whose requests go through the provider's batch API: `grue fleet run --batch`.
 
     played ─▶ waiting ─▶ played again ─▶ … ─▶ scored | failed
-                └─ its requests are in its folder; the driver sends them with those of the other episodes
+                └─ the episode's folder has its requests; the driver sends them with those of other episodes
 
 A batch may take hours, and the work is user code that cannot be paused. So at the first request without a
 reply the attempt ends, and the request is stored. When the reply has arrived, the episode is played again
@@ -9,7 +9,7 @@ from its beginning: requests of earlier attempts get their stored replies at onc
 ends the attempt again. Tools are called again too. The work has to make the same requests in each attempt. If
 it does not repeat the request whose reply arrived last, the episode has failed.
 
-    DIR/ab/ID/requests.jsonl   the requests of the episode
+    DIR/ab/ID/requests.jsonl   the requests of the episode ID, whose first two digits are `ab`
     DIR/ab/ID/replies.jsonl    their replies
     DIR/batches/MODEL/         the requests of all episodes, see `transports/llm/batch_folder.py`
 """
@@ -141,7 +141,8 @@ class EpisodeRoom:
                 _append(self._folder / REQUESTS, [asked])
                 self._asked.add((key, tries))
             if permit is not None:
-                # Charge the most that the request can cost: its cost is known only when a reply has arrived.
+                # `RequestOutcome()` states no cost, so the broker charges the most that the request can cost.
+                # The real cost is known only when the reply has arrived, hours later.
                 permit.settle(RequestOutcome())
         self.waits = True
         raise RequestPostponed(key)
@@ -188,7 +189,9 @@ class FleetBatches:
         self._folder = folder
         self._batching = batching
         self._files: dict[str, tuple[BatchFolder, LlmEndpoint]] = {}
-        self._waiting: dict[str, tuple[Path, dict[str, str]]] = {}  # folder, {item of a batch: request key}
+        # By the episode's id: its folder, and the keys of its requests without a reply, by their ids in
+        # batches.
+        self._waiting: dict[str, tuple[Path, dict[str, str]]] = {}
         self._look_at = 0.0
         self._delay_s = batching.first_look_s
 

@@ -9,12 +9,12 @@ The rules:
   that the request can cost. If the reservation can still fit once the requests under way are settled, the
   request waits; otherwise it is refused.
 - In each second at most a sixtieth of `requests_per_minute` starts, because some endpoints count by the
-  second. Within a second, requests may follow each other up to four times faster than the rate, so that
-  requests that a busy machine sends late can catch up.
+  second. Within a second, the time between two requests may be as short as a quarter of the average, so that
+  a busy machine that has sent some requests late can catch up.
 - The tokens of a request are taken from an allowance, which refills at the rate `tokens_per_minute`.
 - The window is the number of requests that may be under way. As in TCP, it starts at two and doubles with
   each window of successful requests (slow start). A status 429, 503 or 529 halves it, and from then on it
-  grows by one with each window. `Retry-After` delays all requests.
+  grows by one with each window of successful requests. `Retry-After` delays all requests.
 - If a worker is lost, its reservations count as spent, since its requests may have been sent and charged.
 """
 
@@ -47,14 +47,15 @@ class FleetBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     Attributes:
         money_usd: US dollars. A request whose price and `max_tokens` are known starts only if the most that
-            it can cost is left, so such requests never exceed the limit. Another request starts only if
-            `requests` is set too; its cost is counted if the endpoint reports it.
+            it can cost is left, so such requests never exceed the limit. A request whose price or
+            `max_tokens` is unknown starts only if `requests` is set too; its cost is counted if the endpoint
+            reports it.
         tokens: Most tokens of all prompts and replies.
         requests: Most requests.
         prices: Prices by model's name or pattern (`gpt-*`).
 
     Raises:
-        FleetError: A limit is negative, or `money_usd` has neither prices nor a limit on requests beside it.
+        FleetError: A limit is negative, or `money_usd` is set without `prices` and without `requests`.
     """
 
     money_usd: float | None = None
@@ -159,7 +160,11 @@ class Granted(Struct, frozen=True):
 
 
 class NotYet(Struct, frozen=True):
-    """The request has to wait until another one is settled, or for `after_s` seconds (`None`: no limit)."""
+    """The request has to wait.
+
+    Ask again after `after_s` seconds, or earlier if another request is settled. `None`: ask again only when
+    another request is settled.
+    """
 
     after_s: float | None
 
@@ -241,7 +246,10 @@ class Broker(Struct):
         return cost
 
     def most(self, wanted: WantedRequest) -> Amount | Refused:
-        """Return the most that a request can cost, or a refusal if its cost is unknown and must be known."""
+        """Return the most that a request can cost.
+
+        Refuse a request whose price or `max_tokens` is unknown, if `money_usd` is set and `requests` is not.
+        """
         limits = self.limits
         price = price_of(limits.budget.prices, wanted.model)
         tokens = wanted.prompt_bytes + (wanted.max_tokens or 0)
@@ -276,8 +284,8 @@ class Broker(Struct):
         if rate is None or not self._starts:
             return 0.0
         between_s = 60 / (rate * _MARGIN)
-        # How many requests may start in a second. If it is one, none has to catch up within the second, so
-        # that requests start a full `between_s` apart.
+        # How many requests may start in a second. If it is only one, there is nothing to catch up within the
+        # second, so requests start at least `between_s` apart.
         many = max(1, round(rate / 60))
         soonest = self._starts[-1] + (between_s if many == 1 else between_s / _CATCH_UP)
         while len(self._starts) > many:

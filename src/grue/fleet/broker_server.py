@@ -60,7 +60,7 @@ _REQUESTS = msgspec.json.Decoder(Ask | GiveBack)
 
 
 class BrokerServer:
-    """Answers the workers of one driver while it is entered as a context manager. Arguments as `Accounts`.
+    """Answers the workers of one driver while it is entered as a context manager. Arguments: see `Accounts`.
 
     Raises:
         FleetError: The ledger cannot be read or written.

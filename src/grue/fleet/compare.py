@@ -1,17 +1,20 @@
 """Compare two sets of episodes, case by case: is B better than A, worse, or can it not be told?
 
-    results of A ─┐                                    ┌─ better | worse   the interval leaves 0 out
+    results of A ─┐                                    ┌─ better | worse   if the interval does not contain 0
                   ├─ pair by case ─ mean of each case ─┤
-    results of B ─┘                                    └─ cannot be told   how much would have been found,
-                                                                           and what it takes to find more
+    results of B ─┘                                    └─ cannot be told   otherwise
+
+The interval is the 95 % confidence interval of the mean difference, B minus A. If it contains 0, the result
+says how large a difference these cases would probably have shown, and how many more cases are needed.
+
 The comparison is about the settings that have one value in all episodes of A and another one in all of B. The
 other settings of the sweep identify the case, except `base_url`: an episode at another port is a repetition
 of the same case. A case that only one side has played does not count.
 
 A failed episode counts with the score `failed_as`, by default 0: leaving it out would favour the side that
 fails more often. An episode that was given up, not paid for or not scored is missing: it does not count, but
-the number of missing episodes is shown. The same holds for episodes of earlier sweeps, if the latest sweep
-has episodes on that side.
+the number of missing episodes is shown. If the latest sweep of the folder has episodes of a side, that side's
+episodes from earlier sweeps are missing too.
 
 With fewer than 15 cases, or without numpy and scipy, there is no interval, and the sign test decides.
 """
@@ -153,10 +156,11 @@ class Options(Struct, frozen=True, kw_only=True):
         failed_as: The score of a failed episode.
         passing: The worst score with which an episode passes; `None`: 1 (0 if lower is better) if all scores
             are from 0 to 1, otherwise no pass rates are computed.
-        cluster: Settings that group the cases: those with equal values depend on each other, such as
-            questions about one document; empty: all cases are independent.
-        margin: The smallest loss that matters, for which `Comparison.more_cases` is computed; `None`: it is
-            computed for the difference that was measured.
+        cluster: Names of settings. Cases with equal values of these settings form a group, because their
+            scores depend on each other, such as questions about one document; empty: all cases are
+            independent.
+        margin: The smallest loss that matters, for which `Comparison.more_cases` is computed; `None`: compute
+            `more_cases` for the difference that was measured.
     """
 
     score: str | None = None
@@ -291,8 +295,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
     def is_worse(self, margin: float, *, lower_is_better: bool = False) -> bool | None:
         """Return whether B has lost at least `margin`; `None`: there are too few episodes to tell.
 
-        `True`: the whole interval is below 0, and the mean loss is at least the margin. `False`: every loss
-        in the interval is smaller than the margin.
+        `True`: the 95 % interval of B minus A is below 0, and the mean loss is at least `margin`. `False`:
+        even the largest loss in the interval is smaller than `margin`.
         """
         found = _turned(self.measures[0].difference, lower_is_better)
         if found.high < 0 and found.mean <= -margin:
@@ -340,7 +344,7 @@ def _by_signs(found: Comparison) -> Iterable[str]:
 
 def _case_lines(found: Comparison, *, commands: bool, everything: bool) -> Iterable[str]:
     changed = [each for each in found.changes if each.difference]
-    few = found.cases < LEAST_CASES  # then all cases are shown, even those that are equal on both sides
+    few = found.cases < LEAST_CASES  # with so few cases, show each one, even if it is equal on both sides
     names = _telling(found.changes)
     if not changed:
         yield "No case has another mean score in B than in A."
@@ -378,7 +382,7 @@ def _words(case: CaseChange, names: Sequence[str]) -> str:
 
 
 def _bare(value: object) -> object:
-    """Return the entry of a list that has only one, such as `inputs`; return any other value unchanged."""
+    """Return the only entry of a list with one entry, such as `inputs`; return any other value unchanged."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
@@ -447,7 +451,8 @@ def compare_results(
 ) -> Comparison:
     """Compare two sets of episodes. Raises what `compare` raises.
 
-    `left_out`: how many episodes of earlier sweeps are not in `first` and `second`; they are only reported.
+    `left_out`: for each set, how many episodes of earlier sweeps the caller has left out of it. The
+    comparison only reports these two numbers.
     """
     score = options.score or _only_score((*first, *second))
     compared = _compared(first, second)
@@ -731,10 +736,11 @@ def _turned(found: Interval, lower_is_better: bool) -> Interval:
 def cell_axes(settings: Sequence[m.JsonObject], most: int, axes: Sequence[str] = ()) -> list[str]:
     """Return the names of the settings that split the episodes into the cells of a table.
 
-    These are all settings that differ, if they make at most `most` cells. Otherwise settings are taken one by
-    one, first `axes`, which are the sweep's, then the others, those with few values first. This stops before
-    there are more than `most` cells, or too few cases in a cell for an interval. A cell's mean is then over
-    all values of the settings that were not taken, such as the question that was asked.
+    These are all settings that differ between the episodes, if they make at most `most` cells. Otherwise
+    settings are taken one by one: first those in `axes` (for a sweep, the keys of its `grid`), then the
+    others; in both parts, settings with fewer values come first. This stops before there are more than `most`
+    cells, or too few cases in a cell for a confidence interval. A setting that was not taken, such as the
+    question, has several values within a cell, and the cell's mean is over all of them.
     """
     values = _values_of(settings)
     differing = [name for name in values if len(values[name]) > 1 and name not in _NO_CELL]

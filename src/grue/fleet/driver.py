@@ -2,18 +2,18 @@
 
     missing ──▶ running ──▶ scored | failed        committed: never played again
                    │
-                   ├─ infrastructure ──▶ running   three attempts in all, then given up until `retry`
-                   ├─ waiting ─▶ running      when its batch has ended; `batches.py`
+                   ├─ infrastructure ──▶ running   after the third attempt: given up, until a run with `retry`
+                   ├─ waiting ──▶ running          when the episode's batch has ended; see `batches.py`
                    └─ interrupted, unpaid ─▶ missing   played when the same command is run again
 
 A lost worker, an unreachable endpoint and a server that does not start are infrastructure. An error of the
-model, the game or the work is a result. If the last twenty attempts all failed in the same way at the same
-endpoint, the fleet pauses, because more attempts would probably fail too.
+model, the game (of a host that plays one) or the work is a result. If the last twenty attempts all failed in
+the same way at the same endpoint, the fleet pauses, because more attempts would probably fail too.
 
 The work of an episode is somebody else's code, and can do anything to its worker and to the episode's folder.
-So a worker's report counts only if the folder confirms it, and if a folder cannot be read or written, only
-its own episode fails. The run ends early only if the fleet's folder is gone, the disk is full, or no worker
-starts.
+So a reported result counts only if its commit is in the episode's folder, and if the folder cannot be read or
+written, only this episode fails. The run ends early only if the fleet's folder is gone, the disk is full, or
+no worker starts.
 
 Nothing about an episode is kept in memory after it has ended, so that a fleet of thousands takes no more
 memory than a fleet of a hundred.
@@ -128,8 +128,9 @@ class Plan(Struct, frozen=True, kw_only=True):
         cases: Returns the cases; each call returns the same ones.
         keep: Which files stay on disk.
         batching: How requests go through the providers' batch APIs; `None`: each is sent at once.
-        whole: Whether the cases are a whole sweep. If so, other episodes in the folder are from earlier
-            sweeps.
+        whole: Whether the cases are all cases of a sweep's file. `True`: their episodes become the latest
+            sweep of the folder (`latest.txt`), and all other episodes count as earlier sweeps. `False`: the
+            folder has no latest sweep, and reports use all episodes.
     """
 
     work: KnownWork

@@ -62,9 +62,9 @@ class Sample(Struct, frozen=True, kw_only=True):
         message: Number of the request's message in the trace.
         model: The model that replied.
         messages: The messages that the model got, in the form of chat completions; tools are called
-            `SERVER.TOOL`. `by` says who wrote a message: `host`, `model`, `tool`, or `grue`. grue writes, for
-            example, the request for a final answer, and the result of a call that was not made. Images and
-            files are named, but their data is left out.
+            `SERVER.TOOL`. The key `by` of a message says who wrote it: `host`, `model`, `tool`, or `grue`.
+            grue writes, for example, the request for a final answer, and the result of a call that was not
+            made. Images and files are named, but their data is left out.
         tools: The tools on offer, in the form of chat completions.
         reply: The reply, as a message.
         loss_mask: One number for each of `messages`, then one for the reply: 1 if the model wrote the message
@@ -146,8 +146,8 @@ class Samples:
     def _see(self, envelope: EpisodeEnvelope, talks: TalkReader) -> Sample | None:
         """Read the next message; return the sample that it completes, if it completes one."""
         body = envelope.body
-        # Only a reply completes a request. Other messages have the same cause, such as the one that reports
-        # that the request is sent again. They must not remove the request.
+        # Remove a request from `_asked` only when its reply arrives. Other messages have the request as their
+        # cause too, such as the report that the request is sent again.
         replied = isinstance(body, m.CompletionReceived)
         request = self._asked.pop(envelope.cause or 0, None) if replied else None
         talks.see(envelope)

@@ -6,15 +6,16 @@
 | `timed_out` | it took longer than the fleet allows |
 | `model` | the endpoint of the model failed or refused |
 | `work` | the work raised another error |
-| `turn` | it has a score below the passing one, and its last turn failed |
-| `refused_call` | likewise, and the last thing that went wrong is a call that was not sent |
-| `failed_call` | likewise, and the last thing that went wrong is a call that failed |
-| `scorer` | likewise, and its scorer has given a reason |
-| `low_score` | likewise, and nothing is known to have gone wrong |
+| `turn` | its score is too low, and its last turn failed |
+| `refused_call` | its score is too low, and the last thing that went wrong is a call that was not sent |
+| `failed_call` | its score is too low, and the last thing that went wrong is a call that failed |
+| `scorer` | its score is too low, and its scorer has given a reason |
+| `low_score` | its score is too low, and nothing is known to have gone wrong |
 
-The first row that fits counts. Each failure is described by a line of text. Episodes of a kind are in one
-group if their lines are the same apart from numbers, ids and quoted texts. In place of such a number, id or
-text, the group's line shows the value that all episodes have, or the most frequent values (`'a'|'b'|…`).
+A score is too low if it is below the passing score. The first row that fits counts. Each failure is described
+by a line of text. Episodes of a kind are in one group if their lines are the same apart from numbers, ids and
+quoted texts. In place of such a number, id or text, the group's line shows the value that all episodes have,
+or the most frequent values (`'a'|'b'|…`).
 """
 
 import os
@@ -121,7 +122,7 @@ class FailureGroup(Struct, frozen=True, kw_only=True):
 def failure_of(result: Result, score: str = "score", passing: float | None = 1.0) -> Failure | None:
     """Return the failure of an episode; `None`: the episode has passed, or it lacks this score.
 
-    An episode passes if its score is at least `passing`; `None`: it passes with any score.
+    An episode passes if its score is at least `passing`. With `passing=None` it passes with any score.
     """
     end = result.end
     match result.outcome:
@@ -178,7 +179,10 @@ def _line(text: str) -> str:
 
 
 def _fixed(text: str) -> tuple[str, ...]:
-    """Return the pieces of a line between numbers, ids and quoted texts. They identify the line's group."""
+    """Return the pieces of a line between numbers, ids and quoted texts.
+
+    Lines with equal pieces are in one group.
+    """
     pieces, room = [], _MOST_TEXT
     for piece in _VARIES.split(_line(text)):
         if room <= 0:

@@ -153,7 +153,8 @@ class Fleet:
             cases: The settings of each case; plain JSON values.
             repetitions: How many episodes each case has.
             version: Version of the work; `None`: the version that the work declares.
-            retry: Whether to try episodes again that were given up.
+            retry: Whether to try episodes again that were given up: they failed three times because of the
+                machine, the network or a server.
             watch: Called about five times a second with the counts, the running episodes and the costs.
             progress: Show a progress bar on standard error, at a terminal or in a notebook.
 
@@ -191,11 +192,12 @@ class Fleet:
             return self._run(plan, list(sweep.grid), retry=retry, watch=seen)
 
     def results(self) -> list[Result]:
-        """Return the episodes that are on disk, by id. Nothing is played; other programs may play meanwhile.
+        """Return the episodes that are on disk, sorted by id.
 
-        Each result has `settings`, `repetition`, `outcome`, and `scores` by name, which include the scores of
-        `grue fleet score`. `end` has the cost and the duration of the episode, and `run(folder)` is the
-        folder with its trace.
+        This plays nothing; another program may play episodes of the fleet meanwhile. Each result has
+        `settings`, `repetition`, `outcome`, and `scores` by name, which include the scores of `grue fleet
+        score`. `end` has the cost and the duration of the episode, and `run(folder)` is the folder with its
+        trace.
 
         Raises:
             FleetError: The folder holds no fleet.
@@ -207,10 +209,10 @@ class Fleet:
     ) -> Comparison:
         """Compare the episodes with the settings `a` and the episodes with the settings `b`, case by case.
 
-        `print` shows the result: the mean scores, their difference with its interval, whether B is better,
-        and the cases that lost and gained most; `changes` has all cases. With fewer than 15 cases, or without
-        numpy and scipy, there is no interval, and the sign test decides whether B is better. Nothing is
-        played. If the latest `sweep` has episodes with these settings, episodes of earlier sweeps are left
+        `print` shows the result: the mean scores, their difference with its 95 % interval, whether B is
+        better, and the cases that lost and gained most; `changes` has all cases. With fewer than 15 cases, or
+        without numpy and scipy, there is no interval, and the sign test decides whether B is better. Nothing
+        is played. If the latest `sweep` has episodes with these settings, episodes of earlier sweeps are left
         out and counted.
 
         Args:

@@ -410,7 +410,7 @@ def _commit_at(folder: Path, commit: Commit) -> bool:
 
 
 def _rename_into_place(draft: Path, held: Path) -> bool:
-    """Put a draft into a new folder, and rename this to `held`; return `False` if `held` has a commit."""
+    """Move `draft` into a new folder, and rename that folder to `held`; `False`: `held` has a commit."""
     holder = Path(tempfile.mkdtemp(prefix=f".{held.name}.", dir=held.parent))
     try:
         draft.rename(holder / COMMIT)

@@ -202,7 +202,8 @@ def _check(name: str, sign: str, wanted: str, written: str) -> Callable[[TurnToF
 def turns_in(folder: Path) -> Iterator[TurnToFork]:
     """Yield the turns of all traces below a folder, or of one trace. Traces that cannot be read are left out.
 
-    If a turn was run again, its last run counts. Forks are left out, because they are not recordings.
+    If a trace has several runs of a turn, only the last one is yielded. Turns that are themselves forks (made
+    by `Runner.fork`) are left out.
     """
     traces = [folder] if folder.is_file() else sorted(folder.rglob("*.jsonl"))
     for path in traces:

@@ -1,8 +1,10 @@
-"""Functions that several works of grue's own hosts use: for endpoints, interrupted attempts and workspaces.
+"""What `zork_work.py`, `agent_loop_work.py` and `skill_agent_work.py` share.
 
-A case or `pyproject.toml` names the model and the base URL. Both belong to the identity of the episode. So
-they are put into the case's settings before anything starts, with a hash of the other settings in
-`[tool.grue]`.
+That is: the choice of the endpoint, the resumption of an interrupted attempt, and the hash of a workspace.
+
+A case or `pyproject.toml` names the model and the base URL. An episode with another model or URL is another
+episode, so both are put into the case's settings before the episode's id is computed. A hash of `[tool.grue]`
+is put into the settings for the same reason.
 """
 
 import functools
@@ -72,7 +74,7 @@ def continue_interrupted(episode: Episode) -> bool:
 
 
 def begin_again(episode: Episode) -> None:
-    """Remove the files that `continue_interrupted` has copied, if that attempt cannot be continued."""
+    """Remove the files that `continue_interrupted` has copied, if the attempt cannot be resumed."""
     for entry in episode.folder.iterdir():
         if entry.is_dir():
             shutil.rmtree(entry)

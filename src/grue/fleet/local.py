@@ -276,7 +276,7 @@ class _Worker:
         """Return the line that the worker has written; `None`: no whole line has arrived. Does not wait.
 
         Raises:
-            ValueError: The line is longer than any report.
+            ValueError: The line is longer than `_MOST_SAID_BYTES`, the limit for a report.
         """
         while not self.deaf and self.channel.poll():
             try:

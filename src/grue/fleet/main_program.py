@@ -61,7 +61,10 @@ def _is_left_out(main: Any) -> bool:
 
 
 def _is_guarded(path: Path, line: int) -> bool:
-    """Return whether an `if` up to `line` tests a name in `_TELLING_APART`; `True` for an unreadable file."""
+    """Return whether an `if` up to `line` may keep a worker that imports the file from starting the fleet.
+
+    Such an `if` tests a name in `_TELLING_APART`, such as `__name__`. `True` if the file cannot be read.
+    """
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):

@@ -160,8 +160,8 @@ def compare_prompts(
 
     Args:
         runner: The runner whose model answers, with the runner's tools and limits. The runner's trace has all
-            turns, numbered from 1 in each comparison.
-        prompts: The system texts, by a name of your own; two or more.
+            turns; each call of `compare_prompts` numbers its turns from 1.
+        prompts: Two or more system texts, each under a name of your choice, which the table shows.
         cases: Pairs of the user's text and the expected answer.
         score: Gets the answer and the expected answer, and returns a number. `None`: a text scores 1 if it
             contains the expected text, ignoring case, or the expected number (17 is not in 117); any other

@@ -54,12 +54,16 @@ class RayBroker:
         return await claims.answer(id_, wanted, claims.begin(id_))
 
     async def give_back(self, attempt: str, id_: int, outcome: RequestOutcome) -> None:
-        """Withdraw the question if it still waits; else charge its request, or count its server as ended."""
+        """Withdraw the question `id_`, or end what the answer has allowed.
+
+        A question without an answer is withdrawn. Otherwise the request is charged, or the server process
+        counts as ended.
+        """
         if attempt in self._claims:
             self._claims[attempt].give_back(id_, outcome)
 
     async def lost(self, attempt: str) -> None:
-        """After an attempt has ended, charge its requests under way in full, and free its servers' places."""
+        """After an attempt has ended, charge its requests under way in full; count its servers as ended."""
         self._running.discard(attempt)
         if attempt in self._claims:
             self._claims.pop(attempt).lost()

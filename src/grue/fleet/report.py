@@ -1,8 +1,9 @@
 """Write a report on a fleet as one HTML page that loads nothing: cells, costs, cases, charts, failures.
 
-The page has a row of numbers for each episode, so that a click on a point in a chart can open its episode.
-Equal texts are stored once. Ten thousand episodes make about one megabyte. `tracing/viewer_page/report.*`
-draw the page, and `tracing/page_file.py` explains why texts of models and tools cannot run as code in it.
+The page contains each episode's numbers, so that its charts have a point for each episode, and a click on the
+point shows the episode. Equal texts are stored once. Ten thousand episodes make about one megabyte.
+`tracing/viewer_page/report.*` draw the page, and `tracing/page_file.py` explains why texts of models and
+tools cannot run as code in it.
 """
 
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ _MOST_NAME = 300
 class _CellRow(Struct, frozen=True, kw_only=True):
     """The figures of a cell, a group of episodes with equal settings.
 
-    `low` and `high` are the ends of the mean's interval; `None`: there are too few cases for an interval.
+    `low` and `high` are the ends of the 95 % confidence interval of `mean`; `None`: there are too few cases.
     """
 
     name: str

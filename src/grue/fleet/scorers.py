@@ -6,9 +6,9 @@ A scorer is a function, a regular expression, a JSON Schema or a model that judg
 version. Its score is stored in a file in the episode's folder, a `Mark` (`grue.tracing.marks`). `scoring.py`
 runs the scorers.
 
-The answer to be judged is a model's text and may try to instruct the judge. So the answer stands between tags
-with a random word that it cannot guess, and the judge has no tools and can only return a number and a
-sentence.
+The answer to be judged is a model's text and may try to instruct the judge. So the prompt has the answer
+between tags with a random word, which the answer cannot contain. The judge has no tools and can only return a
+number and a sentence.
 """
 
 import functools
@@ -50,8 +50,8 @@ class Scorer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
         judge: The question that a model is asked about the answer; the model returns a number from 0 to 1
             and a reason.
         version: Change it to have all episodes scored again; the scores of the old version stay.
-        model: The judge's model; `None`: the model in the project's file.
-        base_url: The judge's endpoint; `None`: the endpoint in the project's file.
+        model: The judge's model; `None`: the model in `pyproject.toml`.
+        base_url: The judge's endpoint; `None`: the endpoint in `pyproject.toml`.
         max_tokens: Most tokens of the judge's completion.
     """
 

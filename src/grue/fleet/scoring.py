@@ -190,7 +190,7 @@ class ScoreTally(Struct):
 def score_fleet(
     fleet: Path, scoring: Scoring, *, again: bool = False, watch: Callable[[ScoreTally], None] | None = None
 ) -> ScoreTally:
-    """Run each scorer over the episodes that have no mark of its current version. Blocks.
+    """Run each scorer over the episodes that have no mark (stored score) of its current version. Blocks.
 
     The first Ctrl-C raises `KeyboardInterrupt`; marks that were written stay.
 

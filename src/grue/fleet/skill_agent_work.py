@@ -52,7 +52,8 @@ def completed(settings: dict[str, Any]) -> dict[str, Any]:
     """Add the model, the base URL, and a hash of the skills and the workspace to a case's settings.
 
     Raises:
-        FleetError: `agent.yaml` or the key of its endpoint is missing, or neither it nor the case has a task.
+        FleetError: `agent.yaml` or the key of its endpoint is missing, or neither `agent.yaml` nor the case
+            has a task.
     """
     try:
         case = msgspec.convert(settings, TaskCase)

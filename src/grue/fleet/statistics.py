@@ -115,7 +115,7 @@ def mean_intervals(figures: Sequence[Sequence[float]], groups: Sequence[int] | N
     if count < 2:
         raise ValueError("an interval needs two cases that do not depend on each other")
     means = sums.sum(axis=1) / sizes.sum()
-    # How much each group influences the mean, which is the ratio of the sum of `sums` and that of `sizes`.
+    # How much each group influences the mean, which is `sum(sums) / sum(sizes)`.
     pulls = (sums - means[:, None] * sizes) / sizes.mean()
     student = float(special.stdtrit(count - 1, (1 + LEVEL) / 2))
     drawn = _resampled(np, sums, sizes)

@@ -74,7 +74,7 @@ class KnownWork(Struct, frozen=True, kw_only=True):
         scores: The names of the scores that the work returns; empty: any names.
         settings: A msgspec `Struct` with the settings that the work takes; `None`: any settings.
         complete: Returns a case's settings, and with them those that the work would read from elsewhere, such
-            as the model in a configuration file. Called before anything starts.
+            as the model in a configuration file. The driver calls it before it computes the episode's id.
     """
 
     name: str
@@ -88,7 +88,7 @@ class KnownWork(Struct, frozen=True, kw_only=True):
     def completed(self, case: Case) -> Case:
         """Return a case with the settings that `complete` adds.
 
-        Where the work takes a list of texts and the case has one text, this becomes a list.
+        If a setting is one text, but the work takes a list of texts, the text becomes a list of one text.
 
         Raises:
             FleetError: The work does not take the case's settings.
@@ -148,7 +148,9 @@ def work(
     settings: type[Struct] | None = None,
     complete: Complete | None = None,
 ) -> Callable[[W], W]:
-    """Return a decorator that declares what a work takes and returns. Without it, the defaults hold.
+    """Return a decorator that declares what a work takes and returns.
+
+    A work without this decorator has the default values.
 
     Args:
         version: Change it when the work changes: episodes of another version are played anew.
@@ -156,9 +158,9 @@ def work(
             `None`: `game_file`, `tool_lock` and `mcp_config`.
         scores: The names of the work's scores. An episode whose work returns other names has failed.
         settings: A msgspec `Struct` with the settings that the work takes, so that a wrong setting is found
-            before anything starts.
+            before the episode is played.
         complete: Returns a case's settings, and with them those that the work would read from elsewhere, such
-            as the model in a configuration file. They too belong to the episode's identity.
+            as the model in a configuration file. The settings that it adds belong to the episode's identity.
     """
 
     def declare(function: W) -> W:

@@ -74,7 +74,8 @@ def work(channel: multiprocessing.connection.Connection, place: Place) -> None:
             return
         said = msgspec.json.encode(_made(job, last=made >= EPISODES_A_WORKER)) + b"\n"
         if not os.path.samestat(os.fstat(descriptor), ours):
-            os._exit(1)  # the work has closed the channel, and the descriptor may now be that of another file
+            # The work has closed the channel. Do not write: the descriptor may belong to another file now.
+            os._exit(1)
         _say(descriptor, said)
 
 
@@ -131,7 +132,7 @@ def _descriptors() -> set[tuple[int, int, int]]:
 def _holds(before: _Marks, now: _Marks) -> bool:
     """Return whether the worker's state is as before the episode, so that it can play another one.
 
-    Descriptors that the episode has left open are ignored, because they only leak.
+    Descriptors that the episode has left open are ignored, because the next episode does not notice them.
     """
     return before.plain == now.plain and before.descriptors <= now.descriptors
 
