@@ -144,7 +144,7 @@ class McpClient:
 
     @property
     def status(self) -> ConnectionStatus:
-        """The server's process, and whether it and the connection still work, without asking the server."""
+        """The server's process, and whether the process and the connection still work. Sends nothing."""
         status, link = self._wire.status, self._link
         if link is None:
             return status
@@ -242,9 +242,9 @@ class McpClient:
         return result, await _off_loop(content_blocks, answer)
 
     async def finish_task(self, tool: str, task: m.ToolTask, timeout_s: float) -> m.ToolCallResult:
-        """Wait for the result of an MCP task that an earlier process has started, without a second call.
+        """Wait for the result of an MCP task that was created before the turn was interrupted.
 
-        Raises as `call` does.
+        The tool is not called again. Raises as `call` does.
         """
         timeout_s = self._server.options.call_limit(timeout_s)
         try:

@@ -121,7 +121,7 @@ def _message_of(value: object) -> types.JSONRPCMessage | None:
 def is_usable(message: types.JSONRPCMessage) -> bool:
     """Return whether the SDK can take a message.
 
-    Its dispatcher crashes if a number in a progress notification does not fit into a float.
+    The SDK's dispatcher crashes if a number in a progress notification does not fit into a float.
     """
     if isinstance(message, types.JSONRPCNotification) and message.method == "notifications/progress":
         return _is_progress(message.params)
@@ -243,8 +243,8 @@ def _block(written: bytes) -> object:
     if values_in(written) <= MAX_VALUES:
         return _decode(written)
     try:
-        # Decode a text block anyway: the commas that were counted as values may all be in its text, which is
-        # harmless.
+        # Decode a text block all the same: `values_in` counts the commas in its text too, and a long text is
+        # one value.
         return msgspec.to_builtins(msgspec.json.decode(written, type=_Text))
     except (ValueError, RecursionError):
         return {"type": "text", "text": _json_text(written)}

@@ -6,14 +6,14 @@ Nothing is downloaded, and only files that exist are named. `grue doctor` prints
 the program without the launcher. If a server is missing and npx must not install it (`--no-install`), grue
 fails the start at once, because npx would need seconds to report it.
 
-After a server did not start, two causes are looked for that its error does not name:
+If a server did not start, this module looks for two causes that the error of the server does not name:
 
 - npx's cache of the package is incomplete. npx installs the packages of a command in a folder of its own,
   named for a hash of their names. If npx is killed meanwhile, the folder stays incomplete, and later starts
   fail.
-- Node is too old: the server exited, did not answer in time, or gave an unusable answer. A package states the
-  Node versions that it needs in `engines.node` of its `package.json`. That file is looked for beside the
-  script, in the `node_modules` folders of the working directory and above, and in npx's cache.
+- Node is too old for the server. A package states the Node versions that it needs in `engines.node` of its
+  `package.json`. This module looks for the `package.json` beside the script, in the `node_modules` folders of
+  the working directory and above, and in npx's cache.
 
 Source: R14
 """
@@ -153,7 +153,7 @@ def missing_npx_package(server: StdioServer) -> str | None:
     if asked is None or not _REGISTRY_NAME.fullmatch(asked.package):
         return None
     name, command = _without_version(asked.package), asked.program or asked.package
-    # npx also accepts an installed program of this name, whatever package it is from.
+    # npx also accepts an installed program with the name `command`, whatever package the program is from.
     for modules in itertools.chain(_project_folders(server), _npm_folders(server, asked), _global(server)):
         if (modules / name / "package.json").is_file():
             return None

@@ -37,7 +37,7 @@ class Loopback(ThreadingHTTPServer):
         port: The server's port; 0: any free port.
 
     Attributes:
-        returned: The query of the address that the browser returned to: each member once, limited in length.
+        returned: The query parameters of the address that the browser returned to; each is cut if too long.
 
     Raises:
         OSError: The port is taken.
@@ -76,7 +76,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 10.0
 
     def do_GET(self) -> None:
-        """Take the browser's request to the path, and answer with a page."""
+        """Take the first request to `_PATH`, and answer with a page; answer any other request with 404."""
         parts = urlsplit(self.path)
         if parts.path != _PATH or not self.server.first.acquire(blocking=False):
             self.send_error(404)
@@ -164,7 +164,7 @@ def log_in(
         with (
             loopback,
             library_logs_to(drop),
-        ):  # because the libraries' log records hold addresses with secrets
+        ):  # drop the libraries' log records, because they hold addresses with secrets
             return anyio.run(_log_in, server, Person(loopback.uri, show, returned), scope)
     except AuthorizationRefused as refused:
         raise _refused("log in to", server, refused) from refused

@@ -140,7 +140,7 @@ def adapted(answer: httpx2.Response, issuers: Sequence[str]) -> httpx2.Response:
 
 
 def as_known(issuer: str, issuers: Sequence[str]) -> str:
-    """Return the known issuer that equals this one up to a final slash, or else this one."""
+    """Return the first of `issuers` that equals `issuer` up to a final slash; if there is none, `issuer`."""
     return next((known for known in issuers if known.rstrip("/") == issuer.rstrip("/")), issuer)
 
 
@@ -531,7 +531,7 @@ class _Storage:
         )
 
     async def set_tokens(self, tokens: OAuthToken) -> None:
-        """Remember the tokens in `issued`. `Authorizer` stores them with the rest."""
+        """Remember the tokens in `issued`. `Authorizer._keep` stores them later."""
         self.issued = tokens
 
     async def get_client_info(self) -> OAuthClientInformationFull | None:
@@ -556,7 +556,7 @@ class _Storage:
         return client if fits else None
 
     async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
-        """Do nothing: `Authorizer._keep` stores the client with the rest."""
+        """Do nothing: `Authorizer._keep` stores the client's registration."""
 
 
 def _authorization_code(

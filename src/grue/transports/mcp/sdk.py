@@ -128,7 +128,7 @@ class Link:
         self._param_headers = ParamHeaders(notify)
 
     async def __aenter__(self) -> Self:
-        with library_logs_to(self._library_logged):  # this also holds for the tasks that are started here
+        with library_logs_to(self._library_logged):  # the tasks that are started here keep this redirection
             await self._session.__aenter__()
             await self._subscriptions.__aenter__()
         return self
@@ -242,7 +242,8 @@ class Link:
                 raise
             instructions = (await self._session.discover()).instructions
         except RuntimeError as unusable:
-            # The SDK raises this too if a server answers with the newest revision, which has no handshake.
+            # The SDK also raises `RuntimeError` if the server answers with the newest revision, which has no
+            # handshake.
             if not str(unusable).endswith(_NEWEST):
                 raise
             instructions = (await self._session.discover()).instructions
@@ -297,8 +298,8 @@ class Link:
         `notifications/cancelled` ends such a stream.
 
         Raises:
-            SdkError: The server answered with an error, asks for input that is not offered, or the connection
-                broke (`is_closed` tells which).
+            SdkError: The server answered with an error, asks for input that the host does not offer, or the
+                connection broke (`is_closed` returns whether it broke).
         """
         if method == LISTEN:
             return await self._subscriptions.start(params)
@@ -330,7 +331,7 @@ class Link:
         lost = isinstance(fault, WireFault) and fault.cause == SESSION_LOST.cause
         if not lost or self._has_called:
             return False
-        self._has_called = True  # do not try a second time
+        self._has_called = True  # the check above then refuses a second try
         self.stream.leave_session()
         try:
             await self._session.discover()

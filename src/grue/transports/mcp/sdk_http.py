@@ -179,7 +179,10 @@ class FilteredEvents(httpx2.AsyncByteStream):
         return self._stand_in(message, others)
 
     def _stand_in(self, answer: Answer | None, others: bytes) -> bytes:
-        """Keep the answer and return a small event in its place; without an answer, return a comment."""
+        """Keep a large answer in `_answers`, and return a small event in its place.
+
+        The small event has the fields `others` of the large one. Without an answer, return a comment.
+        """
         if answer is None:
             self._notify("noise", "a large event that is not a message")
             return b": left out\n\n"

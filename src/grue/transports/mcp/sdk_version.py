@@ -42,7 +42,7 @@ def _version_by_folder() -> str:
 
 
 def _version_by_metadata() -> str:
-    """Return the version that `importlib.metadata` finds if there is no such folder; empty: not installed."""
+    """Return the version that `importlib.metadata` finds; empty: the SDK is not installed."""
     import importlib.metadata
 
     try:

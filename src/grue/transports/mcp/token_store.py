@@ -172,7 +172,7 @@ class TokenStore:
             return None
 
     def save(self, record: TokenRecord) -> None:
-        """Write the file, readable by its owner only, at once and as a whole."""
+        """Replace the file in one step, so that nobody reads half of it. Only its owner can read it."""
         with self._writing():
             self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_whole(self.file, msgspec.json.encode(record))
