@@ -6,8 +6,8 @@ waits and answers the workers.
 An episode with two servers holds a place for the first while it asks for the second. If every worker did that
 with the last free places, all would wait for each other for ever. So a worker's first server reserves all the
 places that an episode needs (`an_episode`), and its further servers start at once. An episode that starts
-more servers than `an_episode` may have to wait while it holds places; `accounts.py` refuses the server after a
-while.
+more servers than `an_episode` may have to wait while it holds places; `accounts.py` refuses the server after
+a while.
 """
 
 from collections import Counter
@@ -74,5 +74,5 @@ class ServerPlaces:
             del self._held[worker]
 
     def _claim(self, count: int) -> int:
-        """Return how many places a worker with `count` servers holds: at least `an_episode` unless `count` is 0."""
+        """Return how many places a worker with `count` servers holds: 0, or else at least `an_episode`."""
         return max(count, self._cap.an_episode) if count else 0
