@@ -2,7 +2,7 @@
 
 A trace holds only the new messages of each request. `Conversations` takes the envelopes in order and puts the
 earlier messages before the new ones, by the rules of `protocol/context/history.py`. It does no I/O and never
-raises: if the trace does not hold all earlier messages, `AsSent.missing` has their number.
+raises: if earlier messages are not in the trace, `AsSent.missing` says how many.
 """
 
 from typing import Any
@@ -22,11 +22,11 @@ class AsSent(Struct, frozen=True):
 
     Attributes:
         said: The messages of the conversation, oldest first.
-        fresh: How many items at the end of `said` are new in this request.
-        missing: How many earlier entries of the conversation are not in the trace.
+        fresh: How many messages at the end of `said` are new in this request.
+        missing: How many earlier entries of the conversation's history are not in the trace.
         tools: The tools that the request offers.
         answer: The schema of the answer that the request demands; `None`: any text.
-        message: The request's number in the trace.
+        message: Number of the request's `RequestCompletion` in the trace.
     """
 
     said: tuple[m.ConversationItem | m.AssistantReply, ...]
@@ -44,9 +44,10 @@ class _Talk:
         self.tools: tuple[m.ToolDefinition, ...] = ()
 
     def take(self, step: SaidStep) -> None:
-        """Add a step to the history. If the two do not fit together, count the history as missing.
+        """Change the history as the recorded message `step` did.
 
-        A new history then begins with this step.
+        If the message does not fit the history, count the history's entries as missing and drop them. A
+        request then begins a new history.
         """
         try:
             take_step(self.history, step)
@@ -117,7 +118,7 @@ class Conversations:
         )
 
     def _end(self, name: m.ConversationId, end: m.TurnCompleted | m.TurnFailed) -> None:
-        """Record a turn's end in its conversation. Forget it if no later turn can continue it."""
+        """Add a turn's end to its conversation. Forget the conversation if no later turn can continue it."""
         self._talk(name).take(end)
         if name == f"turn-{end.turn}":
             self._talks.pop(name, None)
@@ -125,6 +126,6 @@ class Conversations:
             del self._talks[next(iter(self._talks))]
 
     def _talk(self, name: m.ConversationId) -> _Talk:
-        # A turn begins every conversation except that of a server's sampling request. That conversation has
-        # only this request, so do not store it.
+        # A conversation of turns is stored when its turn begins. Any other conversation is a server's request
+        # to the model (sampling). It has only this request, so do not store it.
         return self._talks.get(name) or _Talk()

@@ -88,7 +88,7 @@ class _TurnLines:
 
     Args:
         servers: The servers of the turn.
-        attempts: By server, the latest attempt to connect that has failed, in any turn.
+        attempts: By server, the latest failed attempt to connect. All turns share this dict and change it.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class _TurnLines:
             yield self._failed(call.name, result.error_message or "")
 
     def _rejected(self, name: str, error: str, call_id: str) -> LogLine:
-        """Return the line for a call that was not sent. It has the arguments: no other line shows them."""
+        """Return the line for a call that was not sent, with the call's arguments: no other line has them."""
         call = self._calls.get(call_id)
         failed = self._failed(name, error)
         if call is None:
@@ -267,7 +267,7 @@ class EventFeed:
         self._attempts: dict[m.ServerName, m.ConnectFailed] = {}
         self._drifted: set[m.ToolDrifted] = set()
         self._latest = _TurnLines((), self._attempts)
-        self._running: dict[int, _TurnLines] = {}  # more than one, if turns of a batch overlap
+        self._running: dict[int, _TurnLines] = {}  # by turn; `Runner.map` runs several at once
 
     def feed(self, envelope: Envelope[Any]) -> list[Event]:
         """Return the events that `envelope` makes, in order; most envelopes make none or one."""
@@ -297,9 +297,10 @@ class EventFeed:
         ]
 
     def _is_known(self, drift: m.ToolDrifted) -> bool:
-        """Return whether this drift was logged already, and count it as logged.
+        """Return whether an equal `ToolDrifted` has come before, and remember this one.
 
-        Every session of the episode records the same drift again, but it is logged only once.
+        Every session reports again that a tool differs from the tool lock, but only the first report is
+        logged.
         """
         known = drift in self._drifted
         self._drifted.add(drift)

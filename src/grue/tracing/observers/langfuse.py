@@ -4,10 +4,12 @@
 |--------------------------|------------------------------------------------------------------------|
 | episode                  | span `episode`; its id is the Langfuse session                         |
 | turn                     | span `turn N`                                                          |
-| its tool-calling session | span `agent-tool-calling-session`                                      |
+| tool-calling session     | span `agent-tool-calling-session`                                      |
 | completion               | generation `Agent`; `Sampling` where a server asks the model           |
 | call sent to a server    | tool `mcp-tool-{tool_name}`                                            |
 | any other event          | span without duration, such as `tool_skipped`, `completion_retried`    |
+
+The tool-calling session lasts from the turn's first request that offers tools to the end of the turn.
 
 The outbox's thread creates observations some time after the events that they describe, so they need explicit
 times. In Langfuse 5, `end` accepts a time, but `start_observation` does not. So the observer sets the start

@@ -2,21 +2,22 @@
 
 | in the trace          | span                                            | kind     |
 |-----------------------|-------------------------------------------------|----------|
-| episode               | `invoke_workflow {game}`                        | internal |
+| episode               | `invoke_workflow {title}`                       | internal |
 | turn                  | `invoke_agent {agent}`                          | internal |
 | tool-calling session  | `agent-tool-calling-session`                    | internal |
 | completion            | `chat {model}`                                  | client   |
-| call of an MCP tool   | `execute_tool {tool}`, `mcp.method.name` with it | client   |
+| call of an MCP tool   | `execute_tool {tool}` with `mcp.method.name`    | client   |
 | call of a function    | `execute_tool {tool}`                           | internal |
 | any other event       | an event of the span in which it happens        |          |
 
-`otel_attributes.py` has the names and attributes. Times and parents come from the trace, never from the
+`otel_attributes.py` has the names and attributes. Times and parents come from grue's trace, never from the
 thread that writes the spans.
 
-A call of an MCP tool tells the server the ids of the trace and of the call's span (`traceparent` and
-`tracestate` in `_meta`, which the SDK writes), so that the server's own spans are in the same tree. But the
-call's span is created later, in another thread. So both ids are known before: the id of the trace from the
-start, and the id of the span because it is computed from the number of the call's message.
+A call of an MCP tool tells the server the ids of the OpenTelemetry trace and of the call's span
+(`traceparent` and `tracestate` in `_meta`, which the SDK writes), so that the server's own spans are in the
+same tree. The call's span is created only later, in another thread, so both ids are chosen beforehand. `_Ids`
+generates the id of the OpenTelemetry trace at the start, and computes the id of the span from the number of
+the call's message.
 """
 
 import contextlib
@@ -172,7 +173,7 @@ class _OtelSink(SpanSink):
         self._root: Any = None
 
     def context_of(self, message: int) -> Any:
-        """Return the span context of a tool call; `message` is the number of its message. Thread-safe."""
+        """Return the context of a call's span; `message` is the number of its `ToolCalled`. Thread-safe."""
         from opentelemetry.trace import SpanContext, TraceFlags
 
         assert self.ids is not None, "asked for only if there are ids"
@@ -226,10 +227,10 @@ class _OtelSink(SpanSink):
 
 
 class _Ids:
-    """Generates the ids of an observer's spans. The id of a tool call's span is known before it begins.
+    """Generates the ids of an observer's spans. The id of a tool call's span can be asked for in advance.
 
     Attributes:
-        trace: The id of the trace.
+        trace: The id of the OpenTelemetry trace.
         next_span: The id for the span that begins next; `None`: the SDK generates an id.
     """
 

@@ -3,9 +3,9 @@
 `tests/support/genai_conventions.py` has the conventions' tables of required and recommended attributes, with
 their date; tests compare spans with them. Attributes without a standard name are called `grue.*`.
 
-The attributes that a sampler reads (operation, provider, model, address, agent) are set when a span begins.
-If a trace does not contain a value by then, it is set when the span ends. This happens with old traces, and
-with traces of hosts that have their own model actor.
+The attributes that an OpenTelemetry sampler reads (operation, provider, model, address, agent) are set when a
+span begins. If grue's trace has not named a value by then, the attribute is set when the span ends. This
+happens with old traces, and with traces of hosts that have their own model actor.
 
 The attributes that hold text of models or tools are JSON, by the schemas of the conventions. Each text in
 them is cut at `CONTENT_LIMIT` characters.

@@ -6,13 +6,14 @@ in between. It does no I/O and reads no clock.
 An envelope belongs to the turn of the envelope that caused it. An envelope without a cause (a deadline, a
 crash) belongs to the latest open turn that has the envelope's turn number. A session that was opened outside
 a turn, for example by `MCPManager`, is a child of the episode, and the calls that the host makes in it are
-children of the session. But if the host records such a call in the turn that has just ended, because it
-carries out that turn's answer, the call is a child of the turn, although it begins after the turn's end.
+children of the session. But the host may record such a call with the number of the turn that has just ended,
+because the call carries out that turn's answer. Then the call is a child of the turn, although it begins
+later.
 
 These rules hold for any sequence of envelopes:
 - Each span that is opened is closed exactly once (`finish` closes what is left). A span is closed after
   everything inside it, except for a host's calls in a turn that has ended.
-- A tool use is a call that was sent; a call that was skipped or rejected is a note.
+- A call that was sent has a span (`ToolUse`). A call that was skipped or rejected has only a note.
 - A turn has one tool-calling session if a request offered tools, and otherwise none.
 - A span that is open when its turn ends is closed without an outcome. So is a turn whose agent crashed, and
   every turn that is open when the episode ends; such a turn ends at the time of its last envelope.
@@ -247,8 +248,8 @@ class SpanFeed:
         turn = next((scope for scope in turns if scope.turn == envelope.turn), None)
         if turn is not None:
             return turn
-        # The envelope may be of a call that the host makes itself, and have the number of a turn that has
-        # ended. Find the session by its server.
+        # The message may be about a call that the host makes itself in a session outside turns. Its turn
+        # number may be that of a turn that has ended, so find the session by its server.
         sessions = {
             scope.command.server: scope for scope in self._scopes if isinstance(scope.command, m.OpenSession)
         }

@@ -61,7 +61,8 @@ class SpanSink(ABC):
                     if span is None:
                         continue  # `open` failed for this span
                     if isinstance(event.subject, m.RunTurn):
-                        # Keep the ended turn: a host may still record calls of its own as its children.
+                        # Keep the span of the ended turn: it can still become the parent of calls that the
+                        # host makes itself.
                         self._ended_turn = {event.span: span}
                     self.close(event, span)
                 case never:

@@ -132,6 +132,7 @@ class SpanOpened(Struct, frozen=True, kw_only=True):
     """A span begins.
 
     Attributes:
+        subject: What the span stands for, such as a turn, a request to the model or a tool call.
         parent: The span that contains this span; `None`: this span is the outermost.
         at: When the span begins, in seconds since the epoch.
         conversation: Id of the conversation, or of the episode if its turns are in no conversation; empty: no
@@ -162,7 +163,7 @@ class SpanClosed(Struct, frozen=True, kw_only=True):
     """A span ends; `outcome` is `None` if it was cut off.
 
     Attributes:
-        subject: The subject from the span's beginning, completed by later messages.
+        subject: What the span stands for: the `subject` of its `SpanOpened`, completed by later messages.
         finish_reason: For a turn: why its last reply ended; `None`: unknown.
     """
 
