@@ -56,10 +56,10 @@ class Changes(Struct, frozen=True, kw_only=True):
         )
 
     def carried(self, command: Any, recorded: Any) -> Any:
-        """Return a copy of `command` with the limits and policies of the `recorded` command.
+        """Return the replay's `command` with the limits and policies of the `recorded` command.
 
-        `command` is the replay's and has the changed limits. Without this copy, a replay would report each
-        changed limit as a difference, even in a turn that never reaches the limit.
+        Commands repeat limits of the turn, for example `OpenSession.timeout_s`. Without this copy, a replay
+        would report each changed limit as a difference, even in a turn that never reaches the limit.
         """
         if not self or type(command) is not type(recorded):
             return command

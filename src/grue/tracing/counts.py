@@ -39,7 +39,10 @@ SLOWEST_TURNS = 5
 
 
 class TurnCounts:
-    """Counts turns. Several turns may run at the same time, so each has its own clock."""
+    """Counts turns, and measures the phases of each turn.
+
+    Turns of `Runner.map` run at the same time, so each turn has its own `PhaseClock`.
+    """
 
     def __init__(self) -> None:
         self._started = 0
@@ -48,12 +51,12 @@ class TurnCounts:
         self._durations = array("d")
         self._slowest: list[tuple[float, int, SlowTurn]] = []
         self._clocks: dict[int, PhaseClock] = {}
-        self._after: Counter[int] = Counter()  # by turn: the host's own tool calls after the turn's end
+        self._after: Counter[int] = Counter()  # by turn: how many calls the host made after its end
 
     def take(self, envelope: EpisodeEnvelope, changes: Sequence[StepChange]) -> None:
-        """Count a message and the steps that begin or end with it."""
+        """Count a message; `changes` are the steps (`steps.py`) that begin or end with it."""
         if not changes:
-            return  # no step begins or ends, so the current phase goes on
+            return  # the turn stays in the same phase
         turn = envelope.turn
         ended, own = None, changes
         if len(changes) > 1 or changes[0].step.kind == "turn" or changes[0].step.turn != turn:
@@ -70,9 +73,9 @@ class TurnCounts:
             self._ended(envelope.body, round(envelope.t - ended.step.start_s, 6), clock.phases)
 
     def _begin_and_end(self, turn: int, changes: Sequence[StepChange]) -> StepEnded | None:
-        """Start the clock of a turn that begins, and drop the clock of a turn that was abandoned.
+        """Start the clock of a turn that begins, and drop the clock of a turn whose end is not recorded.
 
-        Return the end of the turn if the current message reports it, as `TurnCompleted` does.
+        If the current message ends the turn, as `TurnCompleted` does, return this end.
         """
         ended = None
         for change in changes:
@@ -129,7 +132,7 @@ class Counts(Struct):
 
     Attributes:
         numbers: The counts, by the names of the fields of `ModelStats`, `ToolStats` or `ServerStats`.
-        seconds: The durations.
+        seconds: How long each answered request, each call that has ended, or each session's start took.
     """
 
     numbers: Counter[str] = field(default_factory=Counter)
@@ -140,8 +143,8 @@ class ServerCounts(Counts):
     """Counts of one server's sessions.
 
     Attributes:
-        endings: How often its processes ended in each way.
-        in_turns: The turns in which a session of the server is open.
+        endings: How often the server's processes ended in each way, such as `died`.
+        in_turns: Numbers of the turns in which a session of the server is open now.
     """
 
     endings: Counter[str] = field(default_factory=Counter)
@@ -203,7 +206,7 @@ class EpisodeTally:
             count(self, envelope, changes)
 
     def pass_over(self, t: float) -> None:
-        """Count a message that was not decoded, because its kind affects only the clock (`_is_counted`)."""
+        """Count a message at time `t` that was not decoded, because no count needs its content."""
         self.messages += 1
         self.clock.note(t)
 
@@ -268,8 +271,8 @@ class EpisodeTally:
         turn, body = envelope.turn, envelope.body
         match body:
             case m.CallTools(server=server, calls=calls):
-                # `CompletionReceived` has stored the names of most calls. Add those whose reply is not in the
-                # trace.
+                # Most names were stored with the reply that asked for the call (`CompletionReceived`). Add
+                # the names of other calls, such as the host's own.
                 for call in calls:
                     self._names.setdefault((turn, call.call_id), f"{server}.{call.tool}")
             case m.ToolCalled():
@@ -289,7 +292,7 @@ class EpisodeTally:
                 self.servers[body.server].numbers["deaths"] += 1
 
     def _settle(self, envelope: Envelope[Any], how: str) -> None:
-        """Count how a call ended, and forget the call's name."""
+        """Count a call that has ended, in the field `how` of its tool; then forget the tool's name."""
         tool = self._tool(envelope)
         tool.numbers[how] += 1
         if not isinstance(envelope.body, m.ToolSkipped):
@@ -311,7 +314,7 @@ class EpisodeTally:
                 counts["disabled"] += newly
             case m.SessionClosed(ending=ending):
                 # Count one ending per session. A cancelled session can send a second `SessionClosed`. After
-                # `handed_over` the server still runs, and a later `ServerEnded` reports how it ended.
+                # the ending `handed_over`, the server is ended in the background; `ServerEnded` reports how.
                 if turn in server.in_turns and ending != "handed_over":
                     server.endings[ending] += 1
                 server.in_turns.discard(turn)
@@ -362,5 +365,5 @@ def _count_of(kind: type[Struct]) -> Callable[..., None] | None:
 
 @functools.cache
 def _is_counted(kind: type[Struct]) -> bool:
-    """Return whether some count needs the content of messages of this class."""
+    """Return whether `EpisodeTally` needs the content of messages of this class."""
     return _count_of(kind) is not None or moves_steps(kind)

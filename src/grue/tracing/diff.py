@@ -1,20 +1,21 @@
 """Compare two traces turn by turn, and each pair of turns message by message.
 
-The i-th turn of one trace is compared with the i-th turn of the other. If one of the traces has forks of
-recorded turns, only the turns whose numbers are those of the forks are compared.
+The i-th turn of one trace is compared with the i-th turn of the other. A fork is a turn whose beginning is
+copied from a recorded turn. It has the number of the recorded turn. If one of the traces has forks, only
+turns with the numbers of forks are compared.
 
 The messages of a turn form a tree, in which each message is below the message that caused it. The comparison
 goes down both trees: if two messages are counterparts, the messages that they caused are paired, in order, if
 they have the same sender, receiver and kind. So two traces can be identical even if their actors ran in a
 different order.
 
-Numbers of messages, times, durations, process ids and data that a provider wants echoed are ignored. Ids of
-calls, batches and conversations may differ if they are used consistently. Pieces of streamed replies are left
-out, because the whole reply follows.
+Numbers of messages, times, durations and process ids are ignored, and so is data of a reply that the provider
+wants back with the next request (`echo`). Ids of calls, batches and conversations may differ if they are used
+consistently. Pieces of streamed replies are left out, because the whole reply follows.
 
-Both traces are read at the same pace. Of each, only messages of turns that have not ended yet are in memory,
-and only a few megabytes of these. Of further messages, `lean_turns` keeps only the places in the file.
-`whole` reads such a message again when it is compared, and when its difference is described.
+Both traces are read turn by turn. Of each trace, at most `KEPT_BYTES` of messages are in memory. For each
+further message, `lean_turns` keeps only its place in the file. `whole` reads such a message again to compare
+it, and to describe how it differs.
 """
 
 import hashlib
@@ -132,7 +133,11 @@ def _answers(trace: EpisodeReader) -> dict[int, object]:
 def _aligned(
     left: Iterator[TurnSlice], right: Iterator[TurnSlice]
 ) -> Iterator[tuple[TurnSlice | None, TurnSlice | None]]:
-    """Pair the turns in order. If only one trace ran a turn again, that second run gets no counterpart."""
+    """Pair the turns in order.
+
+    If one trace has a second run of a turn where the other trace has none, the second run gets no
+    counterpart.
+    """
     one, other = next(left, None), next(right, None)
     while one is not None or other is not None:
         if one is not None and one.again and not (other is not None and other.again):
@@ -158,8 +163,8 @@ class _Tree:
         self.by_seq = {envelope.seq: envelope for envelope in turn_slice.envelopes}
         self._children: dict[int, _Siblings] = {}
         self._parent: dict[int, int] = {}
-        # By number of a message: the number of its first cause (its own if it has none), and how many causes
-        # it has.
+        # By number of a message: the number of the first message in its chain of causes (its own if it has no
+        # cause), and how many causes the chain has.
         self._origin: dict[int, tuple[int, int]] = {}
         for envelope in turn_slice.envelopes:
             cause = envelope.cause if envelope.cause in self.by_seq else None
@@ -172,7 +177,10 @@ class _Tree:
             self._origin[envelope.seq] = (first, depth + 1)
 
     def causes(self, envelope: EpisodeEnvelope) -> tuple[tuple[EpisodeEnvelope, ...], int]:
-        """Return the first cause and the last causes of a message, and how many between them are left out."""
+        """Return the chain of a message's causes, and how many causes are left out of it.
+
+        The chain has the first cause and the `LAST_CAUSES` last ones. Those between them are left out.
+        """
         parents: list[int] = []
         parent = self._parent.get(envelope.seq, _ROOT)
         while parent != _ROOT and len(parents) < LAST_CAUSES:
@@ -223,7 +231,8 @@ class _TurnDiff:
     def divergences(self) -> Iterator[Divergence]:
         """Yield all divergences, in the order of the left trace.
 
-        A message that is only in the right trace comes after the left counterpart of its predecessor.
+        For a message that is only in the right trace, take the nearest message before it that has a
+        counterpart in the left trace. The divergence is yielded after those of this counterpart.
         """
         # Depth first, so that the message that creates an id is compared before messages that use it.
         open_: list[tuple[int, int]] = [(_ROOT, _ROOT)]
@@ -329,12 +338,12 @@ class LeftInFile(Struct, frozen=True):
 def lean_turns(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:
     """Split a trace into its turns, as `split_turns` does.
 
-    At most `KEPT_BYTES` of a file are in memory at a time. Beyond that, a slice holds `LeftInFile` objects in
-    the place of messages. Pieces of streamed replies are left out. So is `TurnForked`, which only names the
-    origin of a turn.
+    At most `KEPT_BYTES` of a file's messages are in memory at a time. The envelope of any further message has
+    a `LeftInFile` in the message's place. Pieces of streamed replies are left out. So is `TurnForked`, which
+    only says from which turn a fork was copied.
 
     Args:
-        envelopes: A reader, or envelopes in memory, which stay there.
+        envelopes: A reader of a file, or a collection of envelopes, which stay in memory.
     """
     splitter = TurnSplitter()
     kept: dict[int, int] = {}  # by `id()` of a slice: bytes of its messages in memory
@@ -353,7 +362,7 @@ def lean_turns(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:
 
 
 def whole(envelope: EpisodeEnvelope) -> EpisodeEnvelope:
-    """Return an envelope with its message, read from the file if only its place is in memory.
+    """Return an envelope with its message. If it has a `LeftInFile`, read the message from the file.
 
     Raises:
         TraceError: The file has changed since it was read, or cannot be read.
@@ -363,7 +372,7 @@ def whole(envelope: EpisodeEnvelope) -> EpisodeEnvelope:
 
 
 def kind_in(envelope: EpisodeEnvelope) -> str:
-    """Return the name of the kind of an envelope's message. Does not read a message that is in the file."""
+    """Return the name of the kind of an envelope's message. Never reads the message from the file."""
     body: Any = envelope.body
     return body.kind if isinstance(body, LeftInFile) else kind_of(body)
 
@@ -381,10 +390,11 @@ def _with_stubs(
 
 
 def _ended_as_asked(left: object, right: object) -> bool:
-    """Return whether two messages are both `SessionClosed`, and differ at most in harmless endings.
+    """Return whether two messages are both `SessionClosed`, and their fields need not be compared.
 
-    All endings but `died` count as equal: whether a process exits by itself or is killed depends on timing.
-    `none` equals `died` too, because a fork that takes its tool results from the trace starts no process.
+    If neither process died, other endings may differ: whether a process exits by itself or is killed depends
+    on timing. If one `ending` is `none`, there was no process to compare with: a fork that takes its tool
+    results from a trace starts none.
     """
     if not (isinstance(left, m.SessionClosed) and isinstance(right, m.SessionClosed)):
         return False

@@ -110,8 +110,8 @@ class Comparison:
     def _holds_special(self, value: object) -> bool:
         if isinstance(value, Struct):
             return not self._special.isdisjoint(_fields_within(type(value)))
-        # Of the containers in a message, only tuples hold Structs. Lists and dicts are plain JSON, in which
-        # nothing is ignored or an id.
+        # Only fields of Structs can be ignored or hold ids. Among the containers in a message, only tuples
+        # can have Structs in them; lists and dicts are plain JSON.
         return isinstance(value, tuple) and any(map(self._holds_special, value))
 
 

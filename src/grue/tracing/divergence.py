@@ -33,9 +33,10 @@ class Divergence(Struct, frozen=True, kw_only=True):
         right: Its counterpart in the second version; `None`: it is missing there. Its number `seq` is 0 if a
             replay computed it.
         differences: The fields that differ.
-        because: The causes of the message, the first cause first. Those in the first version, unless the
-            message is missing there.
-        because_left_out: How many causes are left out of `because`, between its first and its second item.
+        because: The chain of messages that led to the message, the first cause first. If two traces are
+            compared, the chain in the first trace, or in the second if the first lacks the message.
+        because_left_out: How many messages of the chain are left out between the first two items of
+            `because`.
         reason: An explanation, if the differences do not show what is wrong; otherwise empty.
         descendants: If the message is missing on one side: how many messages that it caused are missing too.
     """

@@ -6,17 +6,17 @@ servers' behaviour, the host's answer checks and the timeouts come from the reco
 the order of its messages is checked, because delays and the number of retries depend on the clock and the
 network. No model, server or tool is run.
 
-For each event, the commands of the machine or of a session are compared with the recorded ones.
+For each event, the commands of the state machine or of a session are compared with the recorded ones.
 
 In a trace, placeholders stand in the place of secrets. A recorded text was computed with the secret, which
-was replaced afterwards. The replay computes the text from data that already has the placeholder. Two such
-texts count as equal if they differ only in one of these ways: the secret was a number, which is not quoted
-while its placeholder is; a full stop or a comma after the secret was replaced together with it; the text was
-cut to a length, and the secret is shorter or longer than its placeholder.
+was replaced afterwards. The replay computes the text from data that already has the placeholder. The recorded
+and the replayed text count as equal if they differ only in one of these ways: the secret was a number, which
+is not quoted while its placeholder is; a full stop or a comma after the secret was replaced together with it;
+the text was cut to a length, and the secret is shorter or longer than its placeholder.
 
-With `Changes`, a replay shows where the episode would have gone differently. The rest of that turn would have
-been different too, in a way that nobody recorded. So the replay skips it, and takes the next turn as it was
-recorded.
+With `Changes`, a replay shows where the episode would have gone differently. After the first difference in a
+turn, the rest of the turn would have been different too, in a way that nobody recorded. So the replay skips
+the rest, and replays the next turn from its recorded beginning.
 """
 
 import math
@@ -83,7 +83,7 @@ class AgentTurn(Struct, frozen=True, kw_only=True):
             `DeadlinePassed`; the agent recorded them itself.
         said: The messages and notes that the agent recorded.
         crash: The agent's exception, if it crashed.
-        by_seq: All envelopes of the turn's slice, by number.
+        by_seq: All envelopes of the turn's `TurnSlice`, by number.
         cut_off: Whether the trace ends in this turn, or the episode was interrupted in it.
     """
 
@@ -108,13 +108,13 @@ class AgentTurn(Struct, frozen=True, kw_only=True):
 
     @property
     def ended_by_refusal(self) -> bool:
-        """Whether the agent crashed because the machine refused an event."""
+        """Whether the agent crashed because its state machine refused an event."""
         crash = self.crash.body if self.crash is not None else None
         return isinstance(crash, ActorFailed) and crash.error.startswith(IllegalEvent.__name__)
 
     @property
     def may_stop(self) -> bool:
-        """Whether the recording may lack some of the machine's commands, because the agent ended early."""
+        """Whether the recording may lack commands of the state machine, because the agent ended early."""
         if any(isinstance(envelope.body, m.TurnEnd) for envelope in self.said):
             return False
         # An agent that was cancelled before it read its first message has recorded nothing.
@@ -172,7 +172,7 @@ class AgentReplay:
 
     Attributes:
         compared: How many messages were compared.
-        commands: The machine's commands, by the number of the corresponding recorded message.
+        commands: The state machine's commands, by the number of the recorded message in their place.
         end: How the turn ended.
         divergence: The first message that differs from the recording; `None`: none differs.
     """
@@ -284,14 +284,14 @@ class AgentReplay:
 
 
 def replay_agent(turn: AgentTurn, changes: Changes) -> AgentReplay:
-    """Feed a turn's events to the machine, in an order in which the agent can have handled them."""
+    """Feed a turn's events to the state machine, in an order in which the agent can have handled them."""
     best: AgentReplay | None = None
     for order in islice(_orders(turn), _MOST_ORDERS):
         replay = AgentReplay(turn, changes, order)
         if replay.divergence is None:
             return replay
         best = max(best or replay, replay, key=lambda each: each.compared)
-    return best or AgentReplay(turn, changes, turn.inbox)  # a made-up turn may have no possible order
+    return best or AgentReplay(turn, changes, turn.inbox)  # an invalid trace may allow no order
 
 
 _MOST_ORDERS = 1000
@@ -358,8 +358,8 @@ def same_redacted(one: str, other: str) -> bool:
         return False
     if first[:kept] == second[:kept]:
         return True
-    # The text may have been cut within a secret, whose beginning is then not replaced, or within its
-    # placeholder. Then only one text has a placeholder there: compare what is before it.
+    # One text may have been cut within a secret, whose beginning is then not replaced, or within its
+    # placeholder. Then only the other text has a placeholder at this position: compare the texts before it.
     halved = set(_placeholders(first)) ^ set(_placeholders(second))
     return any(first[:start] == second[:start] for start in halved if start <= kept)
 
@@ -398,7 +398,7 @@ class Connections:
         return self._known.get(server, Untried())
 
     def begin(self, turn_slice: TurnSlice) -> None:
-        """Begin a turn. If the episode was resumed with it, use the states that the trace records."""
+        """Begin a turn. If the episode was resumed just before it, use each server's last recorded state."""
         if turn_slice.resumed:
             self._known = dict(self._recorded)
 
@@ -430,7 +430,8 @@ def _after(outcome: _Outcome) -> Settled:
         case m.SessionOpened():
             return Proven()
         case m.McpDisabled(reason=reason):
-            # `until_s=0.0` allows the next turn to try again. `_open` finds in the recording whether it did.
+            # `until_s=0.0` allows the next turn to connect again. `_Session._open` finds in the recording
+            # whether that turn tried.
             return Disabled(reason, until_s=0.0)
         case m.StartupFailed():
             return Untried()
@@ -448,7 +449,8 @@ def replay_sessions(
         turn: The turn.
         turn_slice: The turn's slice of the trace.
         connections: The state of the servers when the turn began.
-        commands: Commands that replace recorded ones, by the number of the recorded message.
+        commands: Commands that a changed replay has computed in place of recorded ones, by the number of the
+            recorded message.
 
     Returns:
         How many messages were compared, and the first difference of each session that has one.
@@ -505,7 +507,7 @@ class _Session:
 
     def _open(self, command: m.OpenSession, cause: EpisodeEnvelope) -> None:
         first = self._sent[0].body if self._sent else None
-        at_s = math.inf  # late enough to try again, unless the recording shows that it was too early
+        at_s = math.inf  # a disabled server may be tried again, unless the recording shows otherwise
         if isinstance(first, m.McpDisabled) and not first.newly:
             # A host may disable a server between two turns, with a reason of its own. So take the reason from
             # the recording.
@@ -562,7 +564,7 @@ class _Session:
                     case ReportSettlement(settlement):
                         self._expect(settlement, cause)
                     case ReadChangedTools():
-                        pass  # whether the tools had changed is not computed here
+                        pass  # a replay asks no server for its tools
             if settled is None:
                 return  # this was the last call of the batch, or the session was cancelled
             state, commands = batch_step(state, settled)
@@ -575,7 +577,7 @@ class _Session:
         return None
 
     def _settlement(self, called: m.ToolCalled, cause: EpisodeEnvelope) -> CallSettled | None:
-        """Return a call's settlement from the recording; `None`: the session was cancelled."""
+        """Return the recorded message that ended a call; `None`: the session was cancelled."""
         if not self._sent:
             return None
         recorded = self._sent[0]
@@ -619,7 +621,7 @@ class TurnReplay(Struct, frozen=True, kw_only=True):
     """The result of replaying one turn.
 
     Attributes:
-        compared: How many messages were derived and compared.
+        compared: How many messages the replay has computed and compared.
         end: How the turn ended; an unfinished turn is replayed up to its last recorded message.
         divergence: The first message that differs from the recording; `None`: none differs.
     """
@@ -693,8 +695,9 @@ def _replay_turn(
     agent = replay_agent(turn, changes)
     compared, found = replay_sessions(turn, turn_slice, connections, agent.commands if changes else {})
     if found and not changes:
-        # Turns of a batch do not share what they learn about servers. If this is one, the states that earlier
-        # turns have learned may have led to wrong differences. So try again without these states.
+        # Turns of a batch (`Runner.map`) do not share what they learn about servers. If this turn is in a
+        # batch, the states of servers from earlier turns may have led to wrong differences. So try again
+        # without them.
         alone, differences = replay_sessions(turn, turn_slice, Connections(), {})
         compared, found = (compared, found) if differences else (alone, [])
     found += [*_llm_divergences(turn, turn_slice), *_excluded(turn, turn_slice, changes)]
@@ -726,7 +729,8 @@ def _excluded(turn: AgentTurn, turn_slice: TurnSlice, changes: Changes) -> Itera
 def _llm_divergences(turn: AgentTurn, turn_slice: TurnSlice) -> Iterator[Divergence]:
     """Yield a divergence for each message of the LLM actor that is out of order.
 
-    That is a reply without a request, or a retry whose number is not higher than the one before.
+    Such a message is a reply without a request, a `ReplyDropped` without a `DropCompletion`, or a retry whose
+    number is not higher than the one before.
     """
     asked: m.RequestCompletion | None = None
     dropping: int | None = None

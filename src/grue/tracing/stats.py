@@ -6,17 +6,17 @@ of all values are equal or smaller. Times are rounded to the microsecond.
 `PhaseClock` assigns every instant of the trace to one phase, to show where the time went. The time between
 two consecutive envelopes belongs to the phase that was active after the first of them. `steps.py` decides
 which steps are under way. The **model** phase is active during a request to the model, including its retries
-and the pauses between them, during a sampling, and while the model's tool support is checked. **Tools**,
-**start-up** and **teardown** are active while a call is made, a session opens, or a session closes. If
-several phases are active, the first in this order counts.
+and the pauses between them, during a server's request (sampling), and while the model's tool support is
+checked. **Tools**, **start-up** and **teardown** are active while a call is made, a session opens, or a
+session closes. If several phases are active, the first in this order counts.
 
 The remaining time of a turn is **other**: the agent itself and the check of the answer. The remaining time
 outside turns belongs to the **host**, as do start-up and teardown outside turns, because no turn waits for
 them. If turns overlap, as in a batch, a phase is active if it is active in any of them.
 
-Time in which no host ran, before an `EpisodeResumed` or where the clock starts again, is not part of the wall
-time. The phases therefore add up to the wall time, that is, the time between the first and the last envelope
-of each run of the host.
+The wall time is the sum of all phases. It does not include time in which no host ran. That is the time before
+an `EpisodeResumed`, and before an envelope that has a lower time than the envelope before it. So the wall
+time is the time between the first and the last envelope of each run of the host, added up.
 """
 
 import functools
@@ -91,11 +91,11 @@ class PhaseClock:
         Args:
             t: Seconds since the trace began.
             changes: The steps that begin or end with the envelope.
-            resumed: No host ran until this envelope, so the time is not counted.
+            resumed: No host ran between the last envelope and this one, so this time is not counted.
         """
         if resumed or t < self._last:
-            # Do not count the time since the last envelope: no host ran, the clock started again, or this is
-            # the first envelope.
+            # Do not count the time since the last envelope: no host ran, or this is the first envelope. If
+            # the time has gone back, another run of the host has begun.
             self._count_until(self._last)
             self._counted = round(t * 1e6)
         elif changes:
@@ -176,8 +176,8 @@ class ModelStats(Struct, frozen=True, kw_only=True):
         retries: Requests that were sent again after a failure.
         cut_replies: Replies that ended at their length limit.
         cut_results: Results of tools that were cut before the model read them.
-        dropped_replies: Replies that were dropped, because the tools turned out to differ from the presumed
-            ones.
+        dropped_replies: Replies that were dropped: the request had offered the tools that a server was
+            presumed to have, and the server then listed other tools.
         usage: Tokens and cost of all replies. For a reply that was dropped before it arrived, they are
             estimates.
         duration: Durations of requests that got a reply, from the first attempt to the reply.

@@ -15,8 +15,8 @@ a `StepTracker` what is under way, so that they agree.
 | host     | a fact whose `step` is `begins`     | a fact whose `step` is `ends`                        |
 
 A reply ends the request that caused it. A reply without a cause, as from a host's own LLM actor, ends the
-request whose number it has, and so does `ReplyDropped`. When a request or a connect is tried again, the
-attempt ends, and a new attempt of the same step begins.
+request that has the number in the reply's field `request`. `ReplyDropped` ends a request by this number too.
+When a request or a connect is tried again, the attempt ends, and a new attempt of the same step begins.
 
 No message ends a turn that was killed or crashed. Such a turn ends with the host's next fact that is recorded
 between turns, or, if it crashed, with the next `RunTurn`. When a turn ends, all its steps that are still
@@ -136,7 +136,8 @@ class StepTracker:
             case m.CompletionReceived() | m.CompletionFailed():
                 self._end(self._question("model", envelope))
             case m.ReplyDropped(request=request):
-                # Find the request by its number: the message's cause is the command to drop the reply.
+                # Find the request by its number: the cause of `ReplyDropped` is not the request, but
+                # `DropCompletion`.
                 self._end(self._asked_as(request, turn))
             case m.CheckToolSupport():
                 self._begin("check", ("check", envelope.seq), envelope)

@@ -15,14 +15,15 @@ from grue.tracing.reading import EpisodeEnvelope
 
 
 class TurnSlice(Struct):
-    """The messages of a turn, with the facts that its host recorded around it.
+    """The messages of a turn, with the facts that its host recorded before and after it.
 
     The slice of the first turn also has all facts before that turn.
 
     Attributes:
         turn: The turn's number; 0 if the slice has only facts.
         resumed: Whether an interrupted episode continues with this turn.
-        again: Whether the turn runs again: its number is not higher than the number of the slice before.
+        again: Whether the host runs the turn again, that is, the slice before has the same or a higher
+            number.
         begun: Whether the turn's `RunTurn` has arrived.
         over: Whether the turn has ended or crashed.
         overtaken: Whether a later turn has started, and nothing has arrived for this turn since.
@@ -43,7 +44,7 @@ class TurnSlice(Struct):
 
     @property
     def cut_off(self) -> bool:
-        """Whether the turn may have been killed in the middle of a step."""
+        """Whether the turn may have been killed: it has begun, is not over, and is not `overtaken`."""
         return self.begun and not self.over and not self.overtaken
 
 
@@ -82,8 +83,8 @@ class TurnSplitter:
         if isinstance(envelope.body, EpisodeResumed) or anew:
             unfinished = [turn_slice for turn_slice in self.slices if not turn_slice.complete]
             if anew and not goes_on and len(unfinished) == 1:
-                # The host was not killed, because `EpisodeResumed` would come first then. It runs a batch
-                # again, so the unfinished turn was left behind and not cut off.
+                # If the host had been killed, `EpisodeResumed` would come before this turn. So the host runs
+                # the turns of a batch again. The unfinished turn counts as overtaken, not as cut off.
                 unfinished[0].overtaken = True
             while self.slices:
                 yield self.slices.popleft()
@@ -114,7 +115,7 @@ class TurnSplitter:
         return turn_slice
 
     def _of(self, turn: int) -> TurnSlice | None:
-        """Return the slice of a turn. That is the last slice if it has no turn yet, or if `turn` is 0."""
+        """Return the slice of a turn: the last one if `turn` is 0, or if the last one has no turn yet."""
         last = self.slices[-1] if self.slices else None
         if turn == 0 or last is None or last.turn in (0, turn):
             return last
