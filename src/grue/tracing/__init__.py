@@ -1,1 +1,1 @@
-"""Readers of a finished trace: show, stats, diagram, viewer, diff and replay."""
+"""Show, count, draw, compare and replay traces. `observers/` reads a trace while it is written."""

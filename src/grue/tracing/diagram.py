@@ -41,11 +41,13 @@ class Drawn(Struct, frozen=True):
     """An envelope as both kinds of diagram draw it.
 
     Attributes:
-        sender: The actor where the line starts; the agent for events of the clock or the supervisor.
+        sender: The actor where the line starts, or over which the note is drawn. For `DeadlinePassed` and
+            `TurnInterrupted`, which no actor sends: the agent.
         receiver: The actor where the line ends; `None`: the message is drawn as a note.
         asks: Whether the message is a request, drawn with a solid line. Results have a dashed line.
         failed: Whether the message reports that a call, a server or a turn failed.
-        text: One printable line. It begins with a sign if the message reports a problem.
+        text: One printable line. It begins with `✗` if the message reports a failure, and with `!` if it
+            reports another problem.
     """
 
     sender: str

@@ -19,8 +19,8 @@ class Assigned(Fact, frozen=True, kw_only=True, tag="maildesk.Assigned"):
 register_facts("maildesk", Assigned)
 ```
 
-Where the host is not installed, or its facts are not registered, a reader shows the names and values of their
-fields.
+A program that has not imported the host, and so has not registered its facts, can read them too: it shows the
+names and values of their fields.
 """
 
 from collections.abc import Iterable, Mapping
@@ -76,7 +76,7 @@ class Fact(m.Message, frozen=True, kw_only=True):
         return ", ".join(f"{name} {_json(value)}" for name, value in _fields(self).items() if name != "turn")
 
     def severity(self) -> Severity:
-        """Return how readers grade the fact; by default empty."""
+        """Return the severity with which readers show the fact, such as `warn`; by default empty."""
         return ""
 
     def mark(self) -> str:
@@ -114,7 +114,7 @@ def _json(value: object) -> str:
 
 
 class ConditionChanged(Struct, frozen=True, kw_only=True):
-    """A condition of a resumed episode that has changed.
+    """A part of the configuration, such as the model, that has changed when an episode is resumed.
 
     Attributes:
         what: Name of the condition: `model`, `endpoint`, ...
@@ -175,7 +175,7 @@ class EpisodeStarted(Fact, frozen=True, kw_only=True):
 
     @property
     def played_by(self) -> str:
-        """The model's name, marked if it is a script."""
+        """The model's name, followed by `(scripted)` if the model is a script."""
         return f"{self.model} (scripted)" if self.scripted else self.model
 
     def labels(self) -> m.JsonObject:
@@ -248,7 +248,7 @@ class EpisodeEnded(Fact, frozen=True, kw_only=True):
 
 
 class EpisodeResumed(Fact, frozen=True, kw_only=True):
-    """The host resumes an interrupted episode. The messages before this one belong to the earlier run.
+    """The host resumes an interrupted episode. Earlier messages were recorded by earlier runs of the host.
 
     Attributes:
         turns: Number of finished turns, which are neither run nor paid for again.

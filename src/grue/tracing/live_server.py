@@ -43,7 +43,13 @@ _POLL_S = 0.2
 
 
 class _LivePiece(Piece, frozen=True, kw_only=True):
-    """New messages of a growing trace, with the changed turns, the actors and the overview up to there."""
+    """New messages of a growing trace.
+
+    Attributes:
+        turns: The turns that these messages changed.
+        actors: All actors, up to the last of these messages.
+        overview: The overview of the episode, up to the last of these messages.
+    """
 
     turns: tuple[PageTurn, ...]
     actors: tuple[str, ...]

@@ -3,8 +3,9 @@
     RUN/scores/NAME@VERSION.json
 
 Each mark is a file of its own, so scoring a run changes none of its other files. Each version of a scorer
-writes another file, so that two versions can be compared. In a fleet `RUN` is the folder of the episode;
-elsewhere `RUN` is the run folder that holds the trace.
+writes another file, so that two versions can be compared. `RUN` is the run folder that holds the trace. In a
+fleet (`grue fleet`) an episode can take several attempts, each with a run folder `attempt-N`. In this case
+`RUN` is the episode's folder, in which the folders of the attempts are.
 """
 
 import os
@@ -29,15 +30,15 @@ _ATTEMPT = re.compile(r"attempt-([1-9][0-9]{0,5})")
 
 
 class Mark(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A score of one episode; a file in its folder `scores`.
+    """A score of one episode; stored as a file in the episode's folder `scores`.
 
     Attributes:
         scorer: Who gave the score: a scorer's name, or `human`.
         version: Version of the scorer.
         score: The score, a finite number.
         reason: The reason for the score, in a sentence; untrusted, as a model may have written it.
-        attempt: In a fleet, the number of the attempt that was scored. The mark counts only if this attempt
-            was committed, that is, became the episode's result. 0: the run is not in a fleet.
+        attempt: In a fleet, the number of the attempt at the episode that was scored. The mark counts only if
+            this attempt was committed, that is, became the episode's result. 0: the run is not in a fleet.
         requests: Requests to a model that the scoring took.
         tokens: The tokens of these requests.
         money_usd: The price of these requests in US dollars, as far as it is known.
@@ -69,14 +70,17 @@ def require_name(word: str) -> None:
 
 
 def place_of_marks(trace: Path) -> tuple[Path, int]:
-    """Return the folder for the marks of a trace, and the number of its attempt; 0: not in a fleet."""
+    """Return the folder `RUN` for a trace's marks, and the number N if the trace is in a folder `attempt-N`.
+
+    The number is 0 if the trace is not in a fleet.
+    """
     run = trace.absolute().parent
     match = _ATTEMPT.fullmatch(run.name)
     return (run.parent, int(match[1])) if match else (run, 0)
 
 
 def write_mark(folder: Path, mark: Mark) -> Path:
-    """Write a mark beside a run, in place of an earlier one of the same scorer and version.
+    """Write a mark into `scores` in the `folder` of a run. It replaces a mark of the same scorer and version.
 
     Raises:
         ValueError: The name or the version cannot be part of a file's name.

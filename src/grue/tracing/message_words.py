@@ -549,7 +549,7 @@ def _note_not_connected(body: m.ConnectFailed) -> SpanNote:
 def _log_noted(body: m.ServerNoted) -> tuple[LogLine, ...]:
     match body.kind:
         case "bad_tool" if body.text.endswith(UNMATCHED):
-            message = body.text  # no server's name: the text is about a pattern in the user's policy
+            message = body.text  # do not name the server: the fault is a pattern in the user's policy
         case "bad_tool" if body.text.endswith(UNLISTED):
             message = f"MCP server '{body.server}': {body.text}"
         case "bad_tool":

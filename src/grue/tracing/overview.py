@@ -33,7 +33,8 @@ class Overview(Struct, kw_only=True):
         result: The result in a few words, such as a score; empty if the host is not installed.
         results: Further fields of the host's `EpisodeEnded`, by name.
         resumed: How often the episode was resumed.
-        turns: How many turns were run; a resumed turn counts once. In a trace with forks: how many forks.
+        turns: How many turns were run; a resumed turn counts once. If the trace has forks of recorded
+            turns: how many forks.
         forks: A description of each fork: the turn that it repeats, and its changes.
         failures: Turns that failed, and those that ended with a fallback.
         last: How the last turn ended: `failed`, or the kind of its outcome; empty if no turn has ended.
@@ -108,7 +109,7 @@ class Overview(Struct, kw_only=True):
         self.facts = _plain_fields(started)
 
     def _fork(self, forked: m.TurnForked) -> None:
-        """Count a fork. Do not count the turns before the first fork, which are copies of another trace's."""
+        """Count a fork. The turns before the first fork are copies of recorded turns and do not count."""
         changed = f": {', '.join(forked.changed)}" if forked.changed else ""
         what = f"turn {forked.turn} of {forked.episode}{changed}"
         self.forks = (*self.forks, printable(what, _CHARS))

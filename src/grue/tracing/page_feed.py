@@ -58,9 +58,9 @@ class Passage(Struct, frozen=True, kw_only=True, array_like=True):
             model's reply. A `call` has four: the call was sent, it was settled, a person was asked about it,
             the person decided. An `end` has one: the reply that contains the answer.
         depth: 1 for a request of a server to the model, otherwise 0.
-        text: Printable. For a fact: its headline. For a prompt: `shown` if it contains the text of a fact
-            before it; `resumed` if the turn was resumed. For the end: `same` if the answer is the text of the
-            last reply.
+        text: Printable. For a fact: its headline. For a prompt: `shown` if it contains a text of a fact that
+            the page shows above it; `resumed` if the turn was resumed. For the end: `same` if the answer is
+            the text of the last reply.
     """
 
     turn: int
@@ -434,8 +434,8 @@ class TurnWriter:
         """Count the mark of a message, unless an earlier message has reported the same problem.
 
         When a server dies in a call, `ServerDied` is counted, and the `SessionClosed` or `ServerEnded` that
-        follows is not. `TurnCompleted` is not counted if an earlier message of the turn has its mark: the end
-        of a forced turn has the mark of the request that forced it.
+        follows is not. `TurnCompleted` is not counted if an earlier message of the turn has the same mark.
+        For example, `FinalForced` has the mark `forced`, and so has the `TurnCompleted` that follows.
         """
         if row.kind == "TurnCompleted" and row.mark in self._marks:
             return

@@ -69,10 +69,11 @@ class CachedPrompt(Struct, frozen=True, kw_only=True):
         prompt_bytes: Size of the prompt's tools, system text and messages, as far as the trace has them.
         repeated_bytes: How many bytes at the prompt's beginning equal those of the earlier prompt.
         compared_with: Number of the request with the earlier prompt; `None`: there was no earlier prompt.
-        after_s: Seconds since that request. Caches forget, most of them after 5 minutes.
+        after_s: Seconds between that request and this one. Caches forget, most of them after 5 minutes.
         input_tokens: Tokens of the prompt, as the endpoint has counted them; 0 if it has reported none.
         cached_tokens: How many of these tokens the endpoint reports as read from its cache.
-        whole: Whether the trace holds all earlier messages. Otherwise the sizes lack the missing ones.
+        whole: Whether the trace holds all messages of the prompt. Otherwise the sizes do not include the
+            others.
         broken: Where this prompt differs from the earlier one; `None`: it begins with all of the earlier one.
     """
 
@@ -151,10 +152,11 @@ class _Prompted(Struct, kw_only=True):
     Attributes:
         whole: Whether the trace holds all earlier messages of the conversation.
         sent: The last prompt with tools (`True`) and the last without (`False`).
-        blame: What has changed the messages of the last prompt since it was sent. Each entry: how many of
-            their first bytes are still the same, and number and kind of the trace message that changed them.
-        adapted: Number and kind of the trace message since which requests are encoded in another form than
-            the last prompt.
+        blame: What has changed the messages of the last prompt since it was sent. Each entry: how many bytes
+            at the beginning of the messages are still the same, and number and kind of the trace message that
+            made the change.
+        adapted: Number and kind of the trace message that has changed, since the last prompt, how requests
+            are encoded.
         notes: Why the next request may offer no tools. Each entry: number and kind of a trace message since
             the last request, and the reason that this message gives.
     """
@@ -251,9 +253,10 @@ class CachedPrompts:
         return _Form(_unmarked(profile_for(asks.address, asks.model, wire)), asks.model, place)
 
     def _found(self, name: m.ConversationId, past: m.HistoryReference | None) -> _Prompted:
-        """Return the conversation `name`, in which a turn begins after the history `past`.
+        """Return the conversation `name` for a new turn in it; `past` says which history it must have.
 
-        It is the known one of this name, a branch of another conversation with this history, or a new one.
+        If the stored conversation `name` has another history, return a branch of a stored conversation with
+        the history `past`, and if there is none, a new conversation.
         """
         known = self._talks.get(name)
         if past is None or not past.length:
@@ -326,7 +329,7 @@ class CachedPrompts:
             else:
                 talk.encoded.rewrite(body.rewrite)
         except ValueError:
-            talk.whole = False  # the change is about messages from before this trace
+            talk.whole = False  # the trace does not have the messages that were changed
         _blame(talk, place)
 
     def _learn(self, changed: m.JsonObject, place: tuple[int, str]) -> None:
@@ -371,9 +374,9 @@ class CachedPrompts:
         return prompt
 
     def _forget_sampling(self, name: m.ConversationId) -> None:
-        """Forget a conversation that no turn has begun: that of a server's one request to the model.
+        """Forget the conversation `name` if no turn has begun it: then it is a server's request (sampling).
 
-        A server's request in a later turn can have the same name, and does not continue the conversation.
+        A server's request in a later turn can have the same conversation id, but is a new conversation.
         """
         if name in self._talks and self._talks[name].run is None:
             del self._talks[name]
@@ -586,7 +589,7 @@ def _changed_messages(talk: _Prompted, asked: _Asked) -> tuple[int, str, str]:
 def _changed_tool(pair: _Compared, talk: _Prompted, asked: _Asked) -> tuple[str, tuple[int, str, str]]:
     """Return the first tool that differs from the earlier prompt, and why.
 
-    The second item has the number and kind of the trace message that caused it, and the reason.
+    The second item has number and kind of the trace message that caused the difference, and the reason.
     """
     old, new = pair.earlier.tools, pair.sent.tools
     if not new:

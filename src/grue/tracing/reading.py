@@ -150,8 +150,8 @@ class EpisodeReader(TraceReader[EpisodeBody]):
         try:
             body: EpisodeBody = self._bodies.decode(written)
         except msgspec.ValidationError:
-            # Only an unknown note can be a fact. An unknown message from one actor to another is an error,
-            # because a replay would have to know what it means.
+            # An unknown message can be a host's fact only if it was sent to no actor (`NOTES`). An unknown
+            # message from one actor to another is an error: a replay would have to know what it means.
             tag = msgspec.json.decode(written, type=_Tag).type if line.receiver == NOTES else ""
             if tag in self.kinds or not can_be_fact(tag):
                 raise
