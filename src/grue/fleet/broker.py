@@ -6,8 +6,8 @@ behalf of the workers, and keeps the ledger.
 The rules:
 
 - A request starts only if its reservation fits into what is left of every limit. A reservation is the most
-  that the request can cost. If the reservation can still fit once the requests under way are settled, the
-  request waits; otherwise it is refused.
+  that the request can cost. If the reservation may fit once the requests under way have ended and their
+  real cost is known, the request waits; otherwise it is refused.
 - In each second at most a sixtieth of `requests_per_minute` starts, because some endpoints count by the
   second. Within a second, the time between two requests may be as short as a quarter of the average, so that
   a busy machine that has sent some requests late can catch up.

@@ -120,7 +120,7 @@ class Cell(Struct, frozen=True):
         """Return the episodes of this cell; `everything` has all episodes of its fleet.
 
         Raises:
-            FleetError: No episode has a setting of a wanted name, or no episode has the wanted values. The
+            FleetError: No episode has a setting that `wanted` names, or no episode has its wanted value. The
                 error's text lists the settings or the values that exist.
         """
         known = {name: None for each in everything for name in (*each.planned, *each.settings)}

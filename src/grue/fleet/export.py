@@ -507,7 +507,9 @@ def _add_course(row: EpisodeRow, course: Course | None) -> None:
 
 
 def export_tables(episodes: Iterable[EpisodeRow], target: Path) -> Exported:
-    """Write the four tables as Parquet files into a folder, which is made if it is missing.
+    """Write the tables `episodes`, `turns`, `calls` and `requests` as Parquet files into the folder `target`.
+
+    The folder is made if it is missing.
 
     Raises:
         FleetError: A file cannot be written.

@@ -248,7 +248,7 @@ def _with_end(turn: TurnToFork, end: m.TurnEnd) -> TurnToFork:
 
 
 def cases_of(turns: Iterable[TurnToFork], change: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return two cases for each turn: one repeats the record, the other forks the turn with the change."""
+    """Return two cases for each turn: one repeats the recorded turn, the other forks it with the change."""
     return [
         {"trace": turn.trace, "turn": turn.turn, **change, "fork": side}
         for turn in turns

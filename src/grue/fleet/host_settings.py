@@ -95,7 +95,7 @@ def files_digest(folders: Sequence[Path]) -> str:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Yield the files and links below a folder, without those in folders of runs and fleets."""
+    """Yield the files and links below a folder, but not those in the folders of runs and fleets."""
     entries = sorted(folder.iterdir())
     left_out = not_of_the_workspace(str(folder), [entry.name for entry in entries])
     for entry in entries:

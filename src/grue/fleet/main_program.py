@@ -1,9 +1,9 @@
 """Refuse a fleet that its own workers would start again.
 
-A worker process imports the program that started it, and so does a driver if that program defines the work.
-If the program starts its fleet at the top of the file, without `if __name__ == "__main__"`, each import would
-start the fleet once more. To find this out before any process starts, this module looks in the program's
-source for an `if` that can prevent it.
+A worker process imports the program that started it. The driver imports the program too, if the program
+defines the work. If the program starts its fleet at the top of the file, without `if __name__ == "__main__"`,
+each import would start the fleet once more. To find this out before any process starts, this module looks in
+the program's source for an `if` that can prevent it.
 """
 
 import ast

@@ -130,7 +130,7 @@ def _descriptors() -> set[tuple[int, int, int]]:
 
 
 def _holds(before: _Marks, now: _Marks) -> bool:
-    """Return whether the worker's state is as before the episode, so that it can play another one.
+    """Return whether the worker's state is as before the episode, so that it can play another episode.
 
     Descriptors that the episode has left open are ignored, because the next episode does not notice them.
     """

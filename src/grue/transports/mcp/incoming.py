@@ -199,7 +199,10 @@ class _Error(Struct):
 
 
 def _decode_partly(line: bytes) -> object:
-    """Decode an answer with too many values and keep its large parts as text. Drop any other message."""
+    """Decode an answer with more than `MAX_VALUES` values, but keep its large parts as text.
+
+    Return `None` for a message that is not an answer.
+    """
     try:
         envelope = msgspec.json.decode(line, type=_Undecoded)
     except (ValueError, RecursionError):

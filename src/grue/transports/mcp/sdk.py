@@ -14,7 +14,8 @@ notifications, and become `updated` notices there, as with `resources/subscribe`
 
 `ParamHeaders` makes the HTTP headers that mirror arguments of a tool call (`x-mcp-header` of the revision
 2026-07-28). A server marks parameters in a tool's input schema, so that load balancers can route a call by
-their values. The server refuses a call without these headers. The marks are known from the listing only.
+their values. The server refuses a call without these headers. Only the tool listing says which parameters are
+marked.
 """
 
 import asyncio

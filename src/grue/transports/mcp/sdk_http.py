@@ -548,7 +548,7 @@ class _Client(httpx2.AsyncClient):
 
 
 class _Head(msgspec.Struct, frozen=True):
-    """The `id` and the `method` of a message: both are there if it is a request."""
+    """The `id` and the `method` of a message. A request has both; a notification has no `id`."""
 
     id: int | str | None = None
     method: str | None = None

@@ -4,7 +4,7 @@
 
 All processes of a machine share the stored tokens. A process that renews a token holds the file's lock
 meanwhile: many authorization servers accept a refresh token only once, so if a second process sent the same
-one, both processes would lose the login. Tokens are in no trace, no log and no configuration.
+token, both processes would lose the login. Tokens are in no trace, no log and no configuration.
 
 The package `keyring` finds the system's keyring: Secret Service or KWallet on Linux, the Keychain on macOS.
 The package is imported when tokens are read or written for the first time. A keyring cannot be locked for a
@@ -236,7 +236,7 @@ def _taken(lock: int) -> bool:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # the file system has no locks, so no process can hold this one
+    except OSError:  # the file system has no locks: go on without a lock, as every other process does
         return True
     return True
 
