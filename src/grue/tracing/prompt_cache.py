@@ -104,7 +104,7 @@ class CachedPrompt(Struct, frozen=True, kw_only=True):
 
 
 class _Form(Struct, frozen=True):
-    """How requests are encoded, with number and kind of the trace message that reported this."""
+    """How requests are encoded; `cause` is number and kind of the trace message that reported this form."""
 
     profile: WireProfile
     model: str
@@ -451,7 +451,7 @@ class CachedPrompts:
         for late in [seq for seq, asked in self._asked.items() if asked.command.conversation == name]:
             del self._asked[late]
         if talk.run is not None and talk.run.history is None:
-            del self._talks[name]  # this conversation has only one turn
+            del self._talks[name]  # a turn without a history is a conversation by itself
             return
         try:
             talk.encoded.close(end)
@@ -694,7 +694,7 @@ class CacheTotals(Struct, frozen=True, kw_only=True):
 
     Attributes:
         requests: Requests that an endpoint has answered.
-        breaks: How many of them do not begin with the whole prompt that they are compared with.
+        breaks: How many of them do not repeat the whole earlier prompt that they are compared with.
         input_tokens: Tokens of all prompts that endpoints have counted.
         repeated_tokens: About how many of these were a repetition.
         cached_tokens: How many of these were billed as read from a cache.

@@ -70,7 +70,7 @@ class OtelObserver(Outbox):
             until `close`.
         capture_content: Send prompts, arguments, outputs and error texts; off by default, as the
             conventions recommend. With `"reference"`, a completion has only the new messages of its
-            conversation, and the number of its request in the trace, which has the other messages.
+            conversation. It also has the number of its request in grue's trace, where the others are.
         session_id: The conversation's id, if neither the turn nor the host gives one; `None`: no id is sent.
         agent_name: The agent's name in the spans of turns.
         agent_description: What the agent does, in a sentence; empty: not given.

@@ -52,7 +52,7 @@ class RunFolder(Closing):
         recorder: The recorder whose messages are written from now on.
         episode_id: The episode's id, for the files.
         resume: Continue the files of an episode that was interrupted. The recorder must not have recorded
-            anything yet; its numbers and its time then continue those of the trace.
+            anything yet; its message numbers and its time continue those in the trace.
         options: Settings for writing the trace.
 
     Raises:
