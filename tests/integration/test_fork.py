@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 from commands import grue
 from forked_turns import ASKS, Box, model, runner
+from transport_servers import faulty
 
 from grue import (
     FunctionTools,
@@ -24,7 +25,15 @@ from grue import (
     tool,
 )
 from grue.errors import ApprovalPending, ForkMissed, LLMError, MCPConfigError, NothingToResume, TraceError
-from grue.messages import ModelAsked, SessionOpened, ToolCallResult, ToolDefinition, TurnForked, TurnParked
+from grue.messages import (
+    ModelAsked,
+    SessionOpened,
+    ToolCallResult,
+    ToolDefinition,
+    ToolReturned,
+    TurnForked,
+    TurnParked,
+)
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 from grue.tracing.diff import diff
 from grue.tracing.reading import open_episode, read_episode
@@ -442,3 +451,19 @@ def test_a_setting_of_the_wrong_type_is_refused(recorded: Path) -> None:
         model_for(asked, change.llm, None, None)
     with pytest.raises(MCPConfigError, match="--set wants PATH=VALUE, not 'x'"):
         change_of(ForkOptions(trace=recorded, settings=("x",)))
+
+
+def test_a_call_that_the_record_answers_has_no_request_id_of_the_call_before_it(tmp_path: Path) -> None:
+    server = faulty()
+    echo = f"{server.name}.echo"
+    first = [tool_calls_reply((echo, {"text": "recorded"}), ids=("r1",)), text_reply("done")]
+    new = tool_calls_reply((echo, {"text": "new"}), (echo, {"text": "recorded"}), ids=("n1", "n2"))
+    with ScriptedLlmServer([*first, new, text_reply("done")]) as endpoint:
+        llm = LlmSettings(base_url=endpoint.base_url, model="m")
+        with Runner(llm=llm, servers={server.name: server}, trace=tmp_path / "a.jsonl") as recorded:
+            recorded.run_turn("Tidy up.")
+        with Runner(llm=llm, servers={server.name: server}, trace=tmp_path / "b.jsonl") as forked:
+            forked.fork(tmp_path / "a.jsonl", misses="call")
+    ids = {each.call_id: each.request_id for each in bodies(tmp_path / "b.jsonl", ToolReturned)}
+    assert ids["n1"]
+    assert not ids["n2"]

@@ -304,9 +304,15 @@ class SessionActor(Actor[m.SessionCommand]):
         self, connection: ToolConnection, batch: m.CallTools, call: m.ToolCalled, message: int
     ) -> CallSettled:
         started = current_time()
+        earlier_id = connection.status.last_request_id
 
         def lasted() -> float:
             return current_time() - started
+
+        def request_id() -> str:
+            # If the call was not sent, the connection may still have the id of the call before it.
+            last = connection.status.last_request_id
+            return "" if last == earlier_id else last
 
         number, call_id, error_code = batch.batch, call.call_id, None
         try:
@@ -323,7 +329,7 @@ class SessionActor(Actor[m.SessionCommand]):
                 # The server's own limit may be smaller than the turn's.
                 timeout_s=min(batch.timeout_s, error.timeout_s),
                 duration_s=lasted(),
-                request_id=connection.status.last_request_id,
+                request_id=request_id(),
             )
         except ToolRefusedError as refusal:
             result, error_code = tool_results.call_failed(str(refusal)), refusal.code
@@ -334,17 +340,17 @@ class SessionActor(Actor[m.SessionCommand]):
                 call_id=call_id,
                 failure=failed.failure,
                 duration_s=lasted(),
-                request_id=connection.status.last_request_id,
+                request_id=request_id(),
             )
-        request_id = connection.status.last_request_id
+        sent_id = request_id()
         return m.ToolReturned(
             batch=number,
             call_id=call_id,
             result=result,
             duration_s=lasted(),
-            request_id=request_id,
+            request_id=sent_id,
             # If the client refused the call before it was sent, the code is not the server's.
-            error_code=error_code if request_id else None,
+            error_code=error_code if sent_id else None,
         )
 
     async def _report(self, event: m.TurnEvent, cause: int | None) -> None:

@@ -405,11 +405,12 @@ async def test_an_endless_reply_is_asked_for_again_once_and_what_it_cost_is_coun
     """By default it would be asked for six times, two minutes each, and none of its tokens counted."""
     endless = replace(text_reply("round and round it goes, " * 99), pace=Pace(size=400, every_s=0.05))
     patience = RetryPolicy(max_retries=5, initial_delay_s=0.0, timeout_s=0.5)
+    lines: list[bytes] = []
     with ScriptedLlmServer(lambda _: endless) as server:
         settings = settings_for(server.base_url, retry=patience)
-        async with desk(LlmEndpoint(settings)) as agent:
+        async with desk(LlmEndpoint(settings), lines) as agent:
             failed = await agent.failure(stream=True)
-        assert len(server.requests) == 2
+    assert len(notes(lines, CompletionRetried)) == 1
     assert failed.failure.kind == "timed_out"
     assert failed.usage.input_tokens > 0
     assert failed.usage.output_tokens > 0
@@ -418,10 +419,12 @@ async def test_an_endless_reply_is_asked_for_again_once_and_what_it_cost_is_coun
 @pytest.mark.parametrize("endless", [silence(), replace(text_reply("round"), then="hang", after=0.5)])
 async def test_an_endless_reply_that_is_not_streamed_is_asked_for_again_once_too(endless: LlmReply) -> None:
     patience = RetryPolicy(max_retries=5, initial_delay_s=0.0, timeout_s=0.2)
+    lines: list[bytes] = []
     with ScriptedLlmServer(lambda _: endless) as server:
-        async with desk(LlmEndpoint(settings_for(server.base_url, retry=patience))) as agent:
+        async with desk(LlmEndpoint(settings_for(server.base_url, retry=patience)), lines) as agent:
             failed = await agent.failure()
-        assert len(server.requests) == 2
+    # On a busy machine the server may not have read the requests yet.
+    assert len(notes(lines, CompletionRetried)) == 1
     assert failed.failure.kind == "timed_out"
     assert "max_tokens" in failed.failure.remedy
 
