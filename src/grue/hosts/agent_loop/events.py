@@ -21,8 +21,8 @@ class Words(Struct, frozen=True, kw_only=True):
     Attributes:
         text: The piece.
         reasoning: Whether the piece belongs to the model's reasoning and not to its answer.
-        restart: Whether the request is sent again, so that the reply begins anew. Discard the pieces since
-            the last tool call; `text` is empty.
+        restart: `True`: the request is sent again, and the reply begins anew. Discard the pieces that you
+            have got since the last tool call. `text` is empty in this case.
     """
 
     text: str
@@ -45,7 +45,7 @@ class ToolStarted(Struct, frozen=True, kw_only=True):
 
 
 class ToolEnded(Struct, frozen=True, kw_only=True):
-    """A tool call was answered. If the call was not made, for example denied, it had no `ToolStarted`.
+    """A tool call was answered. A call that was not made, such as a denied one, had no `ToolStarted`.
 
     Attributes:
         call_id: Unique within one input.
@@ -69,11 +69,11 @@ _NO_CALL = m.ToolCall(call_id=m.CallId(""), name="", arguments="")
 class EventFeed:
     """Makes events: `words` from the pieces of a reply, `__call__` from the envelopes of the trace.
 
-    Add it to a recorder as an observer.
+    Add it as an observer to the `Recorder` that writes the trace of the turns.
 
     Args:
-        put: Called with each event, in the thread of the turn. It must not block, raise or record a fact,
-            because the recorder is locked while it calls its observers.
+        put: Called with each event, in the thread of the turn. It must not block or raise. It must not add
+            entries to the trace either: the recorder holds its lock while it calls observers.
     """
 
     def __init__(self, put: Callable[[LoopEvent], object]) -> None:

@@ -1,7 +1,7 @@
 """The injected invoker: one function that serves every MCP tool in place of the servers.
 
-It needs no registry, no server and no import of `mcp`, so a test of an agent does not depend on what was
-imported or configured before.
+No server is started and `mcp` is not imported. The function is passed as an argument and not registered
+globally, so one test of an agent cannot affect another.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -126,7 +126,7 @@ def _bare(name: str) -> str:
 
 
 def _result(value: Any) -> Any:
-    """Convert an MCP result, a dict or the SDK's object, to a `ToolCallResult`; return others unchanged."""
+    """Convert an MCP result, a dict or an SDK's object, to a `ToolCallResult`; return other values as is."""
     dump = getattr(value, "model_dump", None)
     answer = dump(mode="json", by_alias=True) if callable(dump) else value
     if isinstance(answer, Mapping) and _is_blocks(answer.get("content")):

@@ -123,7 +123,7 @@ def _is_mcp(name: str) -> bool:
 
 
 def prefixed_lock(lock: "ToolLock") -> "ToolLock":
-    """Return a tool lock with the names that an agent loop gives the MCP servers: `files` is `mcp.files`."""
+    """Return a copy of a tool lock in which the server `files` is named `mcp.files`, as in an agent loop."""
     return replace(
         lock,
         servers={f"{PREFIX}{name}": pins for name, pins in lock.servers.items()},
@@ -132,7 +132,7 @@ def prefixed_lock(lock: "ToolLock") -> "ToolLock":
 
 
 def prefixed_policy(policy: ToolPolicy) -> ToolPolicy:
-    """Return a policy whose rules match a configured name both as it is and with the prefix `mcp.`.
+    """Return a copy of a policy whose rules match a tool's configured name with and without `mcp.`.
 
     A rule for `files.*` has to match `mcp.files.*`. Otherwise a call that the configuration denies would be
     made, because a tool that no rule matches is allowed.
@@ -146,7 +146,7 @@ def prefixed_policy(policy: ToolPolicy) -> ToolPolicy:
 
 
 def prefixed_search(search: ToolSearch | None) -> ToolSearch | None:
-    """Return settings whose patterns match a configured name both as it is and with the prefix `mcp.`."""
+    """Return a copy of the settings: `always` matches configured names of tools with and without `mcp.`."""
     return None if search is None else replace(search, always=_prefixed_patterns(search.always))
 
 
@@ -228,7 +228,7 @@ os.register_at_fork(after_in_child=_shared.forget)
 
 
 def configure_mcp_client(server: Server) -> None:
-    """Set the server that `list_mcp_tools` and `invoke_mcp_tool` use. Closes the client of an earlier one.
+    """Set the server that `list_mcp_tools` and `invoke_mcp_tool` use, and disconnect the one set before.
 
     Args:
         server: A URL (streamable HTTP), a command with its arguments, or any tool server that a `ToolClient`
@@ -260,8 +260,8 @@ def invoke_mcp_tool(name: str, arguments: Mapping[str, object] | None = None) ->
     """Call a tool of the server and return its result; blocking, thread-safe.
 
     As in a turn, the result is an error result if the tool is unknown, reports an error or takes too long,
-    or if the server dies. The call after that starts the server again. Ctrl-C cancels the call. You can pass
-    this function to an `AgentLoop` as `invoke_mcp_tool=`.
+    or if the server dies. After the server has died, the next call starts it again. Ctrl-C cancels the call.
+    You can pass this function to an `AgentLoop` as `invoke_mcp_tool=`.
 
     Args:
         name: The tool's name, with or without `mcp.`.
@@ -498,7 +498,7 @@ class AgentLoop:
 
     @contextlib.contextmanager
     def _one_input(self, text: str, images: Sequence[Image], turn: int | None) -> Iterator[TurnRequest[str]]:
-        """Yield the request of an input. Refuse other inputs until the block ends, or events would mix."""
+        """Yield the request for an input. Another input raises `ConversationBusy` until the block is left."""
         if not self._free.acquire(blocking=False):
             raise ConversationBusy("The agent loop is in the middle of an input. Wait for its end.")
         try:
@@ -524,9 +524,9 @@ class AgentLoop:
     ) -> TurnOutcome[str]:
         """Run a turn in a thread of its own, and call `on_event` here, in the caller's thread.
 
-        If the turn's thread called `on_event`, it could not print to a notebook's cell or draw in a GUI, its
-        exceptions would not reach the caller, and it would deadlock if it recorded a fact, because the
-        recorder is locked while it calls its observers.
+        In the turn's thread, `on_event` could not print to a notebook's cell or draw in a GUI, and its
+        exceptions would not reach the caller. If it added an entry to the trace there, it would deadlock:
+        the recorder holds its lock while it calls observers.
         """
         events: SimpleQueue[Any] = SimpleQueue()
         self._put = events.put

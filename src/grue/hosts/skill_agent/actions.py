@@ -1,8 +1,9 @@
 """The actions of the skill agent: their parameters, and the functions that carry them out.
 
 To add an action to grue, add a row to `_BUILT_IN`. A program adds its own with `ActionRegistry.add`: a Struct
-for the parameters, and a function that takes them and an `ActionContext` and returns the model's result.
-`mcp_call` has no function, because it needs the servers: the `StepRunner` carries it out.
+for the parameters, and a function. The function takes an instance of the Struct and an `ActionContext`, and
+returns the result that the model reads. `mcp_call` has no function, because it needs the servers: the
+`StepRunner` carries it out.
 """
 
 from collections.abc import Iterable
@@ -37,7 +38,7 @@ class ActionContext(Struct, frozen=True, kw_only=True):
 
 
 class McpCall(Struct):
-    """Parameters of `mcp_call`. Without a `tool_name`, the step fails, but the reply is still valid."""
+    """Parameters of `mcp_call`. A reply without `tool_name` is accepted, and its step fails."""
 
     tool_name: str = ""
     arguments: dict[str, Any] = field(default_factory=dict)

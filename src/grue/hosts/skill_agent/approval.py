@@ -34,7 +34,7 @@ class JudgedAction(Struct, frozen=True):
 
     Attributes:
         action: The action; a person may have changed its arguments.
-        tool: The tool that the action calls; `None` if there is no such tool.
+        tool: The MCP tool that the action calls, or the agent's own action as a tool; `None` if unknown.
         denied: Why the action is denied; empty if it is allowed.
     """
 
@@ -44,16 +44,16 @@ class JudgedAction(Struct, frozen=True):
 
 
 class Judge(Struct, kw_only=True):
-    """Judges the actions of replies, with the decisions that are already known.
+    """Judges the actions of replies. A question that a person has answered already is not asked again.
 
     Attributes:
         approve: Called with questions if the policy requires approval; `None`: nobody can be asked.
         decisions: Answers to the questions for which the run was parked.
-        earlier: Answers that the trace has already. They exist if the run was resumed with answers to only
-            some of the questions, and was parked again.
+        earlier: Answers that are recorded in the trace. They exist if the run was resumed with answers to
+            only some of the questions, and was parked again.
         expires_at: Unix time after which `decisions` no longer count and unanswered questions are denied;
             `None`: they do not expire, or the run was not parked.
-        warned: The skills whose unknown tools were reported.
+        warned: Names of the skills for which unknown tools in `allowed-tools` have been reported.
     """
 
     run: Run
@@ -117,7 +117,9 @@ class Judge(Struct, kw_only=True):
     def _tool(self, action: PlannedAction) -> m.ToolDefinition | None:
         if action.type != MCP_CALL:
             kind = self.run.registry.types.get(action.type)
-            if kind is None:  # only in a resumed run: a new reply with an unknown action is refused
+            # A new reply with an unknown action is refused. So this reply is in the trace of a run that is
+            # resumed, and the program that began the run had other actions.
+            if kind is None:
                 raise MCPConfigError(
                     f"The run has planned the action {action.type!r}, which this program does not have."
                     " Resume it with the actions that it was begun with."

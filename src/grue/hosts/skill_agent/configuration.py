@@ -64,8 +64,8 @@ class AgentConfig(Struct, kw_only=True):
             if it were not configured.
         mcp_enabled: Whether to connect the servers.
         tool_call_timeout_s: Time limit of a tool call.
-        on_connect_failure: What happens if a server cannot be connected. `raise`: the run goes on without
-            any MCP server. `skip`: the run goes on without this server.
+        on_connect_failure: What happens if a server cannot be connected. The run goes on in any case: with
+            `skip` without this server, with `raise` without any MCP server.
         reconnect: Whether a server that has died is connected again, at most once.
         limits: The limits of a run.
         on_step_failure: What happens after a step has failed. `continue`: the model reads the error. `stop`:

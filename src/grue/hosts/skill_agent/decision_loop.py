@@ -49,7 +49,9 @@ class StepRunner:
         self._context = ActionContext(workspace=ConfinedFolder(run.config.workspace), skills=run.skills)
 
     def carry_out(self, action: PlannedAction, tool: m.ToolDefinition | None) -> StepExecutionResult:
-        """Carry out an action. If it fails, `on_step_failure` is `retry` and it `is_repeatable`, try again.
+        """Carry out an action. After a failure, try again if the settings and the tool allow it.
+
+        The settings allow it if `on_step_failure` is `retry`, the tool if `is_repeatable(tool)` is true.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed. No result of the step is recorded.
@@ -65,7 +67,7 @@ class StepRunner:
         return self.end(replace(result, attempts=attempt, duration_s=_since(began)))
 
     def end(self, result: StepExecutionResult) -> StepExecutionResult:
-        """Set the turn of an action's result, record the result, and return it."""
+        """Put the current turn's number into an action's result, record the result, and return it."""
         run = self._run
         result = replace(result, turn=run.turn)
         run.note(StepEnded(turn=run.turn, result=result), run.turn)
@@ -132,7 +134,8 @@ class StepRunner:
 def is_repeatable(tool: m.ToolDefinition | None) -> bool:
     """Return whether a call that may have had an effect can be repeated: its tool is read-only or idempotent.
 
-    The server's annotation is trusted here: a server that lies about it could do the same harm in one call.
+    The server itself says so, in the tool's annotations. They are trusted here, because a malicious server
+    can do its harm in the first call.
     """
     # `hints_of` sets `idempotent` for read-only tools, too.
     return hints_of(None if tool is None else tool.annotations).idempotent
@@ -257,7 +260,7 @@ class DecisionLoop:
         return self._after(self._steps.end(failed.ended("failed", error=error)))
 
     def _carry_out(self, plan: ActionsPlanned) -> RunEnd | None:
-        """Carry out those actions of a plan that are not done yet; return the run's end if one ends it."""
+        """Carry out the actions of a plan that have no result yet; return the run's end if the run ends."""
         run = self._run
         run.turn = plan.turn
         done = [each for each in run.results if each.turn == plan.turn]

@@ -131,7 +131,7 @@ class StepEnded(_TurnFact, frozen=True, kw_only=True, tag="skillagent.StepEnded"
 
 
 class ApprovalsAsked(_TurnFact, frozen=True, kw_only=True, tag="skillagent.ApprovalsAsked"):
-    """Actions need a person's approval. If `parked`, the run waits for it until `expires_at` at most."""
+    """Actions need a person's approval. If `parked`, the run waits for answers until `expires_at`."""
 
     questions: tuple[ApprovalQuestion, ...]
     decisions: tuple[ApprovalDecision, ...] = ()
@@ -164,7 +164,7 @@ class McpConnectionFailed(EventFact, frozen=True, kw_only=True, tag="skillagent.
     """A server could not be connected.
 
     Attributes:
-        server_name: The server; empty if no single server failed, for example if the package `mcp` is absent.
+        server_name: The server; empty for an error of no single server, such as a missing package `mcp`.
         goes_on_with: The other servers, which are connected.
     """
 
@@ -206,7 +206,7 @@ class McpToolShadowed(EventFact, frozen=True, kw_only=True, tag="skillagent.McpT
 
 
 class McpServersDisconnected(EventFact, frozen=True, kw_only=True, tag="skillagent.McpServersDisconnected"):
-    """The servers were disconnected at the end of the run. `error`: what failed meanwhile; empty: nothing."""
+    """The servers were disconnected at the end of the run. `error`: why this failed, or empty."""
 
     event: ClassVar[str] = "mcp_servers_disconnected"
 
@@ -223,7 +223,7 @@ class _CallFact(EventFact, frozen=True, kw_only=True):
     """Base of the facts about a call of an MCP tool.
 
     Attributes:
-        number: The number of the step that makes the call, from 1. JSON has it as `step`; 0 in old traces.
+        number: The number of the step that makes the call, from 1; 0 in old traces. Its JSON key is `step`.
         tool_name: The tool's name as the model wrote it.
         server_name: The server of the tool; empty if no server has such a tool.
         arguments: The arguments that the tool is called with.
@@ -269,7 +269,7 @@ class McpToolCallCompleted(_CallFact, frozen=True, kw_only=True, tag="skillagent
 
 
 class McpToolCallFailed(_CallFact, frozen=True, kw_only=True, tag="skillagent.McpToolCallFailed"):
-    """A call gave no result: it timed out, the server died, or no such tool or no server was connected."""
+    """A call gave no result: it timed out, had no `tool_name`, or its server died or was not connected."""
 
     event: ClassVar[str] = "mcp_tool_call_failed"
     level: ClassVar[LogLevel] = "warning"
@@ -314,7 +314,7 @@ class RunEnded(hosting.EpisodeEnded, frozen=True, kw_only=True, tag="EpisodeEnde
 
     @property
     def failed(self) -> bool:
-        """Whether failures ended the run."""
+        """Whether a failure ended the run: the `reason` is `failed` or `step_failed`."""
         return self.reason in ("failed", "step_failed")
 
     @property
@@ -354,7 +354,7 @@ class FactEvents:
     Args:
         on_event: Called as `on_event(name, fields)`, in the thread that records the fact. An exception that
             it raises is raised by the call that records the fact.
-        kinds: The classes of facts to call it for.
+        kinds: `on_event` is called for facts of these classes.
     """
 
     def __init__(

@@ -125,7 +125,11 @@ class McpManager:
 
     @property
     def routes(self) -> ToolRoutes:
-        """The tools' definitions: `listed` by the names in `tools`, `called` by all names for `call_tool`."""
+        """The tools' definitions, by name.
+
+        `listed` has each tool once, by its name in `tools`; `called` has it by every name that `call_tool`
+        accepts.
+        """
         return tool_routes(()) if self._connected is None else self._connected.routes
 
     def connect_all(self, servers: Mapping[str, ToolServer | Mapping[str, object]]) -> list[McpToolInfo]:
@@ -176,9 +180,10 @@ class McpManager:
 
         Raises:
             ToolCallTimedOut: No answer in time. The tool may have had an effect.
-            ToolServerDied: The server has ended. Later calls to it raise this too, unless `reconnect` is set
-                and the server has not been connected again before.
-            MCPServerStartupError: The server had died and could not be connected again.
+            ToolServerDied: The server died, during this call or earlier. Without `reconnect`, every later
+                call to the server raises this error. With `reconnect`, the next call connects the server
+                again; after a second death, later calls raise this error.
+            MCPServerStartupError: The server had died, and connecting it again failed.
             MCPError: The manager is not connected.
             KeyboardInterrupt: Ctrl-C was pressed. The call is cancelled; the session stays open.
         """

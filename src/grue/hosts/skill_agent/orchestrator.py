@@ -100,7 +100,7 @@ class Orchestrator:
 
     Attributes:
         stream: Whether replies are streamed, so that the trace has the text as it arrives.
-        scripted: Whether the model is a script. The trace records it.
+        scripted: Whether a script gives the replies, and not an LLM. This value is recorded in the trace.
         settings: JSON values to record at the start of a run, so that a program that resumes the run can
             read them.
     """
@@ -293,7 +293,7 @@ def _note_unmatched(run: Run) -> None:
     own = [kind.definition().name for kind in run.registry.types.values()]
     patterns = [pattern for rule in run.config.policy.rules for pattern in rule.tools]
     if run.manager is None and run.config.servers:
-        return  # a pattern may match tools of a server that could not be connected
+        return  # no server is connected, and a pattern may match a tool of one of them
     for pattern in unmatched_patterns(patterns, (*own, *(tool.name for tool in listed.values()))):
         text = f"the tool policy has {pattern!r}, which matches no tool"
         run.note(m.ServerNoted(server=m.ServerName(AGENT), kind="bad_tool", text=text))
@@ -312,7 +312,6 @@ def _disconnect(run: Run) -> None:
 
 
 def _end(run: Run, end: RunEnd) -> RunResult:
-    """Record the end of a run and return its result."""
     said = {
         kind: tuple(each.output for each in run.results if each.action == kind)
         for kind in ("respond", "note")

@@ -175,8 +175,8 @@ class ActionTypes:
         Args:
             name: The `type` that the model writes.
             params: A msgspec Struct.
-            run: Called with an instance of it and the host's context, in a thread of its own. Returns the
-                result for the model, or raises `ValueError` or `OSError` with the reason for the failure.
+            run: Called with an instance of `params` and the host's context, in a thread of its own. Returns
+                the result for the model, or raises `ValueError` or `OSError` with the reason for the failure.
             description: One sentence for the model; default: the first line of the function's docstring.
             annotations: `read_only` or `idempotent` allow the action to be repeated after a failure or a
                 kill.
@@ -194,7 +194,8 @@ class ActionTypes:
     def answer_spec(self, offered: Iterable[ActionType] | None = None) -> AnswerSpec[ActionReply]:
         """Return the schema of a valid reply: an object with actions, or a single action.
 
-        The schema has only the `offered` types; `None`: all. A reply with other types is still accepted.
+        The schema has only the `offered` types; `None`: all. A reply with another type that was added is
+        accepted, too.
         """
         return AnswerSpec(self.read, schema=self.schema(offered), name="actions", told=True)
 

@@ -78,7 +78,8 @@ class Run(Struct, kw_only=True):
 def error_text(error: Exception) -> str:
     """Return an exception's text for the model.
 
-    It begins with the name of the class, unless texts of that class are sentences, as those of `OSError` are.
+    The name of the exception's class is put before the text, except for `ValueError`, `OSError`, `MCPError`
+    and `ImportError`, whose texts are clear without the name.
     """
     try:
         said = str(error).encode("utf-8", "replace").decode()

@@ -200,7 +200,7 @@ class ServedSkills:
                 self.problems.append(f"The skill {skill.name} {state}: grue skills --approve")
 
     def approve(self) -> None:
-        """Write the `waiting` skills into the lock, as they are listed now. Reads none of their files.
+        """Write the digests of the `waiting` skills into `mcp_skills.lock`. Reads no file of a skill.
 
         Raises:
             MCPConfigError: The lock cannot be used or written.
@@ -211,7 +211,10 @@ class ServedSkills:
         write_skill_lock(self._lock, approved)
 
     def as_skills(self) -> dict[str, Skill]:
-        """Return the approved skills as `Skill` objects, with empty texts and without `allowed-tools`."""
+        """Return the approved skills as `Skill` objects, without `allowed-tools`.
+
+        Their texts are empty: `text` reads a skill's text from its server when the model asks for it.
+        """
         return {
             name: Skill(
                 name=name,

@@ -10,7 +10,7 @@ of a policy do not look at arguments. A bare name, such as `Read`, means an acti
 with a server's name can allow a tool of the server, because a server could name its tool `Read`, too.
 
 A `SKILL.md` begins with front matter between two lines `---`: YAML with `name` and `description`, perhaps
-`allowed-tools`, and keys that are ignored here. The instructions follow, in Markdown.
+`allowed-tools`, and other keys, which are ignored. The instructions follow, in Markdown.
 """
 
 import json
@@ -211,7 +211,8 @@ class Grant(Struct, frozen=True):
 
     Attributes:
         approved: The tools that are approved in advance.
-        named: The approved tools, and those of entries with a pattern for arguments, which approve nothing.
+        named: The tools in `approved`, and the tools of entries with a pattern for arguments, such as
+            `Bash(git:*)`, which are not approved.
         unknown: Names that match no tool.
     """
 
@@ -294,8 +295,8 @@ def granted(skill: Skill, tools: Iterable[str], others: Mapping[str, str] = _NO_
     Args:
         skill: The skill.
         tools: Full names (`server.tool`) of all tools; the host's own actions are `agent.action`.
-        others: The host's actions that do the same as well-known tools of other agents, by the names of those
-            tools: `{"Read": "agent.read_file"}`.
+        others: Names of other agents' well-known tools, each with the host's action that does the same:
+            `{"Read": "agent.read_file"}`.
     """
     known = frozenset(tools)
     approved: set[str] = set()
