@@ -19,7 +19,7 @@ _FOLDED: Final = {
     **dict.fromkeys(map(ord, "\u2010\u2011\u2013\u2014\u2212"), "-"),
 }
 _FENCE: Final = re.compile(r"\s*(?:```|~~~)\w*\s*")
-# These characters are never part of a command. A backslash would start an escape of the interpreter.
+# These characters are never part of a command. For `dfrotz`, a backslash begins a command to itself.
 _MARKUP: Final = re.compile(r"[*`~\\]+")
 _LEADING: Final = re.compile(r"(?:[\s>#_.,;:]+|[-+]\s+|\d+[.)]\s+|[-+]$|then\b)+", re.IGNORECASE)
 _TRAILING: Final = re.compile(r"[\s_.,;:!]+$")

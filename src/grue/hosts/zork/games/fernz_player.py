@@ -1,14 +1,16 @@
-r"""Play a story with `fernz` on pipes, as `dfrotz` does: the program of an `InterpreterProcess`.
+r"""Play a story with the package `fernz`: commands come from stdin, answers go to stdout, as with `dfrotz`.
 
     python -m grue.hosts.zork.games.fernz_player [-m] [-p] [-q] [-w COLUMNS] [-h ROWS] [-s SEED] [-R FOLDER]
     STORY
 
-It is a process of its own so that limits hold: a story that never stops or needs too much memory is killed,
-and its host goes on. Three things are adapted so that both interpreters give the same answers:
+An `InterpreterProcess` starts this program. Because it is a process of its own, a story that never stops or
+needs too much memory can be killed, and the host goes on. Three things are adapted so that `fernz` gives the
+same answers as `dfrotz`:
 
 - The line `\sf-N` prints "Speed Factor -N" and the prompt again, and does not reach the story.
-- A single key is the first character of a line.
-- A question mark counts as a space in stories of version 3, as it does in dfrotz for Infocom's stories.
+- If the story waits for a single key, it gets the first character of the next line.
+- In commands to a story of version 3, a question mark becomes a space. `dfrotz` does the same in Infocom's
+  stories.
   Characters outside ASCII are printed as question marks.
 
 A saved game is kept in memory, and fernz does not ask for a file name. What a story writes over its text (a

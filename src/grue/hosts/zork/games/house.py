@@ -158,7 +158,10 @@ class HouseGame:
 
 
 def _dark_falls(turn: Turn) -> list[str]:
-    """Count a turn in the dark, unless the grue is content. The fourth in a row kills the player."""
+    """Count a turn in the dark. The fourth in a row kills the player.
+
+    If the player has played the music box to the grue (flag `grue_content`), the dark is safe.
+    """
     state = turn.state
     if turn.killed_by or not is_dark(state) or turn.happened("grue_content"):
         state.dark_turns = 0

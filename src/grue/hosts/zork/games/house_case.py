@@ -34,7 +34,7 @@ class Case(Struct, frozen=True):
 
     Attributes:
         answer: The vault's three figures.
-        words: The values of the `{names}` in the texts.
+        words: The words that replace `{gulls}` and other names in braces in the texts.
     """
 
     answer: str

@@ -26,7 +26,7 @@ DIRECTION_NAMES: Final = {
     "out": "out",
 }
 
-# For each verb, the phrases that mean it. The longest phrase that a command begins with decides.
+# For each verb, the phrases that mean it. If a command begins with several phrases, the longest one counts.
 _VERB_PHRASES: Final[dict[str, str]] = {
     "go": "go|walk|run|head|step|move to",
     "look": "l|look|look around|look round",

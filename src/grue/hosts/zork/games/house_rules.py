@@ -52,7 +52,7 @@ class State(Struct, kw_only=True):
             falls.
         moves: Turns taken; some commands take none.
         dark_turns: Consecutive turns spent in the dark.
-        wrong_numbers: Wrong numbers dialled since the last ones caused a death.
+        wrong_numbers: Wrong numbers dialled; set to 0 again when too many of them have killed the player.
         deaths: Deaths so far; the second one ends the game.
         asked: The verb of a question that the next command may answer ("take", after "Take what?").
         it: The thing that "it" refers to.
@@ -130,7 +130,9 @@ def within_reach(state: State) -> list[str]:
         return [*carried, *by_feel, *(["grue"] if state.room in SCENERY["grue"].rooms else [])]
     reach = [name for name, thing in SCENERY.items() if state.room in thing.rooms]
     reach += carried + things_at(state, state.room)
-    for container in CONTAINERS:  # the desk comes before the teapot, which may stand in the desk
+    # The teapot may be in the desk, so the desk has to come first in `CONTAINERS`: its contents are then in
+    # `reach` when the teapot is looked for.
+    for container in CONTAINERS:
         if container in reach and f"{container}_open" in state.flags:
             reach += things_at(state, container)
     return reach

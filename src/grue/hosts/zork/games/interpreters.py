@@ -1,15 +1,15 @@
 r"""The interpreters for Z-machine stories: which there are, which one plays a story, and how to talk to it.
 
 `INTERPRETERS` has the order in which they are tried. `dfrotz` runs stories of all versions; `fernz`, a Python
-package, those of versions 3, 4, 5 and 8. To add one, write a function that returns its `Interpreter` or
-raises `MissingDependencyError`, and put it into `INTERPRETERS`. Its program must speak as dfrotz does on
-pipes, as `fernz_player.py` does for `fernz`.
+package, those of versions 3, 4, 5 and 8. To add an interpreter, write a function that returns its
+`Interpreter` or raises `MissingDependencyError`, and put it into `INTERPRETERS`. The program itself must
+read commands from a pipe and print answers to a pipe as `dfrotz` does. For `fernz`, it is `fernz_player.py`.
 
-A tiny story is played to find out whether an interpreter prints bold and underlined words. `dfrotz` 2.54,
-which Debian 12 has, prints neither: a story of version 4 or later loses its room names and all other words in
-these styles. Other releases may print them, so the program itself is tried and its version is not read.
-Stories of versions 1 to 3 have no styles. Offsets and opcodes are those of the Z-Machine Standards Document
-1.1, sections 11 (header), 3 (text) and 15.
+`prints_styled_words` plays a tiny story to find out whether an interpreter prints bold and underlined words.
+`dfrotz` 2.54, which Debian 12 has, prints neither: a story of version 4 or later loses its room names and all
+other words in these styles. Other releases may print them, so the program itself is tried and its version is
+not read. Stories of versions 1 to 3 have no styles. Offsets and opcodes are those of the Z-Machine Standards
+Document 1.1, sections 11 (header), 3 (text) and 15.
 
 An interpreter is a process that answers each line with text, within a time limit. It does not mark the end of
 an answer, so `exchange` makes it print a mark: it sends each line together with a second one, `\sf-N`, which
@@ -89,7 +89,7 @@ class InterpreterProcess:
         self._prompt = b""
         self._last_words = b""
         folder = tempfile.mkdtemp(prefix="grue-game-")
-        # No paging. The mask keeps the seed from being -1, which would mean "use the time of day".
+        # `-m` turns off "MORE" prompts. The seed must not be -1, which would mean "use the time of day".
         size = ["-w", str(WIDTH), "-h", str(_HEIGHT)]
         flags = ["-m", "-p", "-q", *size, "-s", str(seed & 0x7FFFFFFF), "-R", folder]
         try:
@@ -228,7 +228,8 @@ def styled_story() -> bytes:
     size = _CODE_AT + len(code) + -len(code) % 4
     header = bytearray(64)
     header[0] = 5
-    # Where these begin: code, dictionary, objects, global variables, static memory, abbreviations.
+    # The addresses in the header, in this order: high memory, code, dictionary, objects, global variables and
+    # static memory; after the loop, the abbreviations.
     for at, value in (
         (0x04, _CODE_AT),
         (0x06, _CODE_AT),

@@ -38,7 +38,7 @@ class StoryFile(Struct, frozen=True):
         path: Its absolute path.
         version: The Z-machine's version, 1 to 8.
         digest: SHA-256 of its bytes, in hexadecimal.
-        names: Names of its objects; empty for versions 1 and 2, and if the table is damaged.
+        names: Names of its objects; empty for versions 1 and 2, and if the object table is damaged.
     """
 
     path: Path
@@ -162,10 +162,11 @@ class ZMachineGame:
 
     Values that the story does not print are `None`. The room is known once the game has printed its heading.
     Score and moves come from the status line if the game prints one. Otherwise the command SCORE is sent
-    after each command, because it takes no game time; it is not sent if the game asks a question or did not
-    know a word. The inventory is always `None`, because asking for it takes a turn. A question of the game
-    ("Do you wish to leave?") is an ordinary observation, and the next command answers it. A game that waits
-    for a single key gets the first character of the next command.
+    after each command, because it takes no game time. It is not sent after a question of the game, because
+    it would be the answer, nor after an unknown word, which the next command may correct ("oops"). The
+    inventory is always `None`, because asking for it takes a turn. A question of the game ("Do you wish to
+    leave?") is an ordinary observation, and the next command answers it. A game that waits for a single key
+    gets the first character of the next command.
 
     Args:
         story: The story file.
