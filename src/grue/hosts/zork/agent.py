@@ -6,9 +6,9 @@ or client, so no event is sent twice.
 
 The agent's client is any object with `chat.completions.create(**kwargs)`, blocking or not. Its manager is any
 object with the coroutines `connect_session`, `disconnect_session`, `get_tool_schemas` and `call_tool`. A turn
-calls these methods in place of an endpoint and an MCP server. If the objects are grue's own `LLMClient` and
-`MCPManager`, unchanged, a turn takes their settings and connects by itself. `route_of` finds out before each
-turn which of the two applies.
+calls these methods in place of an endpoint and an MCP server. With grue's own `LLMClient` and `MCPManager`, a
+turn takes their settings and connects to the endpoint and the server itself; it calls their methods only if a
+program has overridden them. `route_of` finds this out before each turn.
 
 Source: R10.4, R15.4
 """
@@ -229,8 +229,8 @@ class ZorkAgent:
             of `MCPManager`; `None` for no tools. If a subclass of `MCPManager` overrides methods, every turn
             calls them.
         recorder: Records every message; `None` creates one.
-        policy: What happens after a failure. The configuration's `on_tool_drift` replaces the policy's, and
-            a disabled server stays disabled until the episode ends.
+        policy: What happens after a failure. Its `on_tool_drift` is replaced by that of the configuration,
+            and its `retry_disabled_s` by `None`: a disabled server stays disabled until the episode ends.
         turn_timeout_s: Time limit of a turn; `None`: `turn_timeout_seconds` of the configuration.
         start: When each turn's server starts; `None`: as the configuration says. With `after_turn` and
             `beside_turn`, one event loop runs for the whole episode, until `close`. Otherwise each turn calls
@@ -330,7 +330,8 @@ class ZorkAgent:
         finally:
             self._after_turn()
             if self._route.manager_called and self._keep == "nothing":
-                self.mcp_manager.kill_leftovers()  # the turn's event loop has ended
+                # The turn's event loop has ended, and can no longer end the process of an open session.
+                self.mcp_manager.kill_leftovers()
             self._wait_for_langfuse()
         return self._result(outcome)
 
@@ -486,7 +487,8 @@ class ZorkAgent:
     def _wait_for_langfuse(self) -> None:
         """Wait until the manager's Langfuse client has the turn's events, so that its `flush` sends them.
 
-        If the client once takes too long, later turns do not wait, because it would delay every one of them.
+        If the client once takes longer than `_TOLD_S`, later turns do not wait: a slow client would delay
+        every one of them.
         """
         if self._langfuse is not None and self._langfuse_keeps_up:
             self._langfuse_keeps_up = self._langfuse.wait_idle(_TOLD_S)

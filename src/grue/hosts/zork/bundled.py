@@ -13,7 +13,8 @@ BUNDLED_NAME = "mind"
 def bundled_server() -> StdioServer:
     """Return the server: this Python, isolated and without site packages, so that it boots fast.
 
-    It needs neither files nor a network, so it runs in the box `pure` if this machine can enforce that box.
+    The server needs neither files nor a network. So it runs in a box that allows neither (the preset `pure`),
+    if this machine can enforce the box.
     """
     spec = importlib.util.find_spec("grue.hosts.servers.think")
     assert spec is not None, "think.py is part of the package"

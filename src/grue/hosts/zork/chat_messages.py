@@ -91,7 +91,7 @@ _ECHOED = ("reasoning_details", "reasoning_content")
 
 
 def given_tool(schema: Mapping[str, Any], server: m.ServerName | None = None) -> m.ToolDefinition:
-    """Convert a tool from OpenAI's format. Its name is not changed, with or without a dot.
+    """Convert a tool from OpenAI's format. Its name is kept, even if it does not have the form `server.tool`.
 
     `server` may be left out if the definition is only used for a request to the model.
 
@@ -124,7 +124,8 @@ def conversation_of(
     tools that the messages call are listed, for endpoints that require a list of tools.
 
     Raises:
-        MCPError: A message has an unknown role, content other than text, or a call without its parts.
+        MCPError: A message has an unknown role or content other than text, or a tool call lacks its `id`,
+            `name` or `arguments`.
         ValueError: A tool message does not belong to a call of the assistant's message before it.
     """
     given = sum(len(_cache_points(message)) for message in messages)

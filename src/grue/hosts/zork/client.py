@@ -243,7 +243,7 @@ class LLMClient:
         mode: m.OfferTools | m.RequireAnswer,
         choice: Choice,
     ) -> Reply | m.LlmFailure:
-        """Ask the endpoint as a turn's LLM actor does, but drop its trace entries: there is no trace here."""
+        """Ask the endpoint as a turn's LLM actor does, but record nothing, because there is no trace here."""
         command = m.RequestCompletion(conversation=m.ConversationId("client"), request=1, new=(), mode=mode)
         async with endpoint:
             asking = Asking(endpoint, conversation, command, lambda _: None, choice=choice, sleep=self._wait)
@@ -261,7 +261,7 @@ class LLMClient:
 
 
 class _Completions:
-    """`client.chat.completions`; calls the client's `chat_completions_create`, even if it was overridden."""
+    """The object `client.chat.completions`. If a subclass overrides `chat_completions_create`, calls that."""
 
     def __init__(self, client: LLMClient) -> None:
         self._client = client
@@ -322,7 +322,7 @@ def _answer(response_format: Mapping[str, Any] | None) -> m.AnswerSchema | None:
 
 
 class _InThreads(httpx.AsyncBaseTransport):
-    """Calls a blocking transport in threads. Closing this object does not close it; `LLMClient` does."""
+    """Calls a blocking transport in threads. `aclose` does not close that transport; `close` does."""
 
     def __init__(self, transport: httpx.BaseTransport) -> None:
         self._transport = transport

@@ -211,7 +211,7 @@ class ClientModel:
         return ClientActor(mailbox, agent, self)
 
     def support_check(self) -> SupportCheck:
-        """Return `before`: before a server starts, check that the model can call tools; or `skip`."""
+        """Return `before` to check, before a server starts, that the model can call tools; else `skip`."""
         if self.config is not None and self.config.mcp_force_tool_support:
             return "skip"
         asks = callable(getattr(self.client, METHOD, None))

@@ -59,7 +59,7 @@ class EpisodeEnded(hosting.EpisodeEnded, frozen=True, kw_only=True):
 
     @property
     def failed(self) -> bool:
-        """Whether failures ended the episode."""
+        """Whether failures ended the episode: the `reason` is `failed` or `fallbacks`."""
         return self.reason in {"failed", "fallbacks"}
 
     @property

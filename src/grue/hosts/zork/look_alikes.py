@@ -48,7 +48,7 @@ def completion_body(response: object) -> m.JsonObject:
 
 
 def completion_failure(error: Exception, client: object, model: str) -> m.LlmFailure:
-    """Convert an exception that a client raised to a failure; the client's `api_key` is redacted.
+    """Convert an exception that a client raised to an `LlmFailure`; the client's `api_key` is redacted.
 
     The HTTP status is the `status_code` or `status` of the exception or of its `response`.
     """
@@ -119,7 +119,7 @@ def _status(error: Exception) -> int | None:
 
 
 def foreign_failure(fault: Fault, client: object, model: str) -> m.LlmFailure:
-    """Convert a fault to a failure; the client's `api_key` and secrets of the environment are redacted."""
+    """Convert a `Fault`, with the client's `api_key` and the environment's secrets redacted."""
     redaction, key = Redaction(secrets_in(os.environ)), getattr(client, "api_key", None)
     if isinstance(key, str):
         redaction.hide("api_key", key)
@@ -157,9 +157,10 @@ async def asked_of_client(
     """Return whether the model may be offered tools.
 
     If the configuration forces tool support, the answer is yes. Otherwise the client's method
-    `_supports_tool_calling` decides, or without it the model's name. The method is called with the model, and
-    with `config` if it accepts one. It may block or be asynchronous. If it raises, the model is offered no
-    tools, and the result has the reason. `endpoint` is the name of the endpoint in the result.
+    `_supports_tool_calling` decides. If the client has no such method, the model's name decides. The method
+    is called with `model`, and with `config` if it has such a parameter. It may block or be asynchronous. If
+    it raises, the model is offered no tools, and the result has the reason. `endpoint` is the name of the
+    endpoint in the result.
 
     Source: R12.4
     """

@@ -1,9 +1,9 @@
 """`MCPManager`: coroutines to connect to one MCP server, list its tools and call them.
 
 A turn does not call these coroutines. `ZorkAgent` takes the server's configuration from here, and its runner
-opens the sessions, so that the turn's state machine gets every event. If a program overrides one of the
-coroutines, a turn calls them (`manager_connection.py`). Both ways use the same session actor and the same
-rules for connecting.
+opens the sessions, so that the turn's agent gets every event of a session. If a program overrides one of the
+coroutines, a turn calls all of them instead (`manager_connection.py`). In both cases, a session actor owns
+the session, and the rules for connecting are the same.
 
 Source: R2, R3, R8
 """
@@ -91,8 +91,8 @@ class MCPManager:
         config: Has the limits, and the path of the file that configures the servers. The file is read even
             if `mcp_enabled` is false, because a program that creates a manager wants MCP.
         logger: Gets log records of the coroutines, and of the turns of an agent that uses this manager.
-        langfuse_client: Gets the same events. They are sent when the client is flushed, at the latest at the
-            program's end. The manager never shuts the client down.
+        langfuse_client: Gets the events of the coroutines and of these turns. They are sent when the client
+            is flushed, at the latest at the program's end. The manager never shuts the client down.
 
     Attributes:
         logger: The argument.
@@ -203,7 +203,8 @@ class MCPManager:
         pins = pinning(self.tool_lock, self.server_name, on_tool_drift(self.config))
         options = ClientOptions(pinning=pins, on_secret=self.recorder.hide)
         connect = connect_to(self.server_name, self.tool_server, self._registry, options)
-        # A turn does its own retries and keeps its own connection state, so here it gets one attempt.
+        # For a turn, make one attempt, as for a server that is untried: the turn itself retries, and keeps
+        # the state of the connection.
         known = self.connection if turn is None else Untried()
         session = OwnedSession(command, connect, self.recorder, known)
         self._session = session

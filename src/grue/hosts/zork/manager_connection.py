@@ -271,7 +271,7 @@ class OverriddenManagerConnection(ManagerConnection):
         """Connect and list the tools.
 
         Raises:
-            ServerFailed: The connect failed. The error has the cause that `MCPManager` reports, if it does.
+            ServerFailed: The connect failed. The error has the cause in `MCPManager.failure`, if it is set.
         """
         self._lent.lend(TurnUse(self._note, timeout_s))
         return await super().open(timeout_s)

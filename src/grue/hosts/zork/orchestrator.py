@@ -98,8 +98,8 @@ def context_text(
 def stuck_warning(moves: Sequence[Move]) -> str:
     """Return a warning for a player who is stuck; empty if the player is not.
 
-    A player is stuck after the same command three times in a row, or after `RECENT` moves in one place that
-    brought no points and at most half as many different replies.
+    A player is stuck after the same command three times in a row. A player is also stuck if the last `RECENT`
+    moves were in one place, changed no points, and got at most `RECENT // 2` different replies.
     """
     last = [move.command for move in moves[-3:]]
     if len(last) == 3 and len(set(last)) == 1:
@@ -364,7 +364,7 @@ class ZorkOrchestratorV2:
     Attributes:
         game_state: The current state of the episode.
         mcp_manager: The manager; `None` if MCP is off.
-        changes: The conditions that have changed since a resumed episode was last played.
+        changes: The settings (`conditions_of`) that have changed since a resumed episode was last played.
     """
 
     def __init__(
@@ -422,7 +422,7 @@ class ZorkOrchestratorV2:
         try:
             while self._process_turn():
                 pass
-        except KeyboardInterrupt:  # between two turns: a turn records its own interruption
+        except KeyboardInterrupt:  # Ctrl-C between two turns; during a turn, `_process_turn` records it
             self._ends("interrupted", "interrupted by Ctrl-C")
             raise
         return self.result()
@@ -505,8 +505,9 @@ class ZorkOrchestratorV2:
     def _come_back(self, past: GamePast) -> list[Remembered]:
         """Restore the state of an episode: replay its commands in the game, and read the rest from the trace.
 
-        Nothing is recorded here, because the resume is still refused if the game or the tools are not those
-        of the trace. Returns the memories that the trace does not have yet.
+        Nothing is recorded here, because the constructor refuses the resume afterwards if the MCP server is
+        another one, and a refused resume must not change the trace. Returns the notes on places that are
+        missing in the trace, because the program was killed before it recorded them.
         """
         state = self.game_state
         if past.started.game_hash != self.game.fingerprint:
@@ -631,7 +632,7 @@ class ZorkOrchestratorV2:
         )
 
     def _play(self, decided: Decided) -> Remembered | None:
-        """Play a command, update the state, and return the new memory if there is one."""
+        """Play a command, update the state, and return the note on the place if there is a new one."""
         state, seen = self.game_state, self.game_state.observation
         after = self.game.step(decided.action)
         gained = None if after.score is None or seen.score is None else after.score - seen.score
@@ -679,12 +680,13 @@ class ZorkOrchestratorV2:
             score=seen.score,
             max_score=seen.max_score,
         )
-        if self.game_state.turn == self._end.turns > 0:  # an unfinished turn has recorded this state
+        # If a turn was begun and not finished, it has recorded this state already.
+        if self.game_state.turn == self._end.turns > 0:
             self._note(_observed(self.game_state.turn, seen))
         self._note(self._end)
 
     def _count(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Add a turn's calls, requests and tokens to the episode's, also if it failed; an observer."""
+        """At the end of a turn, add its calls, requests and tokens to the episode's; an observer."""
         del line
         end = envelope.body
         if isinstance(end, m.TurnCompleted | m.TurnFailed):

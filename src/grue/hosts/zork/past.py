@@ -23,9 +23,9 @@ class GamePast(hosting.Past[EpisodeStarted], kw_only=True):
     Attributes:
         decided: The decisions, in the order of the turns.
         shown: The text that the game showed before each turn, if it was recorded.
-        remembered: The turns whose memory was recorded.
-        forgiven: The turn at which too many fallbacks in a row ended the episode. Fallbacks up to it are not
-            counted again.
+        remembered: Numbers of the turns for which a note on a place (`Remembered`) is recorded.
+        forgiven: The turn at which too many fallbacks in a row ended the episode; 0 if this never happened.
+            A resumed episode starts to count fallbacks in a row after this turn.
     """
 
     decided: list[Decided] = field(default_factory=list)
