@@ -189,9 +189,9 @@ def table(rows: list[dict[str, str]]) -> str:
     head = (
         f"`tools/compat/boxes.py` started {len(rows)} servers with npx and uvx on {system}, each in the box"
         " that `learn` had printed for it. Then it called their tools, and tried 10 thefts of files, keys and"
-        ' sockets in each box. The column "learned" counts the entries of the box.\n\n'
-        "| server | package | started by | learned | calls answered"
-        " | thefts that succeed in the box, and without it |\n"
+        " sockets in each box.\n\n"
+        "| server | package | started by | entries of its learned box | tool calls that work in the box"
+        " | thefts that succeed: in the box, without it |\n"
         "|---|---|---|---|---|---|\n"
     )
     lines = (
