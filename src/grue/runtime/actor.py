@@ -7,8 +7,8 @@ can recover from; the supervisor handles all others. A subclass overrides `recei
 at a time, and `around`, if it has to hold a resource open between two messages.
 
 Mailboxes are typed and bounded, over anyio memory streams. An envelope is recorded when it enters the
-mailbox, with no await between the two, so that the trace has the order of the mailbox. If the mailbox is
-full, the sender waits, and the message is recorded only when it enters.
+mailbox, with no await between recording and entering, so that the trace has the order of the mailbox. If the
+mailbox is full, the sender waits, and the message is recorded only when it enters.
 
 An ask is a message that wants a reply. It carries a one-shot `ReplyChannel`. The reply does not go through
 the asker's mailbox: if it did, two actors that ask each other with full mailboxes would deadlock.
@@ -21,7 +21,8 @@ raised unchanged, after the same clean-up.
 
 The body of the supervisor's `async with` must only send and wait. It must not hold anything whose clean-up
 awaits. A Ctrl-C cancels the task of the body itself, and a shielded scope does not protect against that, so
-such a clean-up could be cut off. The actors' tasks are cancelled through their scope, where a shield works.
+such a clean-up could be cut off. The actors' tasks are cancelled through the cancel scope of the task group,
+and a shielded scope protects against that.
 """
 
 import asyncio
@@ -316,9 +317,10 @@ class ActorFailed(Struct, frozen=True, kw_only=True, tag=True):
 class Supervisor:
     """An async context manager around a group of actors.
 
-    On leaving, it closes every mailbox and waits until each actor has handled the messages in its own. An
-    actor that takes longer than `stop_grace_s` is cancelled. If an actor sends to a closed mailbox then, or
-    after the actor that was started with `whole=True` has returned, that does not count as a crash.
+    On leaving, it closes every mailbox and waits until each actor has handled the messages in its mailbox.
+    An actor that takes longer than `stop_grace_s` is cancelled. An actor that sends to a closed mailbox while
+    the group is being left does not count as crashed. The same holds after the actor that was started with
+    `whole=True` has returned.
 
     Args:
         recorder: Records every envelope.
@@ -326,12 +328,12 @@ class Supervisor:
         stop_grace_s: Seconds an actor has to finish by itself.
 
     Attributes:
-        turn: As the argument. The owner of a group that lives longer than a turn changes it for each turn.
+        turn: As the argument. The owner of a group that lives for several turns sets it anew for each turn.
 
     Raises:
         TraceError: On leaving, if the trace could not be written.
-        ActorCrashed: On leaving, if an actor raised another `Exception`, which is the `__cause__`. The text
-            says whether code of the host raised it.
+        ActorCrashed: On leaving, if an actor raised an `Exception` other than `TraceError`. That exception
+            is the `__cause__`. The text says whether code of the host raised it.
         BaseException: On leaving, if an actor raised it and it is not an `Exception`.
     """
 
@@ -361,8 +363,8 @@ class Supervisor:
 
         Args:
             actor: The actor.
-            whole: Whether the group exists for this actor only. If so, after it has returned, it is no crash
-                if another actor sends a message to a mailbox that is closed.
+            whole: Whether the group exists for this actor only. If so, another actor that sends to a closed
+                mailbox after this actor has returned does not count as crashed.
         """
         if not self._running:
             self._all_done = anyio.Event()
@@ -385,8 +387,9 @@ class Supervisor:
             try:
                 await self._stop()
             except anyio.get_cancelled_exc_class() as cancelled:
-                # An actor's crash has cancelled this wait, or a scope outside the group. `_end` finds out
-                # which: it leaves the task group, which suppresses only its own cancellation.
+                # Either an actor has crashed, which cancels the task group, or a scope outside the group was
+                # cancelled. `_end` finds out which: when it leaves the task group, the group suppresses the
+                # cancellation only in the first case.
                 cut_short = cancelled
         left_by = exc_val or cut_short
         suppressed = await self._end(left_by)
@@ -404,12 +407,12 @@ class Supervisor:
                 await self._all_done.wait()
 
     async def _end(self, error: BaseException | None) -> bool | None:
-        """Cancel the running actors and wait. Return whether `error` is just this group's cancellation."""
+        """Cancel the running actors and wait. Return whether `error` is only the group's own cancellation."""
         if error is not None or self._running:
             self._group.cancel_scope.cancel()
         try:
             if error is None or isinstance(error, Exception):
-                # Do not pass an ordinary exception of the body: the task group would wrap it in an
+                # Do not pass an ordinary exception of the body to the task group, which would wrap it in an
                 # exception group.
                 await self._group.__aexit__(None, None, None)
                 return False

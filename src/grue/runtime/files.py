@@ -3,7 +3,8 @@
 The functions raise `OSError` only, which the caller translates into its own error, with the file's name. A
 file to read may be an endless pipe, a device, or have lines of a gigabyte. A file that is written in one go
 is replaced as a whole: a reader finds the whole old content or the whole new one. A file that grows line by
-line, as a trace does, is a `LineFile`; only its owner can read it, and its methods raise `TraceError`.
+line, as a trace does, is written by a `LineFile`. It gets the permissions 0600, and the methods of `LineFile`
+raise `TraceError`.
 """
 
 import errno
@@ -253,7 +254,7 @@ class LineFile:
             raise self._refused(error) from error
 
     def require_not_deleted(self) -> None:
-        """Check that the file was not deleted meanwhile, because nobody could read further lines.
+        """Check that the file was not deleted since it was opened: nobody could read further lines.
 
         Raises:
             TraceError: The file was deleted. Names its former path.

@@ -6,13 +6,14 @@ searching are loops of short calls. Encoding, decoding or copying a message stay
 millisecond per megabyte, and what models and servers may send is at most 16 MiB long.
 
 Short calls alone are not enough. A thread that waits for the GIL requests it after 5 ms, and gets it when the
-running call ends, unless another thread is quicker. An event loop releases the GIL at each system call,
-several times between two callbacks. If two other threads work meanwhile, the event loop would wait for 50 ms
-again and again. So the loops here call `let_others_run` after each step.
+running call ends, unless a third thread is quicker. An event loop releases the GIL at each system call,
+several times between two callbacks. If two other threads are busy, the event loop would wait for 50 ms each
+time. So the loops here call `let_others_run` after each step.
 
-A `LineBuffer` splits chunks of bytes into lines, in linear time and bounded memory. A line that is longer
-than the limit for messages is dropped except for its two ends, which show the id of the request that it
-answers (`incoming.refusal_of_cut`). A line longer than the limit for lines ends the reading.
+A `LineBuffer` splits chunks of bytes into lines, in linear time and bounded memory. Of a line that is longer
+than `max_message_bytes` it keeps only the first and the last bytes. They are enough to find the id of the
+request that the line answers (`incoming.refusal_of_cut`). A line longer than `max_line_bytes` ends the
+reading.
 """
 
 import re
@@ -70,11 +71,11 @@ ENDS_BYTES = 4096
 
 
 class LineTooLongError(Exception):
-    """A line is longer than the limit for lines, so nothing more can be read."""
+    """A line is longer than `max_line_bytes`, so nothing more can be read."""
 
 
 class CutLineError(Exception):
-    """A line is longer than the limit for messages. Reading continues after it.
+    """A line is longer than `max_message_bytes`. Reading continues after it.
 
     Attributes:
         head: The line's first bytes.

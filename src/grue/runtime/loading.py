@@ -94,14 +94,14 @@ def _wait_for_others() -> None:
     global _usual_switch_s
     if not _work_elsewhere():
         return
-    # Between the last look at the other threads and the fork, none of them may begin anything. So make the
-    # switch interval longer: on a busy machine the usual 5 ms pass even within these few lines.
+    # No other thread may begin an import between the last check of the threads and the fork. So make the
+    # switch interval longer: on a busy machine the usual 5 ms can pass even within these few lines.
     if _usual_switch_s is None:
         _usual_switch_s = sys.getswitchinterval()
         sys.setswitchinterval(_SWITCH_S)
     began = time.monotonic()
     while True:
-        time.sleep(0.001)  # lets a thread run that waits for the GIL with the old interval
+        time.sleep(0.001)  # let a thread run that has waited for the GIL since before the change
         work = {thread: whose for thread, whose in _work_elsewhere().items() if whose != "idle"}
         if not work:
             return
@@ -137,8 +137,8 @@ def _work_in(frame: FrameType | None) -> str:
     - "ours": an import of a module of grue, or an import within a call of grue, such as one that httpx makes
       at its first use. Also a call of pydantic or OpenSSL by grue: their compiled parts initialise themselves
       at their first use, and hold locks of their own meanwhile.
-    - "others": an import without a frame of grue, such as that of a codec in a thread that looks up a host
-      name for an event loop.
+    - "others": an import that no code of grue has caused, such as that of a codec in a thread that looks up
+      a host name for an event loop.
     - "idle": the thread runs grue, but nothing that a fork has to wait for.
     - "": the thread neither imports nor runs grue.
     """

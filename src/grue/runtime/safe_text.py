@@ -48,16 +48,16 @@ def printable(text: str, limit: int | None = None) -> str:
 def beginning(text: str, limit: int) -> str:
     """Return the first `limit` characters of a text, with an ellipsis if it was cut.
 
-    Use this to cut a text that is redacted afterwards. A secret may be cut in the middle; the redaction
-    recognises the beginning of a secret only before this ellipsis.
+    Use this to cut a text that is redacted afterwards. If a secret is cut in the middle, the redaction
+    recognises its beginning, because the ellipsis follows it.
     """
     return text if len(text) <= limit else text[:limit] + ELLIPSIS
 
 
 def shortened(text: str, limit: int) -> str:
-    """Return a text of at most `limit` characters: of a longer one its beginning, an ellipsis and its end.
+    """Return `text`; if it has more than `limit` characters, its beginning, an ellipsis and its end.
 
-    The text has to be redacted already: a redaction would not recognise the end of a secret.
+    Redact the text before: a redaction afterwards would not recognise the end of a secret that was cut.
     """
     if len(text) <= limit:
         return text

@@ -3,14 +3,14 @@
 | the work                                            | the way                           |
 |-----------------------------------------------------|-----------------------------------|
 | the host's code, which may block for any time       | `call_in_daemon_thread`           |
-| our own work in pure Python, longer than some ms    | `aside`: threads take turns       |
+| our own Python code that takes more than some ms    | `aside`, in a thread of its own   |
 | one long call into C that keeps the GIL             | steps (`large_data`), in a thread |
-| a loop in the event loop that may never await       | `Pace`                            |
+| a `for` or `while` loop that may run long           | `Pace`                            |
 | a task beside a block of code, cancelled at its end | `BackgroundTasks`                 |
 | a short blocking call of our own                    | `anyio.to_thread`                 |
 
 The interpreter waits at its exit for every thread that is not a daemon. anyio's worker threads are not
-daemons if the event loop runs in the main thread. A function that hangs there would keep the program alive
+daemons if the event loop runs in the main thread. A function that hangs in one would keep the program alive
 after its turn has timed out, and after Ctrl-C. So the host's code runs in daemon threads.
 """
 
@@ -110,8 +110,8 @@ def context_of(library: str | None) -> Context:
     """Return a copy of the caller's context in which sniffio's variable is set to `library`.
 
     If sniffio is installed, anyio and httpx ask it which async library is running, and it reads this context
-    variable. A plain copy would have the caller's value, and `anyio.run` would refuse to start a loop in
-    another thread. `library=None`: the code will run under no async library.
+    variable. In a plain copy it would name the library that runs in the caller's thread, and `anyio.run`
+    would refuse to start a loop in another thread. `library=None`: the code will run under no async library.
     """
     context = copy_context()
     if _library is not None:

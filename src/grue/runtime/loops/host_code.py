@@ -48,7 +48,7 @@ def blame(error: BaseException, whose: str) -> None:
 
 @contextlib.contextmanager
 def calling(called: object, what: str) -> Iterator[None]:
-    """If the block raises, record on the exception that `called` raised it, unless that is code of grue."""
+    """If the block raises, record that `called` raised the exception, unless `called` is code of grue."""
     try:
         yield
     except BaseException as error:

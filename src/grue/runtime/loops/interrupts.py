@@ -15,7 +15,7 @@ the host's own code, or an import that  raise now, as Python    -               
   servers' start-up, turn, callbacks,
   imports, clean-up
 `run_blocking`, loop in another thread  cancel, wait max. 3 s   raise now; `on_exit`      -
-  (a loop runs in the caller's)                                 kills the processes
+  (a loop runs in this thread)                                  kills the processes
 `EpisodeLoop()`, while it starts        raise; the loop ends    -                         -
                                         by itself
 `Call.wait` (run_turn in an episode,    cancel, wait max. 3 s   `force_kill()`, wait      raise now
@@ -29,7 +29,7 @@ the interpreter's exit (`atexit`)       `force_kill()`, wait    stop waiting    
 a fleet's driver (`grue fleet run`)     running episodes end    cancel them               raise now
 any of them, but the host has its own   the host's handler decides; an exception that it raises ends the
   SIGINT handler                        wait (or the loop in this thread), with the same clean-up
-any of them, in another thread          nothing: Python runs handlers in the main thread only
+another thread is in one of them        nothing: Python runs handlers in the main thread only
 ```
 
 "Raise now" means: raise `KeyboardInterrupt` at whatever line is running. Every other press ends in a
@@ -84,7 +84,7 @@ _NOTICE_S = 0.05
 
 
 class WorkInterrupted(KeyboardInterrupt):
-    """The work was interrupted from outside. Not raised for a `KeyboardInterrupt` that the work raises."""
+    """`Interruptible.interrupt` was called. Not raised for a `KeyboardInterrupt` of the work itself."""
 
 
 def block_signals() -> None:
@@ -186,9 +186,9 @@ class MainThreadWork(Generic[T]):
         """Run the work in the loop that `run_loop` runs, and return its result.
 
         Our SIGINT handler is set before the loop starts, and the former one is restored after the loop's end.
-        Because of it asyncio sets no handler of its own: that handler would cancel the main task at the first
-        press, even while the loop starts or ends. A press after the end of the work is raised when the loop
-        has ended.
+        asyncio finds our handler and sets none of its own. Its handler would cancel the main task at the
+        first press, even while the loop starts or ends. If Ctrl-C is pressed after the end of the work, the
+        `KeyboardInterrupt` is raised when the loop has ended.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed. The work has had time to clean up.
@@ -309,8 +309,8 @@ class InterruptWatch:
 
     A loop that `asyncio.run` started handles the first Ctrl-C by cancelling its main task. A blocking call
     inside that loop never sees it: no exception is raised, and the task cannot run while the call blocks. The
-    watch compares the task's count of cancellation requests with the count at its own creation. Create it
-    before the work starts, so that a press between the two is not missed.
+    watch compares the task's count of cancellation requests with the count when the watch was created. So
+    create the watch before the work starts: it cannot see an earlier press.
     """
 
     def __init__(self) -> None:
@@ -370,8 +370,8 @@ def refuse_reentry() -> None:
     while frame is not None and is_ours(frame):
         frame = frame.f_back  # skip the frames of this function and its callers in grue
     begun = frame
-    # `_is_handler` reads a frame's locals, which keeps their values alive. So look first for a frame that a
-    # handler must not have interrupted. If there is none, no locals need to be read.
+    # `_is_handler` reads a frame's locals, which keeps their values alive. So find out first whether the
+    # stack has a frame of grue or of an import. If it has none, no locals need to be read.
     while frame is not None and not (is_ours(frame) or _is_import(frame)):
         frame = frame.f_back
     while begun is not None and begun is not frame and frame is not None:
@@ -384,7 +384,7 @@ def refuse_reentry() -> None:
 
 
 def is_ours(frame: FrameType) -> bool:
-    """Return whether a frame runs code of grue, its hosts and its testing kit excepted."""
+    """Return whether a frame runs code of grue, but not of `grue.hosts`, `grue.cli` or `grue.testing`."""
     name = frame.f_globals.get("__name__", "")
     return name.startswith("grue.") and not name.startswith(_HOSTS)
 

@@ -64,7 +64,7 @@ CLOSE_WITHIN_S = 10.0
 
 
 class ErrorTexts(Struct, frozen=True):
-    """Error texts for a loop that cannot be used.
+    """Error texts for a loop that cannot be used, one for each reason.
 
     Attributes:
         forked: The loop belongs to the parent process.
@@ -115,10 +115,9 @@ class LoopThread(Struct, frozen=True):
         """Raise if a wait for this loop would be a deadlock.
 
         Raises:
-            MCPError: The caller is part of a call of this loop, or of a function that such a call runs in a
-                worker thread, or runs in the loop that all of gevent's greenlets share. Or this is a forked
-                process, which does not have the loop. Or the caller is a signal handler that has interrupted
-                grue or an import.
+            MCPError: The caller runs in this loop, or in a worker thread that a call in this loop waits for.
+                Or it runs in the loop that all greenlets of gevent share. Or it is in a forked process, which
+                does not have the loop. Or it is a signal handler that has interrupted grue or an import.
         """
         self.refuse_forked()
         refuse_reentry()
@@ -134,7 +133,7 @@ _current_loop_thread: "contextvars.ContextVar[threading.Thread | None]" = contex
 
 
 def _refuse_in_shared_loop() -> None:
-    """Raise if the caller is a task of gevent's shared loop, in which the call that it waits for runs too."""
+    """Raise if the caller runs in the loop that all greenlets share: the awaited call runs there, too."""
     if in_shared_loop():
         raise MCPError(WAITS_FOR_ITSELF.format(instead="a greenlet of its own: gevent.spawn"))
 
@@ -190,7 +189,8 @@ class Call(Future[T]):
         """Wait for the result and return it.
 
         If anything interrupts the wait, the call is cancelled, and this waits up to `INTERRUPT_GRACE_S` for
-        its clean-up. Without that, the caller would go on, or exit, while server processes are still alive.
+        its clean-up. Without this wait the caller would go on, or exit, while server processes are still
+        alive.
 
         At the second Ctrl-C `force_kill` is called, which makes the running clean-up end at once.
 
@@ -388,7 +388,8 @@ class EpisodeLoop:
                 self._loop.call_later(CLOSE_GRACE_S, self._force_kill)
 
     def _start_submitted(self, group: TaskGroup) -> None:
-        # A method of its own, so that no local variable of `_serve` keeps the last call alive while it waits.
+        # These lines are a method, so that `call` is not a local variable of `_serve`: it would keep the last
+        # call alive while `_serve` waits for the next one.
         while self._submitted:
             context, call, function = self._submitted.popleft()
             context.run(group.start_soon, call.run, function)
@@ -400,8 +401,8 @@ _running_loops: set[EpisodeLoop] = set()
 
 def _close_all() -> None:
     loops = list(_running_loops)
-    # Called while the interpreter exits. A Ctrl-C then only makes the exit faster, because nothing else is
-    # left to interrupt.
+    # Called while the interpreter exits. A Ctrl-C makes `close` kill the processes, so that the exit is
+    # faster. It raises nothing, because no code of the host is left to interrupt.
     with contextlib.suppress(KeyboardInterrupt), defer_interrupts():
         for loop in loops:
             loop.end()

@@ -7,12 +7,13 @@ If no event loop runs in the calling thread, the new loop runs in that thread. I
 async web view), the new loop runs in a separate thread while the caller waits, and a warning, given once,
 names the async method to use instead. In both cases `on_exit` runs in a `finally` outside the loop.
 
-If the process's threads are gevent's greenlets, all its turns share one event loop. asyncio allows one
-running loop in each thread of the system. After gevent's `monkey.patch_all()` a `threading.Thread` is a
-greenlet, and all of them share one such thread, so a second loop could not start while another greenlet waits
-for its turn. A real thread would not help: gevent's `subprocess` starts nothing there. So each coroutine that
-would get a loop of its own becomes a task of one loop, which runs in a greenlet and ends with its last task.
-gevent has patched what the loop waits with, so the other greenlets run meanwhile.
+If the process's threads are gevent's greenlets, all turns of the process share one event loop. asyncio allows
+one running loop in each system thread. After gevent's `monkey.patch_all()` a `threading.Thread` is a
+greenlet, and all greenlets share one system thread. So a second loop could not start while another greenlet
+waits for its turn. A real thread would not help, because gevent's `subprocess` cannot start a process in it.
+So each coroutine that would get a loop of its own becomes a task of one loop, which runs in a greenlet and
+ends with its last task. The loop waits with functions that gevent has patched, so other greenlets run
+meanwhile.
 """
 
 import asyncio
@@ -217,7 +218,7 @@ def threads_are_greenlets() -> bool:
 
 
 class _SharedLoop:
-    """The loop that all greenlets share. `users` is the number of its callers; `_lock` guards it."""
+    """The loop that all greenlets share. `users` is the number of callers that wait in `run`."""
 
     def __init__(self) -> None:
         self.users = 0

@@ -1,4 +1,5 @@
 """Child processes: start one in its own group, exchange bytes with it, end it and all that it started.
 
-Nothing here is about MCP. MCP servers (`transports/mcp/`) and the shell tool (`tool_sessions/`) use it.
+Nothing here is about MCP. `transports/mcp/` starts MCP servers with it, `tool_sessions/` the shell tool's
+commands.
 """

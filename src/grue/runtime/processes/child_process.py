@@ -1,7 +1,7 @@
 """A child process: start it, write to it, and end it in every case.
 
-A `ServerProcess` is sent lines and answers with lines, whose content is not looked at here. A `Command` runs
-to its end by itself, and its output is captured. Whatever the process does, these rules hold:
+A `ServerProcess` receives lines and answers with lines; this module does not look at their content. A
+`Command` runs to its end by itself, and its output is captured. Whatever the process does, these rules hold:
 
 - Sending never blocks, even if the process has stopped reading.
 - An exit is seen at once, even if a grandchild still holds the pipes open.
@@ -73,8 +73,9 @@ class Program(Protocol):
 class ChildProcess:
     """A running child process. The same task enters and leaves it. A subclass reads its output.
 
-    Leaving closes its standard input and waits, sends SIGTERM and waits, then sends SIGKILL. In every case
-    the whole group is killed before the leader is reaped.
+    Leaving closes the process's standard input and waits, sends SIGTERM and waits, then sends SIGKILL. The
+    limits of the two waits are the graces. In every case the whole group is killed before the leader is
+    reaped.
 
     Cancellation is what makes leaving hard. Waiting for an exit needs `await`, and in a cancelled scope every
     `await` raises at once. Without care a cancelled turn would either skip the graces, so that a server could
@@ -150,7 +151,7 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """The process id, which is also the id of its process group and of its session."""
+        """The process id, which is also the id of its process group and of its POSIX session."""
         return self._group.pid
 
     @property
@@ -171,7 +172,7 @@ class ChildProcess:
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:
         """Return a sentence for each access that the process's box is known to have refused.
 
-        `text` is what the process has written, and `died` is whether it has failed as a whole.
+        `text` is what the process has written. `died`: whether the process itself has failed, and not a call.
         """
         return self._group.refusals(text, died=died)
 
@@ -198,9 +199,9 @@ class ChildProcess:
             self._tasks.start(self._flush)
 
     def ask_to_exit(self) -> None:
-        """End the process's input before the block is left, so that it exits while other things are closed.
+        """Close the process's input before the block is left, so that the process has more time to exit.
 
-        From now on an exit counts as asked for, and not as a death.
+        If the process exits after this call, `ending` does not say that it died.
         """
         self._note_death()
         self.end_input()
@@ -283,7 +284,7 @@ class ChildProcess:
             raise
 
     def _note_death(self) -> bool:
-        """Return whether the process exited unasked. The first call finds out; later ones return the same."""
+        """Return whether the process had exited when this was first called, and so exited unasked."""
         if self._died is None:
             self._died = self._group.watch.exited_within(0)
         return self._died
@@ -459,7 +460,7 @@ class ServerProcess(ChildProcess):
         return True
 
     async def _discard_stdout(self) -> None:
-        # Without this, a server that still writes would block on a full pipe and never exit.
+        # If nobody read the output, a server that still writes would block on a full pipe and never exit.
         try:
             while read_available(self._group.stdout) != b"":
                 await anyio.wait_readable(self._group.stdout)

@@ -146,7 +146,7 @@ def _can_mark() -> bool:
 
 
 def _room() -> int:
-    """Return how many hosts can have marks below this process's hard limit, which only root can raise."""
+    """Return how many hosts can have marks of their own below this process's hard limit for RLIMIT_RTTIME."""
     hard = resource.getrlimit(resource.RLIMIT_RTTIME)[1]
     return 10**9 if hard == resource.RLIM_INFINITY else min(10**9, (hard - _BASE) // 10**9)
 
@@ -182,8 +182,8 @@ def _exited(pidfd: int, within_s: float) -> bool:
 def _ids_since(first: int, age_s: float) -> Iterable[int]:
     """Return the ids that processes started after `first` may have; `first` started `age_s` seconds ago.
 
-    The kernel assigns ids in order. Unless they may have wrapped around, only the ids between `first` and the
-    newest are searched. Those are usually few, while a machine may have thousands of processes.
+    The kernel assigns ids in order. Unless the ids may have wrapped around, only the ids between `first` and
+    the newest are searched. Those are usually few, while a machine may have thousands of processes.
     """
     highest, newest = _highest_id(), _newest_id()
     if age_s > highest / _IDS_PER_S:

@@ -200,7 +200,7 @@ class ProcessGroup:
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:
         """Return a sentence for each access that the leader's box is known to have refused.
 
-        `text` is what the leader has written, and `died` is whether it has failed as a whole.
+        `text` is what the leader has written. `died`: whether the leader itself has failed, not just a call.
         """
         return () if self._boxed is None else self._boxed.refusals(text, died=died)
 
@@ -250,15 +250,16 @@ class ProcessGroup:
             self._leader.stdin.close()
 
     def disown(self) -> None:
-        """In a forked child, drop the copy of the parent's process without signalling it."""
+        """In a forked child, drop this copy of the parent's object without signalling the process."""
         self._leader.returncode = 0
         self.close_descriptors()
 
 
 class ProcessRegistry:
-    """The process groups of one run, so that leftovers can be killed without an event loop. Thread-safe.
+    """The process groups of one owner, so that leftovers can be killed without an event loop. Thread-safe.
 
-    Each run has its own registry, so that two turns in two threads do not kill each other's servers.
+    An owner is an episode or a `ToolClient`, for example. Each owner has its own registry, so that two
+    runners in two threads do not kill each other's servers.
 
     Source: R3.5, R3.7, P9
     """

@@ -203,10 +203,11 @@ class _SecretIndex(NamedTuple):
 
     Attributes:
         secrets: The secrets, the longest first.
-        probes: Short byte strings that are searched for one by one.
-        long_probes: Longer ones, which consist of letters and digits only.
-        shortest_run: `a` repeated to the length of the shortest long probe. A text without such a run, with
-            all letters and digits mapped to `a`, contains no long probe.
+        probes: The short probes (`SecretPattern.probe`). A text is searched for each of them.
+        long_probes: The long probes, which consist of letters and digits only. A text is searched for them
+            only if it contains a run of letters and digits that is long enough.
+        shortest_run: `a` repeated to the length of the shortest long probe. To find a run that is long
+            enough, all letters and digits of the text are mapped to `a`.
     """
 
     secrets: tuple[_Secret, ...] = ()
@@ -224,7 +225,7 @@ class _SecretIndex(NamedTuple):
         return cls(longest_first, short, long_probes, b"a" * min(map(len, long_probes), default=0))
 
     def may_match(self, written: bytes) -> bool:
-        """Return whether a text has a probe, or an ellipsis, before which a secret may have been cut off."""
+        """Return whether a text has a probe, or an ellipsis, which may stand where a secret was cut off."""
         for probe in self.probes:
             if probe in written:
                 return True
@@ -267,7 +268,8 @@ class Redaction:
     def may_contain_secrets(self, written: bytes) -> bool:
         """Return whether a text may contain a secret. A quick test: only its `False` is certain."""
         if len(written) <= _PIECE:
-            # The same tests as for each piece below, inlined because every small message takes this path.
+            # `may_contain_credentials` is repeated here, not called, because every small message takes this
+            # path.
             if self._index.secrets and self._index.may_match(written):
                 return True
             lowered = written.lower()
@@ -485,10 +487,11 @@ def may_contain_credentials(written: bytes) -> bool:
 def authorisations(
     written: bytes, start: int, end: int, *, in_json: bool
 ) -> tuple[Iterator[tuple[int, int]], ...]:
-    """Return start and end of each credential's value: one iterator, in order, for each way to write one.
+    """Return start and end of each credential's value, in one iterator for each way to write a credential.
 
-    Only credentials whose header begins from `start` to before `end` are returned. With `in_json` the text is
-    JSON, and a value ends at the end of its JSON string.
+    The ways are a header, a bearer token and, with `in_json`, a member of a JSON object. A credential begins
+    with the header's name or the word `bearer`; only those that begin from `start` to before `end` are
+    returned. With `in_json` the text is JSON, and a value ends at the end of its JSON string.
     """
     headers = tuple(_of_kind(kind, written, start, end, in_json) for kind in (_HEADER, _BEARER))
     return (_fields(written, start, end), *headers) if in_json else headers
@@ -629,7 +632,7 @@ class _BeginningMatcher:
             self._states = states
 
     def _advance(self, states: "dict[_State, int]", state: "_State", length: int) -> None:
-        """Add to `states` the states after `state` and one more character; none if the form is complete."""
+        """Add to `states` the states that follow `state`. If `state` completes the form, none follows."""
         form, number, at = state
         rest, spelling = form[1:], self._spellings[number]
         if rest:

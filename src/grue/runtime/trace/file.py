@@ -63,8 +63,8 @@ _LINGER_S = 0.01
 class LineQueue:
     """A thread that owns `file` and writes the queued lines. Thread-safe.
 
-    The thread runs until `close` or the interpreter's exit, and writes all queued lines first. A forked child
-    does not have the thread. There the queue is closed, and the parent writes the queued lines.
+    The thread runs until `close` or the interpreter's exit; before it ends it writes all queued lines. A
+    forked child does not have the thread. There the queue is closed, and the parent writes the queued lines.
 
     Only the thread writes and closes `file`. It calls `write` with the collected lines; `write` raises
     `TraceError` if it fails. With `fsync` each flush calls `fsync`.
@@ -148,7 +148,7 @@ class LineQueue:
             self._file.close()
 
     def _write_some(self) -> bool:
-        """Wait for entries, and write the lines among them. Return `False` if `close` was called."""
+        """Wait for queue entries, and write those that are lines. Return `False` if `close` was called."""
         entries = [self._queue.get()]
         self._hurry.wait(_LINGER_S)
         # No entry is lost by clearing the event: `flush` and `close` queue their entry before they set it.
@@ -340,7 +340,7 @@ class TraceWriter(Closing):
         self._file.write(msgspec.json.encode(header))
 
     def _last_whole_line(self, after: int) -> TraceLine | None:
-        """Repair the end of the file and return the last line after the header; `None`: none follows it."""
+        """Repair the end of the file. Return the last line; `None`: the file has only a header."""
         written = self._file.last_line()
         if not written.endswith(b"\n"):
             line = _line(written)
@@ -370,7 +370,7 @@ class TraceWriter(Closing):
         self._file.require_not_deleted()
 
     def _shortened(self, written: bytes, strings: list[tuple[int, int]]) -> bytes:
-        """Move long strings into files, and the body too if it is still too long. Return the short line."""
+        """Move a line's long strings into files, and its body if that is still too long. Return the rest."""
         view = memoryview(written)
         pieces: list[memoryview] = []
         extracts: list[Extract] = []

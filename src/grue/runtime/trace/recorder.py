@@ -131,8 +131,8 @@ class Recorder:
 
     Attributes:
         around_call: Called with the number of a `ToolCalled` message; returns a context manager in which that
-            tool call runs. An observer may set it when it is added, so that the spans which a function tool
-            starts are children of the call's span.
+            tool call runs. An observer may set it when it is added. The OpenTelemetry observer does, so that
+            spans which a function tool starts become children of the call's span.
     """
 
     def __init__(
@@ -271,8 +271,8 @@ class Recorder:
     ) -> Envelope[B]:
         """Record `body` and return its envelope, unredacted.
 
-        Outside event loops the observers have seen the envelope when this returns. If part of a text is held
-        back, that part is recorded later.
+        Outside an event loop this waits until the observers have seen the envelope. Inside one, they may see
+        a long message later; `shown` waits for that. Text that is held back (`hold_back`) is recorded later.
         """
         # A piece without text marks a restart of the reply, and is recorded like any other message.
         piece = body.__class__ is self._piece and bool(body.text)  # type: ignore[attr-defined]  # a piece has it
@@ -310,7 +310,10 @@ class Recorder:
         return envelope
 
     def _show_piece(self, envelope: Envelope[Any]) -> None:
-        """Pass on the part of a piece that cannot belong to a secret. If it is empty, reuse the number."""
+        """Pass on the part of a piece that cannot belong to a secret.
+
+        If that part is empty, the next envelope gets this envelope's number.
+        """
         texts = self._texts.setdefault((envelope.sender, envelope.turn), {})
         key = replace(envelope.body, text="")
         text = texts.get(key)
@@ -342,7 +345,7 @@ class Recorder:
             return body, self._encoder.encode(body)
         except UnicodeEncodeError:
             plain = _valid(msgspec.to_builtins(body))
-        # The conversion fails if the message's type requires one of the replaced texts.
+        # The conversion fails if the message's type does not allow one of the changed texts.
         with contextlib.suppress(msgspec.ValidationError):
             body = msgspec.convert(plain, type(body))
         return body, self._encoder.encode(plain)
