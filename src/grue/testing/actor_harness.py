@@ -138,7 +138,7 @@ class FakeChannel(Mailbox[M]):
     def send_nowait(
         self, body: M, *, sender: str, cause: int | None = None, reply_to: object = None
     ) -> Envelope[M]:
-        """Put a message in as a mailbox does. If `answers` has set a reply to such an ask, send it."""
+        """Put a message in as a mailbox does. If it is an ask that `answers` has a reply for, send that."""
         envelope = super().send_nowait(body, sender=sender, cause=cause, reply_to=reply_to)
         self.envelopes.append(envelope)
         if reply_to is not None:
@@ -211,7 +211,7 @@ class ActorHarness:
         stop_grace_s: Seconds, in virtual time, that the actor has to end by itself.
 
     Attributes:
-        watch: Every message, with assertions: what happened, in which order, never, and why.
+        watch: Has every message so far, and methods that assert what happened, in which order, and why.
         note: Records a fact without a receiver, for actors whose constructor takes a `Note`.
 
     Raises:

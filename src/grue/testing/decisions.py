@@ -59,11 +59,12 @@ def assert_answer(outcome: TurnOutcome[Any], answer: object, *, fallback: bool =
 
     Args:
         outcome: What `Runner.run_turn` has returned.
-        answer: The answer, or the JSON value that a trace has of it.
-        fallback: Whether the answer is the host's fallback, because the model gave no acceptable answer.
+        answer: The expected answer: the Python value, or the JSON value that stands in a trace.
+        fallback: Whether the host's fallback is expected, because the model gave no acceptable answer.
 
     Raises:
-        AssertionError: The turn gave another answer, or `fallback` is wrong about where its answer came from.
+        AssertionError: The turn gave another answer. Or it ended with the fallback although `fallback` is
+            false, or with an answer of the model although `fallback` is true.
         TypeError: `outcome` is not the outcome of a turn.
     """
     if not hasattr(outcome, "kind"):

@@ -1,4 +1,4 @@
-"""Mocks of the Zork host's `MCPManager` and `LLMClient`, for tests of code that uses them.
+"""Mocks of `MCPManager` and `LLMClient` of `grue.hosts.zork`, for tests of code that uses these classes.
 
 ```python
 from grue.testing.doubles import MockLLMClient, MockMCPManager

@@ -10,8 +10,8 @@ from grue.testing import faulty_server
 command, *args = faulty_server.argv("--silent-at", "call", "--ignore-eof", "--ignore-term")
 ```
 
-PHASE is `start` (before anything is read), `initialize`, `list` or `call`. Standard library only, run as a
-script, so that it boots in about 20 ms.
+Flags such as `--silent-at` take a PHASE: `start` (before anything is read), `initialize`, `list` or `call`.
+The server uses only the standard library and is run as a script, so that it boots in about 20 ms.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class FaultyServer:
         self._writing = threading.RLock()
 
     def serve(self) -> None:
-        """Read requests until the end of input, or until a fault ends it."""
+        """Read requests until the end of input, or until a fault ends the server."""
         self._begin()
         while message := self._next():
             if "method" in message and "id" in message:

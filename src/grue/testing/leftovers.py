@@ -76,7 +76,8 @@ def assert_nothing_left(within_s: float = 10.0) -> Iterator[None]:
     pause_s = _FIRST_PAUSE_S
     while any(left := _new_since(before, mark)) and time.monotonic() < deadline:
         time.sleep(pause_s)
-        # Each check reads the list of all processes. Frequent checks would delay the ones that are ending.
+        # Each check reads the list of all processes. Frequent checks would slow down processes that are
+        # ending.
         pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
     if any(left):
         raise AssertionError("left behind: " + ", ".join(_description(*left)))
@@ -88,8 +89,8 @@ def _new_since(before: _Present, mark: str) -> tuple[set[int], set[int], set[thr
         # Skip processes that existed before the block: the machine may have hundreds.
         {each.pid for each in all_processes(besides=before.processes) if _is_ours(each, mark)},
         set(_descriptors()) - before.descriptors,
-        # Leave out threads that the kernel listed before the block. A thread that `threading` did not start
-        # is unknown to it until it calls `current_thread()`, so an old thread can look new.
+        # Leave out threads that the kernel listed before the block. `threading` does not know a thread that
+        # it has not started until that thread calls `current_thread()`, so an old thread can look new.
         {
             each
             for each in set(_threads(before.running)) - before.threads
@@ -133,10 +134,12 @@ def _threads(known: frozenset[int]) -> Iterator[threading.Thread]:
     """Yield the threads that run, or are about to.
 
     `threading.enumerate` may also return threads that have ended. If a thread that `threading` does not know
-    calls `current_thread()`, Python adds an entry, and nothing removes it when the thread ends. (A thread
-    does so if it runs garbage collection while it ends, after its own entry was removed.) Another thread, one
-    of `known` or a new one, may later get the same `ident`, and then the old entry looks as if it were that
-    thread's.
+    calls `current_thread()`, Python adds an entry, and nothing removes the entry when the thread ends. (This
+    also happens to a thread that runs garbage collection while it ends, after its own entry was removed.) A
+    later thread may get the same `ident`; then the old entry seems to belong to a running thread.
+
+    `known` has the `ident`s of threads that ran at an earlier moment. On Linux, an entry with such an `ident`
+    is yielded only if the kernel lists the thread's `native_id`.
     """
     tasks = _tasks()
     running = _running()

@@ -87,7 +87,7 @@ class ContextWindow(Struct, frozen=True):
     bytes_per_token: float = 4.0
 
     def count(self, chat: dict[str, Any]) -> int:
-        """Return the number of tokens of a request, translated to chat completions."""
+        """Return the number of tokens of a request. `chat` is the request, translated to chat completions."""
         parts = [*chat.get("messages", ()), *chat.get("tools", ())]
         return sum(_FRAME_TOKENS + int(len(json.dumps(part)) / self.bytes_per_token) for part in parts)
 
@@ -244,7 +244,7 @@ _OURS = "grue.testing: "
 
 
 def _reply(given: object) -> LlmReply | None:
-    """Return an item of a script as a reply; `None` if it is none.
+    """Return an item of a script as a reply; `None` if it is not a valid item.
 
     A text becomes `text_reply(text)`. The function `silence` or `hang_up`, given without `()`, is called.
     """
@@ -256,7 +256,7 @@ def _reply(given: object) -> LlmReply | None:
 
 
 def _last_of(request: LlmRequest) -> str:
-    """Describe a request for an error message: its last message, and whether that asks to repair a reply."""
+    """Describe a request for an error message: its last message, and whether this asks to repair a reply."""
     from grue.messages import REPAIR_REQUEST  # here, because it is seldom needed
     from grue.runtime.safe_text import printable
 
@@ -303,7 +303,8 @@ class ScriptedLlmServer:
     Attributes:
         requests: Every request so far, refused ones included.
         listings: Every request for the list of models so far.
-        batches: The batches that it takes in OpenAI's and Anthropic's form; `batches.faults` makes them fail.
+        batches: The batches of this endpoint, in OpenAI's and Anthropic's form; `batches.faults` makes them
+            fail.
         accepted: Number of connections so far.
         overflows: Number of requests so far that were too long for the window. They do not use up a reply.
     """
@@ -405,7 +406,10 @@ class ScriptedLlmServer:
         return reply
 
     def listing(self, path: str, headers: Mapping[str, str]) -> LlmReply:
-        """Return the reply to a GET: the list of models, whose requests `listings` records, or a batch."""
+        """Return the reply to a GET for a batch or a file of one, or otherwise the list of models.
+
+        `listings` records the requests that are not about batches.
+        """
         if self.batches.takes(path):
             return self.batches.answer("GET", path, headers, b"")
         with self._lock:
@@ -492,7 +496,7 @@ def _rendered(said: LlmReply, dialect: Dialect, request: Json) -> tuple[LlmReply
     if events:
         return _streamed(said, dialect, events), wants_back
     if said.amid:
-        said = replace(said, after=None)  # with `amid`, `after` is about a stream's events, and this is none
+        said = replace(said, after=None)  # with `amid`, `after` only matters for a stream
     # In the format of chat completions, send the bytes of the script unchanged.
     return (said if dialect is CHAT else replace(said, body=json.dumps(reply).encode())), wants_back
 

@@ -212,7 +212,10 @@ class MockServer(MCPServer[Any]):
         return LOG_LEVELS.index(level) >= LOG_LEVELS.index(self.log_level)
 
     def completion(self) -> Callable[[F], F]:
-        """Return a decorator for the function that completes arguments; without effect if switched off."""
+        """Return a decorator for the function that completes arguments.
+
+        If the feature `completions` is switched off, the decorator does nothing.
+        """
         if "completions" in self._without:
             return lambda function: function
         decorator: Callable[[F], F] = super().completion()  # type: ignore[no-untyped-call]

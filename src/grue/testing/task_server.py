@@ -3,9 +3,9 @@
     python -m grue.testing.task_server --states working,input_required,completed
 
 Its tool `research` has to be called as a task. Each `tasks/get` moves the task to the next state of
-`--states`; it stays in the last one. Besides the protocol's own states there are: `lost` (the server knows no
-such task), `refused` (it answers with an error), `unusable` (a state that does not exist), `silent` (it does
-not answer) and `die` (it exits). The tool `quick` answers at once.
+`--states`; the task stays in the last state. Besides the protocol's own states there are: `lost` (the server
+knows no such task), `refused` (it answers with an error), `unusable` (a state that does not exist), `silent`
+(it does not answer) and `die` (it exits). The tool `quick` answers at once.
 
 `--form experimental` is the form of MCP 2025-11-25, which begins with `initialize`; `--form extension` is the
 form of 2026-07-28, which does not. With `--store FILE` the tasks outlive the process. With `--record FILE`

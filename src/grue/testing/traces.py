@@ -42,9 +42,9 @@ def replay(path: str | PathLike[str], changes: Changes | None = None) -> int:
 def assert_prefix_stable(path: str | PathLike[str], *, allow: Collection[PromptPart] = ()) -> int:
     """Check that each prompt of a trace begins with an earlier one, so that prompt caches can be used.
 
-    Within a conversation, each prompt has to begin with the previous prompt, or with the previous one that
-    offered tools too. Across conversations with the same model, the tools and the system text have to be the
-    same. `grue trace cache` shows where a trace's prompts break these rules.
+    Within a conversation, each prompt has to begin with the whole of an earlier prompt: the last one that
+    offered tools, or the last one that did not. Across conversations with the same model, the tools and the
+    system text have to be the same. `grue trace cache` shows where a trace's prompts break these rules.
 
     Args:
         path: A trace file or a run folder.
@@ -55,8 +55,7 @@ def assert_prefix_stable(path: str | PathLike[str], *, allow: Collection[PromptP
         The number of requests.
 
     Raises:
-        AssertionError: A prompt does not begin as it should; the message names each such prompt and the
-            cause.
+        AssertionError: A prompt breaks one of these rules; the message names each such prompt and the cause.
         TraceError: The file is missing, damaged, or not a trace.
     """
     prompts = list(cached_prompts(open_episode(Path(path))))

@@ -2,7 +2,7 @@
 
 Its output shows that it is a script: the model is called `grue-offline-script`, the ids of its completions
 begin with `offline-`, and the thinking in its answers ends with "(scripted)". It has a list of commands for
-two games, the house and Zork I, and explores other games by simple rules (`repertoire.py`). In some turns it
+two games, The House and Zork I, and explores other games by simple rules (`repertoire.py`). In some turns it
 calls a thinking tool, if the request offers one whose schema it can satisfy (`thinking.py`).
 
 For `grue chat --offline` it makes the tool calls that the user spells out (`chatting.py`). For `grue run
@@ -10,7 +10,7 @@ For `grue chat --offline` it makes the tool calls that the user spells out (`cha
 
 It replaces only the network (`transport.py`). Everything else is real: the request is encoded, sent with
 httpx, and checked as strictly as a provider checks it (`chat_request.py`). The reply depends on the request
-alone (`script.py`), it is decoded, and the tools that it calls are called.
+alone (`script.py`). It is decoded like any model's reply, and the tools that it calls run.
 """
 
 from grue.testing.offline.chatting import reply_in_chat

@@ -1,4 +1,4 @@
-"""The playbooks of the offline model: for the house with any seed, and for Zork I.
+"""The playbooks of the offline model: for the game The House with any seed, and for Zork I.
 
 In games without a script the model explores: in a new place it tries the things that the text mentions, then
 takes an exit. The next command depends only on the current request. The rules avoid commands that were just
@@ -268,7 +268,7 @@ def playbook_for(game_title: str, seed: int) -> Playbook | None:
 
 
 def house_playbook(seed: int) -> Playbook:
-    """Return the playbook that wins the house of this seed with all points."""
+    """Return the playbook that wins The House, played with this seed, with all points."""
     steps = _steps(walkthrough(seed), _HOUSE_REASONS, _HOUSE_OBJECTIVES, _HOUSE_ROUNDS)
     case = case_for(seed)
     return Playbook(

@@ -186,7 +186,7 @@ class ScriptedBatches:
             return error_reply(400, "Unknown parameter, or more than 16 entries of metadata")
         requests, why = _read_file(self._files[file], endpoint)
         batch = self._new(requests, endpoint=endpoint, metadata=body.get("metadata") or {})
-        if why:  # not an error reply: providers report this in the batch's state
+        if why:  # no error reply: providers report a refused file in the batch's state
             batch.state, batch.why = "failed", why
         return json_reply(_shown(batch))
 

@@ -84,7 +84,7 @@ def sealed(reasoning: str) -> str:
 
 
 def is_sealed(text: str) -> bool:
-    """Return whether `sealed` has made this text, so that it is unchanged."""
+    """Return whether `sealed` has made this text and nobody has changed it since."""
     try:
         return sealed(base64.urlsafe_b64decode(text.partition(".")[2]).decode()) == text
     except (ValueError, binascii.Error):

@@ -96,7 +96,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
     def reply(self, body: bytes, status: int, request: Json) -> Json | None:
         """Translate a completion or an error to this format; return any other JSON object as it is.
 
-        Returns `None` if the body is not a JSON object, or a malformed completion.
+        Returns `None` if the body is not a JSON object, or is a malformed completion.
         """
         try:
             said: Any = json.loads(body)
@@ -114,7 +114,7 @@ def _chat_owed(completion: Json) -> dict[str, list[Json]]:
 
 
 def _chat_refusals(body: Json, owed: Owed) -> Iterator[str]:
-    """Yield the refusals of providers that require their reasoning back (DeepSeek, OpenRouter)."""
+    """Yield errors for missing or changed reasoning, which DeepSeek and OpenRouter require back."""
     for message in body["messages"] if owed else ():
         wanted: Json = {}
         for call in message.get("tool_calls") or ():

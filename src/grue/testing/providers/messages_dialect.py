@@ -215,7 +215,7 @@ def _usage(usage: Json) -> Json:
 
 
 def error(status: int, said: Json) -> Json:
-    """Return an error in Anthropic's shape. Its type follows from `status`; from `code` if that is 200."""
+    """Return an error in Anthropic's shape. `status` determines its type, or `code` if `status` is 200."""
     code = said.get("code")
     status = code if status == 200 and isinstance(code, int) else status
     kind = _ERROR_TYPES.get(
@@ -230,7 +230,10 @@ def error(status: int, said: Json) -> Json:
 
 
 def owed(message: Json) -> dict[str, list[Json]]:
-    """Return the thinking that must be repeated, under the id of each call; without calls, of the reply."""
+    """Return the thinking that later requests must repeat.
+
+    The keys are the ids of the reply's tool calls, or the id of the reply if it has no calls.
+    """
     blocks = message["content"]
     thinking = [block for block in blocks if block["type"] in THINKING]
     ids = [block["id"] for block in blocks if block["type"] == "tool_use"] or [message["id"]]
@@ -325,7 +328,7 @@ def admission(headers: Mapping[str, str]) -> tuple[int, str] | None:
 
 
 def refusals(body: Json, owed: Owed) -> Iterator[str]:
-    """Yield why the request is refused. It must repeat the thinking in `owed`."""
+    """Yield why the request is refused. A request must repeat the thinking in `owed`."""
     for field in ("model", "messages", "max_tokens"):
         if field not in body:
             yield f"{field}: Field required"

@@ -232,7 +232,10 @@ def error(status: int, said: Json) -> Json:
 
 
 def owed(response: Json) -> dict[str, list[Json]]:
-    """Return the reasoning that must be repeated, under the id of each call; without calls, of the reply."""
+    """Return the reasoning that later requests must repeat.
+
+    The keys are the ids of the reply's tool calls, or the id of the reply if it has no calls.
+    """
     items = response["output"]
     reasoning = [item for item in items if item["type"] == "reasoning"]
     ids = [item["call_id"] for item in items if item["type"] == "function_call"] or [response["id"]]
@@ -347,7 +350,7 @@ _PARTS = {
 
 
 def refusals(body: Json, owed: Owed) -> Iterator[str]:
-    """Yield why the request is refused. It must repeat the reasoning in `owed`."""
+    """Yield why the request is refused. A request must repeat the reasoning in `owed`."""
     for field in body.keys() - _FIELDS:
         if field in _MOVED:
             yield (
