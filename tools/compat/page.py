@@ -141,7 +141,7 @@ def _endpoint_table(rows: Sequence[Row]) -> Iterator[str]:
         boot = f"{row['boot_s']:.2f} s" if "boot_s" in row else ""
         lifetimes = ", ".join(row.get(step, "") for step in ("turn", "episode", "ahead"))
         for number, (wire, steps) in enumerate(row["wires"].items()):
-            first = (name, row.get("version", ""), boot) if number == 0 else ("", "", "")
+            first = (name, row.get("version", ""), boot) if number == 0 else (row["name"], "", "")
             last = (lifetimes, _left(row)) if number == 0 else ("", "")
             told = [_short(steps[step]) for step in ("reply", "stream", "schema", "tool")]
             if set(told) == {_ABSENT}:
