@@ -1,8 +1,8 @@
 """Check that a piece of code leaves nothing behind: no process, no descriptor, no thread.
 
 On Linux, new processes are recognised by an environment variable that is set during the block and that every
-descendant inherits. This also finds processes whose parent has exited, or that have started a session of
-their own. Descendants of grue's servers are recognised even if they have cleared their environment, by a
+descendant inherits. This also finds processes whose parent has exited, or that have started a POSIX session
+of their own. Descendants of grue's servers are recognised even if they have cleared their environment, by a
 resource limit that grue sets for its servers. On other systems, only direct children are found.
 """
 

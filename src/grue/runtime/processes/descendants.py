@@ -48,9 +48,9 @@ ids may have wrapped around since its start."""
 
 
 class HostMark:
-    """Makes the marks for the servers of this process, which all begin with the same digits.
+    """Makes the marks for the servers of this process: values of RLIMIT_RTTIME.
 
-    A forked child gets digits of its own.
+    All marks of one process begin with the same digits. A forked child gets digits of its own.
     """
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ def _can_mark() -> bool:
         return False
     soft, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
     if any(limit != resource.RLIM_INFINITY and limit < _BASE for limit in (soft, hard)):
-        return False  # somebody has set a real time limit for this process
+        return False  # somebody uses RLIMIT_RTTIME to limit this process
     try:
         os.close(os.pidfd_open(os.getpid()))
         # If /proc belongs to another pid namespace, its ids are not the ids that we could kill.

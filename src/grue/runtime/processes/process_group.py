@@ -163,7 +163,7 @@ class SpawnError(MCPError):
 
 
 class ProcessGroup:
-    """A process that leads its own session and group, with its children. Made by `ProcessRegistry.spawn`."""
+    """A process that leads its own POSIX session and group, with its children. The registry makes it."""
 
     def __init__(
         self, leader: subprocess.Popen[bytes], registry: "ProcessRegistry", boxed: "Boxed | None" = None
@@ -278,7 +278,7 @@ class ProcessRegistry:
         cwd: str | None,
         sandbox: Sandbox | None = None,
     ) -> ProcessGroup:
-        """Start `command` in its own session, with pipes for its standard streams, and register it.
+        """Start `command` in its own POSIX session, with pipes for its standard streams, and register it.
 
         Args:
             command: A path, relative to `cwd` or absolute, or a name to look for on `env`'s PATH, or

@@ -318,7 +318,7 @@ class Redaction:
             try:
                 return self._redact_message(written, body, select)
             except msgspec.ValidationError:
-                continue  # a secret equals a number or a word that the type requires: replace less
+                continue  # the type requires a number or a word that equals a secret: retry with fewer spans
         return self._redact_message(written, body, in_prose)
 
     def _redact_message(self, written: bytes, body: Any, select: _Select) -> tuple[bytes, Any]:
@@ -584,7 +584,7 @@ class TextPieces:
         return text[:shown]
 
     def end(self) -> str:
-        """Return the text that was held back, after the last piece. Half a secret at its end is redacted."""
+        """Return the text that is held back. Call this after the last piece. Half a secret is redacted."""
         text = self._held + "".join(self._line)
         self._held, self._line = "", []
         begun = min(self._secrets.longest, len(text))

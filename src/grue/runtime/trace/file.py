@@ -370,7 +370,7 @@ class TraceWriter(Closing):
         self._file.require_not_deleted()
 
     def _shortened(self, written: bytes, strings: list[tuple[int, int]]) -> bytes:
-        """Move a line's long strings into files, and its body if that is still too long. Return the rest."""
+        """Move a line's long strings into files, and its body if that is still too long. Return the line."""
         view = memoryview(written)
         pieces: list[memoryview] = []
         extracts: list[Extract] = []

@@ -244,7 +244,7 @@ class Recorder:
     def add(self, observer: Observer) -> None:
         """Pass every further envelope to `observer`, in order. The observer must not call `record`.
 
-        If it has a method `added_to`, that is called with this recorder.
+        If the observer has a method `added_to`, `add` calls it with this recorder.
         """
         self._observers.append(observer)
         added_to = getattr(observer, "added_to", None)

@@ -20,7 +20,7 @@ class Thought(Struct, frozen=True):
 
     Attributes:
         text: The thought, in full sentences.
-        revises: Number, from 1, of the earlier step of the same turn that it corrects.
+        revises: Number, from 1, of the earlier step of the same turn that this step corrects.
         branches_from: Number of the earlier step at which a new branch starts.
     """
 

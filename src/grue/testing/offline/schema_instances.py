@@ -83,7 +83,7 @@ class _Maker:
             return False
 
     def _alternatives(self, schema: object, depth: int) -> Iterator[m.JsonObject]:
-        """Yield schemas whose values `schema` accepts, without `$ref` and unions, each with one type."""
+        """Yield schemas of one type each, without `$ref` and unions. `schema` accepts all their values."""
         plain = {} if schema is True else schema
         if not isinstance(plain, dict) or depth > _MAX_DEPTH or _BEYOND & plain.keys():
             return
