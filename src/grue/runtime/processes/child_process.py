@@ -217,7 +217,7 @@ class ChildProcess:
         raise NotImplementedError
 
     def _drains(self) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
-        """Return the tasks that keep the pipes empty while the process is closed, after the readers."""
+        """Return tasks that read the pipes when the readers have ended and the process is being closed."""
         raise NotImplementedError
 
     def _on_exit(self) -> None:
