@@ -1,4 +1,4 @@
-"""`python -m grue`: the same as the command."""
+"""`python -m grue` runs the command `grue`."""
 
 from grue.cli.main import main
 

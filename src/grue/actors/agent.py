@@ -51,7 +51,10 @@ _CLOSING_S = 5.0
 
 
 class AgentActor(Actor[m.TurnEvent]):
-    """Runs one turn: receives one `RunTurn` and replies to it when the turn has ended, is parked or waits.
+    """Runs one turn: receives one `RunTurn`, and replies to it when this process is done with the turn.
+
+    That is the case when the turn has ended, when it is parked, or when its request is in a provider's batch,
+    whose replies come later.
 
     Args:
         mailbox: Receives `RunTurn` and all events of the turn.
@@ -67,12 +70,13 @@ class AgentActor(Actor[m.TurnEvent]):
             can ask.
         presumed: The tools that grue expects the turn's servers to list. The first request may offer them
             before the servers have started. Set it before the actor runs.
-        forked: Set if the turn is a fork of a recorded turn from its beginning: the note that says so. It is
-            recorded after `RunTurn`.
+        forked: The `TurnForked` to record after `RunTurn`, if the turn is a fork from the beginning of a
+            recorded turn; else `None`.
         on_step: Called after each event, if set.
         end: The actor's reply to `RunTurn`; `None` while the turn runs.
         last_request: The last request that was sent to the LLM actor; `None`: none has been sent yet.
-        said: The turn's part of the conversation, in order: requests, replies, and notes of dropped replies.
+        said: The turn's part of the conversation, in order: requests, replies, and a `ReplyDropped` for each
+            reply that was discarded, because servers listed other tools than the request offered.
     """
 
     def __init__(
@@ -105,15 +109,16 @@ class AgentActor(Actor[m.TurnEvent]):
 
     @property
     def is_presuming(self) -> bool:
-        """Whether a reply may still be dropped, if servers list other tools than its request offered.
+        """Whether the reply to the current request may still be dropped.
 
-        Until this is decided, the reply's text is not shown to the host.
+        It is dropped if the servers list other tools than the request offered. Until they have listed their
+        tools, the reply's text is not shown to the host.
         """
         return isinstance(self._state, Presuming | AwaitingDrop)
 
     @property
     def may_presume(self) -> bool:
-        """Whether `is_presuming` may become true: the check that the model can call tools is under way."""
+        """Whether `is_presuming` may become true: true until it is known whether the model can call tools."""
         state = self._state
         return isinstance(state, AwaitingSupport) or (isinstance(state, AwaitingSessions) and state.asking)
 
@@ -148,10 +153,10 @@ class AgentActor(Actor[m.TurnEvent]):
         return next((record.result for record in records if record.call_id == call_id), None)
 
     def recall(self, asked: Envelope[m.TurnEvent], events: Iterable[m.TurnEvent]) -> None:
-        """Replay the events of a recorded turn in the state machine, without carrying out its commands.
+        """Pass a recorded turn's events to the state machine, and do not perform the commands it returns.
 
         Args:
-            asked: The recorded `RunTurn`, with the channel on which the agent replies at the turn's end.
+            asked: The envelope of the recorded `RunTurn`. Its reply channel gets the reply at the turn's end.
             events: The events that the recorded agent received, from `RunTurn` on.
         """
         self._asked = asked
@@ -189,9 +194,9 @@ class AgentActor(Actor[m.TurnEvent]):
                 # other tasks run in between.
                 await self._pace.pause()
             elif place:
-                # Recording a message of megabytes takes some milliseconds, and a reply is recorded several
-                # times. A cancellation waits for the last command: a trace that has only some of them
-                # could not be replayed.
+                # Recording a message of megabytes takes some milliseconds, so let other tasks run before the
+                # next command. The pause cannot be cancelled: a trace with only some of the commands that
+                # follow from an event could not be replayed.
                 await self._pace.pause_shielded()
             await self._perform(command, envelope.seq)
         if isinstance(following, AwaitingClose | Waiting):
@@ -245,7 +250,7 @@ class AgentActor(Actor[m.TurnEvent]):
                 interrupted = m.TurnInterrupted(reason="cancelled")
                 await self.receive(self._note(interrupted, sender="supervisor"))
             else:
-                # The scope around the whole turn may expire in the same instant as the deadline of its work.
+                # The cancel scope around the whole turn may expire in the same instant as `self._deadline`.
                 # Then the turn has run out of time; nobody has cancelled it.
                 await self.receive(self._note(self._deadline_passed(), sender="clock"))
             while not self._is_over:
@@ -277,7 +282,7 @@ class AgentActor(Actor[m.TurnEvent]):
 
     @property
     def _is_over(self) -> bool:
-        """Whether this process has nothing more to do for the turn: it has ended, or waits for a batch."""
+        """Whether this process is done with the turn: the turn has ended, or waits for a provider's batch."""
         state = self._state
         return isinstance(state, Finished) or (isinstance(state, Waiting) and not state.pending)
 

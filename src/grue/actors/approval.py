@@ -1,7 +1,7 @@
 """The approval actor: asks a person about a reply's tool calls, or tells the agent to park the turn.
 
 This is a separate actor because a person may take long, and the agent must still notice its deadline.
-`engine/approval.py` chooses who answers the questions, when the turn is put together.
+`engine/approval.py` chooses who answers the questions, before the turn starts.
 """
 
 from collections.abc import Awaitable, Callable

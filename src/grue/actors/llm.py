@@ -79,7 +79,8 @@ class Asking:
 
     Args:
         endpoint: Sends the requests. It has to be open already.
-        conversation: The conversation, to which the command's items have been added already.
+        conversation: The conversation to send; the texts and tool results in `command.new` are part of it
+            already.
         command: The agent's request for a completion.
         say: Called with each note for the trace: retries, cut replies, streamed text.
         on_sent: Called whenever an HTTP request has been written; `None`: nothing is called.
@@ -118,7 +119,8 @@ class Asking:
         self._retry = endpoint.settings.retry if retry is None else retry
         self._room = current_room()
         if self._room is not None:
-            # The reply comes from a batch's file, so a retry would get the same reply again.
+            # The reply comes from the results file of a provider's batch, so a retry would read the same
+            # reply again.
             self._retry = replace(self._retry, max_retries=0)
         self._price = endpoint.price
         self._thoughts: ThoughtSplitter
@@ -254,7 +256,7 @@ class Asking:
 
     async def _permit(self, size: int, max_tokens: int | None) -> Permit | str | None:
         if self._room is not None:
-            return None  # the request is stored for a batch, and nothing is sent now
+            return None  # nothing is sent now: the request is stored, to be sent in a provider's batch
         model = self._endpoint.settings.model
         return await permit_for(WantedRequest(model=model, prompt_bytes=size, max_tokens=max_tokens))
 
@@ -263,7 +265,7 @@ class Asking:
         return RequestFailed(fault=fault, failure=self._endpoint.describe(fault), profile=profile)
 
     async def _posted(self, body: bytes, streamed: Streamed | None, permit: Permit | None) -> Reply | Fault:
-        """Send the request and read the reply. Settle the permit even if an exception is raised."""
+        """Send the request and read the reply. Report the outcome to `permit`, even after an exception."""
         outcome = RequestOutcome()
         try:
             answer = await self._endpoint.post(body, streamed, self._on_sent, request=self._command.request)
@@ -331,9 +333,9 @@ def offer_changed(
     before: tuple[m.ToolDefinition, ...],
     now: tuple[m.ToolDefinition, ...],
 ) -> m.OfferChanged | None:
-    """Return how the tools of a request (`now`) differ from those of the request `before` it.
+    """Return how the tools of a request (`now`) differ from those of the previous request (`before`).
 
-    Return `None` if they do not differ, or if no request of the conversation has offered tools before.
+    Return `None` if they do not differ, or if no earlier request of the conversation has offered tools.
     """
     if before is now or not before:
         return None
@@ -365,8 +367,9 @@ class LentConversation(Struct):
         encoded: The conversation. During the turn nobody but the actor uses it.
         save: Writes new entries of the conversation to its file. Called before the agent can act on a new
             entry. Default: nothing is written.
-        told: The last request whose items were added to the conversation.
-        reported: How many replies the last `ThoughtsDropped` note counted.
+        told: The last request whose items (texts and tool results) were added to the conversation.
+        reported: How many replies had thoughts that the endpoint cannot read when a turn last counted them.
+            A further `ThoughtsDropped` is noted only if the number has changed.
     """
 
     id: m.ConversationId
@@ -376,13 +379,13 @@ class LentConversation(Struct):
     reported: int = 0
 
     async def ask(self, command: m.RequestCompletion, *, long: bool = False) -> EncodedConversation:
-        """Add the items of a request to the conversation, save them, and return the conversation to send.
+        """Add a request's texts and tool results to the conversation, save them, and return what to send.
 
-        If the request has `aside`, the items are added to a copy of the conversation, which is returned.
+        If `command.aside` is set, they are added to a copy, nothing is saved, and the copy is returned.
 
         Args:
             command: The request.
-            long: The request's texts may have megabytes, so they are encoded in a thread.
+            long: Whether the texts may have megabytes. Then they are encoded in a thread.
         """
         if command.aside:
             return self.encoded.aside(command.new, command.mode)
@@ -399,13 +402,15 @@ class LentConversation(Struct):
     async def answered(
         self, command: m.RequestCompletion, asked: EncodedConversation, reply: Reply, elapsed_s: float
     ) -> m.CompletionReceived:
-        """Keep the reply, save it unless the request has `aside`, and return the event for the agent.
+        """Add the reply to the conversation, save it, and return the event for the agent.
+
+        If `command.aside` is set, `asked` is a copy of the conversation, and nothing is saved.
 
         Args:
             command: The request.
             asked: The conversation that `ask` returned for the request.
             reply: The reply.
-            elapsed_s: Seconds since the request was asked, retries included.
+            elapsed_s: Seconds since the LLM actor received the request, retries included.
         """
         kept = asked.keep(reply)
         if not command.aside:
@@ -438,7 +443,7 @@ class _Asked(Struct):
     """A request whose items have been added to its conversation.
 
     Attributes:
-        conversation: The conversation to send; a copy if the request has `aside`.
+        conversation: The conversation to send; a copy if `command.aside` is set.
         lent: The conversation that the request names.
         asking: Sends the request to the model that is asked now.
         begun: When the request was received, on the event loop's clock.
@@ -573,9 +578,9 @@ class LlmActor(Actor[m.LlmCommand]):
     ) -> None:
         """Ask in another task, and read the mailbox meanwhile: the next message may drop this request.
 
-        When the reply has come, this method still waits for the next message. It cannot cancel `receive`,
-        because a cancelled `receive` may lose a message. The wait ends: the agent sends a further message, or
-        it ends and closes the mailbox.
+        When the reply has come, this method still waits for the next message: a cancelled
+        `mailbox.receive()` may lose a message. The wait always ends, because the agent sends a further
+        message or closes the mailbox.
 
         A drop cancels only the exchange with the endpoint. Before the exchange, the request's items are added
         to the conversation without interruption; after it, the reply is kept and reported completely.

@@ -77,8 +77,9 @@ class SessionActor(Actor[m.SessionCommand]):
         connection: The connection state now. Pass it to the next turn's actor.
         listed: The tools that the server listed last; `None`: it has listed none so far, or it also serves
             tools that it does not list.
-        reopens: Set if a fork begins at a point where the recorded session was open: the command to open it
-            again. The agent gets no `SessionOpened` for it, because it has read that of the record.
+        reopens: The command to open the session, if a fork begins at a point where the recorded session was
+            open; else `None`. The agent gets no `SessionOpened` for this command, because it has already
+            read the recorded one.
     """
 
     def __init__(
@@ -165,9 +166,9 @@ class SessionActor(Actor[m.SessionCommand]):
         with calling(self._connect, "the server"):
             self._connected = connection = self._connect(self._note)
         closing: float | None = None
-        # `open` counts `limit_s` from when entering began, so `limit_s` is computed before. Computed later,
-        # it would end before the turn's deadline, and the end of the turn's time would look like a failure of
-        # the server.
+        # `open` counts `limit_s` from the call of `__aenter__`, so `limit_s` is computed before that call. If
+        # it were computed later, it would expire before the turn's deadline, and a turn that runs out of time
+        # would look like a server that failed.
         limit_s = self._within(command.timeout_s)
         try:
             async with connection:
@@ -242,7 +243,7 @@ class SessionActor(Actor[m.SessionCommand]):
         return None
 
     async def _call_all(self, connection: ToolConnection | None, batch: m.CallTools, cause: int) -> None:
-        """Make a batch's calls by the rules of `protocol/tools/calls.py`; skip all without a connection."""
+        """Make a batch's calls by the rules of `protocol/tools/calls.py`; without a connection, skip all."""
         # A program may make calls outside turns through the same session (`keep="sessions"`). With
         # `exclusive`, its calls wait until the batch is done.
         async with exclusive(connection):
@@ -278,10 +279,10 @@ class SessionActor(Actor[m.SessionCommand]):
             await self._report(m.ToolsChanged(server=self._server, tools=tools), cause)
 
     def _is_as_decided(self, call: m.ServerCall) -> bool:
-        """Return whether the tool is still the same as when the call was decided on.
+        """Return whether the tool is unchanged since the model, the policy or a person decided on the call.
 
-        The model, the policy, a person or a program decided on the call earlier. Since then the server may
-        have changed or removed the tool, and the tool lock may refuse the new definition.
+        In the meantime the server may have changed or removed the tool, and the tool lock may refuse the new
+        definition.
         """
         return is_as_decided(call, self._server, self._tools, serves_unlisted=self._serves_unlisted)
 
