@@ -145,7 +145,8 @@ def _check_list(file: BufferedReader) -> None:
     if at < 0 or at + _END.size > len(tail):
         raise MCPConfigError("It is not a zip file.")
     _, _, _, _, count, size, _, _ = _END.unpack_from(tail, at)
-    # Refuse ZIP64, as with more than 65,535 files: it has a second list of files, which `zipfile` would use.
+    # Refuse the ZIP64 format, which is for archives with more than 65,535 files: it has its own count of the
+    # files, which `zipfile` would use instead of the count that is checked here.
     if tail[max(0, at - _LOCATOR_BYTES) :].startswith(_LOCATOR_MARK) or size > _MOST_LISTED:
         raise MCPConfigError("It lists too many files.")
     if count > MOST_FILES:
@@ -170,7 +171,8 @@ def _checked(listed: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
             raise MCPConfigError(f"It has a file with the name '{printable(name, 200)}'.")
         if stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
             raise MCPConfigError(f"'{printable(name, 200)}' is a link or a device, and not a file.")
-        # Other compression methods are rare here, and zipfile unpacks them without a size limit for a `read`.
+        # Other compression methods are rare in bundles. For these, `read(n)` of `zipfile` may unpack much
+        # more than n bytes into memory.
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise MCPConfigError("It is damaged, encrypted, or packed in an unusual way.")
         if name.endswith("/"):

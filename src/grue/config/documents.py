@@ -327,8 +327,8 @@ def converted(document: Document, kind: type[T], what: str, remedy: str) -> T:
     """Convert a document to the type `kind`. Used for files that grue writes itself.
 
     Raises:
-        MCPConfigError: The document does not fit. The text is "... is not WHAT ... Restore it, or remove it
-            and REMEDY". An example of `what` is "a tool lock".
+        MCPConfigError: The document does not fit `kind`. The text is "FILE is not WHAT: ... Restore it, or
+            remove it and REMEDY", for example with "a tool lock" and "approve the tools again".
     """
     try:
         return msgspec.convert(document.value, kind)
@@ -361,7 +361,7 @@ def _advice(text: str, position: int) -> str:
         return " Comments are not part of JSON: remove them."
     if rest[:1] in ("}", "]", ",") and text[:position].rstrip().endswith(","):
         return " There is a superfluous comma before it."
-    if _TRAILING_COMMA.match(rest):  # since Python 3.13 the position is that of the comma
+    if _TRAILING_COMMA.match(rest):  # since Python 3.13 an error's position is the comma's
         return " There is a superfluous comma."
     return ""
 

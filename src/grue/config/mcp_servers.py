@@ -1,9 +1,9 @@
 """Read `mcp_config.json`, which names the MCP servers and says how each is started.
 
 The format is the one that other hosts use: servers under `mcpServers`, VS Code's `servers` or Zed's
-`context_servers`, in strict JSON. A key of a server that looks like a misspelling of one of ours is an error.
-Any other key that grue does not use becomes a warning (`MCPConfig.warnings`), unless ignoring it changes
-nothing.
+`context_servers`, in strict JSON. A key of a server that looks like a misspelling of a key of grue is an
+error. Any other key that grue does not use becomes a warning (`MCPConfig.warnings`), unless ignoring it
+changes nothing.
 
 `${...}` is expanded when a server is used, not when the file is read. A server that is never used may
 therefore refer to variables that are not set, and an `MCPConfig` holds no secret that comes from a variable.
@@ -141,7 +141,7 @@ def _sandbox(value: Any) -> Any:
 
 
 def _auth_form(value: object) -> str | None:
-    """Return which form of `auth` a value has, a table or a boolean, so that errors are about that form."""
+    """Return whether an `auth` is a table or a boolean, so that pydantic checks only that form."""
     if isinstance(value, bool):
         return _SWITCH
     return _TABLE if isinstance(value, Mapping | AuthConfig) else None
@@ -230,7 +230,8 @@ class MCPServerConfig(BaseModel):
         command: Program to start; `None` for a server reached by URL.
         args: The arguments of the program.
         env: Environment variables, added to those inherited from the host.
-        inherit_env: Which variables the server inherits: `all` (the default), `no_keys`, `safe` or `none`.
+        inherit_env: Which of the host's environment variables the server inherits: `all` (the default),
+            `no_keys` (all but API keys that grue uses), `safe` (what programs commonly need) or `none`.
         envFile: File with further variables in the dotenv format, relative to the configuration file; `env`
             takes precedence.
         cwd: Working directory, relative to the workspace folder; `None`: the host's.
@@ -249,13 +250,15 @@ class MCPServerConfig(BaseModel):
             accepted, too.
         auth: How grue authenticates to the server at `url` (OAuth); `False`: not at all. The key `oauth` of
             other hosts is accepted, too.
-        required: Whether the first connect of an episode has to succeed; `None`: the host's policy decides.
+        required: Whether the first connect of an episode has to succeed; `None`: the runner's
+            `FailurePolicy.first_connect` decides.
         check_arguments: Whether grue checks a call's arguments against the tool's input schema, and answers a
             call that does not fit with an error, without sending it.
         sandbox: What the program may do: a preset's name, or a table of `Sandbox`'s keys or of VS Code's.
         sandboxEnabled: VS Code's switch. `False`: `sandbox` is not applied. `True` without a `sandbox`: the
             program may write only to a scratch folder, and has no network.
-        start: When the server starts; `None`: the host's setting decides.
+        start: When the server starts: `before`, `beside`, `beside_if_locked` or `when_called`; `None`: as
+            `mcp_start` of the runner's settings says.
 
     Source: R3.2
     """
@@ -388,7 +391,8 @@ class MCPConfig(BaseModel):
             environ: Variables for `${VAR}`, looked up when a server is used; default: the process's own.
             workspace_folder: Value of `${workspaceFolder}`, and base of a relative `cwd`; default: the folder
                 of the file.
-            named: The user has named this file, not a setting. This changes the error for a missing file.
+            named: `True`: the user named the file in a command or a call. `False`: `mcp_config_file` in the
+                settings names it. If the file is missing, the error says how to fix the one or the other.
 
         Raises:
             MCPConfigError: The file is missing, is not strict JSON (the error names line and column), or has
@@ -762,7 +766,7 @@ def _json_kind(value: object) -> str:
 
 
 def missing_servers(path: Path, *, named: bool) -> str:
-    """Return the error text for a missing file of servers. `named`: the user named it, not a setting."""
+    """Return the error text for a missing file of servers. `named` is as for `MCPConfig.from_file`."""
     if named:
         return f"The file of MCP servers {path} was not found. Correct the name; or `grue init` writes one."
     return (

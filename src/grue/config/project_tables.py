@@ -1,7 +1,7 @@
 """Read grue's tables of a TOML file: `[tool.grue.*]`, and for older projects `[tool.zorkgpt.*]`.
 
-The settings may be spread over both. A setting that is in both is an error, because one of the two values
-would have no effect.
+A file may have some settings below `[tool.grue]` and others below `[tool.zorkgpt]`. A setting that is below
+both is an error, because one of the two values would have no effect.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,9 +33,9 @@ class ProjectTables(Struct, frozen=True):
     roots: dict[tuple[str, str], str]
 
     def place(self, table: str, key: str = "") -> str:
-        """Return a table's full name, such as `tool.zorkgpt.mcp`, as it stands in the file.
+        """Return a table's full name in the file: `tool.zorkgpt.mcp`, for example, for `mcp`.
 
-        If the file has the table below both roots, the name is that of the table with `key`.
+        If the file has `[tool.grue.mcp]` and `[tool.zorkgpt.mcp]`, return the one that contains `key`.
         """
         found = [root for (name, each), root in self.roots.items() if name == table and key in ("", each)]
         return f"{found[0] if found else GRUE}.{table}"
@@ -45,7 +45,7 @@ class ProjectTables(Struct, frozen=True):
         return self.document.errors([self.placed(table, each) for each in problems])
 
     def placed(self, table: str, problem: MCPConfigError.Problem) -> MCPConfigError.Problem:
-        """Return a problem whose path starts at a table with a path that starts at the top of the file."""
+        """Return `problem`, whose path starts at the table, with the path from the top of the file."""
         place = self.place(table, str(problem.keys[0]) if problem.keys else "")
         return MCPConfigError.Problem((*place.split("."), *problem.keys), f"[{place}] {problem.text}")
 
@@ -59,8 +59,8 @@ def read_project_tables(path: Path) -> ProjectTables:
 
     Raises:
         MCPConfigError: The file is missing or not TOML (the error names line and column), a value stands
-            where a table should, `[tool.grue]` has an unknown table, or a setting is below both roots (the
-            error names the key, both tables and their lines).
+            where a table should, `[tool.grue]` has an unknown table, or a setting is both below `[tool.grue]`
+            and below `[tool.zorkgpt]` (the error names the key, both tables and their lines).
     """
     found, problems = gather_project_tables(path)
     if problems:
@@ -69,7 +69,9 @@ def read_project_tables(path: Path) -> ProjectTables:
 
 
 def gather_project_tables(path: Path) -> tuple[ProjectTables, list[MCPConfigError.Problem]]:
-    """Return the settings of a TOML file, and the problems: unknown tables, and settings below both roots.
+    """Return the settings of a TOML file, and the problems that were found.
+
+    A problem is an unknown table, or a setting that is both below `[tool.grue]` and below `[tool.zorkgpt]`.
 
     Raises:
         MCPConfigError: The file is missing or not TOML, or a value stands where a table should.

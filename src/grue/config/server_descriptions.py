@@ -184,7 +184,7 @@ def read_server(
     kind: str | None = None,
     env: Collection[str] = (),
 ) -> Described:
-    """Return the entry for a `server.json`, or for the registry's answer around one.
+    """Return the entry for a `server.json`, or for a registry's response that contains one.
 
     Args:
         description: The parsed JSON.
@@ -192,8 +192,8 @@ def read_server(
         name: The server's name in `mcp_config.json`; `None`: the last part of the description's name.
         kind: Which of the server's packages to use, such as `npm`, or `remote`; `None`: the first that grue
             can start.
-        env: The names of the environment variables that are set. If the variable of an optional key is among
-            them, the entry uses it.
+        env: The names of the environment variables that are set. The entry refers to the variable of an
+            optional secret only if it is among these.
 
     Raises:
         MCPConfigError: The description is not usable, or a value is missing.
@@ -213,7 +213,9 @@ def read_server(
 def _chosen(
     description: object, kind: str | None
 ) -> tuple[_Server, str, _Package | _Transport, tuple[str, ...]]:
-    """Choose one of a description's packages and URLs: the first that grue can use and that is of `kind`.
+    """Choose the first of a description's packages and URLs that grue can use and that is of `kind`.
+
+    `kind` is `npm` or `remote`, for example; `None`: any kind.
 
     Returns:
         The parsed description, the kind of the chosen package or URL, this package or URL, and the kinds of
@@ -532,10 +534,10 @@ def read_manifest(
 ) -> Described:
     """Return the entry for a bundle's `manifest.json`. The arguments are as for `read_server`.
 
-    The bundle's files are expected in `BUNDLES/NAME` beside `mcp_config.json`.
+    The entry expects the bundle's files in `mcp_bundles/NAME`, in the folder of `mcp_config.json`.
 
     Raises:
-        MCPConfigError: The manifest is not usable here, or a value is missing.
+        MCPConfigError: The manifest is invalid or not for this operating system, or a value is missing.
     """
     read = _converted(manifest, _Manifest, "the manifest of a bundle")
     platforms = read.compatibility.platforms

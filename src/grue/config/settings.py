@@ -109,9 +109,10 @@ _Count = Annotated[int, Field(ge=1)]
 
 
 class Unwritten(int):
-    """The type of a default, so that it differs from the same number written by a user.
+    """The type of a default number. It shows that the number is not set by the user.
 
-    For such a value, another default may be used that suits the server better (60 s for `npx`).
+    grue may replace a default number, but not a number that the user has set. For example, the default of
+    10 s for a server's start becomes 60 s if `npx` starts the server.
     """
 
 
@@ -195,10 +196,11 @@ class BudgetSettings(_Table):
 
 @dataclass(config=_STRICT)
 class NextModel(_Table):
-    """A model that is asked if the ones before it cannot be: one table of `[[tool.grue.llm.then]]`.
+    """A model that is asked if the models before it fail: one table of `[[tool.grue.llm.then]]`.
 
     The keys are those of `[tool.grue.llm]`. The API key comes from the environment, from the variable of the
-    provider to which the model's URL belongs. Sampling, retries and prices are those of the first model.
+    provider to which the model's URL belongs. Sampling parameters, retries and prices are those of the first
+    model.
     """
 
     agent_model: _Text
@@ -261,7 +263,8 @@ class GameConfiguration(_Table):
         mcp_tool_lock: What to do with a tool that differs from `mcp_tools.lock` (next to `mcp_config_file`):
             `report` it, `refuse` to offer it, or ignore the lock (`off`).
         mcp_start: When servers start whose entries have no `start`: `before` the first request of a turn, at
-            the same time as this request (`beside`, `beside_if_locked`), or `when_called`.
+            the same time as this request (`beside`; `beside_if_locked`: only if the listing file of the tool
+            lock has the server's tools), or `when_called`.
         mcp_registry: Base URL of the MCP registry that `grue add NAME` asks; `None`, the default: no
             registry.
         client_base_url: Base URL of the endpoint; OpenRouter by default.
@@ -273,7 +276,7 @@ class GameConfiguration(_Table):
         extra_body: Fields added to each request unchanged.
         text_tool_calls: What happens if the model writes a tool call as text: `ask` the model for a real
             call, `run` the call, or `keep` the text.
-        then: The models that are asked, in this order, if the agent's model cannot be asked.
+        then: Fallback models, which are asked in this order if `agent_model` fails.
         agent_sampling: Sampling parameters, all left out by default.
         retry: Retries and time limit of LLM requests.
         budget: Limits on requests, tokens and cost; none by default.
@@ -407,7 +410,7 @@ def _chosen(table: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
 def _unknown_keys(
     project: ProjectTables, known: Mapping[str, Sequence[str]]
 ) -> Iterator[MCPConfigError.Problem]:
-    """Yield a problem for each unknown key, except in the tables that a larger project shares with grue."""
+    """Yield a problem for each unknown key, except below `[tool.zorkgpt]` in tables other than `mcp`."""
     for (table, key), root in project.roots.items():
         names = known.get(table)
         if names is None or key in names or (root == ZORKGPT and table != "mcp"):

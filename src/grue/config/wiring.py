@@ -52,8 +52,8 @@ class Configured(Struct, frozen=True):
 def from_configuration(path: str | PathLike[str], *, servers: bool = True) -> Configured:
     """Load a TOML file and, unless it turns MCP off, the file of servers that it names.
 
-    Without a name, this is `mcp_config.json` beside the TOML file. With `servers=False`, neither the file of
-    servers nor the tool lock is read.
+    If the TOML file names no file of servers, `mcp_config.json` in the same folder is used. With
+    `servers=False`, neither the file of servers nor the tool lock is read.
 
     Raises:
         MCPConfigError: A file is missing or invalid.
@@ -168,16 +168,16 @@ def recorded_llm(asked: m.ModelAsked, base_url: str | None = None) -> LlmSetting
 def model_for(
     asked: m.ModelAsked | None, changed: Mapping[str, Any], model: str | None, base_url: str | None
 ) -> LlmSettings:
-    """Return the settings of a recorded model, with changes. Without a record, change the project's settings.
+    """Return the settings of the model that a trace records, with the given changes.
 
     Args:
-        asked: The model that a trace records; `None`: take the settings of `pyproject.toml`.
-        changed: Other values of settings, by name.
-        model: Another model; `None`: the same.
-        base_url: Another endpoint; `None`: the same.
+        asked: The recorded model; `None`: change the settings of `pyproject.toml` instead.
+        changed: The settings that get another value, by name, with the new values.
+        model: The name of another model; `None`: the same model.
+        base_url: The base URL of another endpoint; `None`: the same endpoint.
 
     Raises:
-        MCPConfigError: A setting cannot be used, or there is no key for the endpoint.
+        MCPConfigError: A setting cannot be used, or there is no API key for the endpoint.
     """
     if asked is None:
         config = GameConfiguration.of_project()
