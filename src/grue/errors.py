@@ -325,7 +325,7 @@ class NothingToResume(MCPError):  # noqa: N818 - named for what it reports, like
 
 
 class ForkMissed(MCPError):  # noqa: N818 - named for what happened, like the messages
-    """A fork of a recorded turn made a tool call that the record has no result for. It was not sent."""
+    """A fork made a tool call for which the recorded turn has no result. The call was not sent."""
 
 
 class ActorCrashed(MCPError):  # noqa: N818 - named as the event it reports, like the messages
@@ -369,7 +369,7 @@ class ConversationParked(ConversationError):  # noqa: N818 - named for what the 
 
 
 class FleetError(MCPError):
-    """A fleet cannot begin, because its sweep, a case or its folder cannot be used, or it cannot go on."""
+    """A fleet (many episodes in parallel processes) cannot be started, continued or evaluated."""
 
 
 class TraceError(MCPError):

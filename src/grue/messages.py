@@ -179,7 +179,7 @@ class ToolCall(Struct, frozen=True, kw_only=True, gc=False):
 
     Attributes:
         call_id: Unique within the turn. Generated if the provider sent none, or sent one twice.
-        name: Canonical name, if the model's text can be parsed as one.
+        name: Canonical name of the tool; the name as the model wrote it, if there is no such tool.
         arguments: The model's text, not yet parsed. It may be invalid JSON.
     """
 
@@ -227,9 +227,9 @@ class ToolCallResult(Struct, frozen=True, gc=False):
         content: A JSON value: structured content, parsed JSON, text, or a list of blocks.
         is_error: The call failed, or the tool reported an error.
         error_message: The error, for the model. Set if `is_error` is set.
-        blocks: If the server sent structured content, which is in `content` then: the images, audio, links
-            and resources that it sent beside it. If a call was made outside a turn: all content blocks of
-            the server, including text.
+        blocks: If the server sent structured content (see `content`): the images, audio, links and resources
+            that it sent in addition. For a call outside a turn: all content blocks that the server sent,
+            including text. Otherwise empty.
 
     Source: R11
     """
@@ -316,7 +316,7 @@ class ToolMessage(Struct, frozen=True, tag="tool", omit_defaults=True, gc=False)
 
 
 class CachePoint(Struct, frozen=True):
-    """A point in a text up to which the provider should cache the prompt: a `cache_control` of the caller's.
+    """A point in a text that the host has marked with `cache_control`: cache the prompt up to here.
 
     Attributes:
         end: How many characters of the text come before the point.
@@ -357,7 +357,7 @@ class AssistantText(Struct, frozen=True, tag="assistant"):
 
 
 class Echo(Struct, frozen=True, kw_only=True):
-    """What a provider requires back with its reply in later requests: thoughts, signatures, their order.
+    """What later requests must send back to the provider with a reply: thoughts, signatures, their order.
 
     Attributes:
         wire: The wire format that `data` is written in.
@@ -374,7 +374,7 @@ class AssistantReply(Struct, frozen=True, kw_only=True, tag="reply", omit_defaul
     """A reply of the model, as a conversation keeps it.
 
     Attributes:
-        echo: What the provider requires back with the reply in later requests; `None`: nothing.
+        echo: What later requests must send back to the provider with this reply; `None`: nothing.
     """
 
     content: str | None = None
@@ -747,7 +747,7 @@ episode or turn that is resumed. `cache`: the user's cache. `locked`: the listin
 class PresumedListing(Struct, frozen=True, kw_only=True):
     """The tools that grue expects a server to list in this turn, because it listed them earlier.
 
-    Tools that the turn would not offer anyway are left out.
+    Tools that the turn does not offer, because its settings exclude them, are left out.
     """
 
     server: ServerName
@@ -827,7 +827,7 @@ class CompletionReceived(Message, frozen=True, kw_only=True):
         finish_reason: As in chat completions (`stop`, `length`, `tool_calls`, `content_filter`). For people
             only; no code depends on it.
         usage: Sum over all tries of this request, including one whose reply was cut short.
-        echo: What the provider requires back with the reply in later requests. Old traces lack this field.
+        echo: What later requests must send back to the provider with this reply. Old traces lack this field.
         prompt_tokens: Tokens of the prompt of the last try; 0: the endpoint has not counted them.
         facts: What the endpoint says about the reply.
         stopped: The endpoint's word for why it stopped the reply before its end; empty if it did not, or if
@@ -869,7 +869,7 @@ class CompletionFailed(Message, frozen=True, kw_only=True):
 
 
 class CompletionPostponed(Message, frozen=True, kw_only=True):
-    """llm -> agent: the request is stored for a batch, and the turn waits for the reply without a process.
+    """llm -> agent: the request will be sent in a provider's batch. A later process reads its reply.
 
     Attributes:
         item: The request's id in the batch.
@@ -1124,7 +1124,8 @@ class McpDisabled(Message, frozen=True, kw_only=True):
         last_words: The last line that the server wrote to stderr before it was given up; empty: it wrote
             none.
         retry_s: For how many seconds grue does not connect to the server again. `None`: for the rest of the
-            episode, or this turn has not tried to connect. Old traces lack this field and `last_words`.
+            episode; or an earlier turn has disabled the server, and its message has the time. Old traces
+            lack this field and `last_words`.
 
     Source: R6.9, R6.10, P27
     """
@@ -1212,8 +1213,9 @@ class ToolSkipped(TurnNote, frozen=True, kw_only=True, omit_defaults=True):
     """session -> agent, or a note of the agent: the call was not sent to its server.
 
     Attributes:
-        refused: The call itself is wrong, so that the model can correct it: its arguments do not fit the
-            tool's schema, for example, or the tool has changed since the call was decided on.
+        refused: The reason is the call itself, so the model can correct it: its arguments do not fit the
+            tool's schema, for example, or the tool has changed since the model chose it. Not set if the
+            reason is another, such as a server that has ended or an earlier call that timed out.
     """
 
     batch: BatchId
@@ -1443,23 +1445,27 @@ class TurnInterrupted(Message, frozen=True, kw_only=True):
 
 
 class IterationStarted(TurnNote, frozen=True, kw_only=True):
-    """agent: a request that offers tools is sent. `iteration` is 1 plus the earlier replies with calls."""
+    """agent: a request that offers tools is sent.
+
+    Attributes:
+        iteration: 1 plus the number of earlier replies with tool calls.
+    """
 
     iteration: int
     max_iterations: int
 
 
 class ToolsVerified(TurnNote, frozen=True, kw_only=True):
-    """agent: servers have listed their tools after a request had offered the tools expected of them.
+    """agent: servers have listed their tools, after a request offered the tools that grue expected of them.
 
-    If `server` is empty, all servers of the request have listed theirs. The request's reply is used, because
-    it calls none of the tools in `changed`. If `server` is set, this server was started by its first call.
-    Calls of its changed tools are not sent, and the model is told so.
+    If `server` is empty, all servers of the request have listed their tools. The reply to the request is
+    used, because it calls none of the tools in `changed`. If `server` is set, a tool call has started this
+    server. Calls of its tools in `changed` are not sent, and the model is told so.
 
     Attributes:
         changed: Names of tools that differ from those that the request offered. The next request that offers
             tools offers them as they are listed now.
-        server: The server that was started by its first call; empty: all servers of the request.
+        server: The server that a tool call has started; empty: all servers of the request.
     """
 
     request: int
@@ -1593,7 +1599,8 @@ class RunTurn(Message, frozen=True, kw_only=True):
             until then. Their sessions are not opened at the turn's start.
         tool_search: When to offer the model `find_tools` and `call_tool` in place of the servers' tools;
             `None`: never. Old traces lack this field.
-        waits: The turn's requests are answered in batches. A later process may continue the turn.
+        waits: The turn's requests are sent in a provider's batches, which take hours. A later process may
+            continue the turn.
     """
 
     turn: int
@@ -1687,12 +1694,13 @@ class TurnParked(Message, frozen=True, kw_only=True):
         batches: The number of the last batch of tool calls.
         media_bytes: Decoded size of the attachments so far.
         forced: Why the final answer was forced; empty if it was not.
-        degraded: Why configured tools are missing; empty if none are.
+        degraded: Why configured tools are missing; empty if no tool is missing.
         reconnected: Whether the one reconnect of the turn has been used.
         used: How often each tool that has a `max_calls` was called before this reply.
         definitions: By tool name, digests of the tools' definitions at the time of the reply. Old traces lack
             this field.
-        untold: The answers that the conversation has for the calls if the turn is given up.
+        untold: Answers to the calls, such as "not called". If the turn is never resumed, the conversation
+            contains these answers.
         summaries: Summaries requested so far. Old traces lack this field, `overflowed` and `window`.
         overflowed: A request was too long for the model, and has been retried with a shorter history. A turn
             does this once.

@@ -138,7 +138,7 @@ Verdict = Literal["allow", "ask", "deny"]
 
 
 class ToolAnnotations(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """A server's untrusted statements about a tool's behaviour. `None`: the server does not state it.
+    """A server's untrusted statements about a tool's behaviour. A field is `None` if the server omits it.
 
     Attributes:
         read_only: The tool changes nothing.
@@ -157,8 +157,9 @@ class ToolAnnotations(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
 class ToolRule(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One row of a `ToolPolicy`: which tools it is about, and what happens to calls of these tools.
 
-    A row matches a tool if each condition that is set (`tools` to `boxed`) holds for the tool. A row without
-    a condition matches every tool.
+    The conditions are `tools`, `read_only`, `destructive`, `idempotent`, `open_world` and `boxed`. A row
+    matches a tool if each condition that is set holds for the tool. A row without a condition matches every
+    tool.
 
     Attributes:
         tools: Patterns of canonical names (`server.tool`), of which one has to match. `*` stands for any
@@ -354,7 +355,7 @@ class ContextPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
             before the endpoint has refused a request as too long. That request's size is then taken as the
             window, unless the refusal names the window.
         reply_tokens: The part of the window that is reserved for the reply, but at most half the window.
-        high_water: Clear if a request would fill more than this share of the window less `reply_tokens`.
+        high_water: Clear if a request would fill more than this share of the window without `reply_tokens`.
         low_water: Clear until the request fills at most this share.
         max_summaries: Most summaries in one turn; 0: never ask for one. Each is a request to the model, which
             counts for the budget, but not as an iteration.
@@ -466,7 +467,7 @@ class Batching(Struct, frozen=True, kw_only=True):
         look_every_s: The longest wait between two polls, in seconds.
         patience_s: Give up when the provider has failed to answer for so many seconds. What is in `folder`
             stays, so a later run goes on from there.
-        retry_failed: Start turns that failed in an earlier run from their beginning again.
+        retry_failed: Whether turns that failed in an earlier run are run again, from their beginning.
     """
 
     folder: str
@@ -505,9 +506,10 @@ class TurnLimits(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc=Fa
         long_results: What the model gets of a longer result. `refer`: its beginning, its end, its size, and a
             handle with which the model can read the rest (`read_result`). `cut`: only its beginning; this
             always applies to requests with `json_results`.
-        max_image_bytes: Largest image that is sent to the model; a larger one is described. 0: none is sent.
-        max_media_bytes: Total size of the images, audio and files that are sent to the model in one turn. Any
-            others are described. 0: none is sent.
+        max_image_bytes: Largest image that is sent to the model. For a larger one, the model gets a text with
+            its type and size. 0: none is sent.
+        max_media_bytes: Total size of the images, audio and files that are sent to the model in one turn. For
+            those beyond it, the model gets a text with their type and size. 0: none is sent.
         max_samplings: Requests to the model that all servers together may make (MCP sampling). 0: sampling is
             not offered to servers.
         turn_timeout_s: For the whole turn, including closing the sessions and waiting for a person; `None`:
@@ -572,7 +574,7 @@ turn, and when a server starts that was not started in advance."""
 
 
 def starts_ahead(start: Start) -> bool:
-    """Return whether servers are started in advance for the next turn."""
+    """Return whether `start` says that servers are started in advance for the next turn."""
     words: tuple[str, ...] = start if isinstance(start, tuple) else (start,)
     return any(each in get_args(StartAhead) for each in words)
 
@@ -585,7 +587,7 @@ OnFirstConnect = Literal["raise", "disable"]
 
 
 class FailurePolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc=False):
-    """How a turn goes on after a failure; the defaults are those of the requirements.
+    """How a turn goes on after a failure.
 
     Attributes:
         first_connect: After a failed first connect of the episode: raise, or go on without that server's
@@ -595,11 +597,12 @@ class FailurePolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc
         connect_retries: Further attempts after a failed connect in a later turn.
         retry_disabled_s: How long a server that was given up is left alone. The next turn after that tries to
             connect once more; each time that fails, the wait doubles, up to 15 minutes. `None`: until the
-            episode ends, which is what the Zork host uses.
+            episode ends.
         after_timeout: After a tool call that timed out: skip the rest of the batch, make its other calls
             anyway, or skip them and force the final answer.
         after_death: After a server has died during a turn: force the final answer, or connect once more.
-        fallbacks_before_stop: Consecutive fallback turns after which a host ends its episode.
+        fallbacks_before_stop: `grue play` ends an episode after this many turns in a row in which the model
+            gave no acceptable answer, so that the host's fallback value was used.
         on_tool_drift: What to do about a tool that differs from the tool lock or is not in it. Has no effect
             without a lock.
 

@@ -92,9 +92,9 @@ class Sandbox(Struct, frozen=True, kw_only=True):
             which is the program's working directory, to read and write. `web`: `pure` with the network.
         read: Files and folders that the program may read.
         write: Files and folders that the program may read, write and delete. They have to exist.
-        hide: Files and folders that the program may not access, although they are in a folder that it may.
-            A folder that contains one, at any depth, cannot be listed, and nothing can be made, deleted or
-            renamed in it.
+        hide: Files and folders that the program may not access, although they are in a folder that the box
+            opens. A folder that contains a hidden file or folder, at any depth, cannot be listed, and nothing
+            can be made, deleted or renamed in it.
         execute: The other programs that the program may start; `None`: any program of the system and of the
             folders that the box opens. All programs that it starts are in the same box.
         network: `True`: any. `False`: none. A list of `host:port`: only these, through a proxy that grue
@@ -185,7 +185,7 @@ def _of_table(table: Mapping[Any, Any]) -> Sandbox:
 
 
 def _of_vscode(table: Mapping[Any, Any]) -> Sandbox:
-    """Read VS Code's table. Only `allowWrite` may be written. Without `allowRead`, all may be read."""
+    """Read VS Code's table. Only `allowWrite` may be written. Without `allowRead`, all files may be read."""
     parts: dict[str, dict[str, tuple[str, ...]]] = {}
     for part, keys in table.items():
         if part not in _VSCODE or not isinstance(keys, Mapping):

@@ -212,7 +212,7 @@ def _unlocked(name: str, folder: int) -> int:
 
 
 class Watching(Sandbox, frozen=True, kw_only=True):
-    """A box that limits nothing and records what the program does. `boxed` returns what `start` returns."""
+    """A box that limits nothing and records what the program does. `boxed` returns a `Boxed` from `start`."""
 
     start: Callable[..., Boxed]
 

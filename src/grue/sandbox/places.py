@@ -49,9 +49,9 @@ class Places(Struct, frozen=True):
     """What a box opens, for one program on this machine.
 
     Attributes:
-        system: Rules for the files of the system. The same tuple object as at the last start, unless a
-            folder of the system has changed or the box hides something.
-        own: Rules for all other files.
+        system: Rules for the files of the system. As long as these files do not change, this is the same
+            object at each start, so `launch.py` can compare it with `is`. Empty if the box hides something.
+        own: Rules for all other files; if the box hides something, for all files.
         opened: Files and folders that the program may read, besides the system's files.
         written: Files and folders that the program may write, besides the scratch folder.
         broken: Folders with something hidden in them. There is no rule for such a folder, but one for each
@@ -271,7 +271,7 @@ def _module_folders(env: Mapping[str, str], cwd: str) -> list[str]:
 
 @functools.cache
 def _opened_trees() -> tuple[str, ...]:
-    """Return the folders of programs that every box opens, such as `/usr/`, each with a slash at its end."""
+    """Return the folders with programs, such as `/usr/`, that every box opens. Each ends with a slash."""
     return tuple(f"{path}/" for path in (*_existing(_PROGRAMS.split()), *_base_python()))
 
 
@@ -289,10 +289,11 @@ def _state_of_system() -> tuple[tuple[int, int], ...]:
 
 @functools.cache
 def _system_folders() -> tuple[str, ...]:
-    """Return the folders of the system's settings that boxes open, with those to which links there lead.
+    """Return the folders, such as `/etc`, that contain the system's settings files that every box opens.
 
-    Only these are checked for changes. Folders of programs are opened as a whole, so new files in them need
-    no new rule; files of the kernel and devices are not replaced.
+    If a settings file is a link, the folder of its target is returned, too. Only these folders are checked
+    for changes. Folders with programs are opened as a whole, so new files in them need no new rule; files of
+    the kernel and devices are not replaced.
     """
     named = [f"/etc/{name}" for name in _SETTINGS.split()]
     paths = [*named, *(path for path in map(real_path, named) if not path.startswith(_opened_trees()))]
@@ -366,10 +367,10 @@ def _workspace(cwd: str) -> str:
 
 
 def _refuse_planted_interpreter(chain: Sequence[str], written: Sequence[str]) -> None:
-    """Refuse a program below `written` that links to, or names in `#!`, a file elsewhere.
+    """Refuse a program in a writable folder (`written`) that leads to a file outside of these folders.
 
-    The boxed program could have written that link or line, to have any file opened at its next start.
-    Well-known interpreters are allowed.
+    It leads there by a symbolic link, or by naming the file in `#!`. The boxed program could have written the
+    link or the line, so that its next box opens that file. Well-known interpreters are allowed.
     """
     for path, then in itertools.pairwise(chain):
         changeable = any(within(path, each) or within(real_path(path), each) for each in written)
@@ -381,7 +382,7 @@ def _refuse_planted_interpreter(chain: Sequence[str], written: Sequence[str]) ->
 
 
 def _without_links(paths: Iterable[str], written: list[str]) -> list[str]:
-    """Resolve the links in paths. Refuse a path below a folder of `written` that links out of the folder."""
+    """Resolve links in `paths`. Refuse a path in a writable folder (`written`) with a target outside it."""
     if not written:
         return [real_path(path) for path in paths]
     found = []
@@ -439,7 +440,7 @@ def _absolute(path: str, cwd: str) -> str:
 
 
 def _is_data(path: str) -> bool:
-    """Return whether a file that an argument names is data, not code. Only the folders of code are opened."""
+    """Return whether a file that an argument names is data, not code. The box opens no folder for data."""
     name = os.path.basename(path)  # noqa: PTH119
     return not name.endswith(_CODE) and _head(path)[:2] != b"#!"
 

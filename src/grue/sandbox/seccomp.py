@@ -159,7 +159,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
         network: `none`: no network sockets. `tcp`: TCP only, and the listener decides about each connection.
             `any`: TCP and UDP.
         unix_sockets: Whether Unix sockets may be made.
-        watches: Whether the program may watch folders with inotify; if so, any folder.
+        watches: Whether the program may watch folders with inotify. Then it may watch any folder.
         ask: Names of the calls that the listener decides about.
     """
 
@@ -220,7 +220,7 @@ def calls_program(here: Machine, calls: tuple[str, ...]) -> bytes:
 
 
 def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
-    """Return, by call, the check of its arguments, for calls that are refused only with some arguments."""
+    """Return checks of arguments, by call, for the calls that are refused only with some arguments."""
     found = [
         ("socket", _sockets(wanted)),
         ("socketpair", _pairs(wanted)),
