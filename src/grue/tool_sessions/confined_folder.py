@@ -84,7 +84,8 @@ class ConfinedFolder:
         readers see the old text or the new one, also if this process is killed.
 
         Raises:
-            RefusedPath: For the reasons that `read` has, or because the file cannot be written.
+            RefusedPath: The path leaves the folder or leads through a link, it names something other than a
+                regular file, the text is too large or not encodable, or the file cannot be written.
         """
         *folders, name = _names(path)
         try:
@@ -111,7 +112,8 @@ class ConfinedFolder:
         """Return the names in a folder, sorted: folders end in `/`, files have their size in bytes.
 
         Raises:
-            RefusedPath: For the reasons that `read` has, or because there are more than `MAX_ENTRIES`.
+            RefusedPath: The path leaves the folder or leads through a link, there is no such folder, it may
+                not be read, or it has more than `MAX_ENTRIES` entries.
         """
         with _refusing(path), self._folder(_names(path, folder=True)) as folder, os.scandir(folder) as found:
             listed: list[str] = []

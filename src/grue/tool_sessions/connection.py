@@ -25,8 +25,9 @@ class ConnectionStatus(Struct, frozen=True, kw_only=True):
     Attributes:
         alive: Whether the connection can still be used, as far as is known without asking the server.
         pid: Process id of the server; `None`: grue has not started a process for it.
-        exit: How the process exited; `None`: it still runs, or the server is no process.
-        ending: How the process was ended; `none`: it still runs, or the server is no process.
+        exit: The process's exit status or signal; `None`: it still runs, or the server is no process.
+        ending: By which step the process ended, such as `polite` (after its stdin was closed) or `killed`;
+            `none`: it still runs, or the server is no process.
         stderr_tail: The end of the process's standard error, with secrets redacted; untrusted.
         address: The URL of an MCP server over HTTP, without secrets; empty for other servers.
         box: In words, what the server can reach in its box; empty: the server runs in no box.
@@ -67,7 +68,7 @@ class Listing(Struct, frozen=True, kw_only=True):
 
 
 class SeenListing(Struct, frozen=True):
-    """All tools that a server has listed, before some are left out, and the MCP revision that it spoke.
+    """All tools that a server has listed, also those that `include` and `exclude` leave out.
 
     Attributes:
         tools: The server's tools, in the server's order.
@@ -86,7 +87,8 @@ class SeenListing(Struct, frozen=True):
 class ToolConnection(Protocol):
     """One connection to a tool server. The same task enters, uses and leaves it.
 
-    Entering starts the server. Leaving ends it within a bounded time, also when cancelled.
+    Entering the connection starts the server. Leaving it ends the server within a bounded time, also when
+    the task is cancelled.
     """
 
     async def __aenter__(self) -> Self:
@@ -161,7 +163,9 @@ class HoldsTasks(Protocol):
     """A connection whose server may run a call as an MCP task, and deliver the result later."""
 
     async def finish_task(self, tool: str, task: m.ToolTask, timeout_s: float) -> m.ToolCallResult:
-        """Ask for the result of a task that an earlier process has started; the tool is not called again.
+        """Ask for the result of an MCP task, without calling the tool again.
+
+        A call of `tool` started the task in an earlier run of the host program.
 
         Raises the errors of `ToolConnection.call`.
         """
@@ -239,7 +243,7 @@ class WrappedConnection:
         return await refusal(self._connection, tool, arguments)
 
     async def finish_task(self, tool: str, task: m.ToolTask, timeout_s: float) -> m.ToolCallResult:
-        """Ask for the result of a task that an earlier process has started."""
+        """Ask the wrapped connection for the result of an MCP task."""
         return await finish_task(self._connection, tool, task, timeout_s)
 
     def exclusive(self) -> contextlib.AbstractAsyncContextManager[object]:

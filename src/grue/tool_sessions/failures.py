@@ -35,12 +35,12 @@ class ServerFailed(MCPError):  # noqa: N818 - named as the event it reports, lik
 
 
 class WireFault(Struct, frozen=True):
-    """A failed exchange at the transport level, which is passed on in the `data` field of the SDK's error.
+    """A failed exchange at the transport level. The HTTP transport passes it on as `data` of an `SdkError`.
 
     Attributes:
         cause: What has failed, in one clause without secrets or control characters.
         ends_session: Whether every later exchange would fail too.
-        remedy: What the user can do; `None`: the transport's usual advice for the phase.
+        remedy: What the user can do; `None`: the usual advice for a failure in this phase (`ServerPhase`).
         needs_login: Whether the server can be used only after a person has logged in.
     """
 

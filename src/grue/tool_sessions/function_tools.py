@@ -697,7 +697,10 @@ class FunctionConnection:
             await self._before_calls()
 
     async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
-        """Return why a function does not accept the arguments; `None` if it does, or does not exist."""
+        """Return why a function does not accept the arguments; `None` if it accepts them.
+
+        Also returns `None` if there is no such function: `call` then refuses the call.
+        """
         if tool not in self._functions:
             return None
         try:

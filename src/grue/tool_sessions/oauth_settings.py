@@ -1,4 +1,4 @@
-"""The settings with which grue authorises itself at an MCP server over HTTP, by OAuth 2.1 as MCP has it."""
+"""The settings for OAuth: how grue gets an access token for an MCP server, as MCP's specification says."""
 
 from typing import Literal
 from urllib.parse import urlsplit

@@ -78,8 +78,8 @@ class PydanticParameter:
     def add_schema(self, components: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the parameter's schema, and `components` with the definitions that the schema refers to.
 
-        If `components` already has another definition under one of their names, the names of all the
-        parameter's definitions get the prefix `PARAMETER.`.
+        If `components` already uses the name of one of these definitions for a different definition, all of
+        the parameter's definitions get the prefix `PARAMETER.` before their names.
         """
         schema, own = self._schema("")
         if any(components.get(name, definition) != definition for name, definition in own.items()):

@@ -2,7 +2,8 @@
 
 A secret is the value of an environment variable with a name such as `API_KEY`
 (`runtime/secrets/secret_forms.py`), what follows such a name in a command line (`--api-key KEY`), a password
-in a URL, a word in the form of a provider's tokens, or a value that authorises a request.
+in a URL, a word in the form of a provider's tokens, the value of an authorisation header, or a
+bearer token.
 `runtime/secrets/redaction.py` finds secrets in their encoded forms too.
 """
 

@@ -151,7 +151,7 @@ class WholeResult:
     # --- Selecting by a JSON path ---
 
     def _parsed(self) -> object:
-        """Return the content. If it is JSON text, decode its first level only, and keep the result."""
+        """Return the result's content. Text is decoded as JSON once, and only its first level."""
         if isinstance(self._content, str):
             try:
                 self._content = _opened(msgspec.Raw(self._content.encode()))
@@ -430,8 +430,8 @@ class ResultReader:
     """Answers `read_result` in one turn.
 
     Args:
-        result_of: Finds the whole result of an earlier call by its handle, perhaps in a trace; returns `None`
-            if no call has this handle.
+        result_of: Returns the whole result of the call with this handle, which is a call of this turn or of
+            an earlier turn of the conversation; `None` if no call has the handle.
         max_chars: Most characters of an answer.
     """
 

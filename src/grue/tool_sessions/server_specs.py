@@ -67,8 +67,8 @@ _SHELL_FUNCTION = "()"
 def inherited(environ: Mapping[str, str], how: InheritEnv) -> dict[str, str]:
     """Return the part of the host's environment (`environ`) that a server gets.
 
-    With `no_keys`, a variable that holds the same value as one of grue's keys is left out too, whatever its
-    name is. Raises `MCPConfigError` if `how` is not one of `InheritEnv`.
+    `no_keys` leaves out the variables in `OWN_KEYS` (such as `OPENAI_API_KEY`), and every other variable that
+    has the same value as one of these. Raises `MCPConfigError` if `how` is not one of `InheritEnv`.
     """
     match how:
         case "all":
@@ -91,8 +91,8 @@ def inherited(environ: Mapping[str, str], how: InheritEnv) -> dict[str, str]:
 def visible_keys(environment: Mapping[str, str], host: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of the variables of a process's `environment` that hold a key, sorted.
 
-    A variable holds a key if its name looks like a key's, or if its value equals one of grue's own keys,
-    which are looked up in the `host`'s environment.
+    A variable holds a key if its name is in `OWN_KEYS` or looks like the name of a secret, or if its value
+    is that of a variable in `OWN_KEYS` in the `host`'s environment.
     """
     keys, values = OWN_KEYS, _own_values(host)
     return tuple(
@@ -105,9 +105,10 @@ def visible_keys(environment: Mapping[str, str], host: Mapping[str, str]) -> tup
 
 
 def is_own_key(name: str, environment: Mapping[str, str], host: Mapping[str, str]) -> bool:
-    """Return whether a variable of a process's `environment` holds one of grue's own keys.
+    """Return whether a variable of a process's `environment` holds a key that grue uses itself.
 
-    It does if its name is that of a key, or if its value equals that of a key in the `host`'s environment.
+    The variable holds such a key if `name` is in `OWN_KEYS` (such as `OPENAI_API_KEY`), or if its value is
+    that of a variable in `OWN_KEYS` in the `host`'s environment.
     """
     return name in OWN_KEYS or environment[name].strip() in _own_values(host)
 
@@ -415,7 +416,7 @@ class HttpServer(_Address, metaclass=OwnKeywords, frozen=True, kw_only=True):
         found = dict(self.headers)
         for name, value in self.headers.items():
             scheme, _, token = value.strip().partition(" ")
-            if token and scheme.isalpha():  # "Bearer abc": the server may repeat "abc" alone
+            if token and scheme.isalpha():  # for "Bearer abc", redact "abc" alone too
                 found[f"{name} token"] = token
         found |= dict(parse_qsl(parts.query))
         if parts.password:

@@ -131,7 +131,7 @@ class PooledConnection:
             self.failed = failed
         except Exception as crash:  # noqa: BLE001 - the turn that needs it raises it; other turns go on
             self.failed = crash
-            # If it crashed because the trace cannot be written, recording the crash fails too.
+            # If the crash was that the trace cannot be written, recording the crash fails too.
             with contextlib.suppress(Exception):
                 self._record(describe_crash(self.server, crash))
         finally:
@@ -196,7 +196,7 @@ class SessionPool:
     further turn is expected, nothing is prewarmed.
 
     Attributes:
-        sessions: `ahead`, `beside` or `kept`.
+        sessions: Which sessions the pool has: `ahead`, `beside` or `kept`, as the module's docstring says.
         opened: Servers with which a turn has had an open session.
     """
 
@@ -473,7 +473,7 @@ class LeasedConnection(_SessionUser):
     async def _prepared(self, owned: PooledConnection, timeout_s: float) -> Listing | None:
         """Return the listing of the prewarmed or kept connection; `None` if it cannot be used."""
         # No `timeout_s` here: opening has its own limit, which started earlier and gives a better error when
-        # it expires. Only the turn's deadline is added.
+        # it expires. Only the turn's deadline limits this wait.
         owned.wanted.set()
         with anyio.move_on_after(self._request.within(float("inf"))):
             await owned.opened.wait()

@@ -149,7 +149,8 @@ class ShellTool(Struct, HostCommands, frozen=True, kw_only=True):
 
         Args:
             server: The name that the program gives to this server.
-            registry: Lists the running command's process, so that it can be killed from outside.
+            registry: Lists the process of the running command, so that the runner can kill it without the
+                turn's event loop.
             before_calls: Awaited at the start of each batch; `None`: nothing is awaited.
         """
         connection = FunctionTools([_Commands(self, registry).tool()]).connect(server, before_calls)

@@ -133,7 +133,10 @@ class ToolSearcher:
         return tool_results.success({"tools": [_told(tool) for tool in found]})
 
     def call_tool(self, arguments: m.JsonObject) -> m.ToolCallResult:
-        """Answer a call of `call_tool` that names no known tool: suggest similar names."""
+        """Answer a call of `call_tool` that names no known tool: suggest similar names.
+
+        A call that names a known tool does not come here: the agent has it sent to the tool's server.
+        """
         name = arguments.get("name")
         if not isinstance(name, str) or not name:
             return tool_results.call_failed('call_tool wants {"name": "...", "arguments": {...}}')
