@@ -494,10 +494,11 @@ class TurnLimits(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc=Fa
     """How much a turn may use.
 
     Attributes:
-        max_tool_iterations: Replies with tool calls before the final answer is forced.
-        tool_call_timeout_s: For each tool call.
-        server_startup_timeout_s: For spawn, handshake and listing together. `None`: 10 s, and 60 s for a
-            command such as `npx` that may have to download the server.
+        max_tool_iterations: Most replies with tool calls. After these, the model is asked for its final
+            answer, without tools.
+        tool_call_timeout_s: Time limit of each tool call.
+        server_startup_timeout_s: Time limit for spawn, handshake and listing together. `None`: 10 s, and 60 s
+            for a command such as `npx` that may have to download the server.
         startup_timeouts_s: The servers that have another limit than `server_startup_timeout_s`, by name. The
             runner sets this.
         starts_at_once: How many servers may be starting at the same time, among those that start at their
@@ -512,8 +513,8 @@ class TurnLimits(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc=Fa
             those beyond it, the model gets a text with their type and size. 0: none is sent.
         max_samplings: Requests to the model that all servers together may make (MCP sampling). 0: sampling is
             not offered to servers.
-        turn_timeout_s: For the whole turn, including closing the sessions and waiting for a person; `None`:
-            no limit.
+        turn_timeout_s: Time limit of the whole turn, including closing the sessions and waiting for a person;
+            `None`: no limit.
         teardown_s: Seconds of `turn_timeout_s` that are reserved for closing the sessions, at most half of
             it. `None`: a tenth of it, at most 0.5 s. A turn without servers reserves nothing. Without a
             `turn_timeout_s`: how long a cancelled turn waits for its sessions to close; `None`: 5 s.
@@ -590,17 +591,19 @@ class FailurePolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc
     """How a turn goes on after a failure.
 
     Attributes:
-        first_connect: After a failed first connect of the episode: raise, or go on without that server's
-            tools.
-        first_connects: The servers for which something else than `first_connect` applies, by name. The runner
-            sets this for servers that are configured with `required`.
+        first_connect: What follows if the first connect to a server in the episode fails. `raise`: the turn
+            fails. `disable`: the turn goes on without the server's tools.
+        first_connects: By server name, values that apply instead of `first_connect`. The runner sets this for
+            servers that are configured with `required`.
         connect_retries: Further attempts after a failed connect in a later turn.
-        retry_disabled_s: How long a server that was given up is left alone. The next turn after that tries to
-            connect once more; each time that fails, the wait doubles, up to 15 minutes. `None`: until the
-            episode ends.
-        after_timeout: After a tool call that timed out: skip the rest of the batch, make its other calls
-            anyway, or skip them and force the final answer.
-        after_death: After a server has died during a turn: force the final answer, or connect once more.
+        retry_disabled_s: For how many seconds grue does not connect to a server that it has given up. The
+            next turn after that tries to connect once more; each time that fails, the wait doubles, up to 15
+            minutes. `None`: until the episode ends.
+        after_timeout: What follows if a tool call times out. `skip`: the calls of the same reply that have
+            not been sent are not made. `continue`: they are made. `force`: they are not made, and the model
+            is asked for its final answer.
+        after_death: What follows if a server dies during a turn. `force`: the model is asked for its final
+            answer. `reconnect`: grue connects to the server again, once in a turn.
         fallbacks_before_stop: `grue play` ends an episode after this many turns in a row in which the model
             gave no acceptable answer, so that the host's fallback value was used.
         on_tool_drift: What to do about a tool that differs from the tool lock or is not in it. Has no effect

@@ -25,7 +25,6 @@ class ProjectTables(Struct, frozen=True):
         document: The parsed file.
         tables: Each of `TABLES` with its keys and values; a table that the file does not have is empty.
         roots: For each setting that was found, by table and key: `tool.grue` or `tool.zorkgpt`.
-        text: The file's text.
     """
 
     document: Document

@@ -551,7 +551,10 @@ def read_manifest(
 
 
 def entry_point(manifest: object) -> str:
-    """Return the path of the program inside a bundle; empty: it is started by a program outside it."""
+    """Return the path of the bundle's program, inside the bundle.
+
+    Return an empty text if the bundle needs a program from outside, such as `node` or `python`.
+    """
     read = _converted(manifest, _Manifest, "the manifest of a bundle")
     return read.server.entry_point if read.server.type == "binary" else ""
 

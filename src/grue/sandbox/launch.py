@@ -212,7 +212,10 @@ def _unlocked(name: str, folder: int) -> int:
 
 
 class Watching(Sandbox, frozen=True, kw_only=True):
-    """A box that limits nothing and records what the program does. `boxed` returns a `Boxed` from `start`."""
+    """A box that limits nothing and records what the program does.
+
+    For this box, `boxed` calls its `start`, and returns the result.
+    """
 
     start: Callable[..., Boxed]
 
