@@ -219,10 +219,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, object, object]:
-    """Trace the import of a module for coverage, and not what pytest then does with its tests."""
+    """Trace the import of a module for coverage, and not what pytest then does with its tests.
+
+    Every worker imports the same modules, so it is enough if one of them is traced.
+    """
     if not collector.config.getoption("--covered"):
         return (yield)
-    if isinstance(collector, pytest.Module):
+    worker = getattr(collector.config, "workerinput", {"workerid": "gw0"})["workerid"]
+    if isinstance(collector, pytest.Module) and worker == "gw0":
         with suppress(BaseException):  # the collector imports it again, and reports what is wrong
             _ = collector.obj
     with _untraced():
@@ -383,4 +387,5 @@ def _every_trace_replays(request: pytest.FixtureRequest) -> Iterator[None]:
     if folder is not None:
         from replayed import replay_all
 
-        replay_all(folder)
+        with _untraced():  # the replay has tests of its own
+            replay_all(folder)
