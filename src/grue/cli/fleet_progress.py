@@ -25,7 +25,7 @@ class Seen(Struct, frozen=True, kw_only=True):
 
     Attributes:
         tally: The numbers of episodes: in all, done, failed and so on.
-        running: When each running episode has started, in monotonic seconds, by its id.
+        running: When each running episode was submitted, in monotonic seconds, by its id.
         costs: What the broker has counted. It counts requests only if the fleet has limits.
         elapsed_s: How long this run of the fleet has lasted.
     """

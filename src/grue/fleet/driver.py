@@ -149,8 +149,8 @@ class Driver:
         folder: The fleet's folder, which this driver has locked.
         plan: The work and its cases.
         engine: Makes the attempts.
-        watch: Called about five times a second with the counts and the start time of each running episode, by
-            id.
+        watch: Called about five times a second with the counts and the time at which each running episode was
+            submitted (monotonic seconds), by id.
         retry: Whether to try episodes again that were given up.
 
     Attributes:

@@ -30,8 +30,8 @@ from grue.fleet.work import KnownWork, Work, find_work, name_of
 from grue.policies import Batching
 
 Watch: TypeAlias = Callable[[Tally, dict[str, float], Costs], None]
-"""A function that is called with the counts, the start time of each running episode by id, and the cost of
-the requests."""
+"""A function that is called with the counts, the time at which each running episode was submitted (monotonic
+seconds) by id, and the cost of the requests."""
 
 
 @contextlib.contextmanager
@@ -185,7 +185,11 @@ class Fleet:
     def sweep(
         self, sweep: Sweep, *, retry: bool = False, watch: Watch | None = None, progress: bool = False
     ) -> Finished:
-        """Play the episodes of a sweep that have no result. Blocks. Arguments and errors as for `map`."""
+        """Play the episodes of a sweep that have no result. Blocks.
+
+        The sweep says how many repetitions each case has and which version of the work plays them. The
+        arguments `retry`, `watch` and `progress` and the errors are those of `map`.
+        """
         refuse_to_start_again(imports_main=self._engine == "local")
         plan = self._plan(find_work(sweep.work), sweep.version, sweep.all_cases, whole=True)
         with shown_progress(watch, shown=progress) as seen:

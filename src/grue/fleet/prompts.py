@@ -163,9 +163,9 @@ def compare_prompts(
             turns; each call of `compare_prompts` numbers its turns from 1.
         prompts: Two or more system texts, each under a name of your choice, which the table shows.
         cases: Pairs of the user's text and the expected answer.
-        score: Gets the answer and the expected answer, and returns a number. `None`: a text scores 1 if it
-            contains the expected text, ignoring case, or the expected number (17 is not in 117); any other
-            answer scores 1 if it equals the expected one; else 0.
+        score: Gets the answer and the expected answer, and returns a number; a larger one is better. `None`:
+            a text scores 1 if it contains the expected text, ignoring case, or the expected number (17 is not
+            in 117); any other answer scores 1 if it equals the expected one; else 0.
         answer: The type of the answers, as in a `TurnRequest`; `None`: `bool` if all cases expect `True` or
             `False`, else text.
         concurrency: Turns that run in parallel.
