@@ -19,6 +19,19 @@ sync_api = pytest.importorskip(
 expect = sync_api.expect
 COLOURS = """[...new Set(new Uint32Array(document.getElementById("costs").getContext("2d")
     .getImageData(0, 0, 2000, 600).data.buffer).values())].filter((pixel) => pixel & 0xffffff)"""
+INKS = """Object.fromEntries(["fail", "good"].map((name) => {
+    const probe = document.getElementById("probe");
+    probe.style.color = `var(--${name})`;
+    const [red, green, blue] = getComputedStyle(probe).color.match(/\\d+/g).map(Number);
+    const { width, height } = document.getElementById("cases");
+    const pixels = document.getElementById("cases").getContext("2d").getImageData(0, 0, width, height).data;
+    let found = false;
+    for (let at = 0; at < pixels.length; at += 4) {
+      const [r, g, b, a] = pixels.slice(at, at + 4);
+      found ||= a > 100 && Math.abs(r - red) + Math.abs(g - green) + Math.abs(b - blue) < 30;
+    }
+    return [name, found];
+}))"""
 HOSTILE = "</script><img src=x onerror=window.__pwned=1>"
 
 
@@ -64,6 +77,22 @@ def test_the_report_says_what_it_leaves_out(open_page: Any, tmp_path: Path) -> N
     write_report(tmp_path, tmp_path / "report.html")
     facts = open_page(tmp_path / "report.html").page.locator("#facts")
     expect(facts).to_have_text("1 episode, 0 without a result, 3 not in the latest sweep and left out")
+
+
+@pytest.mark.parametrize("lower_is_better", [False, True])
+def test_the_points_of_cases_that_lost_are_red_and_the_others_green(
+    open_page: Any, tmp_path: Path, lower_is_better: bool
+) -> None:
+    """The second cell scores less than the first one in each case."""
+    make_fleet(
+        tmp_path, lambda _, prompt, question: float(prompt == "a"), prompts="ab", questions=4, repetitions=1
+    )
+    write_report(tmp_path, tmp_path / "report.html", by=["prompt"], lower_is_better=lower_is_better)
+    page = open_page(tmp_path / "report.html").page
+    shown = "score (lower is better)" if lower_is_better else "score"
+    expect(page.locator("#cells th").nth(1)).to_have_text(shown)
+    drawn = page.evaluate(INKS)
+    assert drawn == {"fail": not lower_is_better, "good": lower_is_better}
 
 
 def test_a_point_opens_its_episode_by_the_keyboard(open_page: Any, report: Path) -> None:

@@ -210,6 +210,24 @@ def table(
     print_table(directory, chosen, as_json=as_json, everything=every)
 
 
+_Pass = Annotated[
+    float | None,
+    typer.Option(
+        "--pass",
+        metavar="SCORE",
+        help="The worst score with which an episode passes.",
+        show_default="1 (0 if lower is better), if scores are from 0 to 1",
+    ),
+]
+_FailedAs = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SCORE",
+        help="The score that a failed episode counts with.",
+        show_default="0; none if lower is better",
+    ),
+]
+_LowerIsBetter = Annotated[bool, typer.Option("--lower-is-better", help="Smaller scores are better.")]
 _Cell = Annotated[
     str,
     typer.Argument(
@@ -240,18 +258,8 @@ def compare(
             "to tell.",
         ),
     ] = None,
-    passing: Annotated[
-        float | None,
-        typer.Option(
-            "--pass",
-            metavar="SCORE",
-            help="The worst score with which an episode passes.",
-            show_default="1, if scores are from 0 to 1",
-        ),
-    ] = None,
-    failed_as: Annotated[
-        float, typer.Option(metavar="SCORE", help="The score that a failed episode counts with.")
-    ] = 0.0,
+    passing: _Pass = None,
+    failed_as: _FailedAs = None,
     cluster: Annotated[
         str | None,
         typer.Option(
@@ -261,9 +269,7 @@ def compare(
             show_default="all cases are independent",
         ),
     ] = None,
-    lower_is_better: Annotated[
-        bool, typer.Option("--lower-is-better", help="Smaller scores are better.")
-    ] = False,
+    lower_is_better: _LowerIsBetter = False,
     every: Annotated[bool, typer.Option("--all", help="List every case whose score differs.")] = False,
     as_json: _Json = False,
 ) -> None:
@@ -316,15 +322,6 @@ def score(
 _Score = Annotated[
     str, typer.Option("--score", metavar="NAME", help="The score by which an episode passes or fails.")
 ]
-_Pass = Annotated[
-    float | None,
-    typer.Option(
-        "--pass",
-        metavar="SCORE",
-        help="The least score with which an episode passes.",
-        show_default="1, if scores are from 0 to 1",
-    ),
-]
 
 
 @fleet_app.command()
@@ -332,6 +329,7 @@ def failures(
     directory: _Directory,
     score: _Score = "score",
     passing: _Pass = None,
+    lower_is_better: _LowerIsBetter = False,
     every: Annotated[
         bool, typer.Option("--all", help="List all episodes of each group, not only examples.")
     ] = False,
@@ -345,7 +343,14 @@ def failures(
     from grue.cli.fleet_failures import print_failures
 
     take_interrupts()
-    print_failures(directory, score=score, passing=passing, as_json=as_json, show_all=every)
+    print_failures(
+        directory,
+        score=score,
+        passing=passing,
+        lower_is_better=lower_is_better,
+        as_json=as_json,
+        show_all=every,
+    )
 
 
 @fleet_app.command()
@@ -353,6 +358,8 @@ def report(
     directory: _Directory,
     score: _Score = "score",
     passing: _Pass = None,
+    failed_as: _FailedAs = None,
+    lower_is_better: _LowerIsBetter = False,
     by: Annotated[
         str | None,
         typer.Option(
@@ -376,7 +383,13 @@ def report(
     take_interrupts()
     page = out or directory / REPORT
     count = write_report(
-        directory, page, score=score, passing=passing, by=None if by is None else by.split(",")
+        directory,
+        page,
+        score=score,
+        passing=passing,
+        lower_is_better=lower_is_better,
+        failed_as=failed_as,
+        by=None if by is None else by.split(","),
     )
     say_page(page, open_browser, f": {count:,} episodes")
 

@@ -11,7 +11,8 @@ from grue.cli.saying import say, say_json
 from grue.errors import TraceError
 from grue.fleet.compare import short_words
 from grue.fleet.course import read_said
-from grue.fleet.failures import WORDS, FailureGroup, group_failures, passing_score, trace_command
+from grue.fleet.failures import WORDS, FailureGroup, group_failures, trace_command
+from grue.fleet.passing import Passing
 from grue.fleet.results import Result, latest_results
 from grue.fleet.scoring import ScoreTally, read_scoring, score_fleet
 from grue.runtime.safe_text import shortened
@@ -21,7 +22,13 @@ _MOST_TEXT = 240
 
 
 def print_failures(
-    directory: Path, *, score: str, passing: float | None, as_json: bool, show_all: bool
+    directory: Path,
+    *,
+    score: str,
+    passing: float | None,
+    lower_is_better: bool = False,
+    as_json: bool,
+    show_all: bool,
 ) -> None:
     """Print the failed episodes, grouped by what went wrong, each group with commands that open traces.
 
@@ -31,8 +38,9 @@ def print_failures(
     require_fleet(directory)
     latest, earlier = latest_results(directory)
     found = {each.id: each for each in latest}
-    least = passing_score(found.values(), score) if passing is None else passing
-    groups = group_failures(found.values(), score, least)
+    scores = [each.scores[score] for each in latest if score in each.scores]
+    passes = Passing.of(scores, passing, lower_is_better=lower_is_better)
+    groups = group_failures(latest, score, passes)
 
     def commands(group: FailureGroup) -> list[str]:
         return [shlex.join(trace_command(found[each.id], directory)) for each in group.episodes]
@@ -41,8 +49,10 @@ def print_failures(
         say_json([{**msgspec.to_builtins(group), "commands": commands(group)} for group in groups])
         return
     count = sum(len(group.episodes) for group in groups)
-    below = "" if least is None else f" or have a {score} below {least:g}"
-    failed = f"failed, are missing{below}" if below else "failed or are missing"
+    beyond = "above" if lower_is_better else "below"
+    failed = "failed or are missing"
+    if passes.worst is not None:
+        failed = f"failed, are missing or have a {score} {beyond} {passes.worst:g}"
     say(f"{count:,} of {len(found):,} episodes {failed}.")
     if earlier:
         say(f"{earlier:,} other episodes in the folder are not in the latest sweep and not counted.")
@@ -60,9 +70,9 @@ def print_failures(
             say(f"    {shlex.join(trace_command(found[each.id], directory))}")
         if len(examples) < len(group.episodes):
             say(f"    ... and {len(group.episodes) - len(examples):,} more: --all names them.")
-    if least is None and any(score in each.scores for each in found.values()):
+    if passes.worst is None and scores:
         say()
-        say(f"What is a low {score}? Say it with --pass, and those below are grouped too.")
+        say(f"Which {score} passes? Say it with --pass, and those {beyond} it are grouped too.")
 
 
 def _said(result: Result, directory: Path) -> list[str]:

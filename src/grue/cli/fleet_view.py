@@ -166,11 +166,7 @@ def print_comparison(
     a = Cell.of(first)
     b = Cell.of(second, a)
     found = compare(a, b, options)
-    worse = (
-        None
-        if options.margin is None
-        else found.is_worse(options.margin, lower_is_better=options.lower_is_better)
-    )
+    worse = None if options.margin is None else found.is_worse(options.margin)
     if as_json:
         say_json({**msgspec.to_builtins(found), "worse": worse})
     else:

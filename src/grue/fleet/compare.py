@@ -12,9 +12,9 @@ other settings of the sweep identify the case, except `base_url`: an episode at 
 of the same case. A case that only one side has played does not count.
 
 A failed episode counts with the score `failed_as`, by default 0: leaving it out would favour the side that
-fails more often. An episode that was given up, not paid for or not scored is missing: it does not count, but
-the number of missing episodes is shown. If the latest sweep of the folder has episodes of a side, that side's
-episodes from earlier sweeps are missing too.
+fails more often. If lower scores are better, there is no default. An episode that was given up, not paid for
+or not scored is missing: it does not count, but the number of missing episodes is shown. If the latest sweep
+of the folder has episodes of a side, that side's episodes from earlier sweeps are missing too.
 
 With fewer than 15 cases, or without numpy and scipy, there is no interval, and the sign test decides.
 """
@@ -38,6 +38,7 @@ from grue import messages as m
 from grue.config.documents import nearest
 from grue.errors import FleetError, MissingDependencyError
 from grue.fleet.folder import MANIFEST, no_fleet
+from grue.fleet.passing import Passing, failed_score, score_of
 from grue.fleet.results import Result, of_latest_sweep, results
 from grue.fleet.statistics import (
     LEAST_CASES,
@@ -153,7 +154,8 @@ class Options(Struct, frozen=True, kw_only=True):
     Attributes:
         score: Name of the score; `None`: `score`, or the only score that the episodes have.
         lower_is_better: Whether a smaller score is better than a larger one.
-        failed_as: The score of a failed episode.
+        failed_as: The score of a failed episode; `None`: 0. If lower is better and an episode has failed, a
+            score must be given.
         passing: The worst score with which an episode passes; `None`: 1 (0 if lower is better) if all scores
             are from 0 to 1, otherwise no pass rates are computed.
         cluster: Names of settings. Cases with equal values of these settings form a group, because their
@@ -165,7 +167,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
     score: str | None = None
     lower_is_better: bool = False
-    failed_as: float = 0.0
+    failed_as: float | None = None
     passing: float | None = None
     cluster: tuple[str, ...] = ()
     margin: float | None = None
@@ -246,6 +248,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
         more_episodes: About how many episodes these cases have on both sides together.
         target: The difference that `more_cases` is about: the margin, or the difference that was measured.
         changes: All cases, sorted by B minus A, the smallest first.
+        lower_is_better: Whether a smaller score is better than a larger one, as in `Options`.
     """
 
     a: Side
@@ -265,6 +268,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
     more_cases: int | None = None
     more_episodes: int | None = None
     changes: list[CaseChange] = field(default_factory=list)
+    lower_is_better: bool = False
 
     def __str__(self) -> str:
         return self.text()
@@ -292,13 +296,13 @@ class Comparison(Struct, frozen=True, kw_only=True):
         were = "1 case was" if self.cases == 1 else f"{self.cases:,} cases{grouped} were"
         yield f"{were} played on both sides."
 
-    def is_worse(self, margin: float, *, lower_is_better: bool = False) -> bool | None:
+    def is_worse(self, margin: float) -> bool | None:
         """Return whether B has lost at least `margin`; `None`: there are too few episodes to tell.
 
-        `True`: the 95 % interval of B minus A is below 0, and the mean loss is at least `margin`. `False`:
-        even the largest loss in the interval is smaller than `margin`.
+        `True`: the 95 % interval of B minus A is below 0 (above 0 if lower is better), and the mean loss is
+        at least `margin`. `False`: even the largest loss in the interval is smaller than `margin`.
         """
-        found = _turned(self.measures[0].difference, lower_is_better)
+        found = _turned(self.measures[0].difference, self.lower_is_better)
         if found.high < 0 and found.mean <= -margin:
             return True
         return False if found.low > -margin else None
@@ -349,8 +353,9 @@ def _case_lines(found: Comparison, *, commands: bool, everything: bool) -> Itera
     if not changed:
         yield "No case has another mean score in B than in A."
         return
-    lost = [each for each in changed if each.difference < 0]
-    gained = [each for each in reversed(changed) if each.difference > 0]
+    below = [each for each in changed if each.difference < 0]
+    above = [each for each in reversed(changed) if each.difference > 0]
+    lost, gained = (above, below) if found.lower_is_better else (below, above)
     yield ""
     yield f"{len(lost):,} cases lost, {len(gained):,} gained, {found.cases - len(changed):,} are equal."
     for what, cases in (("lost", lost), ("gained", gained)):
@@ -428,7 +433,8 @@ def compare(a: Cell, b: Cell, options: Options) -> Comparison:
     """Compare two cells.
 
     Raises:
-        FleetError: A cell has no episodes, lacks the score, or has no case in common with the other cell.
+        FleetError: A cell has no episodes, lacks the score, or has no case in common with the other cell. Or
+            an episode has failed, lower is better, and `options.failed_as` is `None`.
         MissingDependencyError: `options.margin` is set and there are enough cases for an interval, but numpy
             or scipy, which compute it, is not installed.
     """
@@ -455,9 +461,10 @@ def compare_results(
     comparison only reports these two numbers.
     """
     score = options.score or _only_score((*first, *second))
+    failed_as = failed_score((*first, *second), options.failed_as, lower_is_better=options.lower_is_better)
     compared = _compared(first, second)
     sides = tuple(
-        _Cases(each, score, options, compared.keys() | _NO_CASE, earlier)
+        _Cases(each, score, failed_as, compared.keys() | _NO_CASE, earlier)
         for each, earlier in zip((first, second), left_out, strict=True)
     )
     keys = [key for key in sides[0].by_case if key in sides[1].by_case]
@@ -499,6 +506,7 @@ def compare_results(
         more_cases=round(more * len(keys)) + 1 if known else None,
         more_episodes=round(more * sum(side.counted(keys) for side in sides)) + 1 if known else None,
         changes=sorted(_changes(sides, keys), key=lambda each: (each.difference, str(each.case))),
+        lower_is_better=options.lower_is_better,
     )
 
 
@@ -506,11 +514,11 @@ class _Cases:
     """The episodes of one side that count, grouped by case."""
 
     def __init__(
-        self, found: Sequence[Result], score: str, options: Options, no_case: AbstractSet[str], earlier: int
+        self, found: Sequence[Result], score: str, failed_as: float, no_case: AbstractSet[str], earlier: int
     ) -> None:
         self.by_case: dict[str, list[Result]] = {}
         self.no_case = no_case
-        self.score: Callable[[Result], float | None] = lambda each: _score(each, score, options.failed_as)
+        self.score: Callable[[Result], float | None] = lambda each: score_of(each, score, failed_as)
         missing: Counter[str] = Counter({"earlier": earlier} if earlier else {})
         for result in found:
             if not result.played:
@@ -622,20 +630,16 @@ _BESIDE: tuple[tuple[str, Callable[[Result], float | None]], ...] = (
 def _passes(
     sides: _Sides, keys: Sequence[str], scores: Sequence[float], options: Options
 ) -> list[tuple[str, list[list[float] | None]]]:
-    if options.passing is None and not all(0 <= score <= 1 for score in scores):
-        return []
-    least, lower = options.passing, options.lower_is_better
-    if least is None:
-        least = 0.0 if lower else 1.0
+    passing = Passing.of(scores, options.passing, lower_is_better=options.lower_is_better)
     tries = min(len(side.by_case[key]) for side in sides for key in keys)
-    if tries < 2:
+    if passing.worst is None or tries < 2:
         return []
 
     def of(side: _Cases, chance: Callable[[int, int, int], float]) -> list[float]:
         found = []
         for key in keys:
             values = [side.score(each) or 0.0 for each in side.by_case[key]]
-            passed = sum(value <= least if lower else value >= least for value in values)
+            passed = sum(map(passing.passes, values))
             found.append(chance(passed, len(values), tries))
         return found
 
@@ -704,10 +708,6 @@ def _groups(keys: Sequence[str], cluster: Sequence[str]) -> list[int] | None:
                 raise FleetError(f"The cases have no setting {name!r}; they have {', '.join(case)}.")
         groups.append(numbers.setdefault(setting_word([case[name] for name in cluster]), len(numbers)))
     return groups
-
-
-def _score(result: Result, name: str, failed_as: float) -> float | None:
-    return failed_as if result.outcome == "failed" else result.scores.get(name)
 
 
 def _only_score(found: Iterable[Result]) -> str:

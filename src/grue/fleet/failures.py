@@ -6,16 +6,16 @@
 | `timed_out` | it took longer than the fleet allows |
 | `model` | the endpoint of the model failed or refused |
 | `work` | the work raised another error |
-| `turn` | its score is too low, and its last turn failed |
-| `refused_call` | its score is too low, and the last thing that went wrong is a call that was not sent |
-| `failed_call` | its score is too low, and the last thing that went wrong is a call that failed |
-| `scorer` | its score is too low, and its scorer has given a reason |
-| `low_score` | its score is too low, and nothing is known to have gone wrong |
+| `turn` | its score does not pass, and its last turn failed |
+| `refused_call` | its score does not pass, and the last thing that went wrong is a call that was not sent |
+| `failed_call` | its score does not pass, and the last thing that went wrong is a call that failed |
+| `scorer` | its score does not pass, and its scorer has given a reason |
+| `bad_score` | its score does not pass, and nothing is known to have gone wrong |
 
-A score is too low if it is below the passing score. The first row that fits counts. Each failure is described
-by a line of text. Episodes of a kind are in one group if their lines are the same apart from numbers, ids and
-quoted texts. In place of such a number, id or text, the group's line shows the value that all episodes have,
-or the most frequent values (`'a'|'b'|…`).
+`passing.py` decides which scores pass. The first row that fits counts. Each failure is described by a line of
+text. Episodes of a kind are in one group if their lines are the same apart from numbers, ids and quoted
+texts. In place of such a number, id or text, the group's line shows the value that all episodes have, or the
+most frequent values (`'a'|'b'|…`).
 """
 
 import os
@@ -28,6 +28,7 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 from grue.fleet.course import Course
+from grue.fleet.passing import Passing
 from grue.fleet.results import Result, has_trace
 from grue.runtime.safe_text import shortened
 from grue.runtime.secrets.redaction import Redaction
@@ -45,7 +46,7 @@ FailureKind: TypeAlias = Literal[
     "refused_call",
     "failed_call",
     "scorer",
-    "low_score",
+    "bad_score",
 ]
 
 WORDS: dict[FailureKind, str] = {
@@ -60,7 +61,7 @@ WORDS: dict[FailureKind, str] = {
     "refused_call": "a tool call was refused",
     "failed_call": "a tool call failed",
     "scorer": "the scorer says why",
-    "low_score": "a low score, and nothing else went wrong",
+    "bad_score": "a bad score, and nothing else went wrong",
 }
 
 _REFUSED = frozenset({"ToolRejected", "ToolDenied", "ToolSkipped"})
@@ -119,11 +120,8 @@ class FailureGroup(Struct, frozen=True, kw_only=True):
         return [each for *_, each in sorted(order, key=lambda row: row[:2])[:most]]
 
 
-def failure_of(result: Result, score: str = "score", passing: float | None = 1.0) -> Failure | None:
-    """Return the failure of an episode; `None`: the episode has passed, or it lacks this score.
-
-    An episode passes if its score is at least `passing`. With `passing=None` it passes with any score.
-    """
+def failure_of(result: Result, score: str, passing: Passing) -> Failure | None:
+    """Return the failure of an episode; `None`: the episode has passed, or it lacks this score."""
     end = result.end
     match result.outcome:
         case "interrupted":
@@ -134,7 +132,7 @@ def failure_of(result: Result, score: str = "score", passing: float | None = 1.0
             named: FailureKind = "model" if end.kind.startswith("LLMError") else "work"
             return Failure("timed_out" if end.kind == "timed_out" else named, end.error)
     value = result.scores.get(score)
-    if value is None or passing is None or value >= passing:
+    if value is None or passing.passes(value):
         return None
     course = result.course or Course()
     if course.outcome == "failed":
@@ -144,16 +142,10 @@ def failure_of(result: Result, score: str = "score", passing: float | None = 1.0
     if course.error_kind in _CALLED:
         return Failure("failed_call", course.error)
     reason = next((mark.reason for mark in result.marks if score in (mark.scorer, mark.name)), "")
-    return Failure("scorer", reason) if reason else Failure("low_score")
+    return Failure("scorer", reason) if reason else Failure("bad_score")
 
 
-def passing_score(found: Iterable[Result], score: str) -> float | None:
-    """Return 1 if all scores are from 0 to 1; otherwise `None`: it is unknown which scores pass."""
-    values = [value for each in found if (value := each.scores.get(score)) is not None]
-    return 1.0 if values and all(0 <= value <= 1 for value in values) else None
-
-
-def group_failures(found: Iterable[Result], score: str, passing: float | None) -> list[FailureGroup]:
+def group_failures(found: Iterable[Result], score: str, passing: Passing) -> list[FailureGroup]:
     """Group the episodes that have failed, the largest group first.
 
     Secrets are redacted before the texts are cut, because half of a secret would not be recognised.

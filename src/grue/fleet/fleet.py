@@ -86,7 +86,7 @@ class CompareOptions(TypedDict, total=False):
 
     score: str | None
     lower_is_better: bool
-    failed_as: float
+    failed_as: float | None
     passing: float | None
     cluster: tuple[str, ...]
     margin: float | None
@@ -225,7 +225,8 @@ class Fleet:
             **how: `score`, `lower_is_better`, `failed_as`, `passing`, `cluster`, `margin`, as in `Options`.
 
         Raises:
-            FleetError: The folder holds no fleet, no episode has the settings, or no case is in both sets.
+            FleetError: The folder holds no fleet, no episode has the settings, or no case is in both sets. Or
+                an episode has failed, and `lower_is_better` is given without `failed_as`.
             MissingDependencyError: `margin` is given, and numpy or scipy is not installed.
         """
         cells = []

@@ -15,8 +15,9 @@ from msgspec.structs import replace
 
 from grue.errors import FleetError
 from grue.fleet.compare import Options, cell_axes, compare_results, in_order, setting_word
-from grue.fleet.failures import WORDS, around, group_failures, passing_score
+from grue.fleet.failures import WORDS, around, group_failures
 from grue.fleet.folder import MANIFEST, FleetFolder, Manifest, no_fleet
+from grue.fleet.passing import Passing, failed_score, score_of
 from grue.fleet.results import Result, latest_results
 from grue.fleet.statistics import LEAST_CASES, mean_interval
 from grue.runtime.files import replacing
@@ -52,7 +53,7 @@ class _Report(Struct, frozen=True, kw_only=True):
     title: str
     fleet: str
     score: str
-    passing: float | None
+    lower_is_better: bool
     cells: list[_CellRow]
     verdicts: list[str]
     cases: list[str]
@@ -61,12 +62,25 @@ class _Report(Struct, frozen=True, kw_only=True):
     earlier: int
 
 
+class _Scale(Struct, frozen=True, kw_only=True):
+    """The score to report, and what its values mean."""
+
+    score: str
+    failed_as: float
+    passing: Passing
+
+    def of(self, result: Result) -> float | None:
+        return score_of(result, self.score, self.failed_as)
+
+
 def write_report(
     fleet: Path,
     target: Path,
     *,
     score: str = "score",
     passing: float | None = None,
+    lower_is_better: bool = False,
+    failed_as: float | None = None,
     by: Sequence[str] | None = None,
 ) -> int:
     """Write the page with the episodes of the latest sweep, and return how many these are.
@@ -77,11 +91,16 @@ def write_report(
         fleet: The fleet's folder.
         target: The page.
         score: The score to report.
-        passing: The least score of an episode that passes; `None`: 1, if all scores are from 0 to 1.
+        passing: The worst score of an episode that passes; `None`: 1 (0 if lower is better), if all scores
+            are from 0 to 1.
+        lower_is_better: Whether a smaller score is better than a larger one.
+        failed_as: The score of a failed episode; `None`: 0. If lower is better and an episode has failed, a
+            score must be given.
         by: The settings by whose values the episodes are grouped into cells; `None`: `cell_axes` chooses.
 
     Raises:
-        FleetError: The folder holds no fleet, the fleet has no episodes, or the page cannot be written.
+        FleetError: The folder holds no fleet, the fleet has no episodes, or the page cannot be written. Or an
+            episode has failed, lower is better, and `failed_as` is `None`.
         MissingDependencyError: numpy or scipy is not installed.
     """
     if not (fleet / MANIFEST).is_file():
@@ -98,7 +117,16 @@ def write_report(
     axes = [] if manifest is None else manifest.axes
     if by is None:
         by = cell_axes([each.planned for each in found], _MOST_CELLS, axes)
-    report = _report(found, earlier, fleet, score, passing, by)
+    scale = _Scale(
+        score=score,
+        failed_as=failed_score(found, failed_as, lower_is_better=lower_is_better),
+        passing=Passing.of(
+            [each.scores[score] for each in found if score in each.scores],
+            passing,
+            lower_is_better=lower_is_better,
+        ),
+    )
+    report = _report(found, earlier, fleet, scale, by)
     before, after = page_parts("report", report.title, style=("viewer", "report"), scripts=("dom", "report"))
     try:
         with replacing(target) as page:
@@ -110,28 +138,25 @@ def write_report(
     return len(found)
 
 
-def _report(
-    found: list[Result], earlier: int, fleet: Path, score: str, passing: float | None, axes: Sequence[str]
-) -> _Report:
-    least = passing_score(found, score) if passing is None else passing
+def _report(found: list[Result], earlier: int, fleet: Path, scale: _Scale, axes: Sequence[str]) -> _Report:
     cells: dict[str, list[Result]] = {}
     for each in found:
         cells.setdefault(_label(each, axes), []).append(each)
     names = sorted(cells, key=lambda name: in_order(cells[name][0].planned.get(axis) for axis in axes))
-    groups = group_failures(found, score, least)
+    groups = group_failures(found, scale.score, scale.passing)
     group_of = {
         episode.id: min(number, _MOST_GROUPS - 1)
         for number, group in enumerate(groups)
         for episode in group.episodes
     }
-    episodes, cases = _columns(found, axes, names, score, group_of)
+    episodes, cases = _columns(found, axes, names, scale, group_of)
     return _Report(
         title=f"Fleet {printable(fleet.name or str(fleet), _MOST_NAME)}",
         fleet=printable(str(fleet), _MOST_NAME),
-        score=printable(score, _MOST_NAME),
-        passing=least,
-        cells=[_cell(name, cells[name], score, axes) for name in names],
-        verdicts=_verdicts(names, cells, score, passing),
+        score=printable(scale.score, _MOST_NAME),
+        lower_is_better=scale.passing.lower_is_better,
+        cells=[_cell(name, cells[name], scale, axes) for name in names],
+        verdicts=_verdicts(names, cells, scale),
         cases=cases,
         groups=[
             {"what": WORDS[group.kind], "text": printable(group.text, 2 * _MOST_LABEL)}
@@ -143,7 +168,7 @@ def _report(
 
 
 def _columns(
-    found: list[Result], axes: Sequence[str], names: list[str], score: str, group_of: dict[str, int]
+    found: list[Result], axes: Sequence[str], names: list[str], scale: _Scale, group_of: dict[str, int]
 ) -> tuple[dict[str, list[Any]], list[str]]:
     cell_of = {name: number for number, name in enumerate(names)}
     cases: dict[str, int] = {}
@@ -151,7 +176,6 @@ def _columns(
     for each in found:
         end, course = each.end, each.course
         case = printable(_case(each, axes), _MOST_LABEL)
-        value = 0.0 if each.outcome == "failed" else each.scores.get(score)
         message = 0 if course is None else course.message
         rows.append(
             (
@@ -160,7 +184,7 @@ def _columns(
                 cell_of[_label(each, axes)],
                 cases.setdefault(case, len(cases)),
                 each.outcome,
-                None if value is None or not each.played else value,
+                scale.of(each),
                 None if end is None else round(end.spent.money_usd, 8),
                 None if end is None else end.spent.tokens,
                 None if end is None else end.duration_s,
@@ -178,11 +202,11 @@ def _columns(
     return by_name, list(cases)
 
 
-def _cell(name: str, found: list[Result], score: str, axes: Sequence[str]) -> _CellRow:
+def _cell(name: str, found: list[Result], scale: _Scale, axes: Sequence[str]) -> _CellRow:
     by_case: dict[str, list[float]] = {}
     for each in found:
-        value = 0.0 if each.outcome == "failed" else each.scores.get(score)
-        if each.played and value is not None:
+        value = scale.of(each)
+        if value is not None:
             by_case.setdefault(_case(each, axes), []).append(value)
     means = [sum(values) / len(values) for values in by_case.values()]
     row = _CellRow(
@@ -199,13 +223,12 @@ def _cell(name: str, found: list[Result], score: str, axes: Sequence[str]) -> _C
     return replace(row, mean=interval.mean, low=interval.low, high=interval.high)
 
 
-def _verdicts(
-    names: list[str], cells: dict[str, list[Result]], score: str, passing: float | None
-) -> list[str]:
+def _verdicts(names: list[str], cells: dict[str, list[Result]], scale: _Scale) -> list[str]:
     """Return a sentence for each cell but the first: whether the cell is better than the first cell."""
     said = []
+    lower_is_better = scale.passing.lower_is_better
+    options = Options(score=scale.score, lower_is_better=lower_is_better, failed_as=scale.failed_as)
     for name in names[1 : _MOST_CELLS + 1]:
-        options = Options(score=score, passing=passing)
         try:
             found = compare_results(cells[names[0]], cells[name], options, labels=(names[0], name))
         except FleetError as error:
@@ -220,7 +243,7 @@ def _verdicts(
         verdict = f"{found.verdict} than {names[0]}"
         if found.verdict == "cannot be told":
             verdict = f"cannot be told from {names[0]}"
-        said.append(f"{name}: {verdict} in {score}, {between}, over {found.cases:,} cases")
+        said.append(f"{name}: {verdict} in {scale.score}, {between}, over {found.cases:,} cases")
     return [printable(each, 2 * _MOST_NAME) for each in said]
 
 

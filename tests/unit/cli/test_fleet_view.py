@@ -4,8 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from made_fleets import make_fleet
+from typer.testing import CliRunner
 
 from grue import LlmSettings, Runner
+from grue.cli.app import app
 from grue.cli.fleet_failures import print_failures
 from grue.cli.fleet_view import print_status, print_table
 from grue.errors import FleetError
@@ -141,6 +144,25 @@ def test_status_failures_and_report_are_about_the_latest_sweep_too(
     assert status()[0] == f"{tmp_path}: 0 of 2 episodes of m:f are done."
     with pytest.raises(FleetError, match=r"No episode of the latest sweep .* has begun; 3 others are there"):
         write_report(tmp_path, tmp_path / "report.html")
+
+
+def test_failures_of_a_score_of_which_less_is_better_are_those_above_the_passing_score(
+    tmp_path: Path,
+) -> None:
+    make_fleet(tmp_path, lambda _, prompt, question: float(question), questions=4, repetitions=1)
+
+    def said(*words: str) -> list[str]:
+        done = CliRunner().invoke(app, ["fleet", "failures", str(tmp_path), *words])
+        assert done.exit_code == 0, done.output
+        return done.output.splitlines()
+
+    lower = said("--lower-is-better", "--pass", "1")
+    assert lower[0] == "4 of 8 episodes failed, are missing or have a score above 1."
+    assert lower[2] == "4 x a bad score, and nothing else went wrong"
+    assert said("--pass", "1")[0] == "2 of 8 episodes failed, are missing or have a score below 1."
+    asked = "Which score passes? Say it with --pass, and those {} it are grouped too."
+    assert said("--lower-is-better")[-1] == asked.format("above")
+    assert said()[-1] == asked.format("below")
 
 
 def test_failures_that_differ_in_a_value_are_told_apart(

@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 import sys
 import zlib
 from itertools import product
@@ -67,7 +68,22 @@ def test_a_loss_is_worse_and_turns_round_where_less_is_better(tmp_path: Path) ->
     assert by_prompt(tmp_path).is_worse(0.05) is True
     turned = by_prompt(tmp_path, Options(lower_is_better=True))
     assert turned.verdict == "better"
-    assert turned.is_worse(0.05, lower_is_better=True) is False
+    assert turned.is_worse(0.05) is False
+    counts = re.compile(r"(\d+) cases lost, (\d+) gained")
+    ((lost, gained),) = counts.findall(str(by_prompt(tmp_path)))
+    assert lost != gained
+    assert counts.findall(str(turned)) == [(gained, lost)]
+
+
+def test_where_less_is_better_a_failed_episode_has_no_score_of_its_own(tmp_path: Path) -> None:
+    """0, the score of other failed episodes, would be the best one."""
+    make_fleet(tmp_path, lambda _, prompt, question: FAILED if prompt == "long" and question < 10 else 0.5)
+    with pytest.raises(FleetError, match=r"50 episodes have failed\. .* say with --failed-as"):
+        by_prompt(tmp_path, Options(lower_is_better=True))
+    found = by_prompt(tmp_path, Options(lower_is_better=True, failed_as=1.0, passing=0.5))
+    assert found.verdict == "worse"
+    (one_of_five,) = (each for each in found.measures if each.name == "pass@5")
+    assert (one_of_five.a, one_of_five.b) == (1.0, pytest.approx(2 / 3))
 
 
 def test_two_fleets_are_paired_by_what_the_sweep_planned(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from grue.fleet.course import Course
 from grue.fleet.failures import FailureKind, failure_of, group_failures, trace_command
 from grue.fleet.folder import AttemptEnd
+from grue.fleet.passing import Passing
 from grue.fleet.results import Result, results
 from grue.tracing.marks import Mark
 
@@ -39,24 +40,45 @@ REASON = Mark(scorer="style", score=0.0, reason="too long")
         ("refused_call", Result(id="a", outcome="scored", end=low(error_kind="ToolDenied"))),
         ("failed_call", Result(id="a", outcome="scored", end=low(error_kind="ServerDied"))),
         ("scorer", Result(id="a", outcome="scored", end=ended(1.0), marks=(REASON,))),
-        ("low_score", Result(id="a", outcome="scored", end=low())),
+        ("bad_score", Result(id="a", outcome="scored", end=low())),
         (None, Result(id="a", outcome="scored", end=ended(1.0))),
     ],
 )
 def test_each_kind_is_told_by_its_row(kind: FailureKind | None, result: Result) -> None:
-    failure = failure_of(result, "style" if result.marks else "score")
+    failure = failure_of(result, "style" if result.marks else "score", Passing())
     assert (failure and failure.kind) == kind
 
 
 def test_a_good_score_is_no_failure_whatever_went_wrong_on_the_way() -> None:
     end = replace(ended(1.0), course=Course(error_kind="ToolReturned", error="no such file", failed_calls=3))
-    assert failure_of(Result(id="a", outcome="scored", end=end)) is None
+    assert failure_of(Result(id="a", outcome="scored", end=end), "score", Passing()) is None
+
+
+def test_where_lower_is_better_a_large_score_is_a_failure_and_0_is_none() -> None:
+    lower = Passing(0.2, lower_is_better=True)
+    kinds = {
+        score: (failure := failure_of(Result(id="a", outcome="scored", end=ended(score)), "score", lower))
+        and failure.kind
+        for score in (0.0, 0.2, 0.3)
+    }
+    assert kinds == {0.0: None, 0.2: None, 0.3: "bad_score"}
+
+
+@pytest.mark.parametrize(
+    ("scores", "worst", "higher", "lower"),
+    [([0.0, 1.0], None, 1.0, 0.0), ([3.0], None, None, None), ([], None, None, None), ([3.0], 2.0, 2.0, 2.0)],
+)
+def test_the_worst_score_that_passes_is_the_best_of_scores_from_0_to_1(
+    scores: list[float], worst: float | None, higher: float | None, lower: float | None
+) -> None:
+    assert Passing.of(scores, worst, lower_is_better=False).worst == higher
+    assert Passing.of(scores, worst, lower_is_better=True).worst == lower
 
 
 def test_episodes_that_say_the_same_apart_from_numbers_are_one_group(tmp_path: Path) -> None:
     texts = iter([f"KeyError: no 'room{n}' in deadbeef{n:02}, line {n}" for n in range(5)] + ["Timeout"])
     make_fleet(tmp_path, lambda *_: failed("KeyError", next(texts)), questions=3, repetitions=1)
-    groups = group_failures(results(tmp_path), "score", 1.0)
+    groups = group_failures(results(tmp_path), "score", Passing())
     first, other = groups
     assert (len(first.episodes), other.text, len(other.episodes)) == (5, "Timeout", 1)
     assert first.text.startswith("KeyError: no 'room"), "the values are not hidden"
@@ -67,7 +89,7 @@ def test_episodes_that_say_the_same_apart_from_numbers_are_one_group(tmp_path: P
 def test_the_line_of_a_group_shows_the_value_that_all_have_and_each_one_that_differs(tmp_path: Path) -> None:
     texts = iter(["KeyError: 'a' in 'case' 7"] * 3 + ["KeyError: 'b' in 'case' 7"] * 2 + ["HTTP 404"])
     make_fleet(tmp_path, lambda *_: failed("E", next(texts)), questions=3, repetitions=1)
-    first, other = group_failures(results(tmp_path), "score", 1.0)
+    first, other = group_failures(results(tmp_path), "score", Passing())
     assert (first.text, other.text) == ("KeyError: 'a'|'b' in 'case' 7", "HTTP 404")
     assert {each.text for each in first.examples(2)} == {
         "KeyError: 'a' in 'case' 7",
@@ -79,7 +101,7 @@ def test_a_long_failure_keeps_its_end_and_no_secret(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("A_TOKEN", SECRET)
     text = f"E: {'word ' * 100}{SECRET}"
     make_fleet(tmp_path, lambda *_: failed("E", text), questions=1, repetitions=1)
-    (group,) = group_failures(results(tmp_path), "score", 1.0)
+    (group,) = group_failures(results(tmp_path), "score", Passing())
     assert group.text.startswith("E: word")
     assert group.text.endswith("A_TOKEN]")
     assert SECRET[-6:] not in group.text

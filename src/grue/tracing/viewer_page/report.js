@@ -139,6 +139,11 @@ class Report {
     this.address();
   }
 
+  /** The score's name, as the titles of the table and the plots show it. */
+  get scoreTitle() {
+    return this.lower_is_better ? `${this.score} (lower is better)` : this.score;
+  }
+
   get cellName() {
     return (number) => this.cells[number].name;
   }
@@ -194,7 +199,7 @@ class Report {
     const ends = this.cells.flatMap(({ low, mean: middle, high }) => [low, middle, high]).filter((value) => value !== null);
     const [least, most] = range(ends);
     const across = (value) => 6 + (188 * (value - least)) / (most - least);
-    const head = ["cell", this.score, "95 % interval", "", "episodes", "failed", "missing", "cases"];
+    const head = ["cell", this.scoreTitle, "95 % interval", "", "episodes", "failed", "missing", "cases"];
     const rows = this.cells.map((cell, number) => {
       const drawing = shape("svg", { viewBox: "0 0 200 16", width: "100%", height: "16", role: "img", "aria-label": cell.mean === null ? "no score" : short(cell.mean) });
       drawing.append(shape("line", { class: "whisker-line", x1: 6, x2: 194, y1: 8, y2: 8 }));
@@ -217,7 +222,7 @@ class Report {
     const what = byId("across").selectedOptions[0].textContent;
     this.costs.show(
       points.map((episode) => ({ x: episode[across], y: episode.score, ink: episode.cell, stands: episode, label: `${this.cellName(episode.cell)}: ${short(episode.score)}, ${short(episode[across])}` })),
-      { name: "Score and cost of each episode", across: what, up: this.score },
+      { name: "Score and cost of each episode", across: what, up: this.scoreTitle },
     );
   }
 
@@ -231,15 +236,16 @@ class Report {
       if (episode.cell === from) sides.get(episode.case).from.push(episode);
       if (episode.cell === to) sides.get(episode.case).to.push(episode);
     }
+    const [below, above] = this.lower_is_better ? [5, 4] : [4, 5]; // red for a loss, green for a gain
     const scores = (episodes) => mean(episodes.map(({ score }) => score));
     const changes = [...sides].filter(([, side]) => side.from.length && side.to.length).map(([number, side]) => ({ number, ...side, change: scores(side.to) - scores(side.from) }));
     changes.sort((one, other) => one.change - other.change);
     this.changes.show(
       changes.map(({ number, change, ...side }, at) => {
         const title = `${change > 0 ? "+" : ""}${short(change)}: ${this.cases[number] || "the case"}`;
-        return { x: at + 1, y: change, ink: change < 0 ? 4 : change > 0 ? 5 : 0, label: title.slice(0, 60), stands: { title, episodes: [...side.from, ...side.to] } };
+        return { x: at + 1, y: change, ink: change < 0 ? below : change > 0 ? above : 0, label: title.slice(0, 60), stands: { title, episodes: [...side.from, ...side.to] } };
       }),
-      { name: "Difference of each case", across: "cases by difference", up: `${this.score}, second cell minus first` },
+      { name: "Difference of each case", across: "cases by difference", up: `${this.scoreTitle}, second cell minus first` },
     );
   }
 

@@ -1,0 +1,67 @@
+"""Decide which scores pass, and which score a failed episode counts with.
+
+Comparisons, groups of failures and reports all use this module. A larger score is better, unless the user has
+said `lower_is_better`. Then the default score of a failed episode, 0, would often be the best score, so the
+user has to name another one.
+"""
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from grue.errors import FleetError
+from grue.fleet.results import Result
+
+
+class Passing(Struct, frozen=True):
+    """Which scores pass.
+
+    Attributes:
+        worst: The worst score that passes; `None`: not known, so every score passes.
+        lower_is_better: Whether a smaller score is better than a larger one.
+    """
+
+    worst: float | None = 1.0
+    lower_is_better: bool = False
+
+    @classmethod
+    def of(cls, scores: Iterable[float], worst: float | None, *, lower_is_better: bool) -> "Passing":
+        """Return which of these scores pass.
+
+        If `worst` is `None`, it becomes 1 (0 if lower is better) if all scores are from 0 to 1.
+        """
+        known = list(scores)
+        if worst is None and known and all(0 <= score <= 1 for score in known):
+            worst = 0.0 if lower_is_better else 1.0
+        return cls(worst, lower_is_better)
+
+    def passes(self, score: float) -> bool:
+        """Return whether a score passes."""
+        if self.worst is None:
+            return True
+        return score <= self.worst if self.lower_is_better else score >= self.worst
+
+
+def failed_score(found: Iterable[Result], failed_as: float | None, *, lower_is_better: bool) -> float:
+    """Return the score that failed episodes count with: `failed_as`, or 0 if it is `None`.
+
+    Raises:
+        FleetError: An episode has failed, lower is better, and `failed_as` is `None`.
+    """
+    if failed_as is not None:
+        return failed_as
+    failed = sum(each.outcome == "failed" for each in found) if lower_is_better else 0
+    if failed:
+        have = "1 episode has" if failed == 1 else f"{failed:,} episodes have"
+        raise FleetError(
+            f"{have} failed. As lower scores are better, 0 would be a good score for that: say with"
+            " --failed-as (failed_as= in Python) which score a failed episode counts with."
+        )
+    return 0.0
+
+
+def score_of(result: Result, name: str, failed_as: float) -> float | None:
+    """Return the score that an episode counts with; `None`: it has no result, or it lacks this score."""
+    if not result.played:
+        return None
+    return failed_as if result.outcome == "failed" else result.scores.get(name)

@@ -1,0 +1,63 @@
+"""The report of a fleet: the data in its page."""
+
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_fleets import make_fleet
+from typer.testing import CliRunner
+
+from grue.cli.app import app
+from grue.errors import FleetError
+from grue.fleet.folder import AttemptEnd
+from grue.fleet.report import write_report
+
+pytest.importorskip("scipy", reason="scipy is not installed: pip install './grue[evaluate]'")
+
+
+def errors(_: random.Random, prompt: str, question: int) -> float | AttemptEnd:
+    """Return a number of errors: the long prompt has fewer, and one of its episodes fails."""
+    if prompt == "long" and question == 3:
+        return AttemptEnd(outcome="failed", kind="ValueError", error="ValueError: no")
+    return float(question % 3 + 1) if prompt == "short" else float(question % 3)
+
+
+def data(page: Path) -> Any:
+    found = re.search(r'id="data">(.*?)</script>', page.read_text())
+    assert found is not None
+    return json.loads(found[1])
+
+
+def test_where_lower_is_better_verdicts_and_failures_are_about_large_scores(tmp_path: Path) -> None:
+    make_fleet(tmp_path, errors, repetitions=1)
+    page = tmp_path / "report.html"
+    command = ["fleet", "report", str(tmp_path), "--by", "prompt", "--pass", "1"]
+    done = CliRunner().invoke(app, [*command, "--lower-is-better", "--failed-as", "3"])
+    assert done.exit_code == 0, done.output
+    lower = data(page)
+    assert lower["lower_is_better"] is True
+    (verdict,) = lower["verdicts"]
+    assert verdict.startswith("prompt=short: worse than prompt=long in score, +0.9")
+    failed = [
+        score
+        for score, group in zip(lower["episodes"]["score"], lower["episodes"]["group"], strict=True)
+        if group >= 0
+    ]
+    assert sorted(failed) == [2.0] * 20 + [3.0] * 11
+    long = next(cell for cell in lower["cells"] if cell["name"] == "prompt=long")
+    assert long["mean"] == pytest.approx((30 + 3) / 30)
+    write_report(tmp_path, page, by=["prompt"], passing=1.0)
+    higher = data(page)
+    assert higher["lower_is_better"] is False
+    assert higher["verdicts"][0].startswith("prompt=short: better than prompt=long in score")
+
+
+def test_where_lower_is_better_a_failed_episode_is_no_perfect_one(tmp_path: Path) -> None:
+    make_fleet(tmp_path, errors, repetitions=1)
+    page = tmp_path / "report.html"
+    with pytest.raises(FleetError, match=r"1 episode has failed\. As lower .* say with --failed-as"):
+        write_report(tmp_path, page, lower_is_better=True)
+    assert not page.exists()
