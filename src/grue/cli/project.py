@@ -131,19 +131,25 @@ def only_started(servers: Mapping[str, McpServer]) -> dict[str, StdioServer]:
     return {name: each for name, each in servers.items() if isinstance(each, StdioServer)}
 
 
-def named_server(servers: dict[str, StdioServer], name: str) -> StdioServer:
-    """Return the server of this name.
+def named_server(servers: Mapping[str, McpServer], name: str) -> StdioServer:
+    """Return the server of this name, which grue starts as a process.
 
     Raises:
-        MCPConfigError: No server has that name.
+        MCPConfigError: No server has that name, or grue reaches it by URL.
     """
-    if name not in servers:
-        listed = ", ".join(servers) or "none"
+    server = servers.get(name)
+    if server is None:
+        listed = ", ".join(only_started(servers)) or "none"
         raise MCPConfigError(
             f"There is no preset and no server {printable(name)!r} to start. Presets: pure, files, web."
             f" Servers: {listed}."
         )
-    return servers[name]
+    if not isinstance(server, StdioServer):
+        raise MCPConfigError(
+            f"grue reaches the server {printable(name)!r} by URL, so there is no process that could run in a"
+            " sandbox."
+        )
+    return server
 
 
 def watched_server(servers: Mapping[str, McpServer], name: str) -> tuple[StdioServer, Callable[[], str]]:
@@ -154,7 +160,7 @@ def watched_server(servers: Mapping[str, McpServer], name: str) -> tuple[StdioSe
     Raises:
         MCPConfigError: There is no such server, or it has a URL, so that grue does not start it.
     """
-    server = named_server(only_started(servers), name)
+    server = named_server(servers, name)
     watch = Watch()
 
     def learned() -> str:

@@ -22,7 +22,7 @@ from grue.sandbox.box import Preset, Sandbox, in_words
 from grue.sandbox.launch import boxed, missing_for
 from grue.sandbox.places import places_of
 from grue.sandbox.seatbelt import SCRATCH, profile
-from grue.tool_sessions.server_specs import StdioServer
+from grue.tool_sessions.server_specs import McpServer
 from grue.tracing.reading import open_episode
 
 _LEAVE_S = 3.0
@@ -38,8 +38,8 @@ def show(name: str | None, mcp_config: Path | None) -> None:
     if name in get_args(Preset):
         _show(f"preset {name}", Sandbox(preset=name), "/bin/sh", (), os.getcwd(), dict(os.environ))  # type: ignore[arg-type]  # noqa: PTH109
         return
-    servers = _started(mcp_config)
-    for each in [named_server(servers, name)] if name else servers.values():
+    servers = _servers(mcp_config)
+    for each in [named_server(servers, name)] if name else only_started(servers).values():
         if each.sandbox is None:
             say(f"{each.name}: no box. It can reach all that you can.")
             continue
@@ -61,7 +61,7 @@ def show_seatbelt(name: str | None, mcp_config: Path | None) -> None:
     if name in get_args(Preset):
         box: Sandbox | None = Sandbox(preset=name)  # type: ignore[arg-type]  # just compared
     else:
-        server = named_server(_started(mcp_config), name)
+        server = named_server(_servers(mcp_config), name)
         box, args, env = server.sandbox, tuple(server.args), server.environment()
         cwd = str(Path(server.cwd or "").absolute())
         program = shutil.which(server.command, path=env.get("PATH")) or server.command
@@ -83,7 +83,7 @@ def try_command(name: str, command: list[str], mcp_config: Path | None) -> int:
         box: Sandbox | None = Sandbox(preset=name)  # type: ignore[arg-type]  # just compared
         cwd = None
     else:
-        server = named_server(_started(mcp_config), name)
+        server = named_server(_servers(mcp_config), name)
         box, cwd = server.sandbox, server.cwd
     if box is None:
         raise MCPConfigError(f"The server {name!r} has no box.")
@@ -131,7 +131,7 @@ def learn(path: Path, name: str, traces: list[Path]) -> bool:
     Raises:
         MCPConfigError: There is no such server, or a trace cannot be read.
     """
-    watched, learned = watched_server(_started(path), name)
+    watched, learned = watched_server(_servers(path), name)
     count = failed = 0
     with ToolClient({name: watched}) as client:
         client.connect(name)
@@ -183,6 +183,5 @@ def _show(name: str, box: Sandbox, program: str, args: Sequence[str], cwd: str, 
         say(f"  Not enforced here: {each}.")
 
 
-def _started(mcp_config: Path | None) -> dict[str, StdioServer]:
-    known = known_servers(GameConfiguration.of_project(), mcp_config, unasked=True)
-    return only_started(known.servers)
+def _servers(mcp_config: Path | None) -> dict[str, McpServer]:
+    return known_servers(GameConfiguration.of_project(), mcp_config, unasked=True).servers
