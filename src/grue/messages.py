@@ -1573,8 +1573,7 @@ class RunTurn(Message, frozen=True, kw_only=True):
         tool_policy: Which tool calls are made, asked about or denied.
         history: The conversation that the turn continues; `None`: the turn begins its own.
         images: The images that are sent with the user's text.
-        final_request: The text that asks for the final answer, without tools. Old traces lack this field and
-            `repair_request`; their turns used the default texts.
+        final_request: The text that asks for the final answer, without tools. Old traces lack this field.
         repair_request: The text that asks for another answer; `{reason}` stands for what was wrong.
         tools: Patterns of the names of the tools to offer; `None`: offer all tools.
         resumed: The point from which a parked or killed turn goes on; `None`: the turn is new.

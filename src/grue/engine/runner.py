@@ -96,33 +96,31 @@ class Runner(AsyncToolAccess, Closing):
         limits: How much a turn may use.
         policy: What to do after a failure.
         recorder: Records all messages; `None`: a new one, and the logger `grue` warns of trouble.
-        trace: Where to write the trace until `close`: a file that ends in `.jsonl`, or a folder in which each
-            runner creates a run folder of its own. Missing folders are made. `None`: no trace is written.
+        trace: Where to write the trace: a `.jsonl` file, or a folder in which each runner creates a run
+            folder of its own. Missing folders are made. `None`: no trace is written.
         process_limits: How server processes are ended.
-        elicit: Asks the user a server's question (MCP elicitation); `None`: every question is declined.
+        elicit: Asks the user a server's question (MCP elicitation); `None`: each question is declined.
         tool_lock: The tool definitions that the user has approved. `policy.on_tool_drift` says how to treat
             any others. `None`: all tools that the servers list are accepted.
         tool_policy: Which tool calls are made, asked about or denied; `None`: all are made.
-        approve: Asked about the tool calls that the policy asks about, all of a reply at once. A plain
-            function, which gets a thread of its own, or a coroutine function. The wait counts against the
-            turn's limit. `None`: nobody can be asked, so such calls are denied unless the policy parks turns.
+        approve: Asked about the tool calls that the policy asks about, all of a reply at once. A function,
+            which runs in a thread, or a coroutine function. The wait counts against the turn's limit.
+            `None`: nobody can be asked, so such calls are denied unless the policy parks turns.
         context: How turns stay within the model's context window; `None`: nothing is cleared.
-        tool_search: If there are many tools, offer the model only `find_tools` and `call_tool`, with which it
-            finds and calls the others. `None`: each tool is offered.
+        tool_search: If there are many tools, the model gets `find_tools` and `call_tool` in their place.
         budget: For the model, for all turns together. The budget of a single turn is `limits.budget`.
         keep: What outlives a turn. `nothing`: one `anyio.run` per turn, and nothing stays alive after it.
             `loop`: one event loop in a background thread, from the first turn to `close`; connections to the
             model stay open. `sessions`: also the sessions; all turns share one per server, and in `map` each
             worker has its own.
         start: When a server starts, unless its own options say when. `before`: before the first request.
-            `beside`: together with it, if the server's tools are known from earlier. `beside_if_locked`: the
-            same, if the tool lock lists them. `when_called`: at the first call. In advance, for the next
-            turn: `after_turn`, or `beside_turn`, while this turn waits for its model. A pair such as
+            `beside`: together with it, if the server's tools are known. `beside_if_locked`: the same, if the
+            tool lock lists them. `when_called`: at the first call. In advance, for the next turn:
+            `after_turn`, or `beside_turn`, while this turn waits for its model. A pair such as
             `("after_turn", "beside")` says how servers start in advance, and when any others start.
 
     Raises:
-        MCPConfigError: A server name, `keep`, `start` or a policy is invalid, or `keep` and `start` make
-            no sense together.
+        MCPConfigError: A server name, `keep`, `start` or a policy is invalid, or `keep` excludes `start`.
         MissingDependencyError: There is an MCP server to talk to, and `mcp` is absent or too old.
     """
 
