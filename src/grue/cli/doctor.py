@@ -157,9 +157,9 @@ def _names(opened: m.SessionOpened) -> set[str]:
 
 
 def _interpreter_s(server: StdioServer) -> tuple[str, float] | None:
-    """Return the interpreter in the program's `#!` line, and how many seconds an empty program takes.
+    """Return the interpreter in the program's `#!` line, and the seconds in which it runs an empty program.
 
-    Returns `None` if that is neither Node.js nor Python, or if it fails.
+    Returns `None` if the interpreter is neither Node.js nor Python, or if the empty program fails.
     """
     command = _shebang(Path(server.command))
     name = PurePath(command[-1]).name if command else ""
@@ -315,8 +315,8 @@ def _named_llm(config: GameConfiguration, *, chosen: bool) -> Iterator[Finding]:
     """Yield a finding for each endpoint that a Python file of this folder names.
 
     Args:
-        config: The settings. Unless `chosen`, the first of these endpoints is written into them, so that it
-            is checked later.
+        config: The settings. Unless `chosen`, the first endpoint that is found replaces the endpoint in
+            `config`, so that later checks use it.
         chosen: Whether the project or the command line names an endpoint.
     """
     for named in dict.fromkeys(_programs()):
@@ -344,7 +344,7 @@ def _server_file(known: KnownServers, mcp_config: Path | None) -> Iterator[Findi
 
 
 def _lock(known: KnownServers, config: GameConfiguration, mcp_config: Path | None) -> Iterator[Finding]:
-    """Report a tool lock that cannot be read, or that is required and missing: no turn would start."""
+    """Report a tool lock that cannot be read, or that is required and missing. Either stops every turn."""
     try:
         list(drifts(known, {}, config))
         if mcp_config is None and known.source != BUNDLED:

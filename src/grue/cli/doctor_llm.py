@@ -42,8 +42,8 @@ class Finding(Struct, frozen=True):
     Attributes:
         verdict: The result; `open` if the check could not decide.
         text: The first line says what was found, the further lines what to do.
-        lacking: What cannot be used, such as "tools of files"; the summary at the end of the output names it.
-            Empty if there is no such thing.
+        lacking: What cannot be used, such as "tools of files" for the server `files`; empty if the check
+            found nothing of the kind. The summary at the end of the output names it.
     """
 
     verdict: Verdict
@@ -117,7 +117,7 @@ def names_an_endpoint(config: GameConfiguration) -> bool:
 
 
 def _patient(settings: LlmSettings) -> LlmSettings:
-    """Return settings with which a check ends soon: no retries, and a cut reply is not requested again.
+    """Return settings with which a check ends soon: without retries after an error or a cut reply.
 
     A time limit that the user has configured is kept, even if it is longer than `_PATIENCE_S`.
     """
@@ -207,10 +207,10 @@ def _tools(endpoint: LlmEndpoint, spoken: "_Tried") -> Finding:
 
 
 def _open_tools(endpoint: LlmEndpoint, spoken: "_Tried", failure: MCPError) -> Finding:
-    """Return the finding for a turn with a tool that failed.
+    """Return the finding about tools if the turn that offers a tool has failed with `failure`.
 
-    After a timeout, ask again for a short reply: it is enough to compare the prompt's tokens with and without
-    the tool.
+    If the turn has timed out, send its prompt again with a limit of `_SHORT` tokens for the reply. The short
+    reply may come in time. It reports the prompt's tokens, which show whether the model sees the tool.
     """
     open_question = isinstance(failure, LLMError) and failure.kind == "timed_out"
     brief = _Tried(_brief(endpoint), _CALL, tool=True) if open_question else None
@@ -227,10 +227,10 @@ def _not_shown(counts: tuple[int, int]) -> Finding:
 
 
 def _left_out(endpoint: LlmEndpoint, offered: "_Tried", spoken: "_Tried") -> tuple[int, int] | None:
-    """Return the prompt's tokens with a tool and without it, if the counts show that the tool is left out.
+    """Return the prompt's tokens with a tool and without it, if the endpoint leaves the tool out.
 
-    If the endpoint reports the same count for two different texts, its counts mean nothing, and `None` is
-    returned.
+    Return `None` if the tool makes the prompt longer, so that it is not left out; or if the endpoint does not
+    count tokens: it reports no count, or the same count for the two different prompts `_CALL` and `_SAY`.
     """
     bare = _Tried(_brief(endpoint), _CALL)
     counts = [tried.replies[0].prompt_tokens if tried.replies else 0 for tried in (offered, bare, spoken)]

@@ -1,4 +1,9 @@
-"""`grue fleet run`, `retry` and `stop`: run a sweep of episodes and show the progress, or stop one."""
+"""`grue fleet run`, `retry` and `stop`: run the episodes of a sweep and show the progress, or stop them.
+
+A sweep is a TOML file that names a function, its cases (combinations of settings), and how often each case is
+run. One call of the function for one case is an episode. A fleet runs the episodes of a sweep and keeps their
+traces and scores in a folder.
+"""
 
 import sys
 from pathlib import Path
@@ -38,7 +43,8 @@ class FleetRunOptions(Struct, frozen=True, kw_only=True):
 def run_fleet(options: FleetRunOptions, *, retry: bool = False) -> bool:
     """Run the missing episodes of a sweep and print the progress; return whether all episodes are done now.
 
-    With `retry`, episodes that were given up after three attempts are tried again.
+    Missing episodes are those that are not done yet. With `retry`, also those that were given up after three
+    attempts are run again.
 
     Raises:
         FleetError, MCPConfigError: The sweep or the folder cannot be used.
@@ -140,7 +146,7 @@ def _summary(finished: Finished, options: FleetRunOptions) -> str:
 
 
 def warnings_of(sweep: Sweep) -> list[str]:
-    """Return a warning if the sweep limits money, but lacks the price of one of its models."""
+    """Return a warning if the sweep sets `budget.money_usd`, but `budget.prices` lacks one of its models."""
     budget = sweep.budget
     if budget.money_usd is None:
         return []

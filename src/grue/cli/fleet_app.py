@@ -202,7 +202,7 @@ def table(
     ] = False,
     as_json: _Json = False,
 ) -> None:
-    """Print mean scores for each combination of settings, with standard errors and one episode's id."""
+    """Print a row for each combination of settings: mean scores, standard errors, the id of an episode."""
     from grue.cli.fleet_view import print_table
 
     take_interrupts()
@@ -337,8 +337,8 @@ def failures(
 ) -> None:
     """Group the failed episodes by what went wrong, and print commands that show their traces.
 
-    Episodes of earlier sweeps in the same folder are left out; how many they
-    are is printed.
+    Episodes of earlier sweeps in the same folder are left out. Their number is
+    printed.
     """
     from grue.cli.fleet_failures import print_failures
 

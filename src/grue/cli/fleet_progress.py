@@ -26,7 +26,8 @@ class Seen(Struct, frozen=True, kw_only=True):
     Attributes:
         tally: The numbers of episodes: in all, done, failed and so on.
         running: When each running episode was submitted, in monotonic seconds, by its id.
-        costs: What the broker has counted. It counts requests only if the fleet has limits.
+        costs: The cost of the requests, as counted by the broker (`grue.fleet.broker`), which enforces the
+            fleet's limits. In a fleet without limits the broker counts nothing.
         elapsed_s: How long this run of the fleet has lasted.
     """
 
@@ -37,7 +38,7 @@ class Seen(Struct, frozen=True, kw_only=True):
 
     @property
     def spent(self) -> Amount:
-        """The cost of all requests: from the broker, or from the results if the fleet has no limits."""
+        """The cost of all requests, as in `costs`; if the broker counted none, the sum over the results."""
         return self.costs.spent if self.costs.spent.requests else self.tally.spent
 
     @property

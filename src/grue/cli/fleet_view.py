@@ -72,8 +72,8 @@ def print_status(directory: Path, *, as_json: bool) -> None:
 
 def _say_outcomes(directory: Path, manifest: Manifest, outcomes: Counter[str]) -> None:
     done = outcomes["scored"] + outcomes["failed"]
-    # If the folder has more episodes than the manifest counts, a program has run further cases in it. Then it
-    # is not known which episodes the latest run asked for, so do not say how many of these are done.
+    # `manifest.total` is the number of episodes in the latest run. If the folder has more, other runs had
+    # other cases. Which of the done episodes belong to the latest run is not known, so do not say how many.
     if outcomes.total() > manifest.total:
         said = f"{done:,} episodes of {manifest.work} are done; the latest run was about {manifest.total:,}."
     else:

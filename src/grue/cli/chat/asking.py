@@ -2,7 +2,8 @@
 
 The turn runs in a thread of its own, but only the main thread reads the terminal: if two threads read it,
 each would get some of the keys. So the turn reports a `Question` as an event to the main thread, and waits
-for its future. A cancelled turn stops waiting at once, and an answer that comes later is dropped.
+until the main thread answers it (`Question.answer`). A cancelled turn stops waiting at once, and an answer
+that comes later is dropped.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ class Question(Generic[A]):
         return await asyncio.wrap_future(self._answered)
 
     def answer(self, answer: A) -> None:
-        """Give the answer, from any thread."""
+        """Answer the question. Can be called in any thread."""
         with contextlib.suppress(InvalidStateError):  # the turn was cancelled, so nobody waits for the answer
             self._answered.set_result(answer)
 

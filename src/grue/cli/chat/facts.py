@@ -24,7 +24,7 @@ class EpisodeStarted(facts.EpisodeStarted, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """Return what a heading calls this episode: "a chat"."""
+        """The name of this kind of episode in headings: "a chat"."""
         return "a chat"
 
 
@@ -51,7 +51,7 @@ class UserSaid(Fact, frozen=True, kw_only=True, tag="chat.Said"):
         return "quiet"
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return no lines: the turn logs the same text."""
+        """Return no lines, because `file` and `size` are only needed for `/undo`."""
         return ()
 
 
@@ -97,7 +97,7 @@ class ChatPast(Past[EpisodeStarted], kw_only=True):
 
     Attributes:
         said: The turns that are still part of the conversation, oldest first.
-        calls: The names of the called tools, by the turn's number.
+        calls: By the number of a turn, the names of the tools that it has called.
         file: Name of the conversation's file; empty if nothing was said.
         model: The model that was last chosen by `/model`; empty if none was.
         turn: Number of the last turn.

@@ -48,7 +48,7 @@ def ended(event: ToolEnded) -> Line:
 
 
 def result_words(result: m.ToolCallResult) -> str:
-    """Return a tool result as one printable line: a long text is cut, and media are named by their size."""
+    """Return a tool result as one printable line. A long text is cut. Of an image, show type and size."""
     parts = [*_parts(result.content), *(_block(block) for block in result.blocks)]
     text = printable(" ".join(part for part in parts if part), _RESULT_CHARS) or "nothing"
     total = sum(map(len, parts))
@@ -63,7 +63,7 @@ def question_lines(question: ApprovalQuestion, rows: Iterable[str]) -> Iterator[
 
     Args:
         question: The call.
-        rows: All arguments, as lines that `shown_whole` has returned.
+        rows: All arguments in printable rows, as `shown_whole` returns them.
     """
     yield Line(f"The model wants to call {printable(question.name)}", YELLOW)
     for row in rows:
@@ -120,7 +120,7 @@ def undone_lines(first_words: str, calls: Sequence[str]) -> Iterator[Line]:
 
 
 def greeting(model: str, tools: Sequence[str], *, scripted: bool) -> Iterator[Line]:
-    """Yield the lines that a chat shows at its start: the model, the servers, and the keys."""
+    """Yield the lines that a chat shows at its start: the model, the servers, and what some keys do."""
     who = f"{printable(model, _NAME_CHARS)} (a script, no LLM)" if scripted else printable(model, _NAME_CHARS)
     with_tools = ", ".join(_name(name) for name in tools) if tools else "no tools"
     yield Line(f"{who} · {with_tools}", BOLD)

@@ -79,7 +79,7 @@ class ChatWiring(Struct, frozen=True, kw_only=True):
     """The parts of a chat.
 
     Attributes:
-        notes: Sentences about settings that have no effect.
+        notes: Sentences about settings that have no effect, and about servers with an invalid configuration.
         learned: A function that returns, as JSON, the sandbox that the server of `--learn` has turned out to
             need; `None` without `--learn`.
     """
@@ -136,7 +136,10 @@ def wire_chat(options: ChatOptions) -> ChatWiring:
 
 
 def _tool_policy(policy: ToolPolicy, *, ask: bool) -> ToolPolicy:
-    """Return the policy of a chat. It never parks a turn, because the person to ask is at the terminal."""
+    """Return a chat's policy: `policy`, but with `ask`, calls that it allows are asked about first.
+
+    The policy never parks a turn, because the person to ask is at the terminal.
+    """
     if ask:
         asking = (replace(rule, verdict="ask") if rule.verdict == "allow" else rule for rule in policy.rules)
         policy = replace(policy, rules=(*asking, ToolRule(verdict="ask")))

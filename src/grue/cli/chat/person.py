@@ -48,10 +48,13 @@ class Reader(Protocol):
         """
 
     def forget(self) -> None:
-        """Discard what was typed before now, so that only what follows the question counts as an answer."""
+        """Discard what was typed before now, so that only keys pressed after the question answer it."""
 
     def answer(self, question: str, default: str = "") -> str:
-        """Ask a question and return the answer, one line; empty if the input has ended.
+        """Ask a question and return the answer, one line.
+
+        If nothing is typed, the answer is `default`. A reader that can edit lines shows the `default` as text
+        to edit, and returns an empty answer if the input has ended.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed.
@@ -92,7 +95,7 @@ class LineReader:
             forget_typed(self._source)
 
     def answer(self, question: str, default: str = "") -> str:
-        """Ask on standard error, and return the next line, or `default` if that line is empty."""
+        """Ask on stderr, and return the next line; `default` if it is empty, or if the input has ended."""
         say(question, err=True)
         return (self._line() or "").strip() or default
 
@@ -191,7 +194,7 @@ class Person:
     """Asks the person at the terminal, and remembers for which tools the answer was "always".
 
     Args:
-        reader: Called before each question; returns the `Reader` of the answer.
+        reader: Called before each question; returns the `Reader` that reads the answer.
         screen: Where questions are shown.
         redaction: The secrets that are not to be shown.
     """

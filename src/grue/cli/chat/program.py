@@ -106,7 +106,7 @@ class ChatProgram:
     """The loop of a chat.
 
     Args:
-        screen: Where it prints.
+        screen: Where the chat prints.
         redaction: The secrets that are not to be shown.
         here: The folder in which the user started the program. `/save` writes there.
 
@@ -205,7 +205,7 @@ class ChatProgram:
         self._screen.tell(lines.complaint(text))
 
     def _is_final(self, error: MCPError) -> bool:
-        """Return whether to stop reading a pipe, because every further line would fail in the same way."""
+        """Return whether every further line of a pipe would fail in the same way, so the chat ends."""
         return (
             not self.reader.asks
             and isinstance(error, LLMError)

@@ -59,8 +59,8 @@ def typing_ahead_hidden() -> Iterator[None]:
     """
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
-    # An earlier chat that was killed may have left the terminal in raw mode or without echo. Nobody wants
-    # such a terminal, so switch echo and line mode on in `before`, too, which is restored after this chat.
+    # `before` is what the terminal gets back at the end. An earlier chat that was killed may have left the
+    # terminal in raw mode or without echo, so switch echo and line mode on in `before`.
     for modes, wanted in _USABLE.items():
         before[modes] |= wanted
     termios.tcsetattr(descriptor, termios.TCSANOW, before)
@@ -118,7 +118,7 @@ class PromptReader:
         clear_typeahead(self._short.input)
 
     def answer(self, question: str, default: str = "") -> str:
-        """Ask for a line; empty after Ctrl-D."""
+        """Ask for a line, with `default` as the text to edit. Return the line; empty after Ctrl-D."""
         try:
             return self._short.prompt([("class:prompt", question)], default=default).strip()
         except EOFError:
