@@ -264,7 +264,8 @@ def remove_server(name: str, mcp_config: Path | None) -> None:
         say(f"removed  its approved tools from {shown_path(lock)}")
     for kind in (descriptions.BUNDLES, descriptions.PACKAGES):
         folder = path.parent / kind / name
-        # Remove only what `grue add` can have made: no symbolic link, and no path outside these two folders.
+        # Remove only what `grue add` can have made: a folder directly in `mcp_bundles` or `mcp_packages`, and
+        # no symbolic link.
         if (
             Path(name).name == name
             and folder.is_dir()
@@ -347,7 +348,11 @@ def _fetched(url: str) -> object:
 
 
 def _pieces(url: str, *, most: int, redirects: int = 0) -> Iterator[bytes]:
-    """Yield the body at `url`, at most `most` bytes. Sends no API key, and no redirect leaves https."""
+    """Yield the body at `url`, in pieces. Sends no API key.
+
+    A body of more than `most` bytes is an error. At most `redirects` redirects are followed, but none from
+    https to http.
+    """
     import httpx
 
     parts = _address(url)

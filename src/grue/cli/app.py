@@ -179,7 +179,7 @@ _WITH_RESUME = (
 
 
 def _refuse_beside_resume(context: typer.Context) -> None:
-    """Refuse options that are recorded at the first run, because a resumed run uses the recorded ones."""
+    """Refuse options that the first run has recorded, because the resumed run uses their recorded values."""
     given = [
         parameter.opts[0]
         for parameter in context.command.params

@@ -25,7 +25,7 @@ from grue.runtime.trace.recorder import Envelope, Recorder
 
 
 def read_arguments(tool: m.ToolDefinition, text: str | None, pairs: Sequence[str]) -> m.JsonObject:
-    """Return the arguments of a call: the members of `text`, then `pairs`, which replace equal names.
+    """Return the arguments of a call: the members of `text`, replaced or extended by `pairs`.
 
     Args:
         tool: The tool's definition from its server.

@@ -1,4 +1,4 @@
-"""`grue fork`: run a recorded turn again from a place in it, with another model, prompt, tool or result."""
+"""`grue fork`: run a recorded turn again, from a chosen message on with another model, tool or prompt."""
 
 import shutil
 import sys
@@ -187,7 +187,7 @@ def _pairs(option: str, form: str, given: Sequence[str]) -> list[tuple[str, str]
 
 
 def _content(file: Path) -> object:
-    """Return a tool result from a file: parsed if the file ends in `.json`, otherwise as text."""
+    """Return a tool result from a file: parsed as JSON if its name ends in `.json`, otherwise as text."""
     text = text_of(file)
     assert text is not None, "a file is given"
     if file.suffix != ".json":

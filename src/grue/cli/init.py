@@ -103,8 +103,8 @@ _LOCAL_S = 0.5
 def _found_model() -> tuple[str, str]:
     """Return the endpoint and the model to write into the new program.
 
-    If no API key is set and Ollama runs on this machine, they are Ollama's. The user is not asked, because
-    both are easily changed in the written agent.py.
+    If no API key is set and Ollama runs on this machine, return Ollama's endpoint and its first model;
+    otherwise `_DEFAULT`. The user is not asked, because both are easily changed in the written agent.py.
     """
     if any(os.environ.get(name) for name in key_names(_DEFAULT[0])):
         return _DEFAULT
@@ -122,7 +122,8 @@ def start_project(folder: Path, sources: Sequence[Path]) -> None:
     Args:
         folder: The project's folder; it is made if it does not exist.
         sources: Configuration files of other MCP hosts, from which all servers are copied. If empty, look for
-            such files on this machine: at a terminal, ask whether to copy each; elsewhere, only print how.
+            such files on this machine: at a terminal, ask whether to copy from each; elsewhere, print the
+            command that copies.
 
     Raises:
         MCPConfigError: A source or the folder cannot be used.

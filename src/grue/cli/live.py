@@ -242,7 +242,7 @@ class LiveView(Closing):
 
     Args:
         output: Where to print. Status rows are shown if `output.redraws`.
-        max_turns: Most turns of the episode, until the fact `EpisodeStarted` gives the number; 0: unknown.
+        max_turns: The most turns of the episode, 0 if not known yet. The fact `EpisodeStarted` replaces it.
         story: Converts messages of the trace into lines; by default the story of a game.
         clock: Returns monotonic seconds.
     """

@@ -53,14 +53,15 @@ class Progress:
     """The state of an episode, updated by each message of its trace.
 
     Args:
-        max_turns: Most turns of the episode, until the fact `EpisodeStarted` gives the number; 0: unknown.
+        max_turns: The most turns of the episode, 0 if not known yet. The fact `EpisodeStarted` replaces it.
 
     Attributes:
         doing: The steps that are under way, oldest first, by the key that `StepTracker` gives a step.
         usage: Tokens and cost of all completions so far.
-        dropped: Number of replies that were dropped: the model was asked while a server was starting, with
-            the tools of its last start, and the server then listed others.
-        deadline: When the time limit of the turn ends it; `None`: no limit.
+        dropped: Number of replies of the model that were dropped. A reply is dropped if the model was asked
+            while a server was starting, with the tools that the server had listed before, and the server
+            then listed other tools.
+        deadline: The time at which the turn's time limit ends the turn; `None`: the turn has no limit.
     """
 
     def __init__(self, max_turns: int = 0) -> None:

@@ -66,7 +66,7 @@ def _wrapped(text: str, width: int, hanging: str) -> list[str]:
 
 
 def painted(text: str, style: str) -> str:
-    """Return `text` between escape sequences that set and reset `style`, if both are not empty."""
+    """Return `text` between escape sequences that set and reset `style`; unchanged if either is empty."""
     return f"\x1b[{style}m{text}\x1b[0m" if style and text else text
 
 
@@ -171,7 +171,7 @@ class Story:
             yield _tool_line(call, f" ({duration(duration_s)})")
 
     def _turn_over(self, body: m.TurnCompleted | m.TurnFailed) -> Iterator[Line]:
-        """Yield a line for each call that has not ended, because the turn was interrupted."""
+        """Yield a line for each call that was still running when the turn ended."""
         del body
         for call in self._under_way.values():
             yield _tool_line(call, " (given up)")

@@ -17,9 +17,9 @@ class Terminal:
     A terminal can show status rows unless `TERM` is `dumb`, and then colours unless `NO_COLOR` is set.
 
     Args:
-        stream: Where to print. Text goes directly to the stream's file descriptor, if it has one. Otherwise a
-            thread that waits for a stopped terminal would hold the stream's lock, which the interpreter needs
-            to exit.
+        stream: Where to print. If the stream has a file descriptor, text is written to that, not by
+            `stream.write`: a thread that waits there for a stopped terminal would hold the stream's lock,
+            and the interpreter needs this lock to exit.
         environ: The environment, `os.environ` by default.
 
     Attributes:

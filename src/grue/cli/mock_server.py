@@ -44,7 +44,7 @@ def serve(
 
         if sys.stdin.isatty():
             say("This serves the client that starts it; there is nothing to type. Ctrl-C ends it.", err=True)
-        quit_at_once()  # the thread that reads from a terminal cannot be interrupted in another way
+        quit_at_once()  # a thread blocks in reading standard input, and KeyboardInterrupt would not end it
         run_stdio(server)
         return
     try:

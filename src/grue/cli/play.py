@@ -36,7 +36,7 @@ from grue.transports.llm.endpoint import api_key, require_key
 def pace(game: Game, pause_s: float) -> None:
     """Make the game wait before each move, for people who watch a scripted model play (`--pace`).
 
-    Ctrl-C ends the wait. The decision for the move is recorded before it.
+    Ctrl-C ends the wait. The trace has the decision for the move already when the wait begins.
     """
     step = game.step
 
@@ -94,7 +94,8 @@ def _play(options: PlayOptions, past: GamePast | None) -> EpisodeResult:
                 folder.discard()  # the episode has not begun, so there is nothing to keep
             raise
         if options.pace_s:
-            pace(game, options.pace_s)  # only now: a resumed episode has repeated its old moves above
+            # Not earlier, so that a resumed episode repeats its old moves, above, without pauses.
+            pace(game, options.pace_s)
         return _played(orchestrator, folder, view, options)
 
 

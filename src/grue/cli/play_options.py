@@ -63,8 +63,9 @@ RECORDED = (
 def as_started(options: PlayOptions, past: GamePast) -> PlayOptions:
     """Return the options for resuming an episode: those of its first run, with some of `options`.
 
-    The limits, if given, and the options on output and streaming are taken from `options`. If the folder in
-    which the episode was started no longer exists, `started_in` is `None`.
+    `turns` and `turn_timeout_s`, if they are set, are taken from `options`. So are the options that are not
+    in `RECORDED`, such as `output` and `stream`. If the folder in which the episode was started no longer
+    exists, `started_in` is `None`.
 
     Raises:
         MCPConfigError: The episode was not started by `grue play`, or by another version of it.
@@ -111,7 +112,7 @@ def started_options(recorded: m.JsonObject, kind: type[S], otherwise: str) -> S:
     """Return the options that `recorded_options` has put into a trace.
 
     Args:
-        recorded: What the trace has.
+        recorded: The recorded options, as the trace has them.
         kind: The class of the options.
         otherwise: How the message of an error begins.
 

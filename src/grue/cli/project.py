@@ -79,8 +79,9 @@ def known_servers(
     Args:
         config: The settings.
         mcp_config: The file that the user named; `None` if none was named.
-        unasked: Use the project's file of servers unless the settings turn MCP off; otherwise it is used only
-            if they turn MCP on. Commands about servers, such as `grue tools`, pass `True`.
+        unasked: When to use the project's file of servers, if `mcp_config` is `None`. `True`: if the file
+            exists, unless pyproject.toml says `enabled = false` under `[tool.grue.mcp]`. `False`: only if the
+            settings say `enabled = true`. Commands about servers, such as `grue tools`, pass `True`.
 
     Raises:
         MCPConfigError: The file is missing or invalid. A server whose configuration is invalid raises no

@@ -1,4 +1,7 @@
-"""`grue run`: run a task with the skill agent. Prints the turns, their steps, and the agent's messages."""
+"""`grue run`: run a task with the skill agent (`grue.hosts.skill_agent`), which plans its actions as JSON.
+
+Prints the turns, their steps, and the agent's messages.
+"""
 
 import shutil
 import sys

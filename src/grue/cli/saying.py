@@ -2,7 +2,7 @@
 
 A path, an error or a server's text may contain escape sequences, characters that change the writing
 direction, and secrets from the environment. `say` replaces all of these. The tables and live views do not use
-it; they replace them in their own code.
+`say`: their own code makes such replacements.
 """
 
 import os

@@ -39,7 +39,7 @@ _WORDS = {"added": "new", "removed": "removed", "changed": "changed"}
 
 
 class ListingNotices:
-    """An observer of the trace that collects notices about malformed tools, in `of`, by server."""
+    """An observer of the trace that collects notices about malformed tools. `of` has them by server."""
 
     def __init__(self) -> None:
         self.of: defaultdict[str, list[str]] = defaultdict(list)
@@ -155,7 +155,7 @@ def list_tools(server: str | None, mcp_config: Path | None, *, as_json: bool, lo
 
 
 def _shown(outcome: Outcome, recorder: Recorder) -> Outcome:
-    """Redact an outcome: a server may put keys that it was given into its tools or errors."""
+    """Redact an outcome, because a server's tools or errors may show API keys that the server was given."""
     return recorder.redacted_text(outcome) if isinstance(outcome, str) else recorder.redacted_body(outcome)
 
 
@@ -256,7 +256,7 @@ def _argument(name: str, schema: object, *, required: bool, width: int) -> Itera
 
 
 def kind_of(schema: object) -> str:
-    """Return the type that a JSON Schema asks for in words, such as "list of string"."""
+    """Return in words the type that a JSON Schema asks for, such as "list of string"."""
     if not isinstance(schema, dict):
         return "anything"
     if isinstance(values := schema.get("enum"), list):

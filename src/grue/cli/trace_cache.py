@@ -1,4 +1,4 @@
-"""`grue trace cache`: print how much of each prompt repeats an earlier one, and what differs then."""
+"""`grue trace cache`: print how much of each prompt repeats an earlier one, and where they first differ."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,9 +28,10 @@ def cache(file: Path, *, as_json: bool, width: int | None = None) -> None:
 
 
 def render(report: CacheReport, width: int | None = None) -> Iterator[str]:
-    """Yield the lines of the report: a row for each request, then each first difference, then the sums.
+    """Yield the lines of the report.
 
-    The rows are cut to `width` columns.
+    First a row for each request, cut to `width` columns. Then the first difference of each prompt from the
+    earlier prompt that it repeats, if they differ. Then the sums.
     """
     yield printable(f"Prompts of {report.episode}", 200)
     rows = [_HEADINGS, *map(_row, report.prompts)]

@@ -304,7 +304,7 @@ def _recorded_spec(run: RecordedRun) -> str:
 
 
 def _read(run: RecordedRun) -> tuple[dict[str, object], dict[str, str]]:
-    """Return two dicts by the model's text: the answers that were accepted, and the reasons for refusals."""
+    """Return two dicts whose keys are texts of the model: the accepted answers, and the refusals' reasons."""
     answers: dict[str, object] = {}
     refused: dict[str, str] = {}
     text = ""
@@ -470,9 +470,10 @@ def _test(
 
 
 def _cuts(run: RecordedRun, end: m.TurnCompleted) -> Iterator[str]:
-    """Yield assertions about which results were cut for the model, if the turn had its own limits for that.
+    """Yield assertions that the same tool results are cut for the model as in the recorded turn.
 
-    The assertions fail if these limits are changed later.
+    Yields none if the turn had the default `max_result_chars` and `long_results`. In the test, the assertions
+    fail if somebody has changed these limits.
     """
     usual, limits = TurnLimits(), run.begun.limits
     if (limits.max_result_chars, limits.long_results) == (usual.max_result_chars, usual.long_results):
