@@ -1,4 +1,4 @@
-"""`grue fork`: run a recorded turn again, from a chosen message on with another model, tool or prompt."""
+"""`grue fork`: run a recorded turn again with another model, prompt, tool or result from some message on."""
 
 import shutil
 import sys

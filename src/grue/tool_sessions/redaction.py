@@ -3,8 +3,7 @@
 A secret is the value of an environment variable with a name such as `API_KEY`
 (`runtime/secrets/secret_forms.py`), what follows such a name in a command line (`--api-key KEY`), a password
 in a URL, a word in the form of a provider's tokens, the value of an authorisation header, or a
-bearer token.
-`runtime/secrets/redaction.py` finds secrets in their encoded forms too.
+bearer token. `runtime/secrets/redaction.py` finds secrets in their encoded forms too.
 """
 
 import re

@@ -136,7 +136,7 @@ def wire_chat(options: ChatOptions) -> ChatWiring:
 
 
 def _tool_policy(policy: ToolPolicy, *, ask: bool) -> ToolPolicy:
-    """Return a chat's policy: `policy`, but with `ask`, calls that it allows are asked about first.
+    """Return the policy of a chat. With `ask`, the user is asked about each call that `policy` would allow.
 
     The policy never parks a turn, because the person to ask is at the terminal.
     """
