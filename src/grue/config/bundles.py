@@ -58,7 +58,10 @@ class Bundle:
             raise MCPConfigError(f"Its {MANIFEST} is not JSON.") from error
 
     def unpack(self, folder: Path, *, executable: str = "") -> None:
-        """Write the bundle's files into a folder that does not exist yet. Only `executable` may be executed.
+        """Write the bundle's files into `folder`, which must not exist yet.
+
+        Only the file `executable`, a path inside the bundle, gets the permission to be executed; empty: no
+        file gets it.
 
         Raises:
             MCPConfigError: The bundle is damaged or too large, or the folder cannot be written.
@@ -120,7 +123,7 @@ def opened(path: Path, sha256: str | None = None) -> Iterator[Bundle]:
             raise MCPConfigError(f"Cannot read {path}: {error.strerror or error}.") from error
         except (zipfile.BadZipFile, ValueError, struct.error) as error:
             raise MCPConfigError(f"{path} is not a zip file.") from error
-        yield bundle  # outside of the `try`: an error of the caller's block is not one of the bundle
+        yield bundle  # outside of the `try`, so that errors of the caller's block are not caught here
 
 
 def _digest(file: BufferedReader) -> str:
@@ -161,7 +164,7 @@ def _checked(listed: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
     seen: set[str] = set()
     folders: set[str] = set()
     for info in listed:
-        # The unchanged name: in `info.filename`, zipfile cuts it at a NUL.
+        # Check the name as the archive has it: `info.filename` has only the part before a NUL character.
         name = info.orig_filename
         parts = name.rstrip("/").split("/")
         mode = info.external_attr >> 16

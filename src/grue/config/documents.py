@@ -214,8 +214,8 @@ _TOML = re.compile(
 def _toml_lines(text: str) -> dict[KeyPath, int]:
     """Return the lines of the table headers and keys of a valid document, but not of keys in inline tables.
 
-    `tomllib` does not report lines. So this finds each header and each `key =` in the text, and has `tomllib`
-    parse it alone to get its names; a key is given the value 0 for that.
+    `tomllib` does not report lines. So this function finds each header and each `key =` in the text, and lets
+    `tomllib` parse each of them alone, as `[header]` or as `key = 0`, to learn the names in it.
     """
     lines: dict[KeyPath, int] = {}
     counts: dict[KeyPath, int] = {}

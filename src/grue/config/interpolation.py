@@ -1,8 +1,8 @@
 r"""Expand `${...}` in configuration values, and read the variables of an `envFile`.
 
-The notation is that of the other hosts that use these files. `${VAR}`, `${VAR:-default}` and `${env:VAR}`
-read the environment; `${workspaceFolder}`, `${userHome}` and `${grueServers}` (the folder of the servers that
-come with grue) are folders. As in a shell, a default also replaces an empty variable. The value of a variable
+The notation is that of other hosts' files of MCP servers. `${VAR}`, `${VAR:-default}` and `${env:VAR}` read
+the environment; `${workspaceFolder}`, `${userHome}` and `${grueServers}` (the folder of the servers that come
+with grue) are folders. As in a shell, a default also replaces an empty variable. The value of a variable
 is not expanded again, and never appears in an error.
 
 An `envFile` has one `NAME=value` a line, in the part of the dotenv format on which parsers agree. Empty lines

@@ -2,8 +2,8 @@
 
 The format is the one that other hosts use: servers under `mcpServers`, VS Code's `servers` or Zed's
 `context_servers`, in strict JSON. A key of a server that looks like a misspelling of a key of grue is an
-error. Any other key that grue does not use becomes a warning (`MCPConfig.warnings`), unless ignoring it
-changes nothing.
+error. Any other key that grue does not use becomes a warning (`MCPConfig.warnings`), except keys such as
+`description` and `autoApprove` (`_HARMLESS_KEYS`), which do not change how a server works.
 
 `${...}` is expanded when a server is used, not when the file is read. A server that is never used may
 therefore refer to variables that are not set, and an `MCPConfig` holds no secret that comes from a variable.
@@ -141,7 +141,10 @@ def _sandbox(value: Any) -> Any:
 
 
 def _auth_form(value: object) -> str | None:
-    """Return whether an `auth` is a table or a boolean, so that pydantic checks only that form."""
+    """Return the tag of an `auth`, for a table or for a boolean, so that pydantic checks only this form.
+
+    Return `None` for any other value, which pydantic then refuses.
+    """
     if isinstance(value, bool):
         return _SWITCH
     return _TABLE if isinstance(value, Mapping | AuthConfig) else None
@@ -392,7 +395,8 @@ class MCPConfig(BaseModel):
             workspace_folder: Value of `${workspaceFolder}`, and base of a relative `cwd`; default: the folder
                 of the file.
             named: `True`: the user named the file in a command or a call. `False`: `mcp_config_file` in the
-                settings names it. If the file is missing, the error says how to fix the one or the other.
+                settings names it. If the file is missing, the error says how to correct the call or the
+                settings.
 
         Raises:
             MCPConfigError: The file is missing, is not strict JSON (the error names line and column), or has

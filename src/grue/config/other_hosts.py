@@ -4,9 +4,9 @@ To support another host, add a line to `_places`. `grue init` offers the servers
 files are only read, never changed. A file that cannot be read or has no servers is skipped.
 
 Values that may be secret become `${NAME}` in a copied entry. Values of `env` and `headers` are kept only if
-they are plainly harmless: a number, a switch, a path. It is better to replace too much, because code cannot
-recognise every secret, and the user can set the variable. Arguments and URLs are kept, unless a name or the
-form of the value suggests that it is secret.
+they are plainly harmless: a short number, a word such as `true` or `debug`, a path. All others are replaced,
+because code cannot recognise every secret; if a harmless value was replaced, the user sets the variable
+`NAME` to it. Arguments and URLs are kept, unless a name or the form of the value suggests that it is secret.
 """
 
 import json

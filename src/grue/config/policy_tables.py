@@ -47,7 +47,9 @@ def read_tool_policy(table: Mapping[str, Any]) -> ToolPolicy:
 
 
 def read_context_policy(table: Mapping[str, Any]) -> ContextPolicy | None:
-    """Return the policy that a table describes; `None` if it is empty. `read_only` may be a single text.
+    """Return the policy that a table describes; `None` if it is empty.
+
+    The table's key `read_only` may have one name in place of a list of names.
 
     Raises:
         MCPConfigError: A key is unknown or a value cannot be used. `problems` says which.
@@ -56,7 +58,9 @@ def read_context_policy(table: Mapping[str, Any]) -> ContextPolicy | None:
 
 
 def read_tool_search(table: Mapping[str, Any]) -> ToolSearch | None:
-    """Return the settings that a table describes; `None` if it is empty. `always` may be a single text.
+    """Return the settings that a table describes; `None` if it is empty.
+
+    The table's key `always` may have one name in place of a list of names.
 
     Raises:
         MCPConfigError: A key is unknown or a value cannot be used. `problems` says which.

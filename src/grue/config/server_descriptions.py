@@ -271,7 +271,7 @@ def offered_bundle(description: object, *, kind: str | None = None) -> OfferedBu
 
 
 def package_description(kind: str, identifier: str, arguments: Iterable[str]) -> dict[str, Any]:
-    """Return the `server.json` of a package that the user names, with a version or without one."""
+    """Return a `server.json` for a package; `identifier` is its name, with a version or without one."""
     at = identifier.rfind("@") if kind == "npm" else -1
     version = ""
     if at > 0:
@@ -412,10 +412,10 @@ class _Entry:
             self.entry["env"] = env
 
     def secret(self, variable: str, *, required: bool) -> tuple[str, ...]:
-        """Return `${VARIABLE}`, in a tuple, for the variable that holds a secret.
+        """Return a tuple with the text `${NAME}`; NAME is `variable`, which holds a secret.
 
-        The tuple is empty if the secret is not required and the variable is not set. The user is told of such
-        variables.
+        If the secret is not required and the variable is not set, return an empty tuple, and add the variable
+        to `self.optional`, of which the user is told.
         """
         if required or variable in self._env:
             self.variables.append(variable)

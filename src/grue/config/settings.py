@@ -395,7 +395,7 @@ class GameConfiguration(_Table):
 
 
 def _whole(error: MCPConfigError) -> list[MCPConfigError.Problem]:
-    """Return the problem for an error that has no `problems`: it is about the whole table."""
+    """Convert an error that has no `problems` to one problem, which is about the whole table."""
     return [MCPConfigError.Problem((), str(error))]
 
 
@@ -428,7 +428,7 @@ def _toml_place(name: str) -> tuple[str, str]:
 
 
 def _what_is_wrong(error: ErrorDetails) -> str:
-    """Describe an invalid setting: its value and what it should be. The text continues after its name."""
+    """Return what is wrong with a setting, to put after the setting's name: "is 0; it should be ..."."""
     wanted = fault_text(error["msg"]).removeprefix("Input ").removeprefix("String ")
     if error["type"] == "value_error":
         return f"{wanted}."

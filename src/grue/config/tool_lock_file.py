@@ -2,8 +2,8 @@
 
 Both files are in the folder of `mcp_config.json` and are meant to be committed. The lock is sorted JSON with
 one digest a line, so that it can be reviewed in a diff. The listing file, `mcp_tools.listing.json`, has the
-tools as the servers listed them when they were approved, in the form of `tools/list` results. If a server's
-listing does not fit the digests in the lock, it is not used.
+tools as the servers listed them when they were approved, in the form of `tools/list` results. A server's
+listing is used only if its tools have the digests that are in the lock.
 """
 
 import json

@@ -79,7 +79,9 @@ def from_configuration(path: str | PathLike[str], *, servers: bool = True) -> Co
 
 
 def takes_servers(config: GameConfiguration, project: ProjectTables | None) -> bool:
-    """Return whether to use the file of servers: if MCP is turned on, or by default if the file exists.
+    """Return whether to use the file of servers.
+
+    It is used if MCP is turned on. It is also used if it exists and the settings do not turn MCP off.
 
     `project` has the tables of the file that `config` was read from; `None`: it was not read from a file.
     """
@@ -100,7 +102,9 @@ def read_servers(path: str | PathLike[str] = "mcp_config.json") -> dict[str, Mcp
 
 
 def tool_lock(config: GameConfiguration) -> ToolLock | None:
-    """Return the tool lock of the configured servers; `None`: there is none, so every tool may be offered.
+    """Return the tool lock of the configured servers; `None`: every tool may be offered.
+
+    The result is `None` if there is no lock, or if the setting `mcp_tool_lock` is `off`.
 
     Raises:
         MCPConfigError: The lock is invalid; or it is missing, and `mcp_tool_lock` is `refuse`.
