@@ -1,7 +1,7 @@
-"""`AgentLoop`: input, tool calls, output, and a conversation that goes on from input to input.
+"""`AgentLoop`: sends inputs to a model with tools and returns its answers, all in one conversation.
 
-Each input is a turn of a `Runner`, which asks the model and makes the tool calls; this module must not repeat
-that loop. The model sees the tool `read` of the MCP server `files` as `mcp.files.read`, a function `add` as
+Each input is a turn of a `Runner`, which asks the model and makes the tool calls; this module must do neither
+itself. The model sees the tool `read` of the MCP server `files` as `mcp.files.read`, a function `add` as
 `tools.add`, and a `ShellTool` as `shell.run`. Names that collide are refused. `injected.py` lets one function
 answer all MCP calls; `events.py` has the events.
 

@@ -194,7 +194,8 @@ KINDS: dict[str, tuple[Callable[[object], bool], str]] = {
 def _dangling(session: Session, given: Json) -> list[str]:
     """Return what is wrong with the arguments for revisions and branches.
 
-    An argument is missing that another one needs, or names a thought or branch that does not exist.
+    It is wrong to leave out an argument that another argument needs (`isRevision` needs `revisesThought`), or
+    to name a thought or branch that does not exist.
     """
     problems = []
     if given.get("isRevision") and "revisesThought" not in given:

@@ -72,7 +72,8 @@ class Judge(Struct, kw_only=True):
 
         Args:
             actions: The actions to judge.
-            done: Actions of the same reply that an earlier process carried out before it was killed.
+            done: Actions of the same reply that an earlier process carried out before it was killed. They
+                count towards the policy's `max_calls`.
         """
         run, policy = self.run, self.run.config.policy
         tools = [self._tool(action) for action in actions]

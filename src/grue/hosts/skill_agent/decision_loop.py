@@ -254,7 +254,10 @@ class DecisionLoop:
         run.turns += 1
 
     def _unusable(self, error: str) -> RunEnd | None:
-        """Record a failed step for a reply that is still unusable after the attempts to repair it."""
+        """Record a failed step for a reply that is unusable even after the model was asked to correct it.
+
+        Return the run's end if `on_step_failure` is `stop`; otherwise `None`.
+        """
         self._keep(ActionReply([]))
         failed = PlannedAction(step=len(self._run.results) + 1, type=_UNUSABLE, params={})
         return self._after(self._steps.end(failed.ended("failed", error=error)))

@@ -1,8 +1,9 @@
 """`McpManager`: connects MCP servers once, and calls their tools from synchronous code until it is closed.
 
-A `ToolClient` holds the sessions, in an event loop of a background thread, so that a server is opened and
-closed by the same task. A program that never closes its manager leaves no server process: the loop ends when
-the interpreter ends or the manager is garbage-collected.
+A `ToolClient` holds the sessions. Its event loop runs in a background thread until the manager is closed,
+because a session must be opened and closed in the same task, and no loop runs between two synchronous calls.
+A program that never closes its manager leaves no server process: the loop ends when the interpreter ends or
+the manager is garbage-collected.
 
 A tool is called by its bare name or by `server.tool`. If two servers have a tool of the same name, the bare
 name calls the tool of the later server, and the other tool is listed as `server.tool`.

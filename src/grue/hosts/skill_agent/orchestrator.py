@@ -293,7 +293,7 @@ def _note_unmatched(run: Run) -> None:
     own = [kind.definition().name for kind in run.registry.types.values()]
     patterns = [pattern for rule in run.config.policy.rules for pattern in rule.tools]
     if run.manager is None and run.config.servers:
-        return  # no server is connected, and a pattern may match a tool of one of them
+        return  # connecting failed, and a pattern may match a tool of a server that is absent now
     for pattern in unmatched_patterns(patterns, (*own, *(tool.name for tool in listed.values()))):
         text = f"the tool policy has {pattern!r}, which matches no tool"
         run.note(m.ServerNoted(server=m.ServerName(AGENT), kind="bad_tool", text=text))

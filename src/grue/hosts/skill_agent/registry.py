@@ -194,8 +194,8 @@ class ActionTypes:
     def answer_spec(self, offered: Iterable[ActionType] | None = None) -> AnswerSpec[ActionReply]:
         """Return the schema of a valid reply: an object with actions, or a single action.
 
-        The schema has only the `offered` types; `None`: all. A reply with another type that was added is
-        accepted, too.
+        The schema has only the `offered` types; `None`: all. A reply with a type that is not offered is
+        accepted, too, if the type is in `types`.
         """
         return AnswerSpec(self.read, schema=self.schema(offered), name="actions", told=True)
 

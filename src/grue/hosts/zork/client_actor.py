@@ -211,7 +211,11 @@ class ClientModel:
         return ClientActor(mailbox, agent, self)
 
     def support_check(self) -> SupportCheck:
-        """Return `before` to check, before a server starts, that the model can call tools; else `skip`."""
+        """Return `before` to check, before a server starts, that the model can call tools; else `skip`.
+
+        It is `skip` if the configuration forces tool support. It is also `skip` if the client has no method
+        `_supports_tool_calling`, and the model's name does not suggest that it has no tool calling.
+        """
         if self.config is not None and self.config.mcp_force_tool_support:
             return "skip"
         asks = callable(getattr(self.client, METHOD, None))

@@ -55,9 +55,9 @@ class TurnUse(Struct, frozen=True):
 class SessionNews:
     """An observer of a manager's sessions.
 
-    During a turn, the manager's observers get nothing from the session, because the turn reports its connects
-    and calls to them, and they would get everything twice. Messages that only the session sees, such as a
-    changed tool, are noted in the turn's trace.
+    During a turn, the session's messages are not passed to the manager's observers. The turn itself reports
+    its connects and tool calls to the same observers, which would get each of them twice. A message that only
+    the session knows of, such as a changed tool, is noted in the turn's trace.
 
     This class must not refer to the manager. A session refers to it, so an open session would keep the
     manager alive.

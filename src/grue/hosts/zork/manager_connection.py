@@ -66,7 +66,8 @@ class ManagerConnection:
 
     Args:
         manager: The manager.
-        server: The server's name in the session. Tool names with another prefix are not changed.
+        server: The server's name in the session. It is removed from tool names of the form `SERVER.TOOL`;
+            all other names are kept.
         note: Records tools that cannot be used, and failures of `disconnect_session`.
     """
 
@@ -271,7 +272,7 @@ class OverriddenManagerConnection(ManagerConnection):
         """Connect and list the tools.
 
         Raises:
-            ServerFailed: The connect failed. The error has the cause in `MCPManager.failure`, if it is set.
+            ServerFailed: The connect failed. If the manager has a `failure`, the error has its details.
         """
         self._lent.lend(TurnUse(self._note, timeout_s))
         return await super().open(timeout_s)

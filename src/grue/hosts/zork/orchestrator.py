@@ -126,7 +126,7 @@ MOST_PER_PLACE = 8
 
 
 class Memories:
-    """Short notes for each location; the oldest are dropped first."""
+    """Short notes for each location: the last `MOST_PER_PLACE` that were made there."""
 
     def __init__(self) -> None:
         self._notes: dict[str, list[str]] = {}
@@ -164,7 +164,7 @@ class Memories:
 
 
 def conditions_of(agent: ZorkAgent) -> dict[str, str]:
-    """Return the settings that an agent plays with as texts, by name, without secrets."""
+    """Return an agent's settings to record in the trace, as texts by name, without secrets."""
     config, client = agent.config, agent.client
     said = {
         "model": agent.model,
@@ -215,7 +215,7 @@ def _definition(manager: object) -> str:
     server = manager.tool_server if isinstance(manager, MCPManager) else manager
     match server:
         case StdioServer(command=command, args=args, cwd=cwd):
-            # Arguments may hold secrets. A digest shows whether they differ without showing them.
+            # Arguments may hold secrets. A digest shows whether they have changed, but not what they are.
             return f"{command} ({_digest((command, args, cwd, sorted(server.env), server.inherit_env))})"
         case HttpServer(url=url, transport=transport):
             return f"{shown_endpoint(url)} ({_digest((url, transport, sorted(server.headers)))})"
@@ -319,8 +319,8 @@ class EpisodeSetup(Struct, kw_only=True):
         policy: What happens after a failure.
         approve: Called with the tool calls that need approval, as by a `Runner`; `None`: nobody is asked.
         turn_timeout_s: Time limit of each turn; `None`: `turn_timeout_seconds` of the configuration.
-        scripted: Whether the model is the offline script. The results record it, and npx then starts the
-            configured server from installed packages, without a download.
+        scripted: Whether the model is the offline script and not an LLM. This value is recorded in the
+            result. If it is true, npx downloads nothing to start the configured server.
         start: When each turn's server starts; `None`: as the configuration says. `after_turn` and
             `beside_turn` start it for the following turn, in one event loop for the episode.
         stream: Whether replies are streamed, so that the trace has the text as it arrives.
@@ -680,13 +680,14 @@ class ZorkOrchestratorV2:
             score=seen.score,
             max_score=seen.max_score,
         )
-        # If a turn was begun and not finished, it has recorded this state already.
+        # Record the state after the last command. If Ctrl-C ends the episode during a turn, the state was
+        # recorded at the beginning of this turn.
         if self.game_state.turn == self._end.turns > 0:
             self._note(_observed(self.game_state.turn, seen))
         self._note(self._end)
 
     def _count(self, envelope: Envelope[Any], line: bytes) -> None:
-        """At the end of a turn, add its calls, requests and tokens to the episode's; an observer."""
+        """Observe the trace: at the end of a turn, add its calls, requests and tokens to the episode's."""
         del line
         end = envelope.body
         if isinstance(end, m.TurnCompleted | m.TurnFailed):

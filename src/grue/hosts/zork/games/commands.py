@@ -19,7 +19,8 @@ _FOLDED: Final = {
     **dict.fromkeys(map(ord, "\u2010\u2011\u2013\u2014\u2212"), "-"),
 }
 _FENCE: Final = re.compile(r"\s*(?:```|~~~)\w*\s*")
-# These characters are never part of a command. For `dfrotz`, a backslash begins a command to itself.
+# Characters that are never part of a game's command. `dfrotz` takes a line with a backslash as a command to
+# the interpreter.
 _MARKUP: Final = re.compile(r"[*`~\\]+")
 _LEADING: Final = re.compile(r"(?:[\s>#_.,;:]+|[-+]\s+|\d+[.)]\s+|[-+]$|then\b)+", re.IGNORECASE)
 _TRAILING: Final = re.compile(r"[\s_.,;:!]+$")

@@ -4,22 +4,21 @@ r"""Play a story with the package `fernz`: commands come from stdin, answers go 
     STORY
 
 An `InterpreterProcess` starts this program. Because it is a process of its own, a story that never stops or
-needs too much memory can be killed, and the host goes on. Three things are adapted so that `fernz` gives the
-same answers as `dfrotz`:
+needs too much memory can be killed, and the host goes on. The program does the
+same as `dfrotz` in these points:
 
 - The line `\sf-N` prints "Speed Factor -N" and the prompt again, and does not reach the story.
 - If the story waits for a single key, it gets the first character of the next line.
-- In commands to a story of version 3, a question mark becomes a space. `dfrotz` does the same in Infocom's
+- In commands to a story of version 3, a question mark becomes a space, as in `dfrotz` with Infocom's
   stories.
-  Characters outside ASCII are printed as question marks.
+- Characters outside ASCII are printed as question marks.
 
-A saved game is kept in memory, and fernz does not ask for a file name. What a story writes over its text (a
-status line, a quotation) is printed before the text.
+Unlike `dfrotz`, it does not ask for a file name when the player saves: the saved game is kept in memory.
 
-A story of version 4 or later has two windows. The lower one scrolls and holds the text. The upper one stands
-over it: a status line, a quotation, a menu. fernz reports both as one stream, in which commands stand between
-angle brackets ("<top>", "<at 1 50>") and "<<" stands for the character "<". `Screen.read` returns the lines
-of the upper window, followed by the text of the lower one.
+A story of version 4 or later has two windows. The lower window has the text, and scrolls. The upper window
+covers the top of the screen, with a status line, a quotation or a menu. fernz reports both as one stream, in
+which commands stand between angle brackets ("<top>", "<at 1 50>") and "<<" stands for the character "<".
+`Screen.read` returns the lines of the upper window, followed by the text of the lower one.
 """
 
 import argparse

@@ -153,8 +153,8 @@ def find(state: State, words: Words, *, asks: str = "") -> str:
     """Return the one thing that a noun phrase, without articles, refers to.
 
     Raises:
-        RefusalError: There is no such thing here, or more than one. If there is more than one, the error asks
-            which one is meant. Its attribute `asks` is the argument `asks`.
+        RefusalError: There is no such thing here, or more than one. If there is more than one, the error's
+            text asks which one is meant, and the error gets the argument `asks` as its attribute.
     """
     reach = within_reach(state)
     if words in (("it",), ("them",), ("him",), ("her",)):
