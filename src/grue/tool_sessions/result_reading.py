@@ -208,9 +208,10 @@ def _start_of(text: str, line: int) -> int:
 
 
 def _pieces(text: str, quick: _Test) -> Iterator[tuple[int, int, str]]:
-    """Yield line number, offset in the line, and text of each piece of a line, long lines being split.
+    """Split a text into lines, and long lines into pieces that overlap.
 
-    Blocks of lines that fail the quick test are skipped.
+    Yield the line number of each piece, its offset in the line, and its text. Blocks of lines for which the
+    function `quick` returns `False` are skipped.
     """
     at, line = 0, 1
     while at < len(text):

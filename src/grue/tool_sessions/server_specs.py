@@ -178,7 +178,7 @@ class ServerOptions(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
         raise MCPConfigError(f"The start of a server is one of {known}, not {shown(self.start)}.")
 
     def __eq__(self, other: object) -> bool:
-        """Compare everything except `startup_timeout_place`, because options mean the same in every file."""
+        """Compare all fields except `startup_timeout_place`, which has no effect on the server."""
         return isinstance(other, ServerOptions) and self._effective() == other._effective()
 
     def __hash__(self) -> int:

@@ -59,7 +59,8 @@ Room: TypeAlias = Callable[["PooledConnection"], Awaitable[None]]
 class PooledConnection:
     """A connection and its owner task. The owner task runs `run`; other tasks use the other methods.
 
-    Before the owner starts the server's process, it awaits `room`.
+    Before the owner task starts the server's process, it awaits the function `room`, which waits until
+    the processes of three or more turns ago have ended.
 
     Attributes:
         connection: Open once `opened` is set, unless `failed` is set too.
@@ -67,8 +68,8 @@ class PooledConnection:
         failed: Why the connection could not be opened (`ServerFailed`), or the exception that crashed its
             owner.
         opened: Set when opening has succeeded or failed.
-        wanted: Set by a turn that is waiting for this connection. If it is not set, spawning is delayed by
-            5 ms, so that the host gets the result of the last turn first.
+        wanted: Set by a turn that is waiting for this connection. Until it is set, the start of a prewarmed
+            connection is delayed, by at most 5 ms, so that the host gets the result of the last turn first.
         gone: Set when the connection is closed and none of its processes is alive.
         turn: Number of the turn that uses the connection; 0: none.
         generation: Number of the turn that uses or will use the connection. The pool counts its turns from 1.
@@ -424,7 +425,8 @@ class LeasedConnection(_SessionUser):
     async def open(self, timeout_s: float) -> Listing:
         """Wait until the connection is open. If a prewarmed connection is lost, open a new one.
 
-        Each of the two attempts has the whole `timeout_s`, but neither passes the turn's deadline.
+        A prewarmed connection has its own time limit, which began when it was started. A new one has
+        `timeout_s`. Both end at the turn's deadline.
         """
         listing = None if self._owned is None else await self._prepared(self._owned, timeout_s)
         if listing is not None:
