@@ -118,7 +118,7 @@ class AgentActor(Actor[m.TurnEvent]):
 
     @property
     def may_presume(self) -> bool:
-        """Whether `is_presuming` may become true: true until it is known whether the model can call tools."""
+        """Whether `is_presuming` may become true later: the agent still waits for `ToolSupportChecked`."""
         state = self._state
         return isinstance(state, AwaitingSupport) or (isinstance(state, AwaitingSessions) and state.asking)
 

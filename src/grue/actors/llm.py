@@ -183,7 +183,10 @@ class Asking:
                         self._show(delta)
 
     def _adapt(self, fault: Fault) -> None:
-        """Change the form of requests as the endpoint's refusal demands, and report what has changed."""
+        """Write requests in another form from now on, as the endpoint's refusal `fault` demands.
+
+        Records the change as `FormAdapted`.
+        """
         before, prompt = self._conversation.profile, self._conversation.prompt
         self._endpoint.adapt_to_error(fault, before)
         self._conversation.adopt(self._endpoint.profile)
@@ -265,7 +268,11 @@ class Asking:
         return RequestFailed(fault=fault, failure=self._endpoint.describe(fault), profile=profile)
 
     async def _posted(self, body: bytes, streamed: Streamed | None, permit: Permit | None) -> Reply | Fault:
-        """Send the request and read the reply. Report the outcome to `permit`, even after an exception."""
+        """Send the request and read the reply.
+
+        `permit` is the `RequestGate`'s permission to send; `None`: there is no gate. Its `settle` gets the
+        outcome, even after an exception.
+        """
         outcome = RequestOutcome()
         try:
             answer = await self._endpoint.post(body, streamed, self._on_sent, request=self._command.request)
@@ -359,8 +366,8 @@ async def _save_nothing() -> None:
 class LentConversation(Struct):
     """A conversation that an LLM actor uses during one turn.
 
-    If the conversation is older than the turn, its earlier entries are encoded already. So a late turn costs
-    no more than an early one.
+    The entries of earlier turns are encoded already, and are not encoded again. So the time for encoding does
+    not grow from turn to turn.
 
     Attributes:
         id: The id by which the turn's requests name the conversation.
@@ -368,8 +375,8 @@ class LentConversation(Struct):
         save: Writes new entries of the conversation to its file. Called before the agent can act on a new
             entry. Default: nothing is written.
         told: The last request whose items (texts and tool results) were added to the conversation.
-        reported: How many replies had thoughts that the endpoint cannot read when a turn last counted them.
-            A further `ThoughtsDropped` is noted only if the number has changed.
+        reported: The number of replies with thoughts that the endpoint cannot read, as last counted.
+            `ThoughtsDropped` is recorded again only if this number has changed.
     """
 
     id: m.ConversationId
@@ -385,7 +392,7 @@ class LentConversation(Struct):
 
         Args:
             command: The request.
-            long: Whether the texts may have megabytes. Then they are encoded in a thread.
+            long: Whether the texts may be megabytes long. Then they are encoded in a thread.
         """
         if command.aside:
             return self.encoded.aside(command.new, command.mode)
@@ -464,8 +471,9 @@ class LlmActor(Actor[m.LlmCommand]):
     Args:
         mailbox: Receives the requests.
         agent: Gets the replies.
-        endpoint: The endpoint to ask. Its `chain` has the endpoint itself and its fallbacks. Their
-            connections are open while the actor runs, and stay open if the runner keeps them open too.
+        endpoint: The endpoint to ask. `endpoint.chain` contains this endpoint and its fallbacks. Their
+            connections are open while the actor runs. With `Runner(keep="loop")` they are open before and
+            stay open.
         note: Records retries, cut replies and streamed text in the trace.
         lent: The conversation that the turn continues; `None`: the turn begins one of its own.
         on_sent: Called whenever a request has been written; `None`: nothing is called.
@@ -705,7 +713,10 @@ class LlmActor(Actor[m.LlmCommand]):
 
 
 def _patience(endpoint: LlmEndpoint) -> RetryPolicy:
-    """Return the retry policy of an endpoint that has fallbacks: no retries if its last request failed."""
+    """Return the retry policy of an endpoint that has fallbacks.
+
+    If the endpoint's last request failed, it gets no retries, so that a fallback is asked soon.
+    """
     retry = endpoint.settings.retry
     return replace(retry, max_retries=0) if endpoint.breaker.failures else retry
 
@@ -795,5 +806,5 @@ class EndpointActors:
         return EndpointActors(self._endpoint, self._lent, on_sent)
 
     def support_check(self) -> SupportCheck:
-        """Return when the turn is to check that the model can call tools."""
+        """Return whether and when the turn checks that the model can call tools, such as `"before"`."""
         return self._endpoint.support_check()

@@ -148,7 +148,7 @@ class SessionActor(Actor[m.SessionCommand]):
             case ReportStartupFailure(failure):
                 await self._report(m.StartupFailed(server=self._server, failure=failure), cause)
             case ReportOpened():
-                pass  # already reported when the session was opened
+                pass  # `_attempt` has sent `SessionOpened` already
             case None:
                 # The turn's deadline has passed. That is not a failure of the server, so its connection state
                 # is put back. Nothing is reported to the agent, which has the same deadline.
@@ -166,9 +166,9 @@ class SessionActor(Actor[m.SessionCommand]):
         with calling(self._connect, "the server"):
             self._connected = connection = self._connect(self._note)
         closing: float | None = None
-        # `open` counts `limit_s` from the call of `__aenter__`, so `limit_s` is computed before that call. If
-        # it were computed later, it would expire before the turn's deadline, and a turn that runs out of time
-        # would look like a server that failed.
+        # `limit_s` is at most the time left until the turn's deadline, and `open` counts it from the call of
+        # `__aenter__`. So compute it before that call. Computed later, it would be shorter and would expire
+        # before the deadline: then a turn that runs out of time would look like a server that failed.
         limit_s = self._within(command.timeout_s)
         try:
             async with connection:

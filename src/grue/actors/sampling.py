@@ -29,8 +29,8 @@ class CurrentSampler:
         Args:
             server: The name of the server.
             beside: Set if the session is opened for the next turn while another turn runs: the sampler of
-                that other turn. Until it has ended, requests of the session are declined: they would count
-                against the limits of the wrong turn.
+                that running turn. Until that turn has ended, the session's requests are declined: they would
+                count against that turn's limits.
         """
 
         async def sample(request: SamplingRequest) -> Sampled | Declined:
