@@ -419,7 +419,7 @@ class Shortened(Struct, frozen=True, tag="shortened"):
 
 
 class AnswerSchema(Struct, frozen=True):
-    """The shape of a final answer: a name for the endpoint and a JSON Schema."""
+    """The shape of a final answer: a JSON Schema, and the name under which the endpoint gets it."""
 
     name: str
     schema: JsonObject
@@ -515,7 +515,7 @@ class LlmFailure(Struct, frozen=True, kw_only=True, tag=True):
         endpoint: Base URL without credentials.
         status: HTTP status, if the endpoint replied.
         message: The endpoint's error text, or what happened to the connection; untrusted.
-        attempts: Requests that were sent.
+        attempts: How many requests were sent.
         remedy: What the user can do about it.
         overflow: Set if the request was refused because it is longer than the model's context window.
         reason: Why the completion failed; `None` in the traces of versions that did not record it.
@@ -550,8 +550,8 @@ class DeadlineMissed(Struct, frozen=True, kw_only=True, tag=True):
 
     Attributes:
         limit_s: Limit of the whole turn.
-        kept_s: The part of the limit that was reserved for closing sessions. The work was stopped that much
-            earlier.
+        kept_s: The part of the limit that was reserved for closing sessions: the work was stopped `kept_s`
+            seconds before `limit_s` was over.
     """
 
     limit_s: float
@@ -650,7 +650,7 @@ class ModelAsked(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False
     Attributes:
         model: The model's name, as it is sent in requests.
         address: The endpoint's base URL, without user, password and query.
-        provider: The provider, by the names of OpenTelemetry's conventions where these have one.
+        provider: The provider's name: the one in OpenTelemetry's conventions, if they name this provider.
         wire: The wire format.
         sampling: The sampling settings that are sent, by grue's own names.
         streams: Whether the endpoint can stream a reply.
@@ -758,14 +758,15 @@ class PresumedListing(Struct, frozen=True, kw_only=True):
 class ToolsPresumed(Message, frozen=True, kw_only=True):
     """agent -> agent: the first request may offer these tools although the servers are still starting.
 
-    The event is recorded right after `RunTurn`. It has no listing of servers that are disabled.
+    The event is recorded after the commands that follow from `RunTurn`. `listings` leaves out servers that
+    are disabled.
     """
 
     listings: tuple[PresumedListing, ...]
 
 
 class RequestCompletion(Message, frozen=True, kw_only=True):
-    """agent -> llm: add new items to a conversation and ask the model. A session sends it for sampling.
+    """agent -> llm: add new items to a conversation and ask the model. Sent for MCP sampling requests, too.
 
     The LLM actor keeps the history, including the model's replies, so the message carries new items only.
 
@@ -1123,9 +1124,9 @@ class McpDisabled(Message, frozen=True, kw_only=True):
         newly: This turn disabled the server. Otherwise an earlier turn did.
         last_words: The last line that the server wrote to stderr before it was given up; empty: it wrote
             none.
-        retry_s: For how many seconds grue does not connect to the server again. `None`: for the rest of the
-            episode; or an earlier turn has disabled the server, and its message has the time. Old traces
-            lack this field and `last_words`.
+        retry_s: For how many seconds after a failed connect grue does not connect to the server again.
+            `None`: for the rest of the episode; or this turn did not try to connect, and the `McpDisabled`
+            of the turn that tried last has the number. Old traces lack this field and `last_words`.
 
     Source: R6.9, R6.10, P27
     """
@@ -1590,7 +1591,7 @@ class RunTurn(Message, frozen=True, kw_only=True):
         states_answer: A request with tools contains the schema of the answer. Old traces lack this field.
         asks: Which model the turn asks; `None`: the host has an LLM actor of its own, or the trace is old.
         sorts_tools: Tools are offered sorted by server and name. So if only the order of a listing changes,
-            the tools are not offered again. Old traces lack this field.
+            requests offer the same tools as before. Old traces lack this field.
         references: Whether a tool result that is too long is cut and gets a handle with which `read_result`
             returns the rest. `later`: `read_result` is offered after the first such result. `now`: it is
             offered from the start, because an earlier turn had such a result. Old traces lack this field.

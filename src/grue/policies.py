@@ -355,8 +355,8 @@ class ContextPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
             before the endpoint has refused a request as too long. That request's size is then taken as the
             window, unless the refusal names the window.
         reply_tokens: The part of the window that is reserved for the reply, but at most half the window.
-        high_water: Clear if a request would fill more than this share of the window without `reply_tokens`.
-        low_water: Clear until the request fills at most this share.
+        high_water: Clear if a request would fill more than this share of `window_tokens - reply_tokens`.
+        low_water: Clear until the request fills at most this share of the same number.
         max_summaries: Most summaries in one turn; 0: never ask for one. Each is a request to the model, which
             counts for the budget, but not as an iteration.
         summary_request: The text that asks for a summary; `{words}` is replaced by the summary's word limit.
@@ -465,8 +465,8 @@ class Batching(Struct, frozen=True, kw_only=True):
         first_look_s: Seconds between the first two polls of a batch's state. Each later wait is 1.5 times as
             long as the one before.
         look_every_s: The longest wait between two polls, in seconds.
-        patience_s: Give up when the provider has failed to answer for so many seconds. What is in `folder`
-            stays, so a later run goes on from there.
+        patience_s: Give up when the provider has failed to answer for this many seconds. The content of
+            `folder` stays, so a later run goes on from there.
         retry_failed: Whether turns that failed in an earlier run are run again, from their beginning.
     """
 
@@ -595,7 +595,8 @@ class FailurePolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc
             fails. `disable`: the turn goes on without the server's tools.
         first_connects: By server name, values that apply instead of `first_connect`. The runner sets this for
             servers that are configured with `required`.
-        connect_retries: Further attempts after a failed connect in a later turn.
+        connect_retries: Further attempts, in the same turn, after a failed connect to a server that was
+            connected before in the episode.
         retry_disabled_s: For how many seconds grue does not connect to a server that it has given up. The
             next turn after that tries to connect once more; each time that fails, the wait doubles, up to 15
             minutes. `None`: until the episode ends.

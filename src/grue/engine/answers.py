@@ -38,7 +38,7 @@ class AnswerSpec(Generic[T]):
             not acceptable. Errors that Python raises for extreme input, such as `RecursionError`, count as a
             `ValueError`. Any other exception ends the turn as a crash.
         schema: JSON Schema for the endpoint's structured output; `None`: free text.
-        name: The schema's name for the endpoint.
+        name: The name under which the endpoint gets the schema.
         fallback: The answer to use if the model gives no acceptable one; `None`: the turn fails instead.
         told: `True`: the texts of the `TurnRequest` already say what form the answer must have. `False`: in a
             turn that offers tools, grue writes the schema into the prompt, because a request with tools does
@@ -206,7 +206,7 @@ class _Reader:
     """Reads the values of one type from a model's text.
 
     Attributes:
-        name: The schema's name for the endpoint.
+        name: The name under which the endpoint gets the schema.
         schema: The JSON schema that the endpoint gets. If the type's values are no JSON objects, it is the
             schema of an object with the only member `value`.
     """

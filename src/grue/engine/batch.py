@@ -65,6 +65,7 @@ class _Begun(Struct):
     """A turn whose start has been read from the trace, but not its end.
 
     Attributes:
+        run: The message that started or resumed the turn.
         said: For a turn of a conversation: its recorded messages that add to the conversation.
         partial: `said` is incomplete: a secret was redacted from a message, or `run` resumes a parked turn,
             whose first messages were recorded before `run`.

@@ -42,9 +42,10 @@ Work: TypeAlias = Callable[[TurnResources], Awaitable[T]]
 class Episode:
     """An event loop in a background thread, with open connections to the model and a pool of sessions.
 
-    At most `at_once` turns of an episode run in parallel, whichever threads submit them. Each of these
-    `at_once` slots has its own pool of sessions, unless `sessions` is `fresh`. An episode holds no reference
-    to its runner. So a runner that was never closed can be garbage collected, and that ends the episode.
+    At most `at_once` turns of an episode run in parallel, whichever threads submit them: the episode has
+    `at_once` slots. Each slot has its own pool of sessions, unless `sessions` is `fresh`. An episode holds no
+    reference to its runner. So a runner that was never closed can be garbage collected, and that ends the
+    episode.
 
     Attributes:
         resources: The processes of all turns, and the pool of sessions of the first slot.
@@ -157,8 +158,9 @@ class Episode:
     def _expects_turn(self, pool: "SessionPool") -> bool:
         """Return whether a further turn will need sessions of `pool`.
 
-        Once no more turns are submitted, only the turns that wait for a slot need sessions. Each other pool
-        that has prewarmed sessions serves one of these turns, and `pool` may serve one that is left.
+        If `expects_turns` is false, only the turns that wait for a slot will need sessions. Each of the other
+        pools that has prewarmed sessions serves one of these turns. `pool` is needed if more turns wait than
+        these pools serve.
         """
         if self.expects_turns:
             return True
@@ -233,7 +235,12 @@ def _moments(start: Start) -> tuple[StartAhead | None, StartWhen]:
 
 
 def with_default(start: Start | None, when: StartWhen) -> Start:
-    """Return `start`. If it says nothing about the current turn, add `when` from the configuration file."""
+    """Return `start`, completed by `when`, the value of the configuration file.
+
+    `None` becomes `when`. A `start` that only says when servers are started in advance, such as
+    `"after_turn"`, becomes `("after_turn", when)`; but with `when_called` this pair is invalid, and `start`
+    stays alone.
+    """
     if start is None:
         return when
     if isinstance(start, tuple) or not starts_ahead(start) or when == "when_called":
@@ -272,8 +279,9 @@ class CurrentEpisode:
     def run(self, work: Work[T]) -> T:
         """Run a turn and return its result, blocking.
 
-        If `lasting`, or while the episode's loop is open, the turn runs in that loop and first waits for
-        turns that were submitted before. Otherwise the turn runs in a new loop in the calling thread.
+        If `self.lasting`, the turn runs in the episode's loop, and first waits for the turns that were
+        submitted before. The same holds while turns that were started in the background keep a loop open.
+        Otherwise the turn runs in a new loop in the calling thread.
         """
         if not self.lasting and self._episode is None:
             return _run_alone(work, "Runner.run_turn_async")

@@ -70,7 +70,9 @@ _Started = TypeVar("_Started", bound=EpisodeStarted)
 
 
 class Past(Struct, Generic[_Started], kw_only=True):
-    """How far an episode got, as far as its trace says it in the same way for all hosts.
+    """How far an episode got, read from its trace.
+
+    The host's own facts are left out; a derived class reads them in `take_fact`.
 
     Attributes:
         started: How the episode started.
@@ -135,7 +137,7 @@ class Past(Struct, Generic[_Started], kw_only=True):
             if isinstance(envelope.body, m.TurnCompleted):
                 last_end = envelope
             if past is None and isinstance(envelope.body, EpisodeStarted):
-                begun: Any = envelope.body  # The function checks below whether it is the host's class.
+                begun: Any = envelope.body  # `isinstance(past.started, started)`, below, checks its class.
                 past = cls(started=begun, conditions=begun.conditions)
             elif past is not None:
                 unended = past.take(envelope, unended)
@@ -166,7 +168,11 @@ class Past(Struct, Generic[_Started], kw_only=True):
         """
 
     def take(self, envelope: EpisodeEnvelope, unended: Spent) -> Spent:
-        """Read the next envelope; return the requests and usage of the unfinished turn."""
+        """Read the next envelope.
+
+        `unended` is what the unfinished turn had spent before this envelope. Return the new value: the
+        envelope's spending is added, and an envelope that ends the turn resets it to `Spent()`.
+        """
         self.lasted_s = envelope.t
         unended = self._take_message(envelope, unended)
         self.take_fact(envelope)

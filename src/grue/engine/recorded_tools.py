@@ -197,8 +197,8 @@ class TurnRecord:
         if not isinstance(settlement, m.ToolReturned | m.ToolTimedOut | m.ToolSkipped | m.ServerDied):
             return
         call = self._calls.get((settlement.batch, settlement.call_id))
-        # A recorded call may have been skipped only because another call had failed. It has no result that
-        # a call of the fork could get.
+        # If a recorded call was skipped because another call had failed, it has no result that a call of the
+        # fork could get.
         if call is not None and (not isinstance(settlement, m.ToolSkipped) or settlement.refused):
             call.seq, call.settlement, call.redacted = envelope.seq, settlement, envelope.redacted
 
@@ -408,7 +408,7 @@ class RecordedConnection:
         return relisted
 
     def exclusive(self) -> contextlib.AbstractAsyncContextManager[object]:
-        """Keep other users of the server's session waiting; without a live server, nothing waits."""
+        """Keep other users of the live server's session waiting; without a live server, do nothing."""
         return exclusive(self._live)
 
     @property

@@ -467,7 +467,7 @@ class Spending:
     """The sum of the costs of a runner's finished turns, batches included. Thread-safe.
 
     Attributes:
-        said_uncounted: Whether `CostUncounted` was recorded already: the endpoint does not report costs.
+        said_uncounted: Whether the note `CostUncounted` (costs are not known) was recorded already.
     """
 
     def __init__(self) -> None:
@@ -695,7 +695,10 @@ class HostTurn(Generic[T]):
         return self._request.conversation
 
     def recalled_command(self, number: int) -> m.RunTurn:
-        """Return the message that would start the turn now, to look up an earlier run. It has no budget."""
+        """Return the message that would start the turn now, without a budget.
+
+        It serves to find the turn in the trace of an earlier run.
+        """
         images = read_images(self._request.images, self._settings.limits)
         kept = _continued(self._request, number)
         history = None if kept is None else kept.ledger.reference(kept.id)

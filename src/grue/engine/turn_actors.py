@@ -554,7 +554,7 @@ class TurnActors:
 
 
 def repeat(copied: Iterable[Envelope[Any]], recorder: Recorder) -> dict[int, int]:
-    """Record messages again. Return their new numbers, by the old ones."""
+    """Record messages again. Return a mapping from their old sequence numbers to the new ones."""
     numbers: dict[int, int] = {}
     for each in copied:
         again = recorder.record(

@@ -257,7 +257,10 @@ class _Turns(Generic[T]):
     def _going_on(
         self, request: TurnRequest[T], part: RecordedTurn, waited: Waited, settings: TurnSettings
     ) -> HostTurn[T]:
-        """Return a turn that goes on with its reply. Its state machine gets the recorded events again."""
+        """Return a turn that goes on with the reply to its last request.
+
+        Its state machine gets the recorded events again.
+        """
         wiring = settings.wiring
         asked: Envelope[Any] | None = part.asked
         if waited.unrecorded is not None:
@@ -416,7 +419,8 @@ class _Rounds(Generic[T]):
             item = BatchItem(index=index, error=BudgetSpent(f"Turn {index + 1} goes on waiting: {spent}."))
         except Exception as error:  # noqa: BLE001 - a failed turn must not end the others
             item = BatchItem(index=index, error=as_ours(error))
-        # A turn whose next request the budget does not admit goes on waiting, and keeps its reservation.
+        # `BudgetSpent` does not end a turn: it goes on waiting, because the budget has no room for its next
+        # request. So what it has reserved is not released.
         if not isinstance(item.error, BudgetSpent):
             self._turns.account.ended(index + 1)
         self._asked.pop(index, None)

@@ -328,7 +328,7 @@ def _write_file(path: Path, recorder: Recorder) -> Callable[[], None]:
         )
     with contextlib.suppress(OSError):  # the writer reports why the file cannot be written
         path.parent.mkdir(parents=True, exist_ok=True)
-    # If the file has the usual name, the episode is named for its folder, as in a run folder.
+    # A file `trace.jsonl` is most likely in a run folder: the episode gets the folder's name.
     episode = path.absolute().parent.name if path.name == TRACE_FILE else path.stem
     writer = TraceWriter(path, episode=episode, options=TraceOptions(version=__version__))
     for name, value in secrets_in(os.environ).items():

@@ -36,14 +36,15 @@ FORMAT = 1
 class FileHeader(Struct, frozen=True, kw_only=True, tag="conversation"):
     """The first line of a conversation's file.
 
+    Texts that a rewrite removed from the conversation before this line was written are not in the file.
+
     Attributes:
         format: Version of the format.
         id: The conversation's id.
         system: The conversation's instructions.
         length: The conversation's number of entries when the header was written. Each rewrite counts as one.
         digest: The digest of these entries.
-        entries: `length` and `digest` already include the first `entries` entries after the header. The file
-            does not have the texts that a rewrite had removed before the header was written.
+        entries: How many of the entries that follow the header are already included in `length` and `digest`.
         call_ids: Ids of tool calls that were rewritten out of the conversation, so that no line of the file
             has them. New calls must not reuse these ids.
     """
@@ -97,7 +98,8 @@ class TurnMark(Struct, frozen=True, kw_only=True, tag="turn", omit_defaults=True
         began: The digest of the entries before the turn.
         state: The turn is running (or its process was killed), it is parked, or it is over.
         questions: The questions whose answers a parked turn waits for.
-        untold: The answers for the turn's tool calls, which the model gets if the turn is given up.
+        untold: Answers to a parked turn's tool calls, such as "not called". The model gets them only if the
+            turn is given up.
     """
 
     turn: int
@@ -276,7 +278,7 @@ def read_conversation(path: Path, text: bytes | None = None) -> SavedConversatio
 def begin_of_turn(saved: SavedConversation, began: m.HistoryReference) -> tuple[History, int] | None:
     """Return the history before a turn, and the number of lines up to the `TurnMark` that starts the turn.
 
-    `None`: the file has no such mark, or other entries before it.
+    `None`: the file has no such mark, or the entries before the mark are not those that `began` refers to.
     """
     before = SavedConversation(saved.header, _first_history(saved.header))
     for number, line in enumerate(saved.lines, start=1):
@@ -335,8 +337,9 @@ def lines_of(history: History) -> tuple[bytes, ...]:
 def lines_to_write(saved: SavedConversation, kept: int, produced: list[bytes]) -> list[bytes]:
     """Return the lines to append to the file, so that its lines for a turn are then those in `produced`.
 
-    The file may hold the first lines of `produced` already. Other lines after these are taken back.
-    `kept` is the number of lines before the turn. An empty line in `produced` stands for `Dropped`.
+    The file may hold the first lines of `produced` already. If other lines follow there, an `Undone` takes
+    them back. `kept` is the number of lines before the turn. An empty line in `produced` stands for
+    `Dropped`.
     """
     wanted = [line or _DROPPED for line in produced]
     same, end = 0, kept

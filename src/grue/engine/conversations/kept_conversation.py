@@ -604,8 +604,7 @@ class KeptConversation:
         try:
             self._file.append(lines)
         except ConversationError as error:
-            # The LLM actor may be writing the lines. The error then ends this actor and the turn, so that the
-            # host gets the error.
+            # If the caller is the LLM actor, the error ends the actor and the turn, and so reaches the host.
             self._failed = error
             raise
 
@@ -728,8 +727,9 @@ def taken_up(
 def with_sizes(
     command: m.RunTurn, entries: Sequence[m.Said | m.AssistantReply], bytes_per_token: float | None = None
 ) -> m.RunTurn:
-    """Return a turn's command with the sizes of the entries before it, if it has a `ContextPolicy`.
+    """Return a turn's command, with the sizes of the entries before the turn in `command.earlier`.
 
+    Without a `ContextPolicy`, or without earlier entries, the command is returned unchanged.
     `bytes_per_token` is the ratio that the endpoint's token counts have shown; `None`: it is not known.
     """
     if command.context is None or not entries:

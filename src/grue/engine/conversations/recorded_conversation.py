@@ -521,8 +521,8 @@ class RecordedTurn:
         if asks_again(resumed):
             self.said.append(m.ReplyDropped(request=0))
         elif resumed.new:
-            # An old version of grue that sent the last request again also recorded its messages again.
-            # Remove the first copy.
+            # When an old version of grue sent the last request again, it also recorded the request's messages
+            # again. Remove the first copy.
             at = len(self.said) - 1
             while at >= 0 and not isinstance(self.said[at], m.RequestCompletion):
                 at -= 1

@@ -222,7 +222,7 @@ def resumed_run(
     if ours is None:
         writers.append(_opened_writer(place, recorder))
     # If this recorder has written the trace, the turn was parked in this process, and the runner's spending
-    # already includes what the turn spent before that.
+    # already includes what the turn spent before it was parked.
     with resumed_turn(asked, ours or writers[-1], settings, memory, counted=ours is not None) as turn:
         yield turn
 
@@ -261,10 +261,10 @@ def conversation_of(
 ) -> Iterator[KeptConversation | None]:
     """Yield the conversation of a turn, with the turn parked in it; `None`: the turn belongs to none.
 
-    `given` is the conversation, if the host has it; otherwise it is one that the runner knows, or is loaded
-    from its file or from the trace. A conversation that is loaded here is closed after the block, so that the
-    host can load it. Raises `ConversationError` if the conversation is missing, in use or damaged, has gone
-    on, or does not hold what was said before the turn.
+    `given` is the conversation that the host passed. If it is `None`, the conversation is one that the runner
+    knows, or is loaded from its file or from the trace. A conversation that is loaded here is closed after
+    the block, so that the host can load it. Raises `ConversationError` if the conversation is missing, in use
+    or damaged, has gone on, or does not hold what was said before the turn.
     """
     began, number = part.run.history, part.run.turn
     if began is None:

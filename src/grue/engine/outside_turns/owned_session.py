@@ -214,7 +214,7 @@ class OwnedSession:
         """Close the session in any state, and wait until its process has ended.
 
         If this call is cancelled, it stops waiting, and the owner still closes the session. If `hurried`, the
-        server gets only as much time as after a cancellation.
+        server gets as little time to exit as after a cancellation (`ProcessLimits.cancelled_grace_s`).
         """
         if not self.alive:
             return
@@ -229,7 +229,7 @@ class OwnedSession:
 
     @contextlib.contextmanager
     def _working_for(self, turn: int) -> Iterator[None]:
-        """Within the block, record the session's messages with this turn number; 0: with the present one."""
+        """Within the block, record the session's messages with this turn number; 0: do not change it."""
         if self._group is None:
             yield
             return

@@ -255,7 +255,8 @@ class ServerSessions:
     async def close(self, *, hurried: bool = False) -> None:
         """Close all sessions in parallel, and wait until their processes have ended.
 
-        If `hurried`, the servers get only as much time as after a cancellation.
+        If `hurried`, the servers get as little time to exit as after a cancellation
+        (`ProcessLimits.cancelled_grace_s`).
         """
         sessions = [state.session for state in self._states.values() if state.session is not None]
         async with anyio.create_task_group() as group:

@@ -59,9 +59,9 @@ class ToolClient(ToolAccess):
     ```
 
     Thread-safe. Threads share one session per server. Calls to one server run one at a time, and calls to
-    different servers run in parallel. Ctrl-C cancels the current call; leaving the block then gives the
-    servers only as much time as a cancelled turn does. If the block is never left, the client is closed at
-    the interpreter's exit or when it is garbage collected.
+    different servers run in parallel. Ctrl-C cancels the current call; when the block is then left, each
+    server has only `process_limits.cancelled_grace_s` to exit before it is terminated. If the block is never
+    left, the client is closed at the interpreter's exit or when it is garbage collected.
 
     Args:
         servers: The tool servers by name, as for a `Runner`.
