@@ -1,4 +1,4 @@
-"""Let the requests and server processes of a fleet start when the limits allow it, and charge the requests.
+"""Hold back a fleet's requests and server processes until its limits allow them, and charge the requests.
 
 The ledger is an append-only file. Before a request starts, a line with the most that it can cost is written,
 and when the request has ended, a line with its cost. So a later run of the fleet knows what may have been
@@ -113,7 +113,7 @@ class Accounts:
                         await changed.wait()
 
     def settled(self, reservation: Reservation, outcome: RequestOutcome) -> None:
-        """Replace the reservation of a request that has ended by the request's cost."""
+        """Record that a request has ended: its cost takes the place of its reservation."""
         cost = self.broker.settle(reservation.most, outcome, reservation.model, time.monotonic())
         self._write("settled", reservation, cost)
         if self._changed is not None:
@@ -121,7 +121,7 @@ class Accounts:
         self._changed = None
 
     async def placed(self, machine: str, worker: str) -> str:
-        """Wait until a worker may start a server process. Return an empty text, or why it is refused."""
+        """Wait until a worker may start a server process. Return an empty text, or why that is refused."""
         places = self.places.setdefault(machine, ServerPlaces(self._servers))
         refused_at = anyio.current_time() + _TOO_MANY_S
         while not places.take(worker):
@@ -150,7 +150,8 @@ class Accounts:
         try:
             self._ledger.write(msgspec.json.encode(line) + b"\n")
         except OSError as error:
-            # Refuse all further requests: without a ledger the next driver would not know what they cost.
+            # Refuse all further requests: their cost would be missing from the ledger, which is all that the
+            # next run of the fleet knows of it.
             self._failed = f"the fleet's ledger cannot be written ({error.strerror})"
 
 
@@ -184,10 +185,11 @@ class Claims:
         return scope
 
     async def answer(self, id_: int, wanted: WantedRequest | None, scope: anyio.CancelScope) -> str:
-        """Wait until the request `wanted` may start, or a server process if `wanted` is `None`.
+        """Wait until a request or a server process may start.
 
-        Return an empty text, or the reason for a refusal. If the worker withdraws the question meanwhile, the
-        reservation for the request, or the place for the server process, is given back.
+        `wanted` is the request; `None`: the question is about a server process. Return an empty text, or the
+        reason for a refusal. If the worker withdraws the question meanwhile, the reservation for the request,
+        or the place for the server process, is given back.
         """
         given: Reservation | str | None = GONE
         with scope:
@@ -220,9 +222,10 @@ class Claims:
                 self._accounts.settled(reservation, outcome)
 
     def lost(self) -> None:
-        """After the worker has ended, charge its requests under way in full, and count its servers as ended.
+        """Give back all that the worker holds, because the worker has ended.
 
-        A separate process, the guard, kills the servers of a worker that is gone, so they are about to end.
+        For each of its requests under way, the most that the request can cost is charged. Its servers count
+        as ended: they are about to end, because a separate process, the guard, kills them.
         """
         for id_ in (*self._waiting, *self._given):
             self.give_back(id_, RequestOutcome())
@@ -251,7 +254,8 @@ def read_ledger(folder: FleetFolder) -> Amount:
 def _lines(path: Path) -> Iterator[_Line]:
     """Yield the lines of a ledger, without a last line that was cut short by a kill.
 
-    If that is a `reserved` line, its request was never sent: a request starts only after its line is written.
+    If such a line began as a `reserved` line, its request was never sent and need not be counted: a request
+    starts only after its line is written.
     """
     if not path.exists():
         return

@@ -73,7 +73,7 @@ class Job(Task, frozen=True, kw_only=True):
 
     Attributes:
         planned: The case's settings as the sweep gave them, without those that the work's `complete` function
-            added; `None`: the function added none.
+            added; `None`: it added none, so the case's settings are those of the sweep.
         keep: Which files stay on disk once the episode is done.
         prices: Prices by model, to count what the attempt costs.
         files: SHA-256 of each file whose path is a setting of the case, by the setting's name; `None`: do not

@@ -62,7 +62,10 @@ class _AskedOnFile(Struct, frozen=True, kw_only=True):
 
 
 class _Replied(Struct, frozen=True, kw_only=True):
-    """The reply to a request; a line of `replies.jsonl`. `result=None` lets the request be sent again."""
+    """The reply to a request; a line of `replies.jsonl`.
+
+    `result` is `None` if the provider failed to answer and the request is to be sent again.
+    """
 
     key: str
     result: Result | None = None
@@ -189,8 +192,8 @@ class FleetBatches:
         self._folder = folder
         self._batching = batching
         self._files: dict[str, tuple[BatchFolder, LlmEndpoint]] = {}
-        # By the episode's id: its folder, and the keys of its requests without a reply, by their ids in
-        # batches.
+        # An episode's id gives its folder and its requests without a reply. The inner dictionary maps the id
+        # of a request in a batch to the request's `key`.
         self._waiting: dict[str, tuple[Path, dict[str, str]]] = {}
         self._look_at = 0.0
         self._delay_s = batching.first_look_s
@@ -222,11 +225,14 @@ class FleetBatches:
         self._waiting[episode.name] = (episode, keys)
 
     def step(self, *, send: bool) -> list[str]:
-        """Ask the providers for replies, if it is time to. Return the ids of the episodes that have them all.
+        """Ask the providers for replies. Return the ids of the episodes that have all their replies now.
+
+        If the providers were asked only a short time ago, nothing is asked or sent. This time grows up to
+        `Batching.look_every_s`, and is short again after a batch has ended.
 
         Args:
-            send: Whether to send the waiting requests too. The driver does when it has nothing else to do, so
-                that each batch is as large as possible.
+            send: Whether to send the waiting requests too. The driver sends them only when it has nothing
+                else to do, so that each batch is as large as possible.
 
         Raises:
             FleetError: A provider accepts no batch, or could not be reached for a long time.
@@ -274,8 +280,8 @@ class FleetBatches:
                 found = filter(None, (files.result(item) for files, _ in self._files.values()))
                 result = next(found, None)
                 if result is not None:
-                    # This fails if the work has removed the folder. The episode is played again all the same,
-                    # and makes the request anew.
+                    # Writing fails if the work has removed the folder. The episode is played again all the
+                    # same, and makes the request anew.
                     with contextlib.suppress(TraceError):
                         _append(episode / REPLIES, [_Replied(key=keys[item], result=result)])
                     del keys[item]

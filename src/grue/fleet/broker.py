@@ -47,9 +47,9 @@ class FleetBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     Attributes:
         money_usd: US dollars. A request whose price and `max_tokens` are known starts only if the most that
-            it can cost is left, so such requests never exceed the limit. A request whose price or
-            `max_tokens` is unknown starts only if `requests` is set too; its cost is counted if the endpoint
-            reports it.
+            it can cost is still left of the limit, so such requests never exceed the limit. A request whose
+            price or `max_tokens` is unknown starts only if `requests` is set too; its cost is counted if the
+            endpoint reports it.
         tokens: Most tokens of all prompts and replies.
         requests: Most requests.
         prices: Prices by model's name or pattern (`gpt-*`).
@@ -284,8 +284,8 @@ class Broker(Struct):
         if rate is None or not self._starts:
             return 0.0
         between_s = 60 / (rate * _MARGIN)
-        # How many requests may start in a second. If it is only one, there is nothing to catch up within the
-        # second, so requests start at least `between_s` apart.
+        # `many` requests may start in a second. If `many` is more than 1, less than `between_s` may pass
+        # between two of them, to make up for a request that was sent late.
         many = max(1, round(rate / 60))
         soonest = self._starts[-1] + (between_s if many == 1 else between_s / _CATCH_UP)
         while len(self._starts) > many:

@@ -1,6 +1,6 @@
 """A worker's connection to the broker, which is asked before each request to a model and each server start.
 
-When the connection ends, the driver is gone. The worker's process then ends too, and with it the server
+The connection ends when the driver's process ends. The worker's process then ends too, and with it the server
 processes that it has started.
 """
 
@@ -43,9 +43,10 @@ class BrokerLink:
         threading.Thread(target=self._read, name="grue fleet link", daemon=True).start()
 
     async def admit(self, wanted: WantedRequest | None = None) -> "Claim | str":
-        """Wait until the request `wanted` may start, or a server process if `wanted` is `None`.
+        """Ask the broker, and wait until a request or a server process may start.
 
-        Return the permission, or the reason for a refusal. A cancellation withdraws the question.
+        `wanted` is the request; `None`: the question is about a server process. Return the permission, or the
+        reason for a refusal. A cancellation tells the broker that the answer is no longer wanted.
         """
         id_, answer = next(self._ids), Future[str]()
         with self._lock:

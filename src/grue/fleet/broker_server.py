@@ -1,9 +1,10 @@
 """The broker as a server in the driver's process: answers the workers.
 
 Each worker process has a connection to a Unix socket. A message is a line of JSON. The worker sends `ask`
-before a request to a model or the start of a server process, and `give_back` when that has ended. The server
-answers each `ask` with `reply`. When the connection ends, the worker's requests under way are charged in
-full, because they may have been sent, and its server processes count as ended.
+before a request to a model or the start of a server process, and `give_back` when the request or the process
+has ended. The server answers each `ask` with `reply`. When the connection ends, each of the worker's requests
+under way is charged with the most that it can cost, because it may have been sent. The worker's server
+processes count as ended.
 
 The server runs in a thread with an event loop of its own, so that the driver stays synchronous. This module
 reads and writes the lines; `accounts.py` decides what is answered.
@@ -33,9 +34,9 @@ MOST_LINE_BYTES = 65_536
 
 
 class Ask(Struct, frozen=True, tag="ask"):
-    """A worker asks whether the request `wanted` may start, or a server process if `wanted` is `None`.
+    """A worker asks whether a request or a server process may start.
 
-    `id` is unique within the connection.
+    `id` is unique within the connection. `wanted` is the request; `None`: a server process.
     """
 
     id: int

@@ -14,7 +14,7 @@ of the same case. A case that only one side has played does not count.
 A failed episode counts with the score `failed_as`, by default 0: leaving it out would favour the side that
 fails more often. If lower scores are better, there is no default. An episode that was given up, not paid for
 or not scored is missing: it does not count, but the number of missing episodes is shown. If the latest sweep
-of the folder has episodes of a side, that side's episodes from earlier sweeps are missing too.
+of the folder has episodes of a side, that side's episodes from earlier sweeps count as missing too.
 
 With fewer than 15 cases, or without numpy and scipy, there is no interval, and the sign test decides.
 """
@@ -98,7 +98,7 @@ class Cell(Struct, frozen=True):
 
     @classmethod
     def of(cls, written: str, other: "Cell | None" = None) -> "Cell":
-        """Parse `DIR`, `DIR:SETTING=VALUE,...`, or `:SETTING=VALUE,...` for a cell in the folder of `other`.
+        """Parse `DIR` or `DIR:SETTING=VALUE,...`. If `DIR` is left out, use the folder of the cell `other`.
 
         Raises:
             FleetError: The folder is not a fleet's.
@@ -154,8 +154,8 @@ class Options(Struct, frozen=True, kw_only=True):
     Attributes:
         score: Name of the score; `None`: `score`, or the only score that the episodes have.
         lower_is_better: Whether a smaller score is better than a larger one.
-        failed_as: The score of a failed episode; `None`: 0. If lower is better and an episode has failed, a
-            score must be given.
+        failed_as: The score that a failed episode counts with; `None`: 0. It must be set if
+            `lower_is_better` is set and an episode has failed.
         passing: The worst score with which an episode passes; `None`: 1 (0 if lower is better) if all scores
             are from 0 to 1, otherwise no pass rates are computed.
         cluster: Names of settings. Cases with equal values of these settings form a group, because their
@@ -181,8 +181,9 @@ class Side(Struct, frozen=True, kw_only=True):
         fleet: The fleet's folder; empty if the episodes were given without a folder.
         episodes: Number of episodes that count.
         failed: Number of episodes that count and have failed.
-        missing: Number of episodes that do not count, by reason: their outcome; `unscored`: they lack the
-            score; `earlier`: they are from earlier sweeps, and the latest sweep has episodes of this side.
+        missing: Number of episodes that do not count, by reason. The reason is the outcome of an episode
+            without a result, such as `unpaid`; `unscored` for an episode that lacks the score; or `earlier`
+            for an episode of an earlier sweep, if the latest sweep has episodes of this side.
         unpaired: Number of cases that the other side has not played.
     """
 
@@ -387,7 +388,7 @@ def _words(case: CaseChange, names: Sequence[str]) -> str:
 
 
 def _bare(value: object) -> object:
-    """Return the only entry of a list with one entry, such as `inputs`; return any other value unchanged."""
+    """Return the only entry of a list with one entry, such as `["go"]`; return any other value unchanged."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
@@ -687,7 +688,7 @@ def _compared(first: Sequence[Result], second: Sequence[Result]) -> dict[str, tu
 
 
 def _named(result: Result, no_case: AbstractSet[str]) -> m.JsonObject:
-    """Return the settings that identify the case of an episode, in the sweep's order."""
+    """Return an episode's settings except those in `no_case`; together they identify its case."""
     return {name: value for name, value in result.planned.items() if name not in no_case}
 
 

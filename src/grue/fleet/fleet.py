@@ -198,10 +198,10 @@ class Fleet:
     def results(self) -> list[Result]:
         """Return the episodes that are on disk, sorted by id.
 
-        This plays nothing; another program may play episodes of the fleet meanwhile. Each result has
-        `settings`, `repetition`, `outcome`, and `scores` by name, which include the scores of `grue fleet
-        score`. `end` has the cost and the duration of the episode, and `run(folder)` is the folder with its
-        trace.
+        This plays nothing; another program may play episodes of the fleet meanwhile. A result's
+        attributes `settings`, `repetition` and `outcome` describe the episode. `scores` are its scores by
+        name, with those that `grue fleet score` has added. `end` says what the attempt cost and how long it
+        took. The method `run(directory)` returns the folder with the trace; `directory` is the fleet's.
 
         Raises:
             FleetError: The folder holds no fleet.

@@ -7,7 +7,7 @@
     DIR/results.jsonl              an index of the commits, for readers; see `results.py`
     DIR/batches/                   requests that wait for batches; see `batches.py`
     DIR/ab/ID/case.json            the case of the episode `ID`, whose first digits are `ab`
-    DIR/ab/ID/attempt-N/           an attempt, as the work leaves it
+    DIR/ab/ID/attempt-N/           the files that the work has written in the attempt N
     DIR/ab/ID/attempt-N/attempt.json   how the attempt ended; missing if it was interrupted
     DIR/ab/ID/commit.json          the result; written once
     DIR/ab/ID/commit/commit.json   the same where the file system has no hard links
@@ -132,7 +132,7 @@ class CaseFile(Struct, frozen=True, kw_only=True):
 
     Attributes:
         planned: The settings as the sweep gave them, before the work added its own; `None`: the work added
-            none.
+            none, so `settings` are those of the sweep.
     """
 
     work: str
@@ -251,7 +251,7 @@ class FleetFolder:
         return EpisodeFolder(self.path / id_[:2] / id_)
 
     def episodes(self) -> Iterator[EpisodeFolder]:
-        """Yield the episodes that were begun, by id."""
+        """Yield the episodes that were begun, sorted by id."""
         for group in _sorted(self.path):
             if len(group.name) == 2 and group.is_dir():
                 yield from (EpisodeFolder(entry) for entry in _sorted(group) if _ID.fullmatch(entry.name))
@@ -331,7 +331,7 @@ def driver_lock(folder: FleetFolder) -> Iterator[None]:
     """Lock a fleet's folder for one driver.
 
     Raises:
-        FleetError: Another driver holds the folder, or it cannot be locked.
+        FleetError: Another driver has locked the folder, or the folder cannot be locked.
     """
     path = folder.path / LOCK
     with _writing(path):

@@ -61,7 +61,7 @@ def fork_again(case: dict[str, Any], episode: Episode) -> dict[str, float]:
 
     Raises:
         ForkMissed: The model made a tool call whose result is not in the trace.
-        MCPError: As `Runner.fork`.
+        MCPError: `Runner.fork` has raised it.
     """
     settings = msgspec.convert(case, ForkCase)
     run = read_run(settings.trace, settings.turn)
@@ -164,7 +164,8 @@ def condition(written: str) -> Callable[[TurnToFork], bool]:
     """Parse a condition, such as `outcome = forced and tool ~ shop`; return a function that tests a turn.
 
     Each part is `NAME OP VALUE`, where `NAME` is a field of `TurnToFork` and `~` searches for a regular
-    expression. `tool` and `error` can have several values: one of them has to fit; with `!=`, all of them.
+    expression. `tool` and `error` can have several values. A part is true if it is true for one of the
+    values; a part with `!=` must be true for all of them.
 
     Raises:
         FleetError: The text is not a condition, or names an unknown field.
@@ -202,8 +203,8 @@ def _check(name: str, sign: str, wanted: str, written: str) -> Callable[[TurnToF
 def turns_in(folder: Path) -> Iterator[TurnToFork]:
     """Yield the turns of all traces below a folder, or of one trace. Traces that cannot be read are left out.
 
-    If a trace has several runs of a turn, only the last one is yielded. Turns that are themselves forks (made
-    by `Runner.fork`) are left out.
+    If several turns of a trace have the same number, only the last one is yielded. Turns that are themselves
+    forks (made by `Runner.fork`) are left out.
     """
     traces = [folder] if folder.is_file() else sorted(folder.rglob("*.jsonl"))
     for path in traces:

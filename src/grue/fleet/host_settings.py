@@ -1,6 +1,7 @@
-"""What `zork_work.py`, `agent_loop_work.py` and `skill_agent_work.py` share.
+"""Functions for `zork_work.py`, `agent_loop_work.py` and `skill_agent_work.py`.
 
-That is: the choice of the endpoint, the resumption of an interrupted attempt, and the hash of a workspace.
+They choose the endpoint, resume an interrupted attempt, and hash the skill agent's workspace (the folder in
+which it works).
 
 A case or `pyproject.toml` names the model and the base URL. An episode with another model or URL is another
 episode, so both are put into the case's settings before the episode's id is computed. A hash of `[tool.grue]`
@@ -65,7 +66,7 @@ def chosen_endpoint(llm: LlmSettings, base_url: str | None, model: str | None) -
 
 
 def continue_interrupted(episode: Episode) -> bool:
-    """Copy an interrupted attempt into the current one; return `False` if no attempt was interrupted."""
+    """Copy the files of an interrupted attempt into the current one; `False`: none was interrupted."""
     if episode.interrupted is None:
         return False
     ignored = shutil.ignore_patterns(*LEFT_OUT)

@@ -28,7 +28,8 @@ class Passing(Struct, frozen=True):
     def of(cls, scores: Iterable[float], worst: float | None, *, lower_is_better: bool) -> "Passing":
         """Return which of these scores pass.
 
-        If `worst` is `None`, it becomes 1 (0 if lower is better) if all scores are from 0 to 1.
+        If `worst` is `None` and all scores are from 0 to 1, the worst score that passes is 1 (0 if lower is
+        better). If `worst` is `None` and the scores have another range, every score passes.
         """
         known = list(scores)
         if worst is None and known and all(0 <= score <= 1 for score in known):

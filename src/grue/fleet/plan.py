@@ -52,7 +52,7 @@ def read_plan(sweep: Sweep, place: Path) -> PlannedWork:
         id_ = episode_id(work.name, sweep.version or work.version, case, digests.of(case, work.files))
         try:
             commit = folder.episode(id_).commit
-        except FleetError:  # the commit is damaged, so `grue fleet retry` plays the episode again
+        except FleetError:  # a damaged commit counts as missing: `grue fleet retry` plays the episode again
             commit = None
         if commit is None:
             missing += 1

@@ -46,9 +46,10 @@ class RayBroker:
         self._running.add(attempt)
 
     async def ask(self, machine: str, attempt: str, id_: int, wanted: WantedRequest | None) -> str:
-        """Wait until the request `wanted`, or if it is `None` a server process on `machine`, may start.
+        """Wait until a request, or a server process on `machine`, may start.
 
-        Return an empty text, or the reason for a refusal.
+        `wanted` is the request; `None`: the question is about a server process. Return an empty text, or the
+        reason for a refusal.
         """
         claims = self._claims.setdefault(attempt, Claims(self._accounts, attempt, machine))
         return await claims.answer(id_, wanted, claims.begin(id_))
@@ -63,7 +64,11 @@ class RayBroker:
             self._claims[attempt].give_back(id_, outcome)
 
     async def lost(self, attempt: str) -> None:
-        """After an attempt has ended, charge its requests under way in full; count its servers as ended."""
+        """Give back all that an attempt holds, because the attempt has ended.
+
+        For each of its requests under way, the most that the request can cost is charged. Its servers count
+        as ended.
+        """
         self._running.discard(attempt)
         if attempt in self._claims:
             self._claims.pop(attempt).lost()
@@ -252,7 +257,7 @@ class _RayGate:
         self._ids = itertools.count(os.getpid() * 2**20)
 
     async def admit(self, wanted: WantedRequest | None = None) -> Claim | str:
-        """Wait until the request `wanted`, or a server process, may start; see `BrokerLink.admit`."""
+        """Ask the broker, and wait until a request or a server process may start; see `BrokerLink.admit`."""
         ray, id_ = _ray(), next(self._ids)
         claim = Claim(functools.partial(self._broker.give_back.remote, self._attempt, id_))
         asked = self._broker.ask.remote(self._machine, self._attempt, id_, wanted)

@@ -1,4 +1,4 @@
-"""Write a report on a fleet as one HTML page that loads nothing: cells, costs, cases, charts, failures.
+"""Write a report on a fleet as one self-contained HTML page: cells, costs, cases, charts, failures.
 
 The page contains each episode's numbers, so that its charts have a point for each episode, and a click on the
 point shows the episode. Equal texts are stored once. Ten thousand episodes make about one megabyte.
@@ -91,11 +91,11 @@ def write_report(
         fleet: The fleet's folder.
         target: The page.
         score: The score to report.
-        passing: The worst score of an episode that passes; `None`: 1 (0 if lower is better), if all scores
-            are from 0 to 1.
+        passing: The worst score of an episode that passes; `None`: 1 (0 if lower is better) if all scores are
+            from 0 to 1, otherwise every score passes.
         lower_is_better: Whether a smaller score is better than a larger one.
-        failed_as: The score of a failed episode; `None`: 0. If lower is better and an episode has failed, a
-            score must be given.
+        failed_as: The score that a failed episode counts with; `None`: 0. It must be set if
+            `lower_is_better` is set and an episode has failed.
         by: The settings by whose values the episodes are grouped into cells; `None`: `cell_axes` chooses.
 
     Raises:

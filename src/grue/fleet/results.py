@@ -140,8 +140,8 @@ def results(fleet: Path) -> Iterator[Result]:
 def of_latest_sweep(fleet: Path, found: list[Result]) -> tuple[list[Result], int]:
     """Return the episodes of `found` in the folder's latest sweep, and how many others were left out.
 
-    If no episode of `found` is in the latest sweep, the caller has chosen earlier episodes on purpose, so all
-    are returned.
+    If no episode of `found` is in the latest sweep, the caller has chosen earlier episodes on purpose. Then
+    all of `found` is returned.
     """
     ours = _latest_of(fleet, found)
     return (ours, len(found) - len(ours)) if ours else (found, 0)

@@ -61,7 +61,7 @@ class Place(Struct, frozen=True):
 def work(channel: multiprocessing.connection.Connection, place: Place) -> None:
     """Make the attempts that come through a channel, until the channel is closed."""
     with contextlib.suppress(OSError):
-        os.setsid()  # a process group of its own: `local.py` kills it with the processes that the work forks
+        os.setsid()  # `local.py` kills this process group, with the processes that the work has forked
     _begin(place)
     descriptor = channel.fileno()
     ours = os.fstat(descriptor)
