@@ -97,8 +97,8 @@ class Sandbox(Struct, frozen=True, kw_only=True):
             can be made, deleted or renamed in it.
         execute: The other programs that the program may start; `None`: any program of the system and of the
             folders that the box opens. All programs that it starts are in the same box.
-        network: `True`: any. `False`: none. A list of `host:port`: only these, through a proxy that grue
-            runs. `None`: the preset decides.
+        network: `True`: any connection. `False`: none. A list of `host:port`: only these, through a proxy
+            that grue runs. `None`: the preset decides.
         unix_sockets: Whether the program may use Unix sockets. They give access to Docker or to an SSH agent,
             for example.
         memory_mb: Memory that each process of the program may allocate, in MiB; `None`: no limit.
@@ -148,7 +148,9 @@ class Sandbox(Struct, frozen=True, kw_only=True):
 def sandbox_of(value: object) -> Sandbox | None:
     """Read a box from a configuration: a preset's name, a table of `Sandbox`'s keys, or VS Code's table.
 
-    `None`, `False` and `"none"` mean no box; `True` means `files`.
+    VS Code's table is the value of `sandbox` in its MCP configuration, such as
+    `{"filesystem": {"allowRead": ["/data"]}, "network": {"allowedDomains": ["example.com"]}}`. The values
+    `None`, `False` and `"none"` mean no box; `True` means the preset `files`.
 
     Raises:
         ValueError: The value is none of these; the text says which key is wrong.
@@ -185,7 +187,11 @@ def _of_table(table: Mapping[Any, Any]) -> Sandbox:
 
 
 def _of_vscode(table: Mapping[Any, Any]) -> Sandbox:
-    """Read VS Code's table. Only `allowWrite` may be written. Without `allowRead`, all files may be read."""
+    """Read VS Code's table, see `sandbox_of`.
+
+    The program may write only the paths in `allowWrite`. If `allowRead` is missing or empty, the program may
+    read all files.
+    """
     parts: dict[str, dict[str, tuple[str, ...]]] = {}
     for part, keys in table.items():
         if part not in _VSCODE or not isinstance(keys, Mapping):

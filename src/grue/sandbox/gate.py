@@ -71,7 +71,7 @@ class Refusal(Struct, frozen=True):
 
 
 class Gate:
-    """The proxy of one boxed program, and the decisions about its calls of `connect`.
+    """Runs the proxy of one boxed program, and decides about the program's calls of `connect`.
 
     Args:
         hosts: The hosts and ports that the program may connect to.
@@ -110,7 +110,7 @@ class Gate:
         return {**found, "NO_PROXY": direct, "no_proxy": direct, "NODE_USE_ENV_PROXY": "1"}
 
     def serve(self, listener: int) -> None:
-        """Decide about calls from now on. seccomp reports them on the descriptor `listener`."""
+        """Start to decide about the program's calls, which seccomp reports on the descriptor `listener`."""
         self._listener = listener
         self._thread = threading.Thread(target=self._wait, name="grue-gate", daemon=True)
         self._thread.start()
@@ -224,7 +224,8 @@ class Gate:
     def _listen(self, listener: int, key: int, pid: int, fd: int, backlog: int) -> int:
         with self._copy_of(listener, key, pid, fd) as own:
             if own.family != socket.AF_UNIX:
-                return errno.EACCES  # a TCP socket that listens without `bind` would get a port
+                # A TCP socket that listens without `bind` gets some port, and Landlock only checks `bind`.
+                return errno.EACCES
             own.listen(backlog)
             return 0
 

@@ -67,7 +67,10 @@ class Coverage(Struct, frozen=True, kw_only=True):
     listener: bool
 
     def missing(self, *, hosts: bool) -> tuple[str, ...]:
-        """Return a sentence for each thing that a box needs and this machine does not have."""
+        """Return a sentence for each thing that a box needs and this machine does not have.
+
+        `hosts`: whether the box lists the hosts that the program may connect to.
+        """
         if not self.supported:
             return (f"boxes are enforced on Linux with x86-64 or ARM64 only, and this is {self.system}",)
         found = []

@@ -125,7 +125,7 @@ class Boxed:
         """Return a sentence for each thing that the box is known to have refused.
 
         Args:
-            text: What the program has written: its standard error, or the text of a failed call.
+            text: What the program has written: its standard error, or the error text of a tool call.
             died: Whether the program has failed as a whole.
         """
         network = "any" if self._box.any_network else "hosts" if self.gate is not None else "none"
@@ -183,7 +183,10 @@ def _remove(folder: str) -> None:
 
 
 def _empty(folder: int, target: int, prefix: str, count: int) -> int:
-    """Move an open folder's content to `target` under numbered names, close it; return the last number."""
+    """Move the content of `folder` to `target`, and close `folder`. Both are open file descriptors.
+
+    The entries are named by `prefix` and a number, from `count` + 1 on. Return the last number.
+    """
     try:
         for name in os.listdir(folder):
             count += 1
@@ -214,7 +217,7 @@ def _unlocked(name: str, folder: int) -> int:
 class Watching(Sandbox, frozen=True, kw_only=True):
     """A box that limits nothing and records what the program does.
 
-    For this box, `boxed` calls its `start`, and returns the result.
+    `start` returns the `Boxed` object for a start of the program. `boxed` calls it instead of making one.
     """
 
     start: Callable[..., Boxed]

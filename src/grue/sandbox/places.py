@@ -1,8 +1,8 @@
 """Which files a box opens, as rules: the system's, the program's own, and those that the box describes.
 
 The rules are made anew at each start, since links and folders change. If a path is in a folder that the
-program may write, its target must be in that folder, too: when it ran before, the program could have put a
-link there.
+program may write, the target of the path must be in that folder, too. Otherwise the program could make a link
+there, and its next box would open the target of the link.
 """
 
 import contextlib

@@ -53,10 +53,10 @@ def refusals(
     """Return a sentence for each thing that a box is known to have refused.
 
     Args:
-        text: What the program has written: its standard error, or an error result.
+        text: What the program has written: its standard error, or the error text of a tool call.
         rules: The files and folders that the box opens.
         refused: The connections that the box's gate has refused.
-        network: `none`, `hosts` or `any`.
+        network: What the box lets the program connect to: `none`: nothing; `hosts`: listed hosts; `any`.
         broken: Folders with something hidden in them, see `Places`.
         died: Whether the program has failed as a whole. If not, the audit records are read only if `text`
             contains "permission denied": most refusals that they have are harmless, because programs look for

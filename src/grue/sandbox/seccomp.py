@@ -144,7 +144,7 @@ REFUSED = (
         "setxattr lsetxattr fsetxattr setxattrat removexattr lremovexattr fremovexattr removexattrat"
         " file_setattr",
         "Access lists of files are attributes, and Landlock has no rule for attributes.",
-        EOPNOTSUPP,  # the error of a file system without attributes, which programs that copy files accept
+        EOPNOTSUPP,  # as on a file system without attributes; programs that copy files ignore this error
     ),
     # For `clone`, whose flags are in a register, see `_conditions`. glibc and musl use `clone` if `clone3`,
     # whose flags are in memory, gives this error.
@@ -227,15 +227,15 @@ def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
         # In a new namespace a program has all capabilities, and with them reaches most of the kernel.
         ("clone", _if_bits(0, _NAMESPACES)),
         ("unshare", _if_bits(0, _NAMESPACES)),
-        # grue gives its servers a certain value of this limit, by which it finds processes that are left over
-        # (runtime/processes/descendants.py). So a program must not change it.
+        # grue starts its servers with a certain value of this limit, and by it recognises processes that they
+        # have left running (runtime/processes/descendants.py). So a program must not change the limit.
         ("setrlimit", _if_equal(0, _RLIMIT_RTTIME)),
         ("prlimit64", _limit_is_set()),
-        # These calls can change other processes of this user. 0 stands for the calling thread.
+        # These calls can change other processes of this user. So allow only the id 0, the calling thread.
         ("setpriority", _only(_PRIO_PROCESS, 0)),
         ("ioprio_set", _only(_IOPRIO_WHO_PROCESS, 0)),
         *((f"sched_{name}", _only(0)) for name in ("setparam", "setscheduler", "setaffinity", "setattr")),
-        # These requests type into the terminal, and the shell that reads it is not in the box.
+        # These requests put input into the terminal. The shell that reads it would run it outside the box.
         ("ioctl", [*_if_equal(1, _TIOCSTI)[:-1], *_if_equal(1, _TIOCLINUX)]),
     ]
     if wanted.network != "any":
@@ -254,7 +254,7 @@ def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
 
 
 def _sockets(wanted: Wanted) -> list[bytes]:
-    """Return the check of `socket(family, type, protocol)`: allow the listed sockets, refuse all others."""
+    """Return the check of `socket(family, type, protocol)`: allow what is in `rows`, refuse all else."""
     rows: list[tuple[int, int, int]] = []
     if wanted.unix_sockets:
         rows += [(_AF_UNIX, kind, 0) for kind in (_STREAM, _DGRAM, _SEQPACKET)]

@@ -8,8 +8,8 @@ A file of requests goes through these states:
 
 So no batch is sent twice. Before a batch is sent, a record is written which says that the batch may have been
 sent; after that, its id is added to the record. A process that finds a record without an id first looks for
-the batch at the provider. `batch_folder.py` has the files, `protocol/chat_wire/batch_forms.py` the formats of
-the providers.
+the batch at the provider. `batch_folder.py` reads and writes the files, and
+`protocol/chat_wire/batch_forms.py` has the formats of the providers.
 """
 
 import time
@@ -188,7 +188,7 @@ class BatchDesk:
                 await patience.after(broken.fault)
 
     async def _first_item(self, batch: BatchState) -> str:
-        """Return the id of the first request whose result in a batch can be read, or ''."""
+        """Return the id of a batch's first request whose result can be read; empty if there is none."""
         for path in batch.results:
             async for line in self._lines(path):
                 result = self._read(line)

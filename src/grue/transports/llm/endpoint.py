@@ -174,7 +174,7 @@ class LlmSettings(ModelSettings, metaclass=OwnKeywords, frozen=True, kw_only=Tru
         base_url: The URL without `/chat/completions`. An ending such as `/responses` or `/messages` selects
             the wire format. The URL must not contain a user, a password or a key, since HTTP libraries log
             URLs.
-        api_key: The key, sent in the way of the wire format. `None`: the key in the environment, in
+        api_key: The key, sent in the header that the wire format uses. `None`: the key in the environment, in
             `GRUE_API_KEY` or the variable of the URL's provider, such as `OPENROUTER_API_KEY`. Empty: no key
             is sent. Never part of a `repr`.
         extra_headers: Sent with each request. Their values are redacted like the key.
@@ -313,8 +313,8 @@ class LlmEndpoint:
 
     Args:
         settings: The endpoint's settings.
-        transport: Replaces the network, for tests and scripted models. The last user that leaves the endpoint
-            closes it.
+        transport: Replaces the network, for tests and scripted models. It is closed when the last user leaves
+            the endpoint.
         jitter: Returns a random number from 0 to 1, for the delays between retries.
 
     Attributes:
@@ -559,7 +559,7 @@ class LlmEndpoint:
     def price(self) -> Price | None:
         """The user's price of the model; `None`: the user has set none.
 
-        In a turn that waits for batches, this is the price in batches.
+        In a turn that waits for batches, this is the price of a request that is sent in a batch.
         """
         price = price_of(self.settings.prices, self.settings.model)
         return price.in_batches if price is not None and current_room() is not None else price
@@ -579,8 +579,8 @@ class LlmEndpoint:
     def support_check(self) -> SupportCheck:
         """Return when to ask the endpoint whether the model takes tools.
 
-        `before`: before the servers are started, because so far the model counts as taking no tools.
-        `beside`: while the servers start. `skip`: not at all.
+        `before`: before the servers are started. This is chosen if the model takes no tools as far as is
+        known. `beside`: while the servers start. `skip`: not at all.
 
         Source: R12, D8
         """
@@ -629,8 +629,8 @@ class LlmEndpoint:
 
         Args:
             fault: The error.
-            followed: The profile with which the failed request was encoded; default: the present one. They
-                differ if another conversation has changed the endpoint's profile since then.
+            followed: The profile with which the failed request was encoded; `None`: the current profile.
+                Another conversation may have changed the endpoint's profile after the request was encoded.
         """
         if adapt_profile(followed or self.profile, fault.status, fault.message) is None:
             return False
