@@ -54,7 +54,7 @@ class TurnCounts:
         self._after: Counter[int] = Counter()  # by turn: how many calls the host made after its end
 
     def take(self, envelope: EpisodeEnvelope, changes: Sequence[StepChange]) -> None:
-        """Count a message; `changes` are the steps (`steps.py`) that begin or end with it."""
+        """Count a message; `changes` are the steps (`steps.py`) that begin or end with this message."""
         if not changes:
             return  # the turn stays in the same phase
         turn = envelope.turn
@@ -73,9 +73,10 @@ class TurnCounts:
             self._ended(envelope.body, round(envelope.t - ended.step.start_s, 6), clock.phases)
 
     def _begin_and_end(self, turn: int, changes: Sequence[StepChange]) -> StepEnded | None:
-        """Start the clock of a turn that begins, and drop the clock of a turn whose end is not recorded.
+        """Start a clock for a turn that begins. If the current message ends the turn, return this end.
 
-        If the current message ends the turn, as `TurnCompleted` does, return this end.
+        An example of such a message is `TurnCompleted`. For a turn that was killed or crashed, no message
+        reports the end: only drop its clock.
         """
         ended = None
         for change in changes:

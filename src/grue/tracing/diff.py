@@ -133,10 +133,10 @@ def _answers(trace: EpisodeReader) -> dict[int, object]:
 def _aligned(
     left: Iterator[TurnSlice], right: Iterator[TurnSlice]
 ) -> Iterator[tuple[TurnSlice | None, TurnSlice | None]]:
-    """Pair the turns in order.
+    """Pair the turns of the two traces in order.
 
-    If one trace has a second run of a turn where the other trace has none, the second run gets no
-    counterpart.
+    A host can run a turn again, after a resume for example (`TurnSlice.again`). If only one of the two turns
+    was run again, it is yielded with `None`, and the other turn is paired with the turn that follows.
     """
     one, other = next(left, None), next(right, None)
     while one is not None or other is not None:
@@ -231,8 +231,8 @@ class _TurnDiff:
     def divergences(self) -> Iterator[Divergence]:
         """Yield all divergences, in the order of the left trace.
 
-        For a message that is only in the right trace, take the nearest message before it that has a
-        counterpart in the left trace. The divergence is yielded after those of this counterpart.
+        To place a message that is only in the right trace, find the last message before it in the right trace
+        that has a counterpart. The divergence comes after the place of that counterpart in the left trace.
         """
         # Depth first, so that the message that creates an id is compared before messages that use it.
         open_: list[tuple[int, int]] = [(_ROOT, _ROOT)]
@@ -390,11 +390,11 @@ def _with_stubs(
 
 
 def _ended_as_asked(left: object, right: object) -> bool:
-    """Return whether two messages are both `SessionClosed`, and their fields need not be compared.
+    """Return whether two messages are both `SessionClosed`, with endings that count as equal.
 
-    If neither process died, other endings may differ: whether a process exits by itself or is killed depends
-    on timing. If one `ending` is `none`, there was no process to compare with: a fork that takes its tool
-    results from a trace starts none.
+    Two endings count as equal if neither is `died`: whether a process exits by itself or is killed depends on
+    timing. They also count as equal if one is `none`, that is, the session had no process. For example, a
+    fork that takes its tool results from a trace starts no process.
     """
     if not (isinstance(left, m.SessionClosed) and isinstance(right, m.SessionClosed)):
         return False

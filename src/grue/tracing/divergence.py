@@ -107,7 +107,6 @@ def derived(
 
 
 def _meaning(path: str, value: object) -> str:
-    """Return an explanation to print after a value that a reader would misunderstand; empty for most."""
     return " (the same tools as before)" if path == "$.mode.tools" and value is None else ""
 
 

@@ -136,7 +136,8 @@ def changed_conditions(before: Mapping[str, str], now: Mapping[str, str]) -> tup
     """Return the conditions that differ, in the order of `now`.
 
     Args:
-        before: The recorded conditions. Conditions that older traces lack count as unchanged.
+        before: The recorded conditions. A condition that is only in `now` counts as unchanged, because
+            traces of older versions have fewer conditions.
         now: The present conditions.
     """
     return tuple(
@@ -308,7 +309,8 @@ def register_facts(prefix: str, *kinds: type[Fact], unprefixed: Iterable[type[Fa
     Args:
         prefix: The host's name. Each tag must begin with the prefix and a dot. Only a subclass of
             `EpisodeStarted`, `EpisodeResumed` or `EpisodeEnded` may have the tag of its base class instead.
-            Several hosts can register such subclasses; a fact is read into the subclass that has its fields.
+            Several hosts can register such subclasses. A fact is read into the subclass that declares the
+            fields that the fact has.
         kinds: The classes of the facts.
         unprefixed: Classes whose tags may lack the prefix, to read traces from before prefixes were used.
 

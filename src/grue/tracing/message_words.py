@@ -2,10 +2,10 @@
 
 A row has three parts. The first is for `grue trace show`, the viewer, the diagrams and the live view of `grue
 play`: a line of text with its severity, and a word that marks a problem. The second part is the log lines
-that depend on this message alone; the requirements specify their texts. The third part is the note that the
-message adds to its span. A kind without a row is shown by its fields, and is neither logged nor added to a
-span. To add a kind of message, add its row here. Log lines and spans that depend on earlier messages are in
-`observers/events.py` and `observers/span_feed.py`.
+that depend on this message alone; the requirements specify their texts. The third part is a `SpanNote`: an
+event that the message adds to a span in Langfuse and OpenTelemetry. A kind without a row is shown by its
+fields, and is neither logged nor added to a span. To add a kind of message, add its row here. Log lines and
+spans that depend on earlier messages are in `observers/events.py` and `observers/span_feed.py`.
 
 Source: R7.1-3, P31
 """
@@ -48,7 +48,7 @@ class Verdict(Struct, frozen=True):
 
 
 class SpanNote(NamedTuple):
-    """A note, that is, an event without duration, which a message adds to its span."""
+    """An event without duration that a message adds to the span in which it happens."""
 
     name: str
     verdict: Verdict
@@ -88,7 +88,7 @@ class _Row(Struct, frozen=True):
         subject: Returns the call's id or the tool's name that `words` is about, to be shown before `words`.
         live: Returns whether the live view shows `words` of a message as a problem.
         logged: Returns the log lines of a message, if they do not depend on other messages.
-        noted: Returns the note that a message adds to its span.
+        noted: Returns the `SpanNote` that a message adds to the span in which it happens.
     """
 
     words: _Words
@@ -176,7 +176,7 @@ def told_lines(body: Struct) -> Iterator[tuple[str, str]]:
 
 
 def note_of(body: Struct) -> SpanNote | None:
-    """Return the note that a message adds to its span; `None`: no note."""
+    """Return the `SpanNote` that a message adds to the span in which it happens; `None`: it adds none."""
     noted = _row(body).noted
     return None if noted is None else noted(body)
 
@@ -549,7 +549,7 @@ def _note_not_connected(body: m.ConnectFailed) -> SpanNote:
 def _log_noted(body: m.ServerNoted) -> tuple[LogLine, ...]:
     match body.kind:
         case "bad_tool" if body.text.endswith(UNMATCHED):
-            message = body.text  # do not name the server: the fault is a pattern in the user's policy
+            message = body.text  # a pattern in the user's tool policy is wrong, not the server
         case "bad_tool" if body.text.endswith(UNLISTED):
             message = f"MCP server '{body.server}': {body.text}"
         case "bad_tool":

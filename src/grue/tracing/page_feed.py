@@ -58,9 +58,9 @@ class Passage(Struct, frozen=True, kw_only=True, array_like=True):
             model's reply. A `call` has four: the call was sent, it was settled, a person was asked about it,
             the person decided. An `end` has one: the reply that contains the answer.
         depth: 1 for a request of a server to the model, otherwise 0.
-        text: Printable. For a fact: its headline. For a prompt: `shown` if it contains a text of a fact that
-            the page shows above it; `resumed` if the turn was resumed. For the end: `same` if the answer is
-            the text of the last reply.
+        text: Printable. For a fact: its headline. For a prompt: `resumed` if the turn was resumed; otherwise
+            `shown` if the prompt contains the text of a fact that the page shows above the prompt. For the
+            end: `same` if the answer is the text of the last reply.
     """
 
     turn: int
@@ -366,7 +366,7 @@ class PageTurn(Struct, kw_only=True):
             `unfinished`: the trace has no end of the turn.
         reason: Why the outcome is not `answered`; printable.
         action: What the host did with the answer, in a few words; printable.
-        question: The beginning of the host's text, to distinguish the turns of a batch; printable.
+        question: The beginning of the host's text, to tell the turns of one `Runner.map` apart; printable.
         answer: The beginning of the model's answer, for the same purpose; printable.
         requests: How many completions were requested.
         tool_calls: How many tool calls the model made.

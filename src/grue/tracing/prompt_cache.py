@@ -72,8 +72,8 @@ class CachedPrompt(Struct, frozen=True, kw_only=True):
         after_s: Seconds between that request and this one. Caches forget, most of them after 5 minutes.
         input_tokens: Tokens of the prompt, as the endpoint has counted them; 0 if it has reported none.
         cached_tokens: How many of these tokens the endpoint reports as read from its cache.
-        whole: Whether the trace holds all messages of the prompt. Otherwise the sizes do not include the
-            others.
+        whole: Whether the trace holds all messages of the prompt. If not, the sizes include only the
+            messages that it holds.
         broken: Where this prompt differs from the earlier one; `None`: it begins with all of the earlier one.
     """
 
@@ -155,10 +155,10 @@ class _Prompted(Struct, kw_only=True):
         blame: What has changed the messages of the last prompt since it was sent. Each entry: how many bytes
             at the beginning of the messages are still the same, and number and kind of the trace message that
             made the change.
-        adapted: Number and kind of the trace message that has changed, since the last prompt, how requests
-            are encoded.
-        notes: Why the next request may offer no tools. Each entry: number and kind of a trace message since
-            the last request, and the reason that this message gives.
+        adapted: Number and kind of the trace message that changed how requests are encoded; `None`: nothing
+            has changed since the last prompt.
+        notes: Possible reasons if the next request offers no tools. Each entry: number and kind of a trace
+            message since the last request, and the reason that this message gives.
     """
 
     name: m.ConversationId
@@ -253,10 +253,10 @@ class CachedPrompts:
         return _Form(_unmarked(profile_for(asks.address, asks.model, wire)), asks.model, place)
 
     def _found(self, name: m.ConversationId, past: m.HistoryReference | None) -> _Prompted:
-        """Return the conversation `name` for a new turn in it; `past` says which history it must have.
+        """Return the state of the conversation `name` for a turn that continues the history `past`.
 
-        If the stored conversation `name` has another history, return a branch of a stored conversation with
-        the history `past`, and if there is none, a new conversation.
+        If the stored conversation `name` does not have this history, but another stored conversation has,
+        return a branch of that one: a copy that grows by itself. Otherwise return a new conversation.
         """
         known = self._talks.get(name)
         if past is None or not past.length:
@@ -329,11 +329,15 @@ class CachedPrompts:
             else:
                 talk.encoded.rewrite(body.rewrite)
         except ValueError:
-            talk.whole = False  # the trace does not have the messages that were changed
+            talk.whole = False  # the messages to change are not in the trace
         _blame(talk, place)
 
     def _learn(self, changed: m.JsonObject, place: tuple[int, str]) -> None:
-        """Change the form of requests as the LLM actor reports. Ignore a change that cannot be decoded."""
+        """Change how requests are encoded from now on: set the fields `changed` of the wire profile.
+
+        The LLM actor has recorded this change in the message with the number and kind `place`. A change that
+        cannot be decoded is ignored.
+        """
         form = self._form
         fields = {
             **msgspec.to_builtins(form.profile),
@@ -451,7 +455,7 @@ class CachedPrompts:
         for late in [seq for seq, asked in self._asked.items() if asked.command.conversation == name]:
             del self._asked[late]
         if talk.run is not None and talk.run.history is None:
-            del self._talks[name]  # a turn without a history is a conversation by itself
+            del self._talks[name]  # the turn was in no conversation, so no later turn continues it
             return
         try:
             talk.encoded.close(end)
@@ -630,7 +634,8 @@ def _listing(
 ) -> tuple[int, str, str]:
     """Return number and kind of the trace message that made the prompt differ in `tool`, and the reason.
 
-    Either the turn asks for other tools, or the server has sent another list of tools.
+    If the turn asks for other tools than the turn before, the message is its `RunTurn`. Otherwise it is the
+    message with the server's latest list of tools. `why` says how the tool differs, and becomes the reason.
     """
     before, now = pair.earlier.run, pair.sent.run
     if before is not None and now is not None and before is not now:

@@ -172,7 +172,8 @@ class AgentReplay:
 
     Attributes:
         compared: How many messages were compared.
-        commands: The state machine's commands, by the number of the recorded message in their place.
+        commands: The state machine's commands. The key of each is the number of the recorded message that it
+            was compared with.
         end: How the turn ended.
         divergence: The first message that differs from the recording; `None`: none differs.
     """
@@ -303,8 +304,8 @@ def _orders(turn: AgentTurn) -> Iterator[Sequence[EpisodeEnvelope]]:
     """Yield the orders in which the agent can have handled its events, the most likely first.
 
     Messages in the mailbox keep their order. But the agent handles an event from the clock or the supervisor
-    at once, while older messages may still be in the mailbox. Only this is certain: a message whose effects
-    were recorded before such an event was handled before the event.
+    at once, while older messages may still be in the mailbox. So the place of such an event among the
+    messages is uncertain. It comes after each message that had an effect recorded before the event.
     """
     answered = {envelope.cause: envelope.seq for envelope in reversed(turn.said)}
     places: list[range] = []
@@ -359,7 +360,8 @@ def same_redacted(one: str, other: str) -> bool:
     if first[:kept] == second[:kept]:
         return True
     # One text may have been cut within a secret, whose beginning is then not replaced, or within its
-    # placeholder. Then only the other text has a placeholder at this position: compare the texts before it.
+    # placeholder. Then only one of the texts has a placeholder at this position, and the texts before this
+    # position have to be equal.
     halved = set(_placeholders(first)) ^ set(_placeholders(second))
     return any(first[:start] == second[:start] for start in halved if start <= kept)
 
@@ -449,8 +451,8 @@ def replay_sessions(
         turn: The turn.
         turn_slice: The turn's slice of the trace.
         connections: The state of the servers when the turn began.
-        commands: Commands that a changed replay has computed in place of recorded ones, by the number of the
-            recorded message.
+        commands: The commands that the replay of the agent has computed. Each takes the place of the
+            recorded message whose number is its key.
 
     Returns:
         How many messages were compared, and the first difference of each session that has one.
@@ -532,7 +534,7 @@ class _Session:
                 pass
 
     def _attempt(self, attempt: Attempt, cause: EpisodeEnvelope) -> ConnectionCommand | None:
-        """Return the next command, or `None` if the recording ends before the result of this attempt."""
+        """Return the command that follows an attempt to connect; `None`: its result is not recorded."""
         if not self._sent:
             return None
         recorded = self._sent[0]
@@ -695,9 +697,9 @@ def _replay_turn(
     agent = replay_agent(turn, changes)
     compared, found = replay_sessions(turn, turn_slice, connections, agent.commands if changes else {})
     if found and not changes:
-        # Turns of a batch (`Runner.map`) do not share what they learn about servers. If this turn is in a
-        # batch, the states of servers from earlier turns may have led to wrong differences. So try again
-        # without them.
+        # Turns of one `Runner.map` do not share what they learn about servers. If this turn is one of them,
+        # the states of servers from earlier turns may have led to wrong differences. So try again without
+        # these states.
         alone, differences = replay_sessions(turn, turn_slice, Connections(), {})
         compared, found = (compared, found) if differences else (alone, [])
     found += [*_llm_divergences(turn, turn_slice), *_excluded(turn, turn_slice, changes)]

@@ -12,7 +12,7 @@ session closes. If several phases are active, the first in this order counts.
 
 The remaining time of a turn is **other**: the agent itself and the check of the answer. The remaining time
 outside turns belongs to the **host**, as do start-up and teardown outside turns, because no turn waits for
-them. If turns overlap, as in a batch, a phase is active if it is active in any of them.
+them. If turns overlap, as in `Runner.map`, a phase is active if it is active in any of them.
 
 The wall time is the sum of all phases. It does not include time in which no host ran. That is the time before
 an `EpisodeResumed`, and before an envelope that has a lower time than the envelope before it. So the wall

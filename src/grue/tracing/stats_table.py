@@ -33,7 +33,8 @@ def render(stats: EpisodeStats, *, width: int | None = None, colour: bool = Fals
 
     Args:
         stats: As `count_episode` returns them.
-        width: Columns of the terminal, to which lines are cut; `None`: lines are not cut, and tables have 80.
+        width: Columns of the terminal, to which lines are cut; `None`: lines are not cut, and
+            tables are made for 80 columns.
         colour: Colour headings by escape sequences; leave it off for a pipe.
     """
     room = 80 if width is None else width

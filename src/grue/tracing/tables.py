@@ -2,7 +2,8 @@
 
 The fields of a row are the columns of its table, so these classes also describe the tables that `grue fleet
 export` writes and `grue trace query` reads. A trace that ends early, or is damaged, gives the rows up to that
-place. In the rows of turns and requests that have no end there, the columns about the end are empty.
+place. If the end of a turn or request is not recorded before that place, its row leaves the columns about the
+end empty, such as `outcome`.
 """
 
 from collections.abc import Iterator
@@ -60,7 +61,8 @@ class CallRow(Struct, kw_only=True):
     """A tool call that the model asked for; table `calls`. Calls of a turn without an end are left out.
 
     Attributes:
-        episode: As in the table `turns`; so is `turn`.
+        episode: As in the table `turns`.
+        turn: As in the table `turns`.
         iteration: Number of the reply that asked for the call.
         call_id: The call's id, unique in the turn.
         tool: Name of the tool with its server, such as `files.read`.
@@ -91,7 +93,8 @@ class RequestRow(Struct, kw_only=True):
     """A request to the model; table `requests`.
 
     Attributes:
-        episode: As in the table `turns`; so is `turn`.
+        episode: As in the table `turns`.
+        turn: As in the table `turns`.
         message: Number of the request's message in the trace.
         request: The request's number in the turn.
         conversation: Id of the conversation.

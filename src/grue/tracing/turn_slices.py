@@ -84,7 +84,7 @@ class TurnSplitter:
             unfinished = [turn_slice for turn_slice in self.slices if not turn_slice.complete]
             if anew and not goes_on and len(unfinished) == 1:
                 # If the host had been killed, `EpisodeResumed` would come before this turn. So the host runs
-                # the turns of a batch again. The unfinished turn counts as overtaken, not as cut off.
+                # the turns of a `Runner.map` again. The unfinished turn counts as overtaken, not as cut off.
                 unfinished[0].overtaken = True
             while self.slices:
                 yield self.slices.popleft()
@@ -115,7 +115,10 @@ class TurnSplitter:
         return turn_slice
 
     def _of(self, turn: int) -> TurnSlice | None:
-        """Return the slice of a turn: the last one if `turn` is 0, or if the last one has no turn yet."""
+        """Return the slice of the turn with the number `turn`; `None`: there is none.
+
+        If `turn` is 0, or the last slice has no turn yet, return the last slice.
+        """
         last = self.slices[-1] if self.slices else None
         if turn == 0 or last is None or last.turn in (0, turn):
             return last

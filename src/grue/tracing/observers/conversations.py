@@ -46,8 +46,9 @@ class _Talk:
     def take(self, step: SaidStep) -> None:
         """Change the history as the recorded message `step` did.
 
-        If the message does not fit the history, count the history's entries as missing and drop them. A
-        request then begins a new history.
+        That is impossible if messages before `step` are not in the trace. Then count the history's entries
+        as missing, and begin an empty history. If `step` is a request, its new messages become the first
+        entry.
         """
         try:
             take_step(self.history, step)

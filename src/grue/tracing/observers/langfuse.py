@@ -84,7 +84,8 @@ class LangfuseObserver(Outbox):
         session_id: The Langfuse session's id, until an `EpisodeStarted` gives another id; `None`: a new id.
         capture_content: Send prompts, arguments, outputs and error texts; otherwise only names,
             sizes, usage and kinds of errors. With `"reference"`, a generation has only the new messages of
-            its conversation. It also has the number of its request in grue's trace, where the others are.
+            its conversation, and the number of its request in grue's trace. The trace has the earlier
+            messages.
         warn: Called with the warning, from any thread; `None`: the warning goes to the logger `grue`.
         bound: How many envelopes the queue holds; further ones are dropped and counted.
 

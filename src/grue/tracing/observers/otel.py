@@ -70,7 +70,7 @@ class OtelObserver(Outbox):
             until `close`.
         capture_content: Send prompts, arguments, outputs and error texts; off by default, as the
             conventions recommend. With `"reference"`, a completion has only the new messages of its
-            conversation. It also has the number of its request in grue's trace, where the others are.
+            conversation, and the number of its request in grue's trace. The trace has the earlier messages.
         session_id: The conversation's id, if neither the turn nor the host gives one; `None`: no id is sent.
         agent_name: The agent's name in the spans of turns.
         agent_description: What the agent does, in a sentence; empty: not given.
@@ -108,7 +108,7 @@ class OtelObserver(Outbox):
             self.close()
 
     def added_to(self, recorder: Recorder) -> None:
-        """Make the recorder run each tool call in the context of the call's span."""
+        """Set the recorder's `around_call`, so that sessions make each call in the context of its span."""
         if self._sink.ids is not None:
             recorder.around_call = self._around_call
 

@@ -317,7 +317,7 @@ class Conventions:
         }
 
     def _about_subject(self, event: SpanClosed) -> Attributes:
-        """Return the attributes of a completion or tool call that became known after its span began."""
+        """Return a completion's or tool call's attributes whose values became known after its span began."""
         match event.subject:
             case Generation(asks=asks):
                 return {**_sampling(asks), **_sampling_of_model(asks)}
@@ -415,10 +415,10 @@ def _finished(reason: str | None) -> Attributes:
 
 
 def _of_this_part(usage: m.Usage, subject: object) -> m.Usage:
-    """Return the usage of a turn since it was resumed; of a turn that was not resumed, the whole usage.
+    """Return a parked turn's usage since it was resumed; for any other turn, the whole usage.
 
-    The usage before it was resumed is in the spans of an earlier trace. Tools that add up the usage of all
-    traces, such as MLflow, would count it twice.
+    The usage before the turn was parked is in the spans of an earlier trace. If the new spans repeated it,
+    tools that add up the usage of all traces, such as MLflow, would count it twice.
     """
     if not isinstance(subject, m.RunTurn) or subject.resumed is None:
         return usage

@@ -10,8 +10,8 @@
 
 Every line reads `[LEVEL] Turn N: ...` or `[LEVEL] Turn N Iteration I: ...`; events outside turns have turn 0.
 Lines that the requirements specify are written word for word. Any other event, such as a failed call or the
-end of the episode, is a line with the event's level and text. Two kinds of events, which only repeat a
-neighbouring line, are left out.
+end of the episode, is a line with the event's level and text. The events `mcp_iteration_start` and
+`mcp_no_content` have no line, because it would only repeat a neighbouring line.
 """
 
 import json

@@ -150,7 +150,10 @@ class SpanOpened(Struct, frozen=True, kw_only=True):
 
 
 class SpanNoted(Struct, frozen=True, kw_only=True):
-    """An event without duration in a span; `facts` has names and numbers, but no text of models or tools."""
+    """An event without duration in a span.
+
+    `facts` are its details by name: names and numbers, but no text of models or tools.
+    """
 
     span: SpanId
     at: float
