@@ -1,7 +1,8 @@
 """Add a server's token to each HTTP request to it. `oauth.py` obtains the tokens.
 
-This module does not import the MCP SDK. `oauth.py` does, so it is imported only if a token is stored, or when
-the server refuses a request. For a server that needs no authorisation only the token's file is looked for.
+This module does not import the MCP SDK. `oauth.py` does, so it is imported only if a token may be stored, or
+when the server refuses a request. For other servers, this module only checks whether a file with tokens
+exists.
 """
 
 import re

@@ -33,7 +33,7 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
     Attributes:
         limits: Time limits for ending a process, and size limits for any server's messages.
         abilities: What the server may ask of the host: sampling, elicitation, roots.
-        max_pages: Most pages of the tool listing that are read.
+        max_pages: How many pages of the tool listing are read at most.
         on_notice: Called with each notice, in the event loop; must not block or raise.
         pinning: Which tool definitions are approved; `None`: all are accepted.
         before_import: Awaited before the SDK is imported, which then happens in a thread; `None`: the SDK is

@@ -1,8 +1,8 @@
 """The faults of HTTP exchanges: their texts, their remedies, and whether they end the session. No I/O.
 
 A fault ends the session if no further request can succeed: nobody answers, the session is unknown, access is
-refused or the URL is wrong. After any other bad answer only its own request fails. After a lost
-connection only the requests under way fail: the next request connects again.
+refused or the URL is wrong. Any other bad answer fails only the request that it answers. A lost
+connection fails only the requests under way: the next request connects again.
 """
 
 import re
@@ -224,7 +224,8 @@ def login_fault(
         cause = "the server wants a login"
     remedy = f"Run: grue login {server}" + ("" if scope is None else f' --scope "{scope}"')
     if not had_token and scope is None and not offers_login(challenge):
-        # A server that wants an API key gives the same answer, but has no authorization server to log in to.
+        # A server that wants an API key, and has no authorization server to log in to, may refuse in the same
+        # way: with a challenge that does not say where to log in.
         remedy += ". If it has no OAuth, set the key that it wants under `headers` in its configuration."
     return WireFault(f"{cause} (HTTP {status})", ends_session=True, remedy=remedy, needs_login=True)
 

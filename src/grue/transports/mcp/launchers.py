@@ -49,8 +49,8 @@ def npx_cache_broken(server: StdioServer) -> str | None:
     """Return advice that names the broken cache folder, or `None` if the cache is not broken.
 
     Args:
-        server: A server that has ended while it was started. While npx still runs, the folder may be
-            incomplete because npx is filling it.
+        server: A server whose start failed, and whose process has ended. As long as npx runs, the folder of
+            an intact cache can be incomplete too, because npx is filling it.
     """
     if PurePath(server.command).name != "npx":
         return None
@@ -76,9 +76,9 @@ def _is_complete(folder: Path) -> bool:
 
 
 def _packages(args: Sequence[str], words: Container[str] = ()) -> Iterator[str]:
-    """Yield the packages that npx installs: each `--package`, or else its first argument.
+    """Yield the packages that npx installs: each `--package`, or else the first argument.
 
-    Options and the arguments in `words` are skipped.
+    Options do not count as arguments, nor do the `words`, such as the subcommand `exec` of `npm exec`.
     """
     rest = iter(args)
     named = False

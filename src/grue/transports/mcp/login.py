@@ -1,7 +1,7 @@
 """Log in to a server by URL, as a person with a browser, and log out again.
 
-`grue login` and `grue logout` are these functions; hosts may call them too. After a login the browser goes
-back to an address on this machine (RFC 8252), where this module waits for it.
+`grue login` and `grue logout` call `log_in` and `log_out`; hosts may call them too. After a login the browser
+goes back to an address on this machine (RFC 8252), where this module waits for it.
 """
 
 import html

@@ -403,7 +403,7 @@ class Authorizer:
     def _provider(
         self, record: TokenRecord | None, person: Person | None, scope: str | None
     ) -> OAuthClientProvider:
-        """Return the SDK's provider for the grant, with the stored tokens and client."""
+        """Return the SDK's provider for the configured grant, with the stored tokens and registration."""
         auth, url = self._auth, self._server.url
         storage = _Storage(auth, record, person)
         provider: OAuthClientProvider
@@ -444,7 +444,7 @@ class Authorizer:
         """Send the requests that the provider yields, until it has a token for the refused request.
 
         Raises:
-            AuthorizationRefused: The flow failed; the fault has the reason.
+            AuthorizationRefused: No token was obtained; the exception's attribute `fault` says why.
         """
         request = refusal.request if refusal is not None else httpx2.Request("POST", self._server.url)
         flow = provider.async_auth_flow(request)

@@ -7,10 +7,11 @@ loaded, which is slow. Import them inside functions.
 without tasks or queues in between. Sending never blocks: if it did, a server that has stopped reading would
 block the SDK, and the SDK's timeouts and cancellations would not take effect.
 
-`Subscriptions` has the streams of change notices that a session listens to: `subscriptions/listen` of
-2026-07-28. The server answers this request only when the stream ends, so another task waits for the answer.
-The host's request returns the server's acknowledgement. The changes themselves reach the session as
-notifications, and become `updated` notices there, as with `resources/subscribe` of older revisions.
+`Subscriptions` holds the streams of change notices that a session listens to. `subscriptions/listen` of
+revision 2026-07-28 opens a stream. The server answers this request only when the stream ends, so another task
+waits for the answer, and the host gets the server's acknowledgement as the result of its request. The changes
+themselves reach the session as notifications, and become `updated` notices there, as with
+`resources/subscribe` of older revisions.
 
 `ParamHeaders` makes the HTTP headers that mirror arguments of a tool call (`x-mcp-header` of the revision
 2026-07-28). A server marks parameters in a tool's input schema, so that load balancers can route a call by
@@ -221,10 +222,12 @@ class Link:
     async def initialize(self) -> Welcome:
         """Agree on a protocol revision: by the `initialize` handshake, or else by `server/discover`.
 
-        From revision 2026-07-28 on there is no handshake. Still it is tried first: a new server refuses it at
-        once, but an old server that ignores unknown requests would leave a discovery unanswered until the
-        timeout. Only with a server that spoke a new revision when it was last seen, discovery comes first. If
-        the server does not answer within a few seconds, the handshake follows.
+        From revision 2026-07-28 on there is no handshake. But the handshake is tried first: a new server
+        refuses it at once, while an old server that ignores unknown requests would leave `server/discover`
+        unanswered until the timeout.
+
+        If the server spoke a new revision when it was last seen, `server/discover` is tried first. If it
+        fails, or gets no answer within a few seconds, the handshake follows.
 
         Raises:
             SdkError: The server refused, or the connection broke.
@@ -295,8 +298,8 @@ class Link:
         A server of the revision 2026-07-28 may ask for input first. If the host offers that input, the
         request is sent again with it. Cancelling sends `notifications/cancelled` to the server.
 
-        The result of `subscriptions/listen` is what the server agreed to. The method
-        `notifications/cancelled` ends such a stream.
+        `subscriptions/listen` opens a stream of change notices; its result is what the server agreed to
+        send. `notifications/cancelled` ends such a stream.
 
         Raises:
             SdkError: The server answered with an error, asks for input that the host does not offer, or the

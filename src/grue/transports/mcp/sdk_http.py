@@ -181,7 +181,8 @@ class FilteredEvents(httpx2.AsyncByteStream):
     def _stand_in(self, answer: Answer | None, others: bytes) -> bytes:
         """Keep a large answer in `_answers`, and return a small event in its place.
 
-        The small event has the fields `others` of the large one. Without an answer, return a comment.
+        The small event has the fields `others` of the large one. If `answer` is `None`, return a comment (a
+        line that begins with a colon), which readers of the stream ignore.
         """
         if answer is None:
             self._notify("noise", "a large event that is not a message")

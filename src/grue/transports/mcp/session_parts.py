@@ -18,8 +18,9 @@ that MCP has. The states and what can happen in each:
 |-------------------|------------------------------------------|-------------------------------------------|
 | being created     | the call is answered at once             | that is the result                        |
 |                   | time limit, cancellation                 | `notifications/cancelled`: no handle yet  |
-| working           | asked every `poll_s`; its state changes  | a `progress` notice                       |
-|                   | a question is refused, or not usable     | asked again, `MAX_POLL_ERRORS` times      |
+| working           | `tasks/get` every `poll_s`: a new state  | a `progress` notice                       |
+|                   | `tasks/get` is refused, or not readable  | asked again                               |
+|                   | the same, `MAX_POLL_ERRORS` in a row     | `tasks/cancel`; the call is refused       |
 | input_required    | the host answers, or declines            | working                                   |
 |                   | the server wants what is not offered     | `tasks/cancel`; the call is refused       |
 | completed         |                                          | the result                                |
@@ -88,10 +89,14 @@ class _Schemas:
             del self._checks[name]
 
     def fault(self, tool: str, value: object) -> str | None:
-        """Return the first fault of a value of the tool with this bare name.
+        """Check `value` by the schema of `tool`, and return the value's first fault.
 
         `None`: the value has no fault, or cannot be checked. The values of a tool that is not listed are not
         checked.
+
+        Args:
+            tool: The tool's bare name.
+            value: The arguments of a call, or its result.
         """
         check = self._check(tool)
         try:
