@@ -20,7 +20,7 @@ def _quit(_signum: int, _frame: object) -> None:
 
 
 def quit_at_once() -> None:
-    """From now on, let a Ctrl-C end the process. Does nothing if somebody has installed a SIGINT handler."""
+    """From now on, let a Ctrl-C end the process. Does nothing if SIGINT has a handler other than Python's."""
     _swap(default_int_handler, _quit)
 
 

@@ -69,7 +69,7 @@ class Adding(Struct, frozen=True, kw_only=True):
 
 
 def add_server(adding: Adding) -> bool:
-    """Add a server; return `False` if it was started and failed.
+    """Add a server; return `False` if the server was started and failed.
 
     A server whose environment variables are not set yet is added without being started.
 
@@ -286,8 +286,8 @@ def _description(adding: Adding, config: GameConfiguration) -> object:
                 "Its arguments, as in a shell (none: press Enter)", default="", show_default=False
             )
             arguments = shlex.split(typed)
-        # Make paths absolute: the agent may be started in another folder, and the server's sandbox lets it
-        # read only those arguments that are absolute paths.
+        # Make paths absolute: the agent may be started in another folder. And the sandbox opens to the server
+        # the files that its arguments name, but only those with absolute paths.
         absolute = [
             _absolute(each) if "/" in each and Path(each).exists() else each for each in arguments or ()
         ]

@@ -227,10 +227,11 @@ def _not_shown(counts: tuple[int, int]) -> Finding:
 
 
 def _left_out(endpoint: LlmEndpoint, offered: "_Tried", spoken: "_Tried") -> tuple[int, int] | None:
-    """Return the prompt's tokens with a tool and without it, if the endpoint leaves the tool out.
+    """Return the tokens of a prompt with and without a tool, if the endpoint hides the tool from the model.
 
-    Return `None` if the tool makes the prompt longer, so that it is not left out; or if the endpoint does not
-    count tokens: it reports no count, or the same count for the two different prompts `_CALL` and `_SAY`.
+    Return `None` if the prompt has more tokens with the tool, because then the model gets the tool. Also
+    return `None` if the endpoint does not count tokens: it reports no count, or the same count for the two
+    different prompts `_CALL` and `_SAY`.
     """
     bare = _Tried(_brief(endpoint), _CALL)
     counts = [tried.replies[0].prompt_tokens if tried.replies else 0 for tried in (offered, bare, spoken)]

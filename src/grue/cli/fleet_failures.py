@@ -90,7 +90,10 @@ def _said(result: Result, directory: Path) -> list[str]:
 
 
 def score_episodes(directory: Path, scorers: str, *, again: bool) -> bool:
-    """Score the finished episodes of a fleet; return whether no scorer failed and the budget sufficed.
+    """Score the finished episodes of a fleet, and print the progress and the result.
+
+    Returns:
+        `True` if no scorer has failed, and the budget in the scorers' file has sufficed for their requests.
 
     Raises:
         FleetError, MCPConfigError: The scorers or the folder cannot be used.

@@ -62,7 +62,11 @@ class JsonPrinter:
 
 
 class JsonLines(JsonPrinter):
-    """Print the episode as JSON, one object a line: `episode` or `resumed`, each `turn`, then `end`."""
+    """Print the episode as JSON, one object a line.
+
+    The `type` of the first object is `episode`, or `resumed` in a resumed episode. An object of type `turn`
+    follows for each turn, and one of type `end` at the end.
+    """
 
     def __init__(self, out: TextIO) -> None:
         super().__init__(out)

@@ -157,7 +157,6 @@ class Progress:
         return [key for key, doing in self.doing.items() if doing.activity in ("thinking", "retrying")]
 
     def _show_text(self, keys: list[Hashable], text: Callable[[str], str]) -> None:
-        """Replace the text of the last step in `keys`, if any, by what `text` returns for its old text."""
         if keys:
             doing = self.doing[keys[-1]]
             self.doing[keys[-1]] = replace(doing, text=text(doing.text))

@@ -14,7 +14,8 @@ ASCII_SPINNER = "|/-\\"
 class Terminal:
     """An output stream, which may be a terminal, a pipe or a file.
 
-    A terminal can show status rows unless `TERM` is `dumb`, and then colours unless `NO_COLOR` is set.
+    A terminal can show status rows, unless `TERM` is `dumb`. A terminal that can show status rows also shows
+    colours, unless `NO_COLOR` is set.
 
     Args:
         stream: Where to print. If the stream has a file descriptor, text is written to that, not by

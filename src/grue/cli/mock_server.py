@@ -82,7 +82,7 @@ def _server(target: str | None, options: dict[str, Any]) -> "MockServer":
 
 
 def _module(name: str) -> ModuleType:
-    """Import the user's module or file, whose code may raise anything."""
+    """Import the user's module or file. Any exception of its code becomes an `MCPConfigError`."""
     if not name.endswith(".py"):
         sys.path.insert(0, "")
     elif not Path(name).is_file():

@@ -62,7 +62,7 @@ class Commands(TyperGroup):
         return _show_flags(super().get_params(ctx))
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        """Parse the group's arguments, with usage errors that are safe to print."""
+        """Parse the group's arguments. The text of a usage error is escaped and redacted."""
         with _plain_usage_errors():
             return super().make_context(*args, **kwargs)
 
@@ -74,7 +74,7 @@ class Commands(TyperGroup):
 
 
 def _show_flags(params: list[Any]) -> list[Any]:
-    """Remove the type of flags: `--help` would show `--all <bool>`, as if the flag took a value."""
+    """Hide the type of flags in `--help`. Otherwise it shows `--all <bool>`, as if the flag took a value."""
     for each in params:
         if getattr(each, "is_flag", False) and each.metavar is None:
             each.metavar = ""

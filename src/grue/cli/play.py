@@ -94,7 +94,7 @@ def _play(options: PlayOptions, past: GamePast | None) -> EpisodeResult:
                 folder.discard()  # the episode has not begun, so there is nothing to keep
             raise
         if options.pace_s:
-            # Not earlier, so that a resumed episode repeats its old moves, above, without pauses.
+            # Slow the game down only now: a resumed episode has repeated its old moves above, without pauses.
             pace(game, options.pace_s)
         return _played(orchestrator, folder, view, options)
 

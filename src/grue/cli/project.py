@@ -79,9 +79,10 @@ def known_servers(
     Args:
         config: The settings.
         mcp_config: The file that the user named; `None` if none was named.
-        unasked: When to use the project's file of servers, if `mcp_config` is `None`. `True`: if the file
-            exists, unless pyproject.toml says `enabled = false` under `[tool.grue.mcp]`. `False`: only if the
-            settings say `enabled = true`. Commands about servers, such as `grue tools`, pass `True`.
+        unasked: If `mcp_config` is `None`, whether to use the project's file of servers even if the settings
+            do not ask for it. `False`: use the file only if the settings say `enabled = true`. `True`: use
+            the file if it exists, unless pyproject.toml says `enabled = false` under `[tool.grue.mcp]`.
+            Commands about servers, such as `grue tools`, pass `True`.
 
     Raises:
         MCPConfigError: The file is missing or invalid. A server whose configuration is invalid raises no

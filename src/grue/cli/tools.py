@@ -39,7 +39,11 @@ _WORDS = {"added": "new", "removed": "removed", "changed": "changed"}
 
 
 class ListingNotices:
-    """An observer of the trace that collects notices about malformed tools. `of` has them by server."""
+    """An observer of the trace that collects notices about malformed tools.
+
+    Attributes:
+        of: The notices about each server's tools, by the server's name.
+    """
 
     def __init__(self) -> None:
         self.of: defaultdict[str, list[str]] = defaultdict(list)

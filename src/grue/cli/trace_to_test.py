@@ -282,7 +282,7 @@ def _body(
 
 
 def _recorded_spec(run: RecordedRun) -> str:
-    """Return Python source of an `AnswerSpec` that gives each recorded text its recorded answer.
+    """Return Python source of an `AnswerSpec` that maps each recorded text of the model to its answer.
 
     Returns an empty text if every answer was the model's text itself, so that no `AnswerSpec` is needed.
     """
@@ -304,7 +304,7 @@ def _recorded_spec(run: RecordedRun) -> str:
 
 
 def _read(run: RecordedRun) -> tuple[dict[str, object], dict[str, str]]:
-    """Return two dicts whose keys are texts of the model: the accepted answers, and the refusals' reasons."""
+    """Return the answer for each text of the model that was accepted, and the reason for each refused one."""
     answers: dict[str, object] = {}
     refused: dict[str, str] = {}
     text = ""
@@ -460,7 +460,8 @@ def _test(
         yield "    )"
         fallback = ", fallback=True" if end.kind == "fallback" else ""
         yield f"    assert_answer(outcome, {_literal(end.answer)}{fallback})"
-        if end.kind in {"answered", "forced"}:  # not `degraded`: in the test all servers start
+        # Not for the kind `degraded`: the recorded turn lacked a server, but in the test all servers start.
+        if end.kind in {"answered", "forced"}:
             yield f"    assert outcome.kind == {end.kind!r}, outcome.reason"
         yield from _cuts(run, end)
         return

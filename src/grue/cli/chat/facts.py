@@ -97,7 +97,7 @@ class ChatPast(Past[EpisodeStarted], kw_only=True):
 
     Attributes:
         said: The turns that are still part of the conversation, oldest first.
-        calls: By the number of a turn, the names of the tools that it has called.
+        calls: The names of the tools that each turn has called; the key is the turn's number.
         file: Name of the conversation's file; empty if nothing was said.
         model: The model that was last chosen by `/model`; empty if none was.
         turn: Number of the last turn.
@@ -110,7 +110,7 @@ class ChatPast(Past[EpisodeStarted], kw_only=True):
     turn: int = 0
 
     def take_fact(self, envelope: EpisodeEnvelope) -> None:
-        """Read the next envelope of the trace."""
+        """Update this state from `envelope`, the next one in the trace."""
         self.turn = max(self.turn, envelope.turn)
         match envelope.body:
             case UserSaid() as said:

@@ -55,7 +55,7 @@ RECORDED = ("offline", "model", "base_url", "mcp_config", "mcp", "instructions",
 
 
 def as_started(options: ChatOptions, past: ChatPast) -> ChatOptions:
-    """Return the options for resuming a chat: those of its first run, with the model that it used last.
+    """Return the options for resuming a chat: those of its first run, with the last chosen model.
 
     `quiet`, and `turn_timeout_s` if it was given, are taken from `options`. If the folder in which the chat
     was started no longer exists, `started_in` is `None`.

@@ -205,7 +205,7 @@ class ChatProgram:
         self._screen.tell(lines.complaint(text))
 
     def _is_final(self, error: MCPError) -> bool:
-        """Return whether every further line of a pipe would fail in the same way, so the chat ends."""
+        """Return whether the chat reads a pipe, and `error` would strike each further line of it too."""
         return (
             not self.reader.asks
             and isinstance(error, LLMError)

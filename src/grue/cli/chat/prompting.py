@@ -59,8 +59,8 @@ def typing_ahead_hidden() -> Iterator[None]:
     """
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
-    # `before` is what the terminal gets back at the end. An earlier chat that was killed may have left the
-    # terminal in raw mode or without echo, so switch echo and line mode on in `before`.
+    # The settings in `before` are restored at the end of the block. An earlier chat that was killed may have
+    # left the terminal in raw mode or without echo, so switch echo and line mode on in `before`.
     for modes, wanted in _USABLE.items():
         before[modes] |= wanted
     termios.tcsetattr(descriptor, termios.TCSANOW, before)
@@ -212,5 +212,6 @@ def _history(redaction: Redaction) -> History:
 def _shorten(path: Path) -> None:
     """Cut a history file down to its newest entries, about half of `_MAX_HISTORY_BYTES`."""
     kept = path.read_bytes()[-_MAX_HISTORY_BYTES // 2 :]
-    # Each entry begins with an empty line and a comment. Drop the cut entry before the first of these.
+    # Each entry begins with an empty line and a comment. The bytes before the first of these beginnings are
+    # the rest of an entry that was cut: drop them.
     write_whole(path, kept[max(0, kept.find(b"\n\n#")) :])
