@@ -112,7 +112,7 @@ class Mailbox(Generic[M]):
             try:
                 return self.send_nowait(body, sender=sender, cause=cause, reply_to=reply_to)
             except MailboxFull:
-                # The event is made only when a sender has to wait, because that is rare.
+                # Make the event only now: few mailboxes are ever full, and most need none.
                 self._room = self._room or anyio.Event()
                 await self._room.wait()
 
@@ -158,7 +158,7 @@ class Mailbox(Generic[M]):
         raise AskTimedOut(f"{self.name} gave no reply to {type(body).__name__} within {timeout_s:g} s.")
 
     def put_recorded(self, envelope: Envelope[M]) -> None:
-        """Put in a message that is in the trace already. The caller knows that the mailbox is not full."""
+        """Put in a message that is in the trace already. Call this only if the mailbox is not full."""
         self._held += 1
         self._entrance.send_nowait(envelope)
 
@@ -202,13 +202,12 @@ class Mailbox(Generic[M]):
             reply.abandon()
 
     def _taken(self) -> None:
-        """Count a message that was taken out, and wake the senders that wait for room."""
         self._held -= 1
         if self._room is not None:
             self._wake_senders()
 
     def _wake_senders(self) -> None:
-        """Wake the senders that wait for room; each of them tries again."""
+        """Wake the senders that wait for room. Each tries to send again, and waits again if there is none."""
         room, self._room = self._room, None
         if room is not None:
             room.set()
@@ -252,7 +251,7 @@ class ReplyChannel:
 
 
 class Note(Protocol):
-    """Records a fact in the trace without sending it to an actor."""
+    """Records a message in the trace without sending it to an actor."""
 
     def __call__(self, body: Any, *, sender: str, cause: int | None = None) -> Envelope[Any]:
         """Record `body`, and return its envelope."""
@@ -355,7 +354,7 @@ class Supervisor:
         return mailbox
 
     def note(self, body: Any, *, sender: str, cause: int | None = None) -> Envelope[Any]:
-        """Record a fact in the trace without sending it to an actor."""
+        """Record a message in the trace without sending it to an actor."""
         return self._recorder.record(body, sender=sender, cause=cause, turn=self.turn)
 
     def start(self, actor: Actor[Any], *, whole: bool = False) -> None:
@@ -425,7 +424,8 @@ class Supervisor:
     async def _run(self, actor: Actor[Any], whole: bool) -> None:
         try:
             await actor.run()
-            # Set this before the actor's mailbox is closed, because another actor may be about to send to it.
+            # Set this before `abandon` closes the mailbox: from then on, an actor that sends to it does not
+            # count as crashed.
             self._stopping = self._stopping or whole
         except BaseException as raised:  # unexpected exceptions are handled here
             if ends_the_task(raised):

@@ -171,7 +171,7 @@ def draft_beside(path: Path) -> Path:
 def drafted(
     path: Path, *, mode: int = 0o600, fsync: bool = False, dir_fd: int | None = None
 ) -> Iterator[BinaryIO]:
-    """Open a file that must not exist yet for writing; if the block fails, remove the file.
+    """Create a file, which must not exist yet, and open it for writing. If the block fails, remove it.
 
     Raises:
         OSError: The file cannot be created or written.

@@ -133,7 +133,7 @@ class LineBuffer:
         return self._cut_off(len(self._received), skip=0)
 
     def _end(self, received: bytearray, start: int) -> tuple[int, int] | None:
-        """Return where the first line ends and the next one begins; search from `start`."""
+        """Return where the first line ends and the next one begins; `None`: no line ends after `start`."""
         newline = received.find(b"\n", start)
         return None if newline < 0 else (newline, newline + 1)
 

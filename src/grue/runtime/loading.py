@@ -94,14 +94,17 @@ def _wait_for_others() -> None:
     global _usual_switch_s
     if not _work_elsewhere():
         return
-    # No other thread may begin an import between the last check of the threads and the fork. So make the
-    # switch interval longer: on a busy machine the usual 5 ms can pass even within these few lines.
+    # No other thread may begin an import between the last check below and the fork. So lengthen Python's
+    # switch interval, for which this thread keeps the GIL: on a busy machine the usual 5 ms can pass even
+    # within these few lines.
     if _usual_switch_s is None:
         _usual_switch_s = sys.getswitchinterval()
         sys.setswitchinterval(_SWITCH_S)
     began = time.monotonic()
     while True:
-        time.sleep(0.001)  # let a thread run that has waited for the GIL since before the change
+        # Let other threads run. One that began to wait for the GIL before the interval was changed would
+        # interrupt this thread after the old 5 ms.
+        time.sleep(0.001)
         work = {thread: whose for thread, whose in _work_elsewhere().items() if whose != "idle"}
         if not work:
             return

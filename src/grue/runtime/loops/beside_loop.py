@@ -174,9 +174,9 @@ def leaves_no_time(exc_type: type[BaseException] | None) -> bool:
 
 
 class BackgroundTasks:
-    """Tasks that are cancelled when a block ends.
+    """An async context manager that runs tasks beside its block, and cancels them when the block ends.
 
-    Unlike a task group, this class lets the block's own exception pass unchanged and does not wrap it in an
+    Unlike a task group, it lets the block's own exception pass unchanged and does not wrap it in an
     ExceptionGroup.
     """
 

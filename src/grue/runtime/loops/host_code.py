@@ -39,7 +39,7 @@ def host_code(whose: str = "a callback of the host") -> Iterator[None]:
 
 
 def blame(error: BaseException, whose: str) -> None:
-    """Record on an exception whose code has raised it, unless this was recorded already."""
+    """Mark an exception with the name of the code that has raised it, unless it has such a mark already."""
     if whose and not raised_by(error):
         # A class of the host may not allow attributes, for example because of `__slots__`.
         with contextlib.suppress(AttributeError, TypeError):

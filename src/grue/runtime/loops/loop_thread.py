@@ -231,7 +231,7 @@ class Call(Future[T]):
             self.set_result(result)
 
     def fail(self, cause: BaseException | None) -> None:
-        """Settle the call with `TurnCancelled`, because the loop ended first."""
+        """End the call with the exception `TurnCancelled`, because the loop ended before it."""
         why = f" {cause}" if isinstance(cause, MCPError) else ""
         error = TurnCancelled(self.loop_thread.error_texts.ended_early + why)
         error.__cause__ = cause
@@ -307,7 +307,7 @@ class EpisodeLoop:
         """
         self.loop_thread.refuse_forked()
         call: Call[T] = Call(self.loop_thread)
-        context = context_of("asyncio")  # the caller's library may be trio
+        context = context_of("asyncio")  # the caller may run under trio, but this loop is asyncio's
         with self._lock:
             if self._ending:
                 raise MCPError(self.loop_thread.error_texts.closed) from self._failure
@@ -360,7 +360,7 @@ class EpisodeLoop:
                 self._settle_all()
 
     def _settle_all(self) -> None:
-        """Settle every open call, and wake the threads that wait for the loop to start or to end."""
+        """Fail every unfinished call, and wake the threads that wait for the loop to start or to end."""
         with self._lock:
             self._ending = True
             calls = list(self._calls)

@@ -228,7 +228,10 @@ class _SharedLoop:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def run(self, function: Callable[[], Awaitable[T]]) -> T:
-        """Run `function` as a task, and return its result. If the caller is killed, the task is cancelled."""
+        """Run `function` as a task and return its result.
+
+        If gevent kills the caller's greenlet, the task is cancelled.
+        """
         loop = self._started.result()
         done: Future[T] = Future()
         context = context_of("asyncio")

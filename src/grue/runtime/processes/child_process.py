@@ -142,9 +142,9 @@ class ChildProcess:
             if not leaves_no_time(exc_type):
                 await self._leave()
         finally:
-            # Usually the group has ended by now and this does nothing. It matters if `_leave` was skipped or
-            # was broken off in spite of its shield, as a second Ctrl-C does: then this blocking call kills
-            # the group, because there is no event loop left to wait with.
+            # Usually the group has ended by now and this does nothing. It matters if `_leave` was skipped, or
+            # was broken off in spite of its shield, for example by a second Ctrl-C. Then the event loop is
+            # being torn down and nothing can be awaited, so this blocking call kills the group.
             self._group.end()
             self._gone.set()
             self._close_descriptors()
@@ -172,7 +172,8 @@ class ChildProcess:
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:
         """Return a sentence for each access that the process's box is known to have refused.
 
-        `text` is what the process has written. `died`: whether the process itself has failed, and not a call.
+        `text` is what the process has written. `died`: whether the whole process has failed, and not only one
+        tool call.
         """
         return self._group.refusals(text, died=died)
 
@@ -284,7 +285,7 @@ class ChildProcess:
             raise
 
     def _note_death(self) -> bool:
-        """Return whether the process had exited when this was first called, and so exited unasked."""
+        """Return whether the process had already exited, by itself, when this method was first called."""
         if self._died is None:
             self._died = self._group.watch.exited_within(0)
         return self._died

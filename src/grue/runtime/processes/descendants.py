@@ -128,7 +128,7 @@ class Descendants:
 def unmark(pid: int) -> None:
     """Remove the mark that a child inherited from this process, if this process is part of a server."""
     if _can_mark() and _mark_of(os.getpid()) >= _BASE:
-        _set_mark(pid, _BASE - 1)  # the largest value below all marks: a hard limit cannot be raised again
+        _set_mark(pid, _BASE - 1)  # not unlimited, because a hard limit can only be lowered
 
 
 def _can_mark() -> bool:

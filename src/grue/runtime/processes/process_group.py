@@ -200,7 +200,8 @@ class ProcessGroup:
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:
         """Return a sentence for each access that the leader's box is known to have refused.
 
-        `text` is what the leader has written. `died`: whether the leader itself has failed, not just a call.
+        `text` is what the leader has written. `died`: whether the whole process has failed, and not only one
+        tool call.
         """
         return () if self._boxed is None else self._boxed.refusals(text, died=died)
 
@@ -434,7 +435,7 @@ def _resolve(command: str, env: Mapping[str, str], cwd: str | None) -> str:
         path = os.path.join(base, command)  # noqa: PTH118
         found = path if os.path.isfile(path) and os.access(path, os.X_OK) else None  # noqa: PTH113
     else:
-        import shutil  # imported here, because the import takes 3 ms and a path does not need it
+        import shutil  # imported here, because it takes 3 ms and only a name without "/" needs it
 
         found = shutil.which(command, path=env.get("PATH", os.environ.get("PATH", os.defpath)))
     if found is None:

@@ -123,7 +123,7 @@ def in_string_values(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
 
 
 def in_prose(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
-    """Yield the spans in string values that are not a single word, which may be a value of an enumeration."""
+    """Yield the spans in string values of more than one word. A single word may belong to an enumeration."""
     for found in in_string_values(written, spans):
         start, end = written.rfind(b'"', 0, found.start) + 1, _end_of_text(written, found.end)
         if not _WORD.fullmatch(written, start, end):

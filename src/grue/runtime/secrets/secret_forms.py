@@ -275,11 +275,11 @@ _NOT_SECRET = frozenset(("GOOGLE_APPLICATION_CREDENTIALS", "GRUE_TOKENS", "OLDPW
 
 
 def secrets_in(*environments: Mapping[str, str]) -> dict[str, str]:
-    """Return the values to redact in the host's environment or in a server's `env` and `headers`.
+    """Return the secrets in `environments`: the host's environment, or a server's `env` and `headers`.
 
-    Each value has the name that its placeholder shows. A value is a secret if it has at least 12 characters
-    and its name looks like a secret's. Passwords in URLs and in `Basic` credentials are secrets whatever the
-    variable is called, if they have at least 8 characters.
+    The keys of the result are the names that placeholders show. A value is a secret if it has at least 12
+    characters and its variable has a secret's name. Passwords in URLs and in `Basic` credentials are secrets
+    whatever the variable is called, if they have at least 8 characters.
     """
     found: dict[str, str] = {}
     for environment in environments:

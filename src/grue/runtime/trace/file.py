@@ -66,8 +66,11 @@ class LineQueue:
     The thread runs until `close` or the interpreter's exit; before it ends it writes all queued lines. A
     forked child does not have the thread. There the queue is closed, and the parent writes the queued lines.
 
-    Only the thread writes and closes `file`. It calls `write` with the collected lines; `write` raises
-    `TraceError` if it fails. With `fsync` each flush calls `fsync`.
+    Args:
+        file: The file. Only the thread writes and closes it.
+        write: Called in the thread with the collected lines; writes them to `file`. Raises `TraceError` if it
+            fails.
+        fsync: Whether each flush calls `fsync`.
 
     Raises:
         TraceError: The system has no thread left.
@@ -148,7 +151,10 @@ class LineQueue:
             self._file.close()
 
     def _write_some(self) -> bool:
-        """Wait for queue entries, and write those that are lines. Return `False` if `close` was called."""
+        """Wait for entries of the queue, and write the lines among them; `False`: `close` was called.
+
+        The other entries come from `flush` and `close`.
+        """
         entries = [self._queue.get()]
         self._hurry.wait(_LINGER_S)
         # No entry is lost by clearing the event: `flush` and `close` queue their entry before they set it.
@@ -386,8 +392,9 @@ class TraceWriter(Closing):
 
     def _with_reference(self, written: memoryview, extracts: list[Extract]) -> bytes:
         """Move the line's body into a separate file if it is too long. Return the line for the trace."""
-        # The body is the last member of a line, and no string before it contains an unescaped quote. Decoding
-        # the whole line would block other threads for as long as it takes to copy it.
+        # Find the member `body` by a search. Decoding the whole line would copy it, and block other threads
+        # meanwhile. The search finds nothing inside a string, because quotes in strings are escaped. The body
+        # is the last member of a line.
         start = _BODY.search(written)
         assert start is not None, "a line has a body"
         before = start.end()

@@ -249,7 +249,8 @@ class TraceReader(Generic[B]):
         try:
             reference = _REFERENCES.decode(line.body)
         except UNDECODABLE as error:
-            # The hash is used as a file name, and the trace may be hostile, so its pattern is checked.
+            # The decoder also checks the hash's pattern, because the hash becomes a file name, and the trace
+            # may be hostile.
             raise damaged(self.path, number, f"not a reference to a payload: {error_text(error)}") from error
         return self._content(number, reference.sha256)
 
@@ -264,7 +265,7 @@ class TraceReader(Generic[B]):
             end = extract.at + 2
             size += len(pieces[-1])
             if size > MAX_LINE_BYTES:
-                # Refused, because a hostile line may refer to the same large file many times.
+                # A hostile line may refer to the same large file many times.
                 raise damaged(self.path, number, "its body is too large with what was taken out of it")
         return b"".join([*pieces, body[end:]])
 
