@@ -138,7 +138,7 @@ class FakeChannel(Mailbox[M]):
     def send_nowait(
         self, body: M, *, sender: str, cause: int | None = None, reply_to: object = None
     ) -> Envelope[M]:
-        """Put a message in as a mailbox does. If it is an ask that `answers` has a reply for, send that."""
+        """Put a message in. If it is an ask of a kind that was passed to `answers`, send the next reply."""
         envelope = super().send_nowait(body, sender=sender, cause=cause, reply_to=reply_to)
         self.envelopes.append(envelope)
         if reply_to is not None:
@@ -212,7 +212,7 @@ class ActorHarness:
 
     Attributes:
         watch: Has every message so far, and methods that assert what happened, in which order, and why.
-        note: Records a fact without a receiver, for actors whose constructor takes a `Note`.
+        note: Records a message without a receiver, for actors whose constructor takes a `Note`.
 
     Raises:
         RuntimeError: The event loop has no virtual clock.
@@ -636,7 +636,9 @@ class TraceWatch:
             position += 1
 
     def caused_by(self, kind: type, cause: type) -> None:
-        """Assert that each message of `kind` was caused by one of `cause`, directly or indirectly.
+        """Assert that each message of class `kind` has a message of class `cause` among its causes.
+
+        The cause may be indirect: the cause of a cause.
 
         Raises:
             AssertionError: A message of `kind` has another cause, or there is no message of `kind`.

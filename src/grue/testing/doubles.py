@@ -99,7 +99,7 @@ class MockMCPManager:
         self.tool_results[tool_name] = result
 
     def set_tool_error(self, tool_name: str, message: str, content: object = None) -> None:
-        """Make a tool return an error."""
+        """Make a tool return an error with this message, and with `content` if that is given."""
         self.set_tool_result(tool_name, tool_results.failure(message, content))
 
     def set_timeout(self, tool_name: str) -> None:

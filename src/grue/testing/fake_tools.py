@@ -109,7 +109,7 @@ class FakeToolServer:
         self._set_outcomes(tool, self._failure("call", cause))
 
     def fails_to_start(self, times: int = 1) -> None:
-        """Make the next attempts to connect fail."""
+        """Make the next `times` attempts to connect fail."""
         self._failures = times
 
     async def open(self, timeout_s: float) -> Listing:

@@ -1,9 +1,10 @@
 """The reference server: a mock server with one of everything that the protocol has.
 
-The tools whose names begin with `test_`, `json_schema_2020_12_tool`, the resources and the prompts are those
-that the official conformance suite asks servers for. A tool that asks the client for something (sampling,
-elicitation, roots) declares that as a parameter. The SDK then asks as the connection's protocol revision
-prescribes: by a request to the client, or since 2026-07-28 in the result of the call.
+The official conformance suite asks servers for certain tools, resources and prompts. Here these are all
+resources, all prompts, the tool `json_schema_2020_12_tool`, and the tools whose names begin with `test_`. A
+tool that asks the client for something (sampling, elicitation, roots) declares that as a parameter. The SDK
+then asks as the connection's protocol revision prescribes: by a request to the client, or since 2026-07-28 in
+the result of the call.
 """
 
 # First: where `mcp` is missing, this import fails with an error that says how to install it.

@@ -74,7 +74,7 @@ class WithoutInitialize(ObjectReceiveStream[SessionMessage | Exception]):
 
     @property
     def last_context(self) -> Any:
-        """The context in which the last message was sent."""
+        """The `contextvars` context in which the last message was sent, if the inner stream has it."""
         return getattr(self._read, "last_context", None)
 
     async def receive(self) -> SessionMessage | Exception:
@@ -93,7 +93,7 @@ class WithoutInitialize(ObjectReceiveStream[SessionMessage | Exception]):
             await self._write.send(SessionMessage(message=refusal))
 
     async def aclose(self) -> None:
-        """Close the stream of all messages."""
+        """Close the inner stream, from which this one reads."""
         await self._read.aclose()
 
 
@@ -121,7 +121,7 @@ class MemoryEventStore(EventStore):
         return str(self._last)
 
     async def replay_events_after(self, last_event_id: str, send_callback: EventCallback) -> str | None:
-        """Send the later events of the same stream, and return its id; `None` if the event is unknown."""
+        """Send the later events of the event's stream. Return the stream's id; `None`: unknown event."""
         if not _NUMBER.fullmatch(last_event_id) or int(last_event_id) not in self._events:
             return None
         stream, _ = self._events[int(last_event_id)]

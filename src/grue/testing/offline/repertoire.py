@@ -268,7 +268,7 @@ def playbook_for(game_title: str, seed: int) -> Playbook | None:
 
 
 def house_playbook(seed: int) -> Playbook:
-    """Return the playbook that wins The House, played with this seed, with all points."""
+    """Return the playbook that wins The House with all points, if the game has this seed."""
     steps = _steps(walkthrough(seed), _HOUSE_REASONS, _HOUSE_OBJECTIVES, _HOUSE_ROUNDS)
     case = case_for(seed)
     return Playbook(

@@ -67,7 +67,7 @@ def reply(request: ChatRequest, playbook: Playbook | None = None) -> Reply:
 
 
 def _think(tool: ThinkingTool, step: Step, done: int, situation: Situation) -> tuple[FunctionCall, ...]:
-    """Return a call for each thought of the next round. `done` rounds are over.
+    """Return a call for each thought of the next round. `done` is the number of rounds that are over.
 
     Thoughts are numbered from 1 through all rounds of the turn.
     """

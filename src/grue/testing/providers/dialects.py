@@ -114,7 +114,7 @@ def _chat_owed(completion: Json) -> dict[str, list[Json]]:
 
 
 def _chat_refusals(body: Json, owed: Owed) -> Iterator[str]:
-    """Yield errors for missing or changed reasoning, which DeepSeek and OpenRouter require back."""
+    """Yield errors for reasoning that a request lacks or has changed. DeepSeek and OpenRouter check this."""
     for message in body["messages"] if owed else ():
         wanted: Json = {}
         for call in message.get("tool_calls") or ():
