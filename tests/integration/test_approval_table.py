@@ -52,7 +52,7 @@ ANSWERS: dict[str, tuple[list[Answer], Paid]] = {
     "`change({...})`": ([lambda q: [q.change(OTHER)]], [OTHER]),
     "`deny()`": ([lambda q: [q.deny("no")]], []),
     "another verdict (`reject`, `Deny`, `None`)": ([odd("reject"), odd("Deny"), odd(None), odd("")], []),
-    "`change` without arguments, `approve` with some": ([odd("change"), odd("approve", OTHER)], []),
+    "`change` without arguments, or `approve` with arguments": ([odd("change"), odd("approve", OTHER)], []),
     "decisions that contradict each other": (
         [
             lambda q: [q.approve(), q.deny()],
