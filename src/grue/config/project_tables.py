@@ -32,9 +32,10 @@ class ProjectTables(Struct, frozen=True):
     roots: dict[tuple[str, str], str]
 
     def place(self, table: str, key: str = "") -> str:
-        """Return a table's full name in the file: `tool.zorkgpt.mcp`, for example, for `mcp`.
+        """Return a table's full name in the file, such as `tool.zorkgpt.mcp` for the table `mcp`.
 
-        If the file has `[tool.grue.mcp]` and `[tool.zorkgpt.mcp]`, return the one that contains `key`.
+        If the file has `[tool.grue.mcp]` and `[tool.zorkgpt.mcp]`, return the name of the table that contains
+        `key`.
         """
         found = [root for (name, each), root in self.roots.items() if name == table and key in ("", each)]
         return f"{found[0] if found else GRUE}.{table}"

@@ -109,7 +109,7 @@ class ConfinedFolder:
         return len(content)
 
     def entries(self, path: str = ".") -> list[str]:
-        """Return the names in a folder, sorted: folders end in `/`, files have their size in bytes.
+        """Return the names in a folder, sorted: `notes/` for a folder, `todo.txt (120 bytes)` for a file.
 
         Raises:
             RefusedPath: The path leaves the folder or leads through a link, there is no such folder, it may

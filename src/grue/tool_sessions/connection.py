@@ -194,11 +194,11 @@ class TakesRequests(Protocol):
 
 
 def exclusive(connection: ToolConnection | None) -> contextlib.AbstractAsyncContextManager[object]:
-    """Return a context manager for a batch of calls, which keeps other users of the session out.
+    """Return a context manager in which to make a batch of calls, so that no other user's calls come between.
 
-    If a session can have several users, its connections have a method `exclusive`, whose context manager
-    waits until the other users' batches are done and makes their next ones wait. For other connections, the
-    context manager does nothing.
+    If a session can have several users, its connections have a method `exclusive`. Its context manager waits
+    until the other users' batches are done, and makes their next batches wait. For a connection without this
+    method, the context manager does nothing.
     """
     # Do not use `isinstance`: with a protocol it would take longer than many calls of function tools.
     alone: Callable[[], contextlib.AbstractAsyncContextManager[object]] | None

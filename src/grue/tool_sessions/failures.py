@@ -146,7 +146,8 @@ def remedy_for(
         command: The program without its arguments.
         phase: The phase in which the server failed.
         missing: Whether the program was not found.
-        slow_place: If the server runs but did not answer in time: where its start-up limit is set.
+        slow_place: Where the server's start-up limit is set, if the server did not answer within it; `None`:
+            the failure has another cause.
         wrote: Whether the server wrote to stderr, which is shown beside the advice.
 
     Source: R14.1, R14.5

@@ -53,7 +53,7 @@ class HostCommands:
         raise NotImplementedError
 
     def named_values(self) -> Mapping[str, str]:
-        """Return the configured values by name, for redaction."""
+        """Return the configured values that may be secret, by name, for redaction."""
         raise NotImplementedError
 
 

@@ -206,7 +206,7 @@ class McpToolShadowed(EventFact, frozen=True, kw_only=True, tag="skillagent.McpT
 
 
 class McpServersDisconnected(EventFact, frozen=True, kw_only=True, tag="skillagent.McpServersDisconnected"):
-    """The servers were disconnected at the end of the run. `error`: why this failed, or empty."""
+    """The servers were disconnected at the end of the run, or `error` says why disconnecting failed."""
 
     event: ClassVar[str] = "mcp_servers_disconnected"
 

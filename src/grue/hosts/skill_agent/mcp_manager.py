@@ -236,7 +236,7 @@ class McpManager:
     def close_all(self) -> None:
         """Close every session and wait until the server processes have ended. A second call does nothing.
 
-        Calls of other threads that are still running raise an error.
+        If a tool call is running in another thread, this call raises an error there.
         """
         with self._lock:
             connected, self._connected = self._connected, None

@@ -488,8 +488,8 @@ class ZorkAgent:
     def _wait_for_langfuse(self) -> None:
         """Wait until the manager's Langfuse client has the turn's events, so that its `flush` sends them.
 
-        If the client once takes longer than `_TOLD_S`, later turns do not wait: a slow client would delay
-        every one of them.
+        If the client once takes longer than `_TOLD_S` seconds, later turns do not wait, because a slow client
+        would delay every one of them.
         """
         if self._langfuse is not None and self._langfuse_keeps_up:
             self._langfuse_keeps_up = self._langfuse.wait_idle(_TOLD_S)

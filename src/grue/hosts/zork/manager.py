@@ -203,8 +203,8 @@ class MCPManager:
         pins = pinning(self.tool_lock, self.server_name, on_tool_drift(self.config))
         options = ClientOptions(pinning=pins, on_secret=self.recorder.hide)
         connect = connect_to(self.server_name, self.tool_server, self._registry, options)
-        # For a turn, make one attempt, as for a server that is untried: the turn itself retries, and keeps
-        # the state of the connection.
+        # With `Untried`, the session makes one attempt to connect. For a turn, one is enough: the turn itself
+        # retries, and keeps the state of the connection.
         known = self.connection if turn is None else Untried()
         session = OwnedSession(command, connect, self.recorder, known)
         self._session = session

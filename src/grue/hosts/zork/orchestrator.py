@@ -557,7 +557,7 @@ class ZorkOrchestratorV2:
             )
 
     def _process_turn(self) -> bool:
-        """Play one turn; return `False` if the episode has ended already.
+        """Play one turn and return `True`; if the episode has ended before, only return `False`.
 
         An error that another turn cannot mend ends the episode. The error is recorded and raised; later calls
         return `False`.

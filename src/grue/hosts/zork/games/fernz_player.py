@@ -47,8 +47,8 @@ class Screen:
     def read(self, stream: str) -> str:
         """Read what one command printed, and return it as text.
 
-        The first row of the upper window is printed only if it is a status line with a score. Any other first
-        row, such as a room and the time of day, would be repeated in every answer.
+        The text has the first row of the upper window only if this row is a status line with a score. Any
+        other first row, such as one with the room and the time of day, would be repeated in every answer.
         """
         self._rows = {}
         lower = []

@@ -171,7 +171,7 @@ class InterpreterProcess:
 
 
 def _end(process: subprocess.Popen[bytes], folder: str) -> None:
-    # Without a `returncode`, the process was not reaped, so no other process can have its id and group yet.
+    # If `returncode` is `None`, the process was not reaped, so no other process can have its id or its group.
     if process.returncode is None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
