@@ -56,10 +56,10 @@ class Changes(Struct, frozen=True, kw_only=True):
         )
 
     def carried(self, command: Any, recorded: Any) -> Any:
-        """Return the replay's `command` with the limits and policies of the `recorded` command.
+        """Return the replay's `command`, but with the limits and policies of the `recorded` command.
 
-        Commands repeat limits of the turn, for example `OpenSession.timeout_s`. Without this copy, a replay
-        would report each changed limit as a difference, even in a turn that never reaches the limit.
+        Commands repeat limits of the turn, for example `OpenSession.timeout_s`. If the replay's commands had
+        the changed limits, each would be reported as a difference, even in a turn that never reaches it.
         """
         if not self or type(command) is not type(recorded):
             return command

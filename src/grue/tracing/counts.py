@@ -51,7 +51,7 @@ class TurnCounts:
         self._durations = array("d")
         self._slowest: list[tuple[float, int, SlowTurn]] = []
         self._clocks: dict[int, PhaseClock] = {}
-        self._after: Counter[int] = Counter()  # by turn: how many calls the host made after its end
+        self._after: Counter[int] = Counter()  # by turn: how many calls the host made after the turn
 
     def take(self, envelope: EpisodeEnvelope, changes: Sequence[StepChange]) -> None:
         """Count a message; `changes` are the steps (`steps.py`) that begin or end with this message."""
@@ -315,7 +315,8 @@ class EpisodeTally:
                 counts["disabled"] += newly
             case m.SessionClosed(ending=ending):
                 # Count one ending per session. A cancelled session can send a second `SessionClosed`. After
-                # the ending `handed_over`, the server is ended in the background; `ServerEnded` reports how.
+                # the ending `handed_over`, the server is ended in the background, and a `ServerEnded` has
+                # the ending to count.
                 if turn in server.in_turns and ending != "handed_over":
                     server.endings[ending] += 1
                 server.in_turns.discard(turn)

@@ -9,8 +9,8 @@ goes down both trees: if two messages are counterparts, the messages that they c
 they have the same sender, receiver and kind. So two traces can be identical even if their actors ran in a
 different order.
 
-Numbers of messages, times, durations and process ids are ignored, and so is data of a reply that the provider
-wants back with the next request (`echo`). Ids of calls, batches and conversations may differ if they are used
+Numbers of messages, times, durations and process ids are ignored. So is a reply's field `echo`: data that the
+provider wants back with the next request. Ids of calls, batches and conversations may differ if they are used
 consistently. Pieces of streamed replies are left out, because the whole reply follows.
 
 Both traces are read turn by turn. Of each trace, at most `KEPT_BYTES` of messages are in memory. For each

@@ -19,8 +19,8 @@ class Assigned(Fact, frozen=True, kw_only=True, tag="maildesk.Assigned"):
 register_facts("maildesk", Assigned)
 ```
 
-A program that has not imported the host, and so has not registered its facts, can read them too: it shows the
-names and values of their fields.
+A program that has not imported the host can read the host's facts too: it shows the names and values of their
+fields.
 """
 
 from collections.abc import Iterable, Mapping

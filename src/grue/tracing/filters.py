@@ -51,7 +51,7 @@ class Filter(Struct, frozen=True, kw_only=True):
         """Make a filter from the texts that people write as options.
 
         Args:
-            turns: `3` or `3-7` each.
+            turns: Numbers of turns, each as `3` or `3-7`.
             messages: Numbers of messages, each as `3` or `3-7`.
             actors: Names of senders or receivers.
             kinds: Kinds of messages, or the beginning or a part of a name.

@@ -116,8 +116,8 @@ class _Sent(Struct, frozen=True, kw_only=True):
 
     Attributes:
         whole: The bytes of the prompt: tools, system text and messages.
-        head: Size of tools and system text together. Prompts of other conversations may begin with the same
-            tools and system text.
+        head: Size of tools and system text together, the part that prompts of other conversations may have
+            in common with this one.
         tools: The tools that the prompt offered.
         parts: Size of the tools, and size of the system text.
     """

@@ -41,7 +41,7 @@ class _Column(Struct, frozen=True):
 
     Attributes:
         live_width: The column's width in a live table, where the widest cell is not known beforehand.
-        dropped: Rank in the order in which a narrow table leaves columns out; 0: never left out.
+        dropped: Which column a narrow table leaves out first: 1, then 2, then 3; 0: never left out.
     """
 
     heading: str

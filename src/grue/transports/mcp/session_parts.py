@@ -11,8 +11,8 @@ Schemas and results come from the server and are untrusted; `protocol/tools/json
 Arguments and results that cannot be checked pass, with a notice.
 
 A task is a tool call that the server has accepted and answers later. `TaskOfCall` follows a task to its end.
-What the server's answers about it mean is in `protocol/tools/server_tasks.py`, with the two forms of tasks
-that MCP has. The states and what can happen in each:
+`protocol/tools/server_tasks.py` interprets the server's answers about a task, and has the two forms of tasks
+that MCP defines. The states and what can happen in each:
 
 | state             | what happens                             | then                                      |
 |-------------------|------------------------------------------|-------------------------------------------|
