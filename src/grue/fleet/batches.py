@@ -105,7 +105,7 @@ class EpisodeRoom:
 
     @property
     def asks_otherwise(self) -> bool:
-        """Whether this attempt has not repeated the request whose reply arrived last."""
+        """Whether this attempt has made other requests than before: not the one whose reply arrived last."""
         return bool(self._last) and self._last in self._results and self._last not in self._read
 
     async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> Answered | Fault:

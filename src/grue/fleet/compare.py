@@ -152,7 +152,7 @@ class Options(Struct, frozen=True, kw_only=True):
     """How to compare.
 
     Attributes:
-        score: Name of the score; `None`: `score`, or the only score that the episodes have.
+        score: Name of the score; `None`: the score named `score`, or the only score that the episodes have.
         lower_is_better: Whether a smaller score is better than a larger one.
         failed_as: The score that a failed episode counts with; `None`: 0. It must be set if
             `lower_is_better` is set and an episode has failed.
@@ -246,7 +246,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
         detectable: The smallest true difference that four of five such comparisons would find; NaN without
             an interval.
         more_cases: About how many more cases would show a difference of `target`; `None`: unknown.
-        more_episodes: About how many episodes these cases have on both sides together.
+        more_episodes: About how many episodes the `more_cases` have, on both sides together.
         target: The difference that `more_cases` is about: the margin, or the difference that was measured.
         changes: All cases, sorted by B minus A, the smallest first.
         lower_is_better: Whether a smaller score is better than a larger one, as in `Options`.
@@ -688,7 +688,7 @@ def _compared(first: Sequence[Result], second: Sequence[Result]) -> dict[str, tu
 
 
 def _named(result: Result, no_case: AbstractSet[str]) -> m.JsonObject:
-    """Return an episode's settings except those in `no_case`; together they identify its case."""
+    """Return the settings that identify an episode's case: all except those in `no_case`."""
     return {name: value for name, value in result.planned.items() if name not in no_case}
 
 

@@ -159,7 +159,7 @@ class Samples:
             case m.RequestCompletion():
                 self._asked[envelope.seq] = self._request(envelope, body, talks.talks.get(body.conversation))
             case m.DropCompletion():
-                # The agent does not want the reply to this request any more, so it gives no sample.
+                # The agent no longer waits for the reply to this request, so the request gives no sample.
                 self._asked = {
                     seq: each
                     for seq, each in self._asked.items()

@@ -318,7 +318,8 @@ def _checked(cases: object) -> list[dict[str, Any]]:
     """Check the cases, and return the settings of each.
 
     Raises:
-        FleetError: A case is not a dictionary of JSON values, or occurs twice. The text gives its number.
+        FleetError: A case is not a dictionary of JSON values, or occurs twice. The error's text has the
+            number of the case.
     """
     if isinstance(cases, str | bytes | Mapping) or not isinstance(cases, Iterable):
         raise FleetError(f"The cases are a list of dictionaries, and not a {type(cases).__name__}.")

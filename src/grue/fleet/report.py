@@ -48,7 +48,7 @@ class _CellRow(Struct, frozen=True, kw_only=True):
 
 
 class _Report(Struct, frozen=True, kw_only=True):
-    """The data of the page. The lists under `episodes` have one entry for each episode."""
+    """The data of the page. Each list in `episodes` is a column, with one entry for each episode."""
 
     title: str
     fleet: str

@@ -74,5 +74,8 @@ class ServerPlaces:
             del self._held[worker]
 
     def _claim(self, count: int) -> int:
-        """Return how many places a worker with `count` servers holds: 0, or else at least `an_episode`."""
+        """Return how many places a worker with `count` servers holds or has reserved.
+
+        This is 0 if `count` is 0, otherwise at least `an_episode`.
+        """
         return max(count, self._cap.an_episode) if count else 0

@@ -125,7 +125,7 @@ class WrongSetting(Struct, frozen=True):
 def wrong_setting(declared: type[Struct], settings: Mapping[str, Any]) -> WrongSetting | None:
     """Return the first setting with an unknown name or a wrong type; `None`: all are right.
 
-    A setting that is missing is no fault.
+    A missing setting is not reported.
     """
     kinds = _kinds(declared)
     for name, value in settings.items():

@@ -217,7 +217,8 @@ def _unlocked(name: str, folder: int) -> int:
 class Watching(Sandbox, frozen=True, kw_only=True):
     """A box that limits nothing and records what the program does.
 
-    `start` returns the `Boxed` object for a start of the program. `boxed` calls it instead of making one.
+    `start` returns the `Boxed` object for a start of the program. The function `boxed` calls `start` instead
+    of making a `Boxed` itself.
     """
 
     start: Callable[..., Boxed]

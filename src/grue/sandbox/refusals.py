@@ -56,7 +56,8 @@ def refusals(
         text: What the program has written: its standard error, or the error text of a tool call.
         rules: The files and folders that the box opens.
         refused: The connections that the box's gate has refused.
-        network: What the box lets the program connect to: `none`: nothing; `hosts`: listed hosts; `any`.
+        network: What the box lets the program connect to: `none`: nothing; `hosts`: listed hosts;
+            `any`: all hosts.
         broken: Folders with something hidden in them, see `Places`.
         died: Whether the program has failed as a whole. If not, the audit records are read only if `text`
             contains "permission denied": most refusals that they have are harmless, because programs look for

@@ -325,7 +325,8 @@ class LlmEndpoint:
         left_out: Settings that are not sent because the profile does not support them. The LLM actor has
             reported each of them with `SettingsLeftOut`, and does not report it again.
         chain: This endpoint, and the endpoints of `LlmSettings.then`.
-        breaker: How often this endpoint has failed in a row, if it is part of a chain.
+        breaker: How often this endpoint has failed in a row, and until when another endpoint of the chain
+            is asked first.
         judged_tools: `True` after the model has called a tool, or after the LLM actor has reported with
             `ToolsUnseen` that the model seems not to receive the tools. The actor then does not check again.
 
@@ -536,7 +537,11 @@ class LlmEndpoint:
         )
 
     def first(self, now_s: float) -> "LlmEndpoint":
-        """Return the endpoint of the chain to ask first in a turn. `now_s` is on the event loop's clock."""
+        """Return the endpoint of the chain to ask first in a turn. `now_s` is on the event loop's clock.
+
+        This is the first endpoint of the chain that has not just failed (see `breaker`). If all of them have,
+        it is this endpoint.
+        """
         return self.chain[first_to_ask([each.breaker for each in self.chain], now_s)]
 
     def after(self, tried: "Sequence[LlmEndpoint]", now_s: float, *, tools: bool) -> "LlmEndpoint | None":
