@@ -1666,7 +1666,7 @@ class TurnFailed(Message, frozen=True, kw_only=True):
 
     Attributes:
         untold: As in `TurnCompleted`.
-        unread: The turn ended while it waited for the model. If a reply still came, the conversation does not
+        unread: The turn ended while it waited for the model. If a reply came later, the conversation does not
             contain it.
     """
 

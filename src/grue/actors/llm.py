@@ -505,7 +505,7 @@ class LlmActor(Actor[m.LlmCommand]):
         return self._chain
 
     async def receive(self, envelope: Envelope[m.LlmCommand]) -> None:
-        """Carry out a command. The outcome goes to the sender if it awaits a reply, else to the agent."""
+        """Carry out a command. If its sender awaits a reply, the outcome goes there, else to the agent."""
         match envelope.body:
             case m.RewriteHistory() as command:
                 await self._conversation(command.conversation).change(command)
@@ -526,7 +526,10 @@ class LlmActor(Actor[m.LlmCommand]):
                 await self._report(await self._answer(asked, outcome), envelope)
 
     async def _outcome(self, asked: _Asked) -> Reply | m.LlmFailure:
-        """Ask one model of the chain after the other, until one has answered or none is left."""
+        """Ask one model of the chain after the other, until one has answered or none is left.
+
+        After a failure for which `moves_on` is false, such as a refused request, no other model is asked.
+        """
         tried: list[LlmEndpoint] = []
         while True:
             outcome = await asked.asking.outcome()
@@ -545,7 +548,10 @@ class LlmActor(Actor[m.LlmCommand]):
             await self._move(asked, following, outcome)
 
     async def _move(self, asked: _Asked, following: LlmEndpoint, failure: m.LlmFailure) -> None:
-        """Go on with the endpoint `following`, and encode the conversation for it."""
+        """Ask `following` from now on, because the endpoint before it has failed with `failure`.
+
+        The conversation is encoded again in the wire format of `following`.
+        """
         asking, conversation, command = asked.asking, asked.conversation, asked.command
         asking.take_back()
         self._endpoint = following

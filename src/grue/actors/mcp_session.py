@@ -151,7 +151,8 @@ class SessionActor(Actor[m.SessionCommand]):
                 pass  # `_attempt` has sent `SessionOpened` already
             case None:
                 # The turn's deadline has passed. That is not a failure of the server, so its connection state
-                # is put back. Nothing is reported to the agent, which has the same deadline.
+                # becomes again what it was before this command. Nothing is reported to the agent, which has
+                # the same deadline.
                 self.connection = before
 
     async def _attempt(

@@ -58,8 +58,8 @@ Questions: TypeAlias = tuple[ApprovalQuestion, ...]
 class Parking:
     """Checks whether turns can be parked.
 
-    A parked turn is resumed from its trace file. So there must be one, and it must hold the turn's messages
-    unchanged: a turn from which a secret was redacted cannot be parked.
+    A parked turn is resumed from its trace file. So a trace file must be written, and it must hold the turn's
+    messages unchanged: a turn from which a secret was redacted cannot be parked.
     """
 
     def __init__(self, recorder: Recorder) -> None:

@@ -2,8 +2,8 @@
 
 The turns run in one event loop, `concurrency` at a time. Each turn is an episode of its own, with its own
 sessions. Requests and results are held in memory for at most `2 * concurrency` turns, so a batch may be
-larger than memory. `CompletedTurns` reads from a trace which turns an earlier run of the batch has completed;
-`with_bar` shows a progress bar.
+larger than memory. `CompletedTurns` finds the turns that an earlier run of the batch has completed, in its
+trace. `with_bar` shows a progress bar.
 """
 
 import contextlib

@@ -251,10 +251,10 @@ def with_default(start: Start | None, when: StartWhen) -> Start:
 class CurrentEpisode:
     """Runs a runner's work, in the loop of its current episode if there is one. Thread-safe.
 
-    If `lasting`, all work runs in the episode's loop, which stays open until `close`, and so do the
-    connections to the model. Otherwise each turn, and each call outside turns, has a new loop in the calling
-    thread, or runs in the loop of its async caller. Only turns that are started in the background then share
-    a loop, which ends with the last of them.
+    If `lasting` is true, all work runs in the episode's loop. The loop and the connections to the model stay
+    open until `close`. If `lasting` is false, each turn, and each call outside turns, has a new loop in the
+    calling thread, or runs in the loop of its async caller. Only the turns that are started in the background
+    share a loop, which ends with the last of them.
 
     If nobody calls `close`, the loop ends when this object is garbage collected.
 

@@ -304,7 +304,7 @@ def _result(value: object) -> m.ToolCallResult:
 
 
 def _changed(asked: ForkRequest, begun: m.RunTurn) -> m.RunTurn:
-    """Return the turn with the changes of the fork."""
+    """Return the recorded `begun` with the changes that `asked` makes."""
     try:
         policy, limits = parted(asked.changes)
         return replace(

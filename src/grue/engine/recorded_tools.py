@@ -393,7 +393,10 @@ class RecordedConnection:
         return None
 
     async def finish_task(self, tool: str, task: m.ToolTask, timeout_s: float) -> m.ToolCallResult:
-        """Return the recorded result of a task. If there is none, ask the server, or raise `ForkMissed`."""
+        """Return the recorded result of a task. If there is none, ask the server.
+
+        Raises `ForkMissed` if there is no recorded result, and the server does not run.
+        """
         found = self._fork.record.of_task(task)
         if found is not None:
             return self._as_recorded(found, tool)

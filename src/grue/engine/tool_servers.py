@@ -87,8 +87,8 @@ def _mcp_client(
     def became_task(tool: str, task: m.ToolTask) -> None:
         note(m.TaskCreated(server=m.ServerName(server.name), tool=tool, task=task), sender=server.name)
 
-    # Imported here, because a runner with function tools only does without this module. If there is an MCP
-    # server, `usable_servers` has imported the module already.
+    # Imported here, because a runner that has only function tools does not need this module. If there is an
+    # MCP server, `usable_servers` has imported the module already.
     from grue.transports.mcp.client import McpClient
 
     pins = options.pinning

@@ -284,7 +284,10 @@ class TurnActors:
         return limits.turn_timeout_s
 
     def _has_sessions_to_close(self) -> bool:
-        """Return whether the turn has sessions that take time to close: not function tools, not disabled."""
+        """Return whether a server of the turn has a session to close.
+
+        Function tools have no session, and a disabled server has none either.
+        """
         return any(
             not isinstance(self._wiring.servers[name], HostFunctions)
             and not isinstance(self._before.get(name), Disabled)
@@ -487,7 +490,10 @@ class TurnActors:
         return mailbox
 
     def _connect(self, name: m.ServerName) -> Connect:
-        """Return a factory of the turn's connection to a server: a new one, or one leased from the pool."""
+        """Return a factory of the turn's connection to a server.
+
+        If there is a pool of sessions, a connection to an MCP server is leased from the pool.
+        """
         connect, server = self._fresh(name), self._wiring.servers[name]
         pool = self._resources.pool
         if pool is None:

@@ -367,7 +367,11 @@ class KeptConversation:
             self._require_saved()
 
     def abandon(self) -> None:
-        """Give up the open turn, if there is one. Its calls are answered "not called" or "interrupted"."""
+        """Give up the open turn, if there is one.
+
+        The calls of a parked turn are answered "not called". The calls of a turn whose process was killed are
+        answered "interrupted".
+        """
         with self.held():
             self._require_saved()
             if self.open_turn is not None:
@@ -403,7 +407,8 @@ class KeptConversation:
     def require_open(self, turn: int, began: m.HistoryReference) -> TurnMark:
         """Return the open turn's mark.
 
-        Raises `ConversationError` unless the open turn has the number `turn` and started at `began`.
+        Raises `ConversationError` if no turn is open, or if the open turn has another number than `turn` or
+        started after other entries than those that `began` refers to.
         """
         mark = self.open_turn
         if mark is None or (mark.turn, mark.began) != (turn, began.digest):
@@ -435,7 +440,7 @@ class KeptConversation:
             self._write_now()
 
     def asked(self) -> contextlib.AbstractContextManager[None]:
-        """Let only one caller at a time `ask` or `resume`, also while its turn waits for other turns to end.
+        """Let only one caller at a time be in `ask` or `resume`, even if its turn has not started yet.
 
         Raises `ConversationBusy` if another caller is within such a block.
         """
@@ -564,7 +569,6 @@ class KeptConversation:
             self._encoded.close(end)
 
     def _reference(self) -> m.HistoryReference:
-        """Return a reference to the history so far."""
         path = self.path
         return replace(self.ledger.reference(self.id), file="" if path is None else str(path.absolute()))
 
@@ -690,7 +694,7 @@ def require_not_parked(mark: TurnMark | None, name: str) -> None:
 
 
 def given_up(mark: TurnMark | None) -> m.TurnParked | None:
-    """Return how an open turn ends when it is given up; `None`: it was not parked but interrupted."""
+    """Return how an open turn ends when it is given up; `None`: no turn is open, or it was interrupted."""
     if mark is None or mark.state == "running":
         return None
     return m.TurnParked(turn=mark.turn, untold=mark.untold)

@@ -383,7 +383,7 @@ class RecordedTurn:
 
     @property
     def time_left_s(self) -> float | None:
-        """The rest of the turn's time limit; time in which the turn was parked does not count."""
+        """The rest of the turn's time limit, without the time in which it was parked; `None`: no limit."""
         limit_s = self.run.limits.turn_timeout_s
         return None if limit_s is None else max(0.001, limit_s - (self._last_s - self._began_s))
 

@@ -327,9 +327,9 @@ def ask_about(
         policy: Says whether calls wait for decisions if nobody can answer.
         ask: Answers the questions; `None` if nobody can be asked.
         given: Decisions that were made since the calls were parked.
-        earlier: `AskedCalls.decisions` of the time when the calls were parked.
-        expires_at: `AskedCalls.expires_at` of that time. Later than this, `given` does not count, calls
-            without a decision are denied, and nobody is asked.
+        earlier: `AskedCalls.decisions`, as returned when the calls were parked.
+        expires_at: `AskedCalls.expires_at`, as returned when the calls were parked. After this time `given`
+            does not count, calls without a decision are denied, and nobody is asked.
     """
     questions = tuple(call.question for call in calls if call.question is not None)
     expired = expires_at is not None and expires_at < time.time()
