@@ -93,10 +93,10 @@ _ESCAPES = tuple((char.encode(), f"\\u{ord(char):04x}".encode()) for char in "<>
 
 
 def refuse_foreign(target: Path, name: str) -> None:
-    """Refuse to replace a file that is not a page that grue wrote from the template `name`.
+    """Check that a page may be written to `target`: no file is there, or a page of the template `name`.
 
     Raises:
-        TraceError: The file exists and is not such a page, or it cannot be read.
+        TraceError: The file there is not a page that grue wrote from this template, or cannot be read.
     """
     mark = f'<meta name="generator" content="grue {name}">'.encode()
     try:

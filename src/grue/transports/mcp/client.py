@@ -5,7 +5,7 @@ list the tools, call them, close. What depends on the transport is in a wire (`P
 messages travel, how the server ended, and what the user can do about a failure. One task must enter, use and
 leave the client.
 
-A process is spawned before the SDK is imported, so that both start up at the same time. Every failure is
+A process is spawned before the SDK is imported, so that the server starts during the import. Every failure is
 raised as one error, with its root cause in the text. Exceptions of the SDK and exception groups must not
 leave this module.
 """
@@ -214,8 +214,8 @@ class McpClient:
         A call whose arguments do not match the tool's input schema is refused before it is sent, unless the
         server's options say otherwise. A result that does not match the output schema becomes an error.
 
-        If the call is cancelled, the server is sent a cancellation. If the server answers the call later, as
-        an MCP task, that result is waited for within the same limit.
+        If the call is cancelled, the server is sent a cancellation. If the server answers that it
+        has made an MCP task of the call, this method waits for the task's result within the same limit.
 
         Args:
             tool: Bare name, as the server knows it.

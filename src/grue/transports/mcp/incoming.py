@@ -246,8 +246,8 @@ def _block(written: bytes) -> object:
     if values_in(written) <= MAX_VALUES:
         return _decode(written)
     try:
-        # Decode a text block all the same: `values_in` counts the commas in its text too, and a long text is
-        # one value.
+        # A text block may have few values although `values_in` counts many: it counts the commas in the text
+        # too. So try to decode the block as text.
         return msgspec.to_builtins(msgspec.json.decode(written, type=_Text))
     except (ValueError, RecursionError):
         return {"type": "text", "text": _json_text(written)}
