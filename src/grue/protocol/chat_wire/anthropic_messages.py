@@ -76,8 +76,8 @@ class _Block(Struct):
         text = "".join(self.pieces.get("partial_json", []))
         if not text.strip():
             return self.fields | begun
-        # Arguments that are cut short or are not strict JSON are kept as text, so that the call is rejected
-        # later with the reason.
+        # Arguments that are cut short or are not strict JSON are kept as text. The call is then rejected
+        # later, with an error that the model reads.
         try:
             return self.fields | begun | {"input": strict_value(text)}
         except ValueError:
@@ -288,7 +288,7 @@ class AnthropicMessages(w.WireFormat):
         return w.EncodedItems(tuple(system), encoded)
 
     def encode_reply(self, reply: w.Reply, names: WireNames) -> tuple[bytes, ...]:
-        """Encode the blocks of a reply as they came, but write the tool calls anew, from `tool_calls`."""
+        """Encode the blocks of a reply as they came, but its tool calls anew, from `reply.tool_calls`."""
         calls = {call.call_id: call for call in reply.tool_calls}
         blocks: list[m.JsonObject] = []
         for block in map(w.as_object, w.listed(reply.echo.get(_CONTENT)) or _blocks_of(reply)):
@@ -343,7 +343,7 @@ def _head(request: w.WireRequest) -> m.JsonObject:
         if name in ("max_tokens", "stop"):
             fields["stop_sequences" if name == "stop" else name] = value
         elif thinking is None or thinking["type"] == "disabled":
-            # The endpoint refuses sampling settings together with thinking.
+            # Sent only without thinking: the endpoint refuses sampling settings together with thinking.
             fields[name] = value
     fields["thinking"] = thinking
     return fields
@@ -411,7 +411,7 @@ def _attached(attachment: m.Attachment) -> m.JsonObject:
 
 
 def _blocks_of(reply: w.Reply) -> list[object]:
-    """Make the blocks of a reply that was received in another format or written by a host."""
+    """Make the blocks of a reply that was received in another format, or written by a host as history."""
     text = reply.content if reply.content and not reply.content.isspace() else None
     block: list[object] = [{"type": "text", "text": text}] if text else []
     return block + [{"type": "tool_use", "id": call.call_id} for call in reply.tool_calls]
@@ -459,11 +459,11 @@ def _read(answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply:
     stop = w.as_text(answer.get("stop_reason"))
     finish = _FINISHES.get(stop, stop) if stop else None
     if finish == "length" and calls and blocks[-1].get("type") == "tool_use":
-        # Only the last block can be cut. If its arguments may look complete all the same, `unless_cut` adds
-        # a mark to them that makes them invalid JSON.
+        # Only the last block can be cut. Its arguments may be valid JSON although a part is missing.
+        # Then `unless_cut` adds a mark that makes them invalid, so that the call is not made.
         calls = list(w.unless_cut(calls, blocks[-1].get("input")))
-    # A refusal has HTTP status 200. Its text, if it has any, is the part that was written before the reply
-    # was stopped, and not an answer.
+    # A refusal has HTTP status 200. If the reply has a text, that is the part that was written before the
+    # endpoint stopped the reply. It is not an answer.
     why = w.as_text(w.as_object(answer.get("stop_details")).get("explanation"))
     refused = stop == "refusal"
     return w.Reply(

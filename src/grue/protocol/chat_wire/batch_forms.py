@@ -4,10 +4,10 @@ OpenAI takes a file with a line for each request, and a batch that names the fil
 requests in one body. Both give the results as lines, in any order. This module writes and reads these forms;
 `transports/llm/batch_desk.py` sends and fetches them.
 
-If a process is killed while it submits a batch, a later one looks for the batch in the provider's list.
-OpenAI keeps the metadata that was sent with a batch, and the key in it identifies the batch. Anthropic keeps
-no metadata. There a batch with the right number of requests, made at the right time, is ours if its results
-have the ids of our requests.
+If a process is killed while it submits a batch, a later process looks for the batch in the provider's list.
+OpenAI keeps the metadata that was sent with a batch, so the batch is found by the key that grue has put into
+the metadata (`KEY`). Anthropic keeps no metadata. There a batch is ours if it was made after grue began to
+submit ours, has as many requests, and has results with the ids of our requests.
 """
 
 from collections.abc import Mapping
@@ -37,12 +37,13 @@ class BatchState(Struct, frozen=True, kw_only=True):
     Attributes:
         id: The batch's id.
         state: `running`; `ended`: the results can be read; `refused`: no request of the batch was processed.
-        key: The key in the batch's metadata; empty: the batch has none.
+        key: The key that grue has put into the batch's metadata; empty: there is none.
         created_at: When the batch was made, as the provider writes it.
         total: How many requests the batch has; `None`: the provider does not say.
         results: Ids or paths of the files with the batch's results.
         why: What the provider says about a batch that was refused or that ended early.
-        left: What happened to the requests that have no result.
+        left: What happened to the requests that have no result: the batch has `expired` or was `cancelled`
+            before they were processed. Empty: the provider does not say.
     """
 
     id: str
@@ -56,15 +57,15 @@ class BatchState(Struct, frozen=True, kw_only=True):
 
 
 class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The outcome of one request of a batch; a line of a file of replies.
+    """The outcome of one request of a batch. grue keeps the outcomes in files, each as a line of JSON.
 
     Attributes:
         item: The request's id.
         status: HTTP status of the reply; `None`: there was no reply.
         body: The reply.
-        kind: How the request failed, if there was no reply.
-        reason: Why the request failed.
-        message: What the provider says about the failure.
+        kind: If there was no reply: the kind of failure, as in `Fault`.
+        reason: If there was no reply: why the request failed, as in `Fault`.
+        message: If there was no reply: the provider's text about the failure.
     """
 
     item: str
@@ -112,7 +113,7 @@ class OpenAIBatches:
         return head[:-1] + b',"body":' + body + b"}\n"
 
     def created(self, file_id: str, path: str, key: str) -> bytes:
-        """Return the body of the request that creates a batch from an uploaded file."""
+        """Return the body of the request that makes a batch of an uploaded file; its metadata has `key`."""
         return msgspec.json.encode(
             {
                 "input_file_id": file_id,

@@ -380,9 +380,9 @@ class ChatAssembler:
             self.finished = True
         if choices is not None and not isinstance(choices, list):
             raise DamagedStream("has choices that are not a list")
-        # Add the size of all choices but the first to `held`, so that the limit on `held` ends a stream with
-        # many choices. Reading a choice takes as much time as reading a chunk, and endpoints have no reason
-        # to send several.
+        # Endpoints have no reason to send several choices in a chunk, and reading each takes as much time as
+        # reading a chunk. So the size of all choices but the first is added to `held`: a stream with many
+        # choices then soon reaches the limit on `held`, which ends it.
         self.held += sum(map(w.weight, choices[1:])) if choices else 0
         self._calls.chunk += 1
         return [delta for choice in w.listed(choices) for delta in self._add(_member(choice, "choice"))]
@@ -406,8 +406,9 @@ class ChatAssembler:
 
     def _keep(self, key: str, value: object) -> None:
         size = w.weight(value)
-        # A later value replaces the earlier one, so `held` counts only the last. A large value is counted
-        # each time it arrives: computing its size takes time, and the limit on `held` also limits that time.
+        # A later value of a field replaces the earlier value, so `held` contains the size of the last one
+        # only. The size of a large value is added each time that one arrives: computing it takes time, and
+        # the limit on `held` thus limits that time too.
         self.held += size if size > _LARGE_WEIGHT else size - self._weights.get(key, 0)
         self._weights[key] = size if size <= _LARGE_WEIGHT else 0
         self._top[key] = value

@@ -12,9 +12,10 @@ its `history`, as plain data; the encoded messages are made from the history and
 - The encoded messages are valid for one profile. When the profile changes, all messages are encoded again.
 - Images and files from a tool are put into its result. If the wire format allows only text in a result, they
   are put into a user message, after the results of all calls of the same reply.
-- If an endpoint refuses or ignores the schema of an answer, the schema is sent as text, once for each schema.
-  A request with tools never has a field for the schema. In such a request every endpoint gets the schema as
-  text, in the user message of the first request that asks for it. So earlier messages do not change.
+- If an endpoint refuses or ignores the field for an answer's schema, the schema is sent as text. A request
+  with tools never has that field, so every endpoint gets the schema of such a request as text. The text is
+  part of the user message of the first request that asks for this schema, and later requests do not repeat
+  it. So earlier messages do not change.
 - An echo holds the parts of a reply that the provider needs again in later requests, such as thoughts and
   signatures. It goes back to the format and the model that it came from, and to no other.
 
@@ -178,7 +179,7 @@ def _in_valid_text(reply: w.Reply, profile: WireProfile) -> w.Reply:
 
 
 def _without_text(echo: m.JsonObject, profile: WireProfile) -> m.JsonObject:
-    """Return the echo of a reply whose text was changed; `{}` if an echo of this format repeats the text."""
+    """Return a reply's echo after its text was changed; `{}` if the format's echoes contain the text."""
     return {} if FORMATS[profile.wire].echoes_text else echo
 
 
@@ -190,8 +191,8 @@ class EncodedConversation:
         model: The model, as the settings name it. Thoughts of another model are not sent to it.
         history: The history so far; default: an empty one.
         names: The wire names of an earlier part of the conversation; default: none yet.
-        given_markers: How many cache markers the caller will set in the texts (`cache_points`). They take
-            precedence over the markers that the conversation sets.
+        given_markers: How many cache markers the caller will set in its texts (`SystemText.cache_points`,
+            `UserText.cache_points`). They take precedence over the markers that the conversation sets.
 
     Attributes:
         history: The entries of the conversation, as plain data.
@@ -247,9 +248,10 @@ class EncodedConversation:
     def aside(
         self, new: Sequence[m.ConversationItem], mode: m.OfferTools | m.RequireAnswer
     ) -> "EncodedConversation":
-        """Return a copy for one request, with `new` added.
+        """Return a copy of the conversation, with `new` added, for one request such as that for a summary.
 
-        If no request has followed the last reply yet, the copy leaves that reply out.
+        The conversation itself does not change. If no request has followed the last reply yet, the copy
+        does not contain that reply.
         """
         other = self.branch()
         other.history.unread = None
@@ -289,7 +291,7 @@ class EncodedConversation:
         return not answering or (self.profile.tools_with_forced and self._has_calls)
 
     def close(self, end: m.TurnEnd | None) -> None:
-        """End a turn. A tool call without a result gets an error as its result."""
+        """End a turn as `History.close` does: a tool call without a result gets an error as its result."""
         self._encode(self.history.close(end))
 
     def branch(self) -> "EncodedConversation":
@@ -506,7 +508,7 @@ class EncodedConversation:
         return ()
 
     def _place_to_mark(self, items: tuple[w.WireItem, ...]) -> tuple[int, ...]:
-        """Return the position of the last item that can have a marker; empty if the caller has set one."""
+        """Return the position of the last item that can have a marker; empty if a user text has one."""
         if not self._messages.room or any(
             isinstance(item, m.UserText) and item.cache_points for item in items
         ):

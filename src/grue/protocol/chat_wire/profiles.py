@@ -114,12 +114,12 @@ OPENAI_CHAT = _like_openai(
     given_cache_markers=0,
 )
 
-# OpenAI's default profile, because its newest models accept tools only on /responses.
+# The default profile for OpenAI. It is that of /responses: OpenAI's newest models accept tools only there.
 OPENAI = msgspec.structs.replace(
     GENERIC_RESPONSES, name="openai", key_variable="OPENAI_API_KEY", reports_cost="never", files=True
 )
 
-# Anthropic's current request types have no sampling settings any more, and its newer models refuse them.
+# Newer models of Anthropic refuse sampling settings such as `temperature`, so none is sent to any of them.
 ANTHROPIC = msgspec.structs.replace(
     GENERIC_MESSAGES,
     name="anthropic",
@@ -319,8 +319,9 @@ def adapt_profile(profile: WireProfile, status: int | None, words: str) -> WireP
 
     Args:
         profile: The profile that the refused request followed.
-        status: The refusal's HTTP status. After a 404 only another wire format and the kinds of input are
-            considered, after a 415 or 500 only the kinds of input; llama.cpp answers images with a 500.
+        status: The refusal's HTTP status; it decides which changes are tried. After a 404: another wire
+            format, and fewer kinds of input. After a 415 or a 500: only fewer kinds of input, because
+            llama.cpp answers images with a 500. After a 400 or a 422: all changes.
         words: The provider's message.
     """
     if status not in _SPEAKS_OF_FORM:

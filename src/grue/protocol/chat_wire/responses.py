@@ -86,10 +86,10 @@ class _CallEvents(Struct):
     told: bool = False
 
     def add(self, item: m.JsonObject) -> None:
-        """Compare the name and the arguments in an item with those that are known, and keep them.
+        """Compare the name and the arguments in an item with those of earlier events, and keep them.
 
         Raises:
-            DamagedStream: They differ.
+            DamagedStream: The name or the arguments differ.
         """
         for name, known, other in (("name", self.name, "another"), ("arguments", self.whole, "other")):
             if known is not None and name in item and item[name] != known:
@@ -126,9 +126,9 @@ class ResponsesAssembler:
 
     @property
     def held(self) -> int:
-        """The size of the reply so far: that of all pieces, of all items, or of the response.
+        """The size of the reply so far: the largest of the sizes of all pieces, all items and the response.
 
-        All three contain the same text, so the largest of the three sizes counts, and not their sum.
+        All three contain the same text. The sum of the sizes would count it three times.
         """
         return max(self._held.values())
 
@@ -164,7 +164,7 @@ class ResponsesAssembler:
         return ()
 
     def body(self) -> bytes:
-        """Return the response. If it has no items, those that the events before it contained are put in."""
+        """Return the response. If it has no items, the items of the events before it are put in."""
         if self._items and self._response.get("output") == []:
             return to_json({**self._response, "output": list(self._items.values())})
         return to_json(self._response)
@@ -214,8 +214,8 @@ class ResponsesAssembler:
             place = index if isinstance(index, int) else len(self._items)
             if place in self._items and not _differs(self._items[place], item):
                 raise DamagedStream(f"ends item {place} a second time")
-            # The place may be taken: some gateways give two items the same index, and others leave out the
-            # end of an item, so that the number of ended items is too low as an index.
+            # The place may be taken. Some gateways give two items the same index. Others send no index and
+            # leave out the end of an item: then the number of ended items, used as the index, is too low.
             while place in self._items:
                 place += 1
             self._room(self._items)
@@ -227,9 +227,11 @@ class ResponsesAssembler:
             call.add(item if done else {"name": item.get("name")})
 
     def _call_of(self, said: m.JsonObject, item: m.JsonObject | None = None) -> _CallEvents:
-        """Return what is known about the call of an event, found by the event's `output_index` and ids.
+        """Return the call that the event `said` is about; a new one if no earlier event was about this call.
 
-        Both are compared, because some servers give several calls the same id, and others the same index.
+        `item` is the item that the event begins or ends, if it does. The call is found by the event's
+        `output_index` together with its ids: some servers give several calls the same id, and others give
+        them the same index.
         """
         ids = _ids(item) if item is not None else _ids({"id": said.get("item_id")})
         index = said.get("output_index")
@@ -263,8 +265,7 @@ class ResponsesAssembler:
         repeated = [_item(item) for item in w.listed(response.get("output"))]
         output = repeated or [_item(item) for item in self._items.values()]
         if self._gap and not repeated:
-            # An event is missing, and the last event does not repeat the items, so what was lost is not
-            # known.
+            # An event is missing. The last event does not repeat the items, so nothing shows what was lost.
             raise DamagedStream(f"follows a gap: one {self._gap}")
         # The response may have fewer items than the events: some servers do not repeat all of them.
         for index, item in enumerate(output):
@@ -273,7 +274,10 @@ class ResponsesAssembler:
         self.finished = True
 
     def _compare_calls(self, output: list[m.JsonObject], *, whole: bool) -> None:
-        """Check the calls of the response against those of the events before it."""
+        """Check the calls of the response against those of the events before it.
+
+        A response that is not `whole` was cut. It may lack a call whose end has not arrived.
+        """
         for index, item in enumerate(output):
             call = self._told(item, index)
             if call is not None and item.get("type") == _CALL:
@@ -285,7 +289,10 @@ class ResponsesAssembler:
                 raise DamagedStream("lacks a tool call of the events before it")
 
     def _told(self, item: m.JsonObject, index: int) -> _CallEvents | None:
-        """Return the call that an item of the response repeats, and set `told`. No call is found twice."""
+        """Return the call of the events that an item of the response repeats, and set the call's `told`.
+
+        A call whose `told` is set is not returned again, so no two items are compared with the same call.
+        """
         call = next((call for call in self._alike(item, index) if not call.told), None)
         if call is not None:
             call.told = True
@@ -370,7 +377,7 @@ class Responses(w.WireFormat):
         return w.EncodedItems(messages=tuple(to_json(_input(item, profile)) for item in items))
 
     def encode_reply(self, reply: w.Reply, names: WireNames) -> tuple[bytes, ...]:
-        """Encode the items of a reply as they came, but write the tool calls anew, from `tool_calls`."""
+        """Encode the items of a reply as they came, but its tool calls anew, from `reply.tool_calls`."""
         items = w.listed(reply.echo.get(_OUTPUT)) or _items_of(reply)
         calls = {call.call_id: call for call in reply.tool_calls}
         encoded: list[m.JsonObject] = []
@@ -470,7 +477,7 @@ def _part(attachment: m.Attachment) -> m.JsonObject:
 
 
 def _items_of(reply: w.Reply) -> list[object]:
-    """Make the items of a reply that was received in another format or written by a host."""
+    """Make the items of a reply that was received in another format, or written by a host as history."""
     text = reply.content if reply.content and not reply.content.isspace() else None
     message: list[object] = [{"role": "assistant", "content": text}] if text else []
     return message + [{"type": "function_call", "call_id": call.call_id} for call in reply.tool_calls]
@@ -503,13 +510,14 @@ def _read(answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply:
     for item in items:
         if item.get("type") == "function_call":
             arguments = item.get("arguments")
-            # The length limit may cut off a call, and the part that has arrived may still be valid JSON.
+            # The length limit may cut off the arguments of a call where they happen to be valid JSON. Mark
+            # them, so that the call is not made.
             if item.get("status") == "incomplete":
                 arguments = f"{arguments}{CUT_MARK}"
             call = w.read_call(item.get("call_id"), item.get("name"), arguments, ids, names)
             calls.append(call)
-            # The call's result will refer to the call by this id. It is grue's own if the endpoint sent none
-            # or one that another call has.
+            # The call's result will refer to the call by `call.call_id`. If the endpoint sent no id, or the
+            # id of another call, grue has made up this id.
             item = item | {"call_id": call.call_id}
         # The endpoint stores nothing (`store` is false), so every item is sent back, in this order: OpenAI
         # refuses a call without the reasoning before it.
@@ -551,8 +559,8 @@ def _again(item: m.JsonObject) -> m.JsonObject:
             parts = [part for part in parts if part.get("type")]
             return {**said, "content": parts} if parts else {}
         case "reasoning" if said.get("encrypted_content") or said.get("content"):
-            # A reasoning item with neither content is a reference to a stored item. The endpoint has stored
-            # none (`store: false`), so such an item is not sent back.
+            # A reasoning item with neither `encrypted_content` nor `content` refers to an item that the
+            # endpoint has stored. It has stored none (`store: false`), so such an item is not sent back.
             return said
         case _:
             return {}

@@ -169,8 +169,8 @@ class EventLines:
         elif field == "event":
             self._kind = value
             if not _NAME.fullmatch(value):
-                # The newline after the name is probably lost. The data, which was the next line, is then part
-                # of this line and would be ignored.
+                # The newline after the event's name is probably lost. Then the next line, with the event's
+                # data, has become part of this line, and the data would be ignored.
                 self._damaged("names no event")
         elif field not in _FIELDS:
             self._damaged("has no field of an event")

@@ -150,8 +150,8 @@ def _arguments(value: object) -> str:
 def _without_copies(text: str) -> str:
     """Return one copy of arguments that a gateway has sent several times.
 
-    This takes linear time, whatever the number of copies: they are compared as text first. Only a few copies
-    with a different spelling are decoded and compared as values.
+    The copies are compared as text first, in linear time for any number of copies. Copies that differ as text
+    are decoded and compared as values, but only if they are few and short.
     """
     text = text.strip()
     several = _SEVERAL.search(text)
