@@ -76,8 +76,8 @@ def _decode(body: bytes) -> object:
 def _readable(value: object, depth: int = MAX_DEPTH, *, exact: bool = False) -> object:
     """Replace what `json.loads` accepts although it is not JSON.
 
-    `NaN` and infinities become `null`, except in the arguments of a tool call, where `null` would change what
-    the call does. There the number is kept, so that the code that reads the arguments refuses the call.
+    `NaN` and infinities become `null`. In the arguments of a tool call (`exact`) they are kept: `null` would
+    change what the call does, whereas the code that reads the arguments refuses a call with `NaN`.
     """
     match value:
         case dict() | list() if depth < 1:

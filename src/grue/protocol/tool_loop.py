@@ -9,12 +9,14 @@ actor feeds events to `step` and carries out its commands. The rules:
 2.  The calls of a reply are grouped into runs: consecutive calls to the same server. A run is sent as one
     batch. The next run is sent when every call of the run before is settled. A call to an unknown tool or
     with unreadable arguments is answered here and is not sent to any server.
-    Before that, the policy judges the reply as a whole: a denied call is answered here, and if a call has to
-    be approved, none is sent before a person has decided on all of them (`turn/tools.py`). Calls that the
-    policy marks as `parallel` may run at the same time, each at another server.
+    Before any call is sent, the `ToolPolicy` judges all calls of the reply. A denied call is answered here.
+    If some calls have to be approved, no call of the reply is sent before a person has decided on all of
+    these (`turn/tools.py`). Calls that the policy marks as `parallel` may run at the same time, each at
+    another server.
 3.  After a timeout the session skips the other calls of the batch, and this machine skips the runs that are
-    not yet sent; calls under way at other servers finish. The loop goes on, unless the policy forces the
-    final answer.
+    not yet sent; calls under way at other servers finish. Then the model is asked again. With
+    `FailurePolicy(after_timeout="force")` it is asked for its final answer; with `"continue"` no call is
+    skipped.
 4.  After a server died, the other calls of the reply are skipped and the final answer is forced. With
     `FailurePolicy(after_death="reconnect")` the server is restarted instead, once in a turn, and only if an
     iteration is left in which the model could use it.
@@ -24,16 +26,16 @@ actor feeds events to `step` and carries out its commands. The rules:
 6.  The final answer is forced after `max_tool_iterations` replies with tool calls, and after a reply with
     neither content nor calls. If a final reply is empty, calls tools or fails the host's check, the turn asks
     for one repair, and then uses the host's fallback: at most `max_tool_iterations` + 2 requests in all.
-    There may be more: up to `max_summaries` and one after an overflow with a `ContextPolicy`, one after a
-    reply that rule 10 drops, and one after the first reply whose tool calls are written as text.
+    Further requests may be added to these: with a `ContextPolicy` up to `max_summaries`, and one after an
+    overflow; one after a reply that rule 10 drops; one after the first reply that writes tool calls as text.
 7.  When tokens or money of the budget are used up, or one request is left, the calls of the last reply are
     still made, and then the final answer is forced. When the budget is used up, no repair is requested.
 8.  `RunTurn.support_check` says when the turn checks that the model can call tools: before it opens a session
-    (the model is probably unable to), while the sessions open, or not at all. The result is known before the
-    first tool is offered.
+    (if the model probably cannot call tools), while the sessions open, or not at all. The first request that
+    offers tools waits for the result.
 9.  With a `ContextPolicy`, each request is made to fit into the context window before it is sent
-    (`context/fit.py`). History changes only by a `RewriteHistory`. A summary is requested beside the
-    conversation; if none comes, the turn goes on without it.
+    (`context/fit.py`). History changes only by a `RewriteHistory`. A summary is requested in a copy of the
+    conversation; if that request fails, the turn goes on without a summary.
 10. Presumed tools (`ToolsPresumed`) are those that the servers have listed before this turn. With them the
     first request is sent while the sessions open. Its reply is acted on only when all sessions have reported.
     If it calls a tool whose definition has changed, it is dropped (`turn/sessions.py`), at most once a turn.
@@ -108,8 +110,9 @@ def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
         case s.AwaitingSessions(), m.SessionOpened() | m.McpDisabled() if event.server in state.pending:
             return sessions.reported(state, event)  # rule 8: wait for all sessions and the check
         case s.AwaitingSessions(pending=pending), m.StartupFailed(server=server) if server in pending:
+            # rule 11: close the sessions that are still opening, too
             others = s.without(pending, server)
-            return end.fail(replace(state.turn, open=(*state.turn.open, *others)), event.failure)  # rule 11
+            return end.fail(replace(state.turn, open=(*state.turn.open, *others)), event.failure)
         case s.Presuming() | s.AwaitingDrop(), _ if (early := sessions.step_early(state, event)) is not None:
             return early  # rule 10: presumed tools
         case s.AwaitingCompletion(turn=turn, phase="loop"), m.CompletionReceived():

@@ -11,8 +11,8 @@ The functions are pure; `turn/asking.py` turns what they return into commands. T
 3.  The last reply, the results of its calls and the items of the next request are never replaced.
 4.  If everything that may be cleared is cleared and the request still fills more than `low_water`, the model
     is asked for a summary, which takes the place of everything but the first entry and the last reply.
-5.  If the request still does not fit, the results that it adds are cut in the middle, the largest first.
-    The trace has the complete results.
+5.  If the request still fills more than `high_water`, the results that it adds are cut in the middle, the
+    largest first. The trace has the complete results.
 6.  If the endpoint still reports an overflow, the window size in its error replaces the policy's. Then the
     oldest parts are cleared until the request fills at most `low_water`, and the newest results are cut.
 7.  If the request still fills more than `high_water` then, the oldest exchanges are left out.
@@ -68,7 +68,8 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
     Attributes:
         head: The first entry of the conversation: all items of its first request. Never cleared.
         tools: The definitions of the tools on offer.
-        items: All other parts, oldest first. `counted` merges neighbours that cannot be cleared.
+        items: All other parts, oldest first. The method `counted` joins neighbours that cannot be cleared
+            into one.
         current: The position of the last reply in `items`. It and the items after it are never cleared.
         bytes_per_token: How many bytes of text count as a token.
     """
@@ -156,7 +157,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
 
 
 def sizes_of(entries: Iterable[m.Said | m.AssistantReply], bytes_per_token: float) -> tuple[ContextItem, ...]:
-    """Return the sizes of a conversation's history for a turn that continues it (`RunTurn.earlier`)."""
+    """Return the sizes of a history's entries, for `RunTurn.earlier` of a turn that continues the history."""
     ledger = ContextLedger(bytes_per_token=bytes_per_token)
     named: dict[str, str] = {}
     sizes: list[ContextItem] = []

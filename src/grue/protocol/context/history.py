@@ -10,8 +10,9 @@ three use the same methods:
   refuse a conversation with an unanswered call.
 - `rewrite` replaces entries; `change` replaces them as a `ContextPolicy` requires.
 
-A conversation that outlives its turn has a `Ledger`, which counts the entries and digests their JSON. So a
-turn can refer to earlier history without repeating it, at a cost that does not grow with the history.
+A conversation that outlives its turn has a `Ledger`, which counts the entries and digests their JSON.
+`RunTurn.history` refers to the earlier entries by this count and digest, and does not repeat them. So what a
+turn records does not grow with the history.
 
 `take_step` applies a recorded message to a history. All code that builds a history from a trace uses it.
 """
@@ -57,7 +58,10 @@ class Ledger:
         return m.HistoryReference(conversation=conversation, length=self.length, digest=self.digest)
 
     def expect(self, reply: m.AssistantReply) -> None:
-        """Save a reply before it is an entry, so that the file has it before its tool calls are made."""
+        """Pass a reply to `save` before it is an entry.
+
+        So the reply is in the conversation's file before any of its tool calls is made.
+        """
         line = msgspec.json.encode(reply)
         self._early = reply, line
         self._saved(line)
@@ -162,7 +166,7 @@ class History:
         return tuple(added)
 
     def keep(self, reply: m.AssistantReply) -> None:
-        """Take a reply; the next `say` makes it an entry, with the calls that are answered."""
+        """Take a reply. The next `History.say` makes it an entry, without the calls that are not answered."""
         self.unread = reply
         self.replies += 1
         self.call_ids.update(call.call_id for call in reply.tool_calls)
@@ -173,9 +177,9 @@ class History:
         """End a turn, and return the entries that this adds.
 
         Args:
-            end: How the turn ended; `TurnParked`: it was parked, and is given up now. `None`: that is not
-                known, because the turn crashed or its process was killed. Then every call without an answer
-                may have taken effect.
+            end: How the turn ended. `TurnParked`: the turn was parked, and will not be resumed. `None`: it
+                is not known how the turn ended, because it crashed or its process was killed. Then the
+                answer to each unanswered call says that the call may have taken effect.
         """
         if isinstance(end, m.TurnFailed) and end.unread:
             self.forget()
@@ -263,7 +267,7 @@ class History:
     def branch(self) -> "History":
         """Return a copy. Entries that are added to the copy or to the original do not change the other.
 
-        A ledger of the copy saves nothing.
+        If the history has a ledger, so has the copy, but the copy's ledger saves nothing.
         """
         other = History(None if self.ledger is None else self.ledger.branch())
         other.entries = [*self.entries]
@@ -287,7 +291,10 @@ class History:
 def _cleared(
     items: tuple[m.ConversationItem, ...], shorter: dict[m.CallId, m.ToolMessage], texts: int
 ) -> tuple[tuple[m.ConversationItem, ...], int]:
-    """Return the items with stubs for results and texts, and how many texts are still to be replaced."""
+    """Replace results by those in `shorter`, and at most `texts` user texts by their stubs.
+
+    Return the items, and how many of `texts` are left to replace in later entries.
+    """
     kept: list[m.ConversationItem] = []
     for item in items:
         if isinstance(item, m.ToolMessage):

@@ -2,16 +2,17 @@
 
 `protocol/turn/tools.py` decides when a batch is sent. `begin_batch` and `batch_step` are the state machine of
 one batch within its session. The session actor carries out its commands, in order. A replay computes the
-commands again from the recorded settlements, and compares them with the recorded ones. The rules:
+commands again from the recorded settlements, and compares them with the recorded commands. The rules:
 
 - One call at a time: the next call is made when the one before is settled and its settlement reported. A
   server may handle concurrent requests in any order.
-- After a timeout the rest of the batch is skipped, unless the policy says `continue`: the server may still be
-  at work on the call.
+- After a timeout the rest of the batch is skipped, because the server may still be at work on the call. With
+  `FailurePolicy(after_timeout="continue")` the rest is sent all the same.
 - After the server's death the rest of the batch is skipped, and so is a batch that reaches a session without
   a server.
-- A call that an earlier process has sent is not sent again: its server is asked for the result of its task.
-  If that cannot be done, the call is answered as one that was interrupted.
+- A call that an earlier process has sent is not sent again. Its server has turned it into an MCP task
+  (`ServerCall.task`), and is asked for the task's result. If the server has died or no longer knows the task,
+  the answer to the call says that it was interrupted and may have taken effect.
 - A call that would be refused before it is sent, for instance because its arguments do not match the tool's
   schema, is not recorded as a call. Its settlement says why, and the batch goes on.
 - A call is made only if its tool still has the definition for which the call was decided on. If the server
@@ -76,7 +77,8 @@ class Run(Struct, frozen=True):
 
     Attributes:
         parallel: Whether the run may be under way together with parallel runs of other servers. A parallel
-            run has only one call, so that the turn can still skip the next call after a timeout.
+            run has only one call. Further calls, once sent, could not be skipped after a timeout at another
+            server.
     """
 
     server: m.ServerName

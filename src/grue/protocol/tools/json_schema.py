@@ -276,7 +276,9 @@ def _checkable(part: Any, whole_schema: m.JsonObject, *, names: bool = False) ->
         del whole["patternProperties"]
         whole.pop("additionalProperties", None)
     if whole.get("additionalProperties") is False and not properties and "patternProperties" not in whole:
-        whole["maxProperties"] = 0  # no properties either; the validator's message names the argument
+        # `maxProperties: 0` means the same here as `additionalProperties: false`, but the message of the
+        # validator then shows the names of the arguments.
+        whole["maxProperties"] = 0
         del whole["additionalProperties"]
     if "pattern" in whole and not _is_linear(whole["pattern"]):
         del whole["pattern"]
@@ -306,7 +308,7 @@ def _referred(reference: Any, whole_schema: m.JsonObject) -> Any:
 
 
 def _is_linear(pattern: object) -> bool:
-    """Return whether a pattern runs in linear time; also for an invalid one, which the validator reports."""
+    """Return whether a pattern runs in linear time, or is invalid: the validator reports an invalid one."""
     return _compiles(pattern, _linear()) or not _compiles(pattern, None)
 
 
@@ -327,15 +329,16 @@ def _anchors(schema: m.JsonObject) -> dict[str, m.JsonObject]:
     """Return the parts of a schema that have an anchor, by the anchor's name.
 
     Raises:
-        NotCheckedError: A part refers to something outside the schema, or is another whole schema.
+        NotCheckedError: A part refers to something outside the schema, or is a schema of its own (`$schema`,
+            `$id`), or two parts have the same anchor.
     """
     found: dict[str, m.JsonObject] = {}
     for part in _objects(schema):
         outside = (str(part[key]) for key in _REFERENCES if isinstance(part.get(key), str))
         own = any(isinstance(part.get(key), str) for key in ("$schema", "$id"))
         if own or not all(reference.startswith("#") for reference in outside):
-            # A reference to something outside may name the schema of a JSON Schema dialect. The validator has
-            # copies of these, and what a check by them costs is not known. So the schema is not used.
+            # A reference to something outside may name the meta-schema of a JSON Schema dialect. The
+            # validator has copies of the meta-schemas, and how long a check against one takes is not known.
             raise NotCheckedError("it refers to something outside, or is made of several schemas")
         for key in ("$anchor", "$dynamicAnchor"):
             name = part.get(key)

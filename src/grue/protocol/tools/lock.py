@@ -94,9 +94,10 @@ def drift(pins: ServerPins, tools: Iterable[m.ToolDefinition]) -> tuple[ToolDrif
 def screen(
     pins: ServerPins, server: m.ServerName, tools: tuple[m.ToolDefinition, ...], on_drift: OnToolDrift
 ) -> tuple[tuple[m.ToolDefinition, ...], tuple[m.ToolDrifted, ...]]:
-    """Return the tools that the policy allows, in order, and a note for each tool that has drifted.
+    """Return the tools that `on_drift` allows, in order, and a note for each tool that has drifted.
 
-    The annotations of a tool that has not drifted are marked as trusted: the user has approved them.
+    The annotations of a tool that has not drifted are marked as trusted: the user has approved them. If
+    `on_drift` is `ignore`, nothing is compared and no tool is marked.
     """
     if on_drift == "ignore":
         return tools, ()

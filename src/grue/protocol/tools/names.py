@@ -200,8 +200,8 @@ class ToolRoutes(Struct, frozen=True):
         listed: Each tool by the name to show it with: its bare name, or its full name if another tool has
             that bare name. In the order of the tools.
         called: Each tool by every name that it can be called by.
-        shadowed: Pairs of tools with the same bare name: the tool that has it now, and the one that had it
-            before.
+        shadowed: Pairs of tools with the same bare name: the later tool, which takes the name, and the
+            earlier tool, which can then be called by its full name only.
     """
 
     listed: dict[str, m.ToolDefinition]

@@ -100,7 +100,7 @@ class MediaRoom:
 
         Args:
             declared: `image`, `audio` or `resource`, as the block calls it.
-            data: Its base64.
+            data: The block's base64 data.
             uri: The URI of a resource, which gives the file its name.
         """
         data = _without_prefix(data)
@@ -361,7 +361,7 @@ def _error_text(blocks: list[m.JsonObject]) -> str:
     text = "\n".join(
         str(block["text"]) for block in blocks if block.get("type") == "text" and block.get("text")
     )
-    # The result's content still has the complete text.
+    # `ToolCallResult.content` has the complete text.
     return text if len(text) <= MAX_ERROR_CHARS else _marked(text, MAX_ERROR_CHARS)
 
 

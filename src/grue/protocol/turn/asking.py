@@ -183,9 +183,9 @@ def heard(turn: Turn, reply: m.CompletionReceived) -> Turn:
     # estimates the reply's size.
     output = reply.usage.output_tokens if reply.prompt_tokens == reply.usage.input_tokens else 0
     if turn.run.binds_calls:
-        # The count may include thoughts, which are not part of the next prompt. If the ledger held too large
-        # a size for the reply, the rest of the endpoint's next count would be too small, and the ledger would
-        # learn to estimate too few tokens for a text.
+        # `output` may include thoughts, which are not part of the next prompt. If the ledger counted them,
+        # `ContextLedger.counted` would ascribe too few tokens of the next prompt to the new texts, and would
+        # then estimate later texts too low.
         output = min(output, ledger.reply_item(reply.content, reply.tool_calls).tokens)
     return replace(turn, ledger=ledger.reply(reply.content, reply.tool_calls, output))
 
@@ -332,6 +332,9 @@ def _with_handle(turn: Turn, item: Item, cut: Collection[m.CallId], named: Mappi
 
 
 def _named(turn: Turn, new: tuple[m.ConversationItem, ...]) -> dict[str, str]:
-    """Return the tools' names by the ids of the calls that `new` answers: the last records of the turn."""
+    """Return the name of the tool of each call that `new` answers, by call id.
+
+    The last records of the turn are those of these calls.
+    """
     answers = sum(isinstance(item, m.ToolMessage) for item in new)
     return {record.call_id: record.name for record in turn.records[len(turn.records) - answers :]}

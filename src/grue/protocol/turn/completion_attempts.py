@@ -1,8 +1,8 @@
 """Decide which requests one completion takes (retries, adaptations, a larger limit): a pure state machine.
 
 The LLM actor sends the first request, which begins the state `Sent`, and then carries out the commands of
-`attempt_step`, in order; the outcome of a request is the next event. `retry.py` computes the backoff, and
-`chat_wire/profiles.py` what a refusal shows about the endpoint.
+`attempt_step`, in order; the outcome of a request is the next event. `retry.py` computes the backoff.
+`chat_wire/profiles.py` adapts the endpoint's profile to a refusal.
 
 The rules:
 
@@ -14,8 +14,8 @@ The rules:
   once, with the limit that fits.
 - Any other request that is too long for the window is reported at once, if the agent can clear the history.
   A body that is too large (413) may be so because of its images, so the images are left out first.
-- Any other failure is retried as `RetryPolicy` says. Each kind of failure has its own count: that one kind
-  has used up its retries does not stop those of another; `max_retries` limits all of them together.
+- Any other failure is retried as `RetryPolicy` says. Failures are counted for each kind: if one kind has used
+  up its retries, a failure of another kind is still retried. `max_retries` limits all retries together.
 - A reply that was cut at the default token limit is requested once more with a larger limit, with retries of
   its own. If that fails, the cut reply is the outcome, and it is streamed again if it was streamed before.
 - A reply that does not end within the time limit is requested only once more, and so is a streamed reply that
@@ -27,18 +27,18 @@ Sent ──RequestFailed──▶ Sent (next request) | Ended
  └─────ReplyRead──────▶ Ended | Sent (once, with a larger limit)
 ```
 
-`LlmSettings.then` names the models that are asked if the first one cannot be. The rules of such a chain:
+`LlmSettings.then` names the models that are asked if the first model fails. The rules of such a chain:
 
 - The next model is asked if a request has failed for good because its endpoint cannot be reached, answers
   with 5xx or 429, does not answer in time, or breaks its reply off: after its retries, and never after a
   reply was accepted. A refusal (a wrong key, an unknown model, a request that is too long) and a reply that
   cannot be read end the request: another model would hide them.
-- A model that could not be asked is left alone for a while (the circuit breaker): 30 s, doubled with each
-  failure in a row up to 15 minutes, or as long as its endpoint asks for. After that it is tried again, but
-  without retries.
+- A model that has failed in one of these ways is left alone for a while (the circuit breaker): 30 s, doubled
+  with each failure in a row up to 15 minutes, or as long as its endpoint asks for. After that it is tried
+  again, but without retries.
 - A turn begins with the first model that is not left alone, and stays with the model that has answered.
-- Within a request each model is asked once, those that are left alone last. A request with tools passes over
-  models that take none.
+- Within a request each model is asked at most once. Models that are left alone are asked after all others. A
+  request with tools is not sent to models that cannot call tools.
 """
 
 from collections.abc import Collection, Sequence
@@ -146,7 +146,7 @@ class SendRequest(Struct, frozen=True, gc=False):
 
 
 class AdaptProfile(Struct, frozen=True):
-    """Adapt the endpoint's profile to this refusal, and encode the conversation for it."""
+    """Adapt the endpoint's profile to this refusal, and encode the conversation anew for that profile."""
 
     fault: Fault
 

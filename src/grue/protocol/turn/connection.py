@@ -5,12 +5,12 @@ opens no connection.
 
 The rules:
 
-- The first connect of an episode gets one attempt. If it fails, the episode ends with the failure, or, by
-  policy, goes on without the server.
-- A later connect is retried in the same turn, `connect_retries` times (by default once), in every turn.
-- If the retries fail too, the server is disabled. Depending on the policy this holds for the rest of the
-  episode, or until some time has passed: then the next turn makes one attempt, and if that fails, the wait is
-  doubled.
+- The first connect of an episode gets one attempt. If it fails, the turn fails, or the server is disabled
+  (`FailurePolicy.first_connect`).
+- If a later connect fails, it is retried in the same turn, at most `connect_retries` times (by default 1).
+- If the retries fail too, the server is disabled. If `retry_disabled_s` is `None`, it stays disabled for the
+  rest of the episode. Otherwise the first turn after that many seconds makes one attempt. If that fails, the
+  wait is doubled.
 
 ```
 Untried ──ConnectRequested──▶ Connecting ──ConnectSucceeded──▶ Proven ──ConnectRequested──▶ Connecting ...
@@ -47,7 +47,7 @@ class Disabled(Struct, frozen=True, tag=True):
     """The server is not used, for this `reason`.
 
     Attributes:
-        failures: How often the server has been given up in a row.
+        failures: How often the server has been disabled since a connect last succeeded.
         until_s: When the server may be tried again, by the clock of `ConnectRequested.at_s`; `None`: not in
             this episode.
         last_words: The last line that the server wrote to stderr; empty: it wrote none.
@@ -66,7 +66,7 @@ class Connecting(Struct, frozen=True, tag=True):
         attempt: Number of the attempt within the turn, from 1.
         first: Whether no connect of this episode has succeeded before.
         policy: Decides how often to retry and what a failed first connect leads to.
-        failures: How often the server has been given up in a row.
+        failures: How often the server has been disabled since a connect last succeeded.
     """
 
     attempt: int

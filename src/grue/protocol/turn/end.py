@@ -85,9 +85,10 @@ def abandon(state: s.LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> 
 def with_calls_ended(
     state: s.AwaitingTools, starting: tuple[m.ServerName, ...]
 ) -> tuple[Turn, tuple[s.CallNote, ...]]:
-    """Return the turn as it ends while its tool calls are under way, and the notes not yet recorded.
+    """Return the turn with its records and answers, to be ended while tool calls are under way.
 
-    The sessions of the servers that are `starting` are closed too, as soon as they have opened.
+    Return also the notes about these calls that are not recorded yet. The sessions of the servers that are
+    `starting` are closed too, as soon as they have opened.
     """
     turn = state.turn
     unsent = {call.call_id for run in state.unsent for call in run.calls}
@@ -106,10 +107,11 @@ def answers_at_end(
     settled: Iterable[m.ToolCallRecord],
     unsent: Collection[m.CallId],
 ) -> tuple[m.ToolMessage, ...]:
-    """Return an answer to every call of the reply, for the conversation that goes on after this turn.
+    """Return an answer to every call of the reply, for later turns; empty if the turn has no conversation.
 
     The machine knows which calls it has sent, but not which of them the session has begun: a settlement may
-    still be in the mailbox. So every call that was sent and is not settled may have taken effect.
+    still be in the mailbox. So the answer to a call that was sent and is not settled says that the call may
+    have taken effect.
     """
     if turn.run.history is None:
         return ()

@@ -1,7 +1,8 @@
 """The part of the turn's machine that says where a parked or killed turn goes on, and where a fork begins.
 
-`cut_off` returns that point as a `Resumption`; `sessions.py` then starts the turn there. A fork gets the
-recorded events of the original turn again, up to the fork. These functions are pure.
+`cut_off` returns the point at which a killed turn goes on, as a `Resumption`; `sessions.py` then starts the
+turn there. A fork gets the recorded events of the original turn again, up to the fork. These functions are
+pure.
 """
 
 from collections import Counter
@@ -60,7 +61,7 @@ def cut_off(
 
 
 def tasks_of(run: m.RunTurn, parked: m.TurnParked) -> tuple[m.OpenTask, ...]:
-    """Return the tasks of a turn that was resumed and parked again, whose results have not arrived yet."""
+    """Return the tasks whose results a resumed turn still had to ask for when it was parked again."""
     resumed = run.resumed
     same_reply = resumed is not None and resumed.parked.batches == parked.batches
     return resumed.tasks if resumed is not None and same_reply else ()

@@ -193,7 +193,11 @@ def presume(state: TurnState, event: m.ToolsPresumed) -> Transition:
 
 
 def supported(state: s.AwaitingSupport | s.AwaitingSessions) -> Transition:
-    """Go on after the check of the model: open the sessions, or send the first request if it may be sent."""
+    """Go on after the check has shown that the model can call tools.
+
+    Open the sessions, if that has not been done. Then send the first request if all sessions have reported,
+    or if it may offer presumed tools.
+    """
     following: TurnState
     commands: Commands = ()
     if isinstance(state, s.AwaitingSupport):
@@ -243,7 +247,7 @@ def _may_ask(turn: Turn) -> bool:
 
 
 def step_early(state: s.Presuming | s.AwaitingDrop, event: m.TurnEvent) -> Transition | None:
-    """Take a step from `Presuming` or `AwaitingDrop`; `None`: the event is not listed for this state."""
+    """Take a step from `Presuming` or `AwaitingDrop`; `None`: another row of `tool_loop.step` decides."""
     match state, event:
         case s.Presuming(pending=pending), m.SessionOpened() | m.McpDisabled() if event.server in pending:
             return _presumed_reported(state, event)

@@ -122,12 +122,15 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def untold(self) -> tuple[m.ToolMessage, ...]:
-        """Answers to tool calls that no request has sent yet, for the turn's conversation, if it has one."""
+        """The tool messages that no request has sent yet; empty if no later turn will need them.
+
+        A later turn needs them if it continues the conversation of this turn (`RunTurn.history`).
+        """
         return () if self.run.history is None else self.told
 
     @property
     def unlisted(self) -> tuple[m.ServerName, ...]:
-        """The servers whose unlisted tools may be called; none if the turn offers only some tools."""
+        """The servers whose unlisted tools may be called; none if `RunTurn.tools` selects the tools."""
         return self.serving_unlisted if self.run.tools is None else ()
 
     @property
@@ -214,7 +217,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def refers(self) -> bool:
-        """Whether the model knows a handle, and is offered `read_result`."""
+        """Whether the model is offered `read_result`."""
         return READ_RESULT in self.tools
 
     def count(self, usage: m.Usage) -> "Turn":
@@ -390,7 +393,7 @@ class AwaitingTools(Struct, frozen=True):
         settled: Records of the settled calls of the reply, in the order in which they were settled.
         died: The server that died; `None` if none has. If a call has also timed out, the turn goes on as
             after a death (`FailurePolicy.after_death`).
-        timed_out: Whether a call has timed out; `after_timeout` says what follows.
+        timed_out: Whether a call has timed out; `FailurePolicy.after_timeout` says what follows.
         changed: The arguments of calls that a person has changed.
         tools: The tools when the calls were decided on.
         noted: Notes about calls that are not made, each recorded when the calls before it are settled.

@@ -1,12 +1,12 @@
 """The part of the turn's machine that follows a reply: its tool calls are judged, sent and settled.
 
-A reply without calls is an answer, a refusal, or nothing usable. The rules for its calls:
+A reply without calls is an answer, a refusal, or nothing usable. The rules for the calls of a reply:
 
-- The reply is judged as a whole before any of its calls is sent. All calls that have to be approved are one
-  question, and nothing of the reply runs before every answer is in.
+- All calls of the reply are judged before any of them is sent. Those that have to be approved are put to a
+  person together, and no call of the reply is sent before the person has decided on each of them.
 - What a decision means, and for which call it counts, is in `tools/policy.py`. A decision that does not
   count, or comes too late, is noted and ignored.
-- A call that is not made is noted in its place among those that are made.
+- A call that is not made gets a note in the trace, recorded in the order of the reply's calls.
 - A denied call is answered with the reason. The other calls of the reply are made all the same.
 - Changed arguments are read as strictly as those that a model writes, and a text tells the model of the
   change.
@@ -21,11 +21,11 @@ A reply without calls is an answer, a refusal, or nothing usable. The rules for 
 is offered until then. The rules for these servers:
 
 - Such a server is started by the first reply that has calls for it, after the policy and a person have
-  decided on all calls of that reply. The servers of one reply start at the same time, `starts_at_once` of
-  them; a run of calls is sent when its server has started.
+  decided on all calls of that reply. The servers of one reply start at the same time, at most
+  `TurnLimits.starts_at_once` of them. A run of calls is sent when its server has started.
 - The tools that the server lists then replace those that the model was offered. If they are the same, the
-  next request offers the same list, in the same order. If a tool has changed, the session does not send the
-  calls of it (`actors/mcp_session.py`), the model is told so, and the next request offers the new list.
+  next request offers the same list, in the same order. If a tool has changed, the session does not send its
+  calls (`actors/mcp_session.py`), the model is told so, and the next request offers the new list.
 - If the server does not start, its calls are answered with the reason, and the turn goes on without its
   tools; or the turn fails, if the server is required.
 
@@ -200,10 +200,10 @@ def _sent(state: s.AwaitingTools, run: Run) -> tuple[s.AwaitingTools, m.CallTool
 def settle(
     state: s.AwaitingTools, event: m.ToolReturned | m.ToolTimedOut | m.ToolSkipped | m.ServerDied
 ) -> Transition:
-    """Record how a call ended; after the last of its run, send the next run or ask the model.
+    """Record how a call ended; after the last call of its run, send the next run or ask the model.
 
-    After a server's death, and after a timeout unless `after_timeout` is `continue`, the calls that are not
-    sent yet are skipped. The turn waits for the calls that are under way at other servers.
+    After a server's death, and after a timeout unless `FailurePolicy.after_timeout` is `continue`, the calls
+    that are not sent yet are skipped. The turn waits for the calls that are under way at other servers.
     """
     call_id = event.call_id
     settled = record_settlement(
@@ -341,7 +341,10 @@ def _noted(
 
 
 def _is_outdated(each: ValidCall, definitions: Mapping[str, str]) -> bool:
-    """Return whether the tool has changed since the call was decided on, and nobody is asked about it now."""
+    """Return whether the call must not be made: its tool has changed since the call was decided on.
+
+    The result is `False` if a person is asked about the call now, or if an earlier process has sent it.
+    """
     if each.terms.verdict == "ask" or each.task is not None:
         return False
     made_for = definitions.get(each.tool.name)
