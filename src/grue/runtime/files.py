@@ -142,8 +142,9 @@ def replacing(
         mode: The permissions of the new file, less the process's umask.
         fsync: Wait until the content is on the disk. Otherwise it survives the end of the process, but not a
             crash of the machine.
-        draft: A name for the draft in the same folder, for a file with one writer at a time: if a write is
-            killed, the next write removes its draft. `None`: a name that no other writer has.
+        draft: A fixed name for the draft, in the folder of `path`, for a file with one writer at a time. A
+            draft that a killed writer has left is then removed by the next write. `None`: a random name, so
+            that several writers do not share a draft.
         dir_fd: The open folder that `path` is relative to; `None`: the working directory.
 
     Raises:

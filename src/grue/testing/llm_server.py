@@ -107,7 +107,7 @@ class ContextWindow(Struct, frozen=True):
         )
 
     def counted(self, reply: LlmReply, chat: dict[str, Any]) -> LlmReply:
-        """If a reply is a completion, put the tokens of its request into `usage`. Return the reply."""
+        """Return the reply. If it is a completion, its prompt tokens are set to the tokens of `chat`."""
         try:
             body = json.loads(reply.body)
             usage = body["usage"]

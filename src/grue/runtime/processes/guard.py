@@ -103,7 +103,7 @@ class HostGuard:
                 self._send(f"-{pgid}")
 
     def end(self) -> None:
-        """End the guard. It kills the groups that are still on its list first."""
+        """End the guard, after it has killed the groups that are still on its list."""
         with self._lock:
             shell, self._shell = self._shell, None
             if shell is None or shell.stdin is None:

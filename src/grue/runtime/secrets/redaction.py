@@ -366,7 +366,10 @@ class Redaction:
         return found[0] if len(found) == 1 else heapq.merge(*found, key=_START)
 
     def _secrets_in(self, written: bytes, start: int, end: int) -> list[Iterator[Found]]:
-        """Return the spans of registered secrets in a piece, whole or cut off: one iterator for each form."""
+        """Return, for each form of each registered secret, an iterator over its spans in a piece of the text.
+
+        The spans include beginnings of secrets that were cut off.
+        """
         secrets = self._index.secrets
         found = [
             _marked(_matches(pattern, written, start, end), secret.placeholder, rank)

@@ -118,8 +118,9 @@ def _longest_run(secret: str) -> bytes:
 def _escaped(secret: str) -> bytes:
     r"""Return a regular expression for the secret, with each character plain or escaped in any way.
 
-    Each level of JSON or of a shell doubles the backslashes, so where one may occur, any number may. Every
-    repetition is bounded or repeats a single character, so matching takes linear time and constant memory.
+    Each level of JSON or of a shell doubles the backslashes, so where a backslash may occur, any number of
+    them may. Every repetition is bounded or repeats a single character, so matching takes linear time and
+    constant memory.
     """
     parts: list[bytes] = []
     after_backslashes = False
@@ -142,7 +143,11 @@ def _escaped(secret: str) -> bytes:
 
 
 def _char(char: str, escape: bytes, may_escape: bytes) -> bytes:
-    """Return a regular expression for one character, with the backslashes that may precede it."""
+    """Return a regular expression for one character, escaped or not.
+
+    `escape` matches the backslashes before an escape such as `u0041`, `may_escape` those before the character
+    itself.
+    """
     raw = re.escape(char.encode())
     ways = [escape + _numbered(char), escape + _by_bytes(char)]
     if ord(char) < 256:

@@ -292,7 +292,7 @@ class TraceWriter(Closing):
         self._recorders: list[Recorder] = []
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Append one envelope. Return when it is queued, or flushed if the host sends or receives it.
+        """Append one envelope. Return when it is queued. If the host sends or receives it, flush it first.
 
         Raises:
             TraceError: The envelope's number is not greater than the last one, so that readers would reject
