@@ -59,7 +59,7 @@ def _wrapped(text: str, width: int, hanging: str) -> list[str]:
     if cells(text) <= len(text):
         return textwrap.wrap(text, width, subsequent_indent=hanging) or [""]
     # `textwrap` counts characters, not columns. So put a placeholder after each wide character. If a row
-    # breaks between a character and its placeholder, it is one column too long, so wrap at `width - 1`.
+    # breaks between a character and its placeholder, the row is one column too long: wrap at `width - 1`.
     spaced = "".join(char + _SECOND_COLUMN * (cells(char) - 1) for char in text)
     rows = textwrap.wrap(spaced, width - 1, subsequent_indent=hanging)
     return [row.replace(_SECOND_COLUMN, "") for row in rows]

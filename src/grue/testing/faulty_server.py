@@ -337,7 +337,10 @@ class FaultyServer:
         return {"content": [{"type": "text", "text": text + "x" * self._flags.huge_result}]}
 
     def _ask(self, what: str) -> dict[str, Any]:
-        """Send a request to the client, and return its answer. Messages that come first are served later."""
+        """Send a request to the client, and return its answer.
+
+        Requests of the client that arrive before the answer are served afterwards.
+        """
         self._asked += 1
         asked = f"asked-{self._asked}"
         method, params = REQUESTS[what]

@@ -261,8 +261,8 @@ class ChildProcess:
         # The tasks that watch and drain the process belong to a group, and leaving a group is an `await`. If
         # the scope around us is cancelled, that `await` raises the cancellation here, before anything was
         # closed. So catch it, close, and raise it again. Order matters: the tasks end first, because two
-        # tasks must not read the same pipe, and `_await_end` starts its own to drain them. The pipes have to
-        # be drained while we wait, or a server that still writes would block on a full one and not exit.
+        # tasks must not read the same pipe, and `_await_end` starts new ones that drain the pipes. The
+        # pipes have to be drained while we wait, or a server that still writes would block and not exit.
         try:
             await self._tasks.__aexit__(None, None, None)
         except anyio.get_cancelled_exc_class():

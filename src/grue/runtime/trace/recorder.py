@@ -312,7 +312,7 @@ class Recorder:
     def _show_piece(self, envelope: Envelope[Any]) -> None:
         """Pass on the part of a piece that cannot belong to a secret.
 
-        If that part is empty, the next envelope gets this envelope's number.
+        If that part is empty, this envelope is not recorded, and the next one gets its number.
         """
         texts = self._texts.setdefault((envelope.sender, envelope.turn), {})
         key = replace(envelope.body, text="")

@@ -221,7 +221,7 @@ def _size(schema: m.JsonObject, name: str, default: int) -> int:
 
 
 def _joined(schema: m.JsonObject, other: object) -> m.JsonObject | None:
-    """Return a schema with the keywords of both; `None` if these conflict, or `other` is not a schema."""
+    """Return a schema with the keywords of both schemas; `None` if they conflict, or `other` is no schema."""
     added = {} if other is True else other
     if not isinstance(added, dict):
         return None
