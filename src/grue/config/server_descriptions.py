@@ -188,12 +188,12 @@ def read_server(
 
     Args:
         description: The parsed JSON.
-        ask: Gives the values that the description wants from the user.
+        ask: Called with each value that the description wants from the user; returns the user's values.
         name: The server's name in `mcp_config.json`; `None`: the last part of the description's name.
         kind: Which of the server's packages to use, such as `npm`, or `remote`; `None`: the first that grue
             can start.
         env: The names of the environment variables that are set. The entry refers to the variable of an
-            optional secret only if it is among these.
+            optional secret only if that variable is set.
 
     Raises:
         MCPConfigError: The description is not usable, or a value is missing.

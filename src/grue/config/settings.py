@@ -262,9 +262,10 @@ class GameConfiguration(_Table):
         mcp_force_tool_support: Offer tools even if the model's name suggests that it has no tool calling.
         mcp_tool_lock: What to do with a tool that differs from `mcp_tools.lock` (next to `mcp_config_file`):
             `report` it, `refuse` to offer it, or ignore the lock (`off`).
-        mcp_start: When servers start whose entries have no `start`: `before` the first request of a turn, at
-            the same time as this request (`beside`; `beside_if_locked`: only if the listing file of the tool
-            lock has the server's tools), or `when_called`.
+        mcp_start: When a server starts, if its entry has no `start`. `before`: before the first request of a
+            turn. `beside`: at the same time, if the server's tools are known. `beside_if_locked`: at the same
+            time, if they are in the listing file of the tool lock. `when_called`: at the first call of one of
+            the server's tools, if they are known. If the condition does not hold: as `before`.
         mcp_registry: Base URL of the MCP registry that `grue add NAME` asks; `None`, the default: no
             registry.
         client_base_url: Base URL of the endpoint; OpenRouter by default.

@@ -431,8 +431,8 @@ class ResultReader:
     """Answers `read_result` in one turn.
 
     Args:
-        result_of: Returns the whole result of the call with this handle, which is a call of this turn or of
-            an earlier turn of the conversation; `None` if no call has the handle.
+        result_of: Called with the handle of a tool call in this turn or in an earlier turn of the
+            conversation. Returns the call's whole result; `None` if no call has this handle.
         max_chars: Most characters of an answer.
     """
 

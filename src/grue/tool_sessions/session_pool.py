@@ -426,7 +426,7 @@ class LeasedConnection(_SessionUser):
         """Wait until the connection is open. If a prewarmed connection is lost, open a new one.
 
         A prewarmed connection has its own time limit, which began when it was started. A new one has
-        `timeout_s`. Both end at the turn's deadline.
+        `timeout_s`. Both waits end at the turn's deadline at the latest.
         """
         listing = None if self._owned is None else await self._prepared(self._owned, timeout_s)
         if listing is not None:

@@ -269,9 +269,9 @@ class _Commands:
         finished: bool | None = None
         try:
             async with command:
-                # The scope is inside `async with command`, so that after `timeout_s` the command still has
-                # its whole time to exit. The turn's limit or a cancellation comes from outside and shortens
-                # that time.
+                # The scope is inside `async with command`. So it does not shorten the time that `spec.limits`
+                # gives the command to exit after `timeout_s`. Only the turn's limit or a cancellation, which
+                # come from outside, can shorten that time.
                 with anyio.move_on_after(spec.timeout_s):
                     finished = await command.finish(stdin.encode("utf-8", "replace"))
         except SpawnError as error:

@@ -176,7 +176,9 @@ class Decided(Fact, frozen=True, kw_only=True):
     """The command of a turn, and how it was decided. Recorded before the command is played.
 
     Attributes:
-        kind: As in `TurnCompleted`. A failed turn is a `fallback`, with the failure as its reason.
+        kind: `answered`, or why the turn had no regular answer: `forced`, `degraded` or `fallback`
+            (`messages.OutcomeKind`). A failed turn is a `fallback`.
+        reason: Why `kind` is not `answered`; for a failed turn, the failure.
     """
 
     between_turns: ClassVar[bool] = True

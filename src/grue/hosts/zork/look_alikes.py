@@ -48,7 +48,7 @@ def completion_body(response: object) -> m.JsonObject:
 
 
 def completion_failure(error: Exception, client: object, model: str) -> m.LlmFailure:
-    """Convert an exception that a client raised to an `LlmFailure`; the client's `api_key` is redacted.
+    """Return an `LlmFailure` for an exception of a client. The client's `api_key` is redacted.
 
     The HTTP status is the `status_code` or `status` of the exception or of its `response`.
     """
@@ -119,7 +119,7 @@ def _status(error: Exception) -> int | None:
 
 
 def foreign_failure(fault: Fault, client: object, model: str) -> m.LlmFailure:
-    """Convert a `Fault`, with the client's `api_key` and the environment's secrets redacted."""
+    """Return an `LlmFailure` for a `Fault`; redact the client's `api_key` and the environment's secrets."""
     redaction, key = Redaction(secrets_in(os.environ)), getattr(client, "api_key", None)
     if isinstance(key, str):
         redaction.hide("api_key", key)

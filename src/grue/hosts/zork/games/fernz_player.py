@@ -4,8 +4,8 @@ r"""Play a story with the package `fernz`: commands come from stdin, answers go 
     STORY
 
 An `InterpreterProcess` starts this program. Because it is a process of its own, a story that never stops or
-needs too much memory can be killed, and the host goes on. The program does the
-same as `dfrotz` in these points:
+needs too much memory can be killed, and the host goes on. The program does the same as `dfrotz` in these
+points:
 
 - The line `\sf-N` prints "Speed Factor -N" and the prompt again, and does not reach the story.
 - If the story waits for a single key, it gets the first character of the next line.

@@ -44,7 +44,8 @@ class Case(Struct, frozen=True):
 def case_for(seed: int) -> Case:
     """Compute the seed's variation: the figures, their order, which clue is forged, and the small talk.
 
-    It uses a digest and not `random`, so that a seed gives the same house in every version of Python.
+    The choices come from a digest of the seed and not from `random`, so that a seed gives the same house in
+    every version of Python.
     """
     dice = hashlib.sha256(f"house {seed}".encode()).digest()
     figures = dict(zip(PEOPLE, list(permutations(range(2, 9), 3))[dice[0] % 210], strict=True))
