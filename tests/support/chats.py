@@ -42,7 +42,11 @@ class KeptScreen(PipeScreen):
 
 
 class ScriptedReader:
-    """Reads what is said and what is answered from two lists; `KeyboardInterrupt` in one is raised."""
+    """Reads what is said and what is answered from two lists; `KeyboardInterrupt` in one is raised.
+
+    A `None` among the answers is an end of the input, after which the list goes on, as after Ctrl-D at a
+    terminal. After the last answer, the input has ended.
+    """
 
     def __init__(self, said: Sequence[Any], answers: Sequence[Any] = (), *, asks: bool = True) -> None:
         self.asks = asks
@@ -56,9 +60,9 @@ class ScriptedReader:
     def forget(self) -> None:
         self.forgotten += 1
 
-    def answer(self, question: str, default: str = "") -> str:
+    def answer(self, question: str, default: str = "") -> str | None:
         self.questions.append((question, default))
-        given = _next(self._answers) if self._answers else ""
+        given = _next(self._answers) if self._answers else None
         return default if given == "(default)" else given
 
 

@@ -50,11 +50,11 @@ class Reader(Protocol):
     def forget(self) -> None:
         """Discard what was typed before now, so that only keys pressed after the question answer it."""
 
-    def answer(self, question: str, default: str = "") -> str:
-        """Ask a question and return the answer, one line.
+    def answer(self, question: str, default: str = "") -> str | None:
+        """Ask a question and return the answer, one line; `None` if the input has ended.
 
-        If nothing is typed, the answer is `default`. A reader that can edit lines shows the `default` as text
-        to edit, and returns an empty answer if the input has ended.
+        If an empty line is typed, the answer is `default`. A reader that can edit lines shows the `default`
+        as text to edit.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed.
@@ -94,10 +94,11 @@ class LineReader:
         if self.asks:
             forget_typed(self._source)
 
-    def answer(self, question: str, default: str = "") -> str:
-        """Ask on stderr, and return the next line; `default` if it is empty, or if the input has ended."""
+    def answer(self, question: str, default: str = "") -> str | None:
+        """Ask on stderr, and return the next line: `default` if it is empty, `None` at the input's end."""
         say(question, err=True)
-        return (self._line() or "").strip() or default
+        line = self._line()
+        return None if line is None else line.strip() or default
 
     def _line(self) -> str | None:
         line = self._source.readline(MAX_LINE + 1)
@@ -225,7 +226,7 @@ class Person:
         self._screen.show(lines.question_lines(question, rows))
         reader.forget()
         while True:
-            given = reader.answer("Call it? [y]es, [n]o, [a]lways, [e]dit, or why not: ")
+            given = reader.answer("Call it? [y]es, [n]o, [a]lways, [e]dit, or why not: ") or ""
             match given.lower():
                 case "y" | "yes":
                     return question.approve()
@@ -253,21 +254,30 @@ class Person:
         self._screen.show(lines.request_lines(request.message))
         reader.forget()
         if request.schema is None:
-            done = reader.answer("Have you done it? [y/N]: ")
+            done = reader.answer("Have you done it? [y/N]: ") or ""
             return {} if done.lower() in ("y", "yes") else Declined("the user has not done it")
-        if reader.answer("Answer the server? [y/N]: ").lower() not in ("y", "yes"):
+        if (reader.answer("Answer the server? [y/N]: ") or "").lower() not in ("y", "yes"):
             return Declined("the user does not want to answer")
         filled: m.JsonObject = {}
         for field in fields_of(request.schema):
-            given = self._filled(field)
+            try:
+                given = self._filled(field)
+            except EOFError:
+                return Declined("the user has stopped filling in the form")
             if given is not None:
                 filled[field.name] = given
         return filled
 
     def _filled(self, field: Field) -> Any:
-        """Ask until the field has a valid value, and return it; `None` if it is optional and left empty."""
+        """Ask until the field has a valid value, and return it; `None` if it is optional and left empty.
+
+        Raises:
+            EOFError: The input has ended.
+        """
         while True:
             text = self._reader().answer(field.prompt, printable(field.default))
+            if text is None:
+                raise EOFError
             if not text and not field.required:
                 return None
             try:
@@ -278,8 +288,8 @@ class Person:
     def _edited(self, question: ApprovalQuestion) -> ApprovalDecision | None:
         """Let the person edit the arguments, and return the decision.
 
-        Returns `None` if the arguments hold a secret, and so cannot be shown for editing, or if the edited
-        text is not a JSON object. The person is then asked about the call again.
+        Returns `None` if the arguments hold a secret, and so cannot be shown for editing, if the edited text
+        is not a JSON object, or if the input has ended. The person is then asked about the call again.
         """
         before = json.dumps(question.arguments, ensure_ascii=False)
         if not before.isprintable():
@@ -287,8 +297,11 @@ class Person:
         if self._redaction.redact_text(before) != before:
             self._screen.tell(lines.complaint("The arguments hold a secret, and cannot be edited here."))
             return None
+        text = self._reader().answer("Arguments: ", before)
+        if text is None:
+            return None
         try:
-            arguments = json_value(self._reader().answer("Arguments: ", before))
+            arguments = json_value(text)
         except (ValueError, RecursionError) as error:
             self._screen.tell(lines.complaint(f"That is not JSON: {error}."))
             return None

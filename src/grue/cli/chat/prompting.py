@@ -117,12 +117,12 @@ class PromptReader:
         forget_typed(sys.stdin)
         clear_typeahead(self._short.input)
 
-    def answer(self, question: str, default: str = "") -> str:
-        """Ask for a line, with `default` as the text to edit. Return the line; empty after Ctrl-D."""
+    def answer(self, question: str, default: str = "") -> str | None:
+        """Ask for a line, with `default` as the text to edit. Return the line; `None` after Ctrl-D."""
         try:
             return self._short.prompt([("class:prompt", question)], default=default).strip()
         except EOFError:
-            return ""
+            return None
 
 
 class ChatCompleter(Completer):

@@ -1,5 +1,6 @@
 """What the person at the terminal is asked by a server."""
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ from chats import KeptScreen, ScriptedReader, run_program
 from msgspec.structs import replace
 
 from grue import StdioServer
-from grue.cli.chat.person import Person
+from grue.cli.chat.person import LineReader, Person
 from grue.policies import ApprovalQuestion
 from grue.runtime.secrets.redaction import Redaction
 from grue.testing import faulty_server
@@ -28,7 +29,7 @@ FORM = ElicitationRequest(
 SECRET = "sk-1234567890abcdef"
 
 
-def person(*answers: str, asks: bool = True) -> tuple[Person, KeptScreen, ScriptedReader]:
+def person(*answers: str | None, asks: bool = True) -> tuple[Person, KeptScreen, ScriptedReader]:
     screen, reader = KeptScreen(), ScriptedReader([], answers, asks=asks)
     return Person(lambda: reader, screen, Redaction({"KEY": SECRET})), screen, reader
 
@@ -92,6 +93,32 @@ def test_what_was_typed_before_a_question_is_forgotten_once_it_is_on_the_screen(
     assert seen == [(2, 0)]
     asked.fill_in(FORM)
     assert seen[1:] == [(4, 1)]
+
+
+def lines_of(text: bytes) -> Person:
+    """A person at a terminal without editing, whose input ends after `text`."""
+    reader = LineReader(io.BytesIO(text), asks=True)
+    reader.forget = lambda: None  # type: ignore[method-assign]  # a BytesIO is no terminal
+    return Person(lambda: reader, KeptScreen(), Redaction({}))
+
+
+def test_an_end_of_the_input_approves_no_call_wherever_it_comes() -> None:
+    for text in (b"", b"e\n", b'e\n{"x": '):
+        assert lines_of(text).decide(question(x=1)).verdict == "deny"
+    assert lines_of(b"e\n\n").decide(question(x=1)).verdict == "approve"
+    asked, _, reader = person("e", None, "n")
+    assert asked.decide(question(x=1)).verdict == "deny"
+    assert [each[:5] for each, _ in reader.questions] == ["Call ", "Argum", "Call "]
+
+
+def test_an_end_of_the_input_ends_a_form_at_any_field() -> None:
+    stopped = Declined("the user has stopped filling in the form")
+    assert person("y", "Ada", "old", None)[0].fill_in(FORM) == stopped
+    assert person("y", "Ada", "36", None)[0].fill_in(FORM) == stopped
+    asked, _, reader = person(None, "y")
+    assert asked.fill_in(FORM) == Declined("the user does not want to answer")
+    assert len(reader.questions) == 1
+    assert lines_of(b"y\nAda\nold\n").fill_in(FORM) == stopped
 
 
 def test_always_means_the_tool_as_it_is() -> None:

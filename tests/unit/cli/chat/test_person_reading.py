@@ -40,6 +40,6 @@ def test_the_rest_of_a_line_that_is_too_long_is_no_input(monkeypatch: pytest.Mon
 def test_a_plain_terminal_is_asked_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
     lines = reader(b"hello\n y \n\n", asks=True)
     assert lines.read() == "hello"
-    assert [lines.answer("Really?", "no") for _ in range(3)] == ["y", "no", "no"]
+    assert [lines.answer("Really?", "no") for _ in range(3)] == ["y", "no", None]
     out, err = capsys.readouterr()
     assert (out, err) == ("> ", "Really?\n" * 3)

@@ -65,7 +65,7 @@ def test_short_answers_have_a_default_and_no_history(keys: PipeInput, tmp_path: 
     keys.send_text("\r")
     assert prompt.answer("Arguments: ", "{}") == "{}"
     keys.send_text("\x04")
-    assert prompt.answer("Call it? ") == ""
+    assert prompt.answer("Call it? ") is None
     assert (tmp_path / "grue" / "chat_history").read_text() == ""
 
 
