@@ -449,7 +449,7 @@ def test_a_setting_of_the_wrong_type_is_refused(recorded: Path) -> None:
     asked = ModelAsked(model="m", address="http://127.0.0.1:9/v1")
     with pytest.raises(MCPConfigError, match="temperature"):
         model_for(asked, change.llm, None, None)
-    with pytest.raises(MCPConfigError, match="--set wants PATH=VALUE, not 'x'"):
+    with pytest.raises(MCPConfigError, match="--set wants KEY=VALUE, not 'x'"):
         change_of(ForkOptions(trace=recorded, settings=("x",)))
 
 

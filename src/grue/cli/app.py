@@ -46,14 +46,18 @@ def root(
 _Interpreter = Annotated[
     str | None,
     typer.Option(
-        help="Z-machine interpreter for a story file: dfrotz or fernz.",
-        show_default="the first installed that shows all text",
+        metavar="dfrotz|fernz",
+        help="The program that runs a Z-machine story file.",
+        show_default="the first of the two that is installed and prints all of the story",
     ),
 ]
 _TurnTimeout = Annotated[
     float | None,
     typer.Option(
-        min=0.1, help="Time limit of a turn, in seconds.", show_default="1800, or as pyproject.toml says"
+        min=0.1,
+        metavar="SECONDS",
+        help="Time limit of a turn.",
+        show_default="1800, or as pyproject.toml says",
     ),
 ]
 _McpConfig = Annotated[
@@ -67,16 +71,25 @@ _McpConfig = Annotated[
 _Start = Annotated[
     Literal[StartWhen, StartAhead] | None,
     typer.Option(
-        help="When the server of a turn starts. before: before the first request to the model. beside: at "
-        "the same time as that request, if the server's tools are known from an earlier start. "
-        "beside_if_locked: the same, if `grue tools --lock` has approved its tools. when_called: at the "
-        "first call of one of its tools. after_turn: in advance, when the previous turn has ended. "
+        metavar="WHEN",
+        help="When the server of a turn starts:\n\n"
+        "before: before the first request to the model.\n\n"
+        "beside: at the same time as this request, if the server's tools are known from an earlier start; "
+        "otherwise before it.\n\n"
+        "beside_if_locked: like beside, if `grue tools --lock` has approved the tools; otherwise before the "
+        "request.\n\n"
+        "when_called: at the first call of one of its tools, if they are known; otherwise before the "
+        "request.\n\n"
+        "after_turn: in advance, when the previous turn has ended.\n\n"
         "beside_turn: in advance, during the previous turn.",
         show_default="beside_if_locked, or as pyproject.toml says",
     ),
 ]
 _Pace = Annotated[
-    float, typer.Option(min=0, max=60, help="Seconds to wait before each move.", show_default="0")
+    float,
+    typer.Option(
+        min=0, max=60, metavar="SECONDS", help="How long to wait before each move.", show_default="0"
+    ),
 ]
 _Langfuse = Annotated[
     bool,
@@ -101,7 +114,7 @@ _Stream = Annotated[bool, typer.Option("--stream", help="Stream the model's repl
 @app.command()
 def play(
     context: typer.Context,
-    game: Annotated[str, typer.Option(help="'house', a bundled game, or a Z-machine story file.")] = "house",
+    game: Annotated[str, typer.Option(help="The bundled game, house, or a Z-machine story file.")] = "house",
     interpreter: _Interpreter = None,
     offline: _Offline = False,
     model: _Model = None,
@@ -115,7 +128,7 @@ def play(
     ] = None,
     no_mcp: Annotated[bool, typer.Option("--no-mcp", help="Play without tools.")] = False,
     turns: Annotated[
-        int | None, typer.Option(min=1, help="The most turns to play.", show_default="60")
+        int | None, typer.Option(min=1, metavar="N", help="The most turns to play.", show_default="60")
     ] = None,
     seed: Annotated[int, typer.Option(help="Random seed of the game.")] = 0,
     run_dir: Annotated[
@@ -124,7 +137,11 @@ def play(
     turn_timeout: _TurnTimeout = None,
     resume: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="Resume the episode in this run folder; --turns can be higher."),
+        typer.Option(
+            metavar="RUN",
+            help="Resume the episode in this run folder, with the options of its first run. --turns can set "
+            "a new limit.",
+        ),
     ] = None,
     start: _Start = None,
     stream: _Stream = False,
@@ -223,7 +240,8 @@ def add(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            help="The server's arguments, after --.", show_default="none; for a package you are asked"
+            help="Arguments of the server's program, after --.",
+            show_default="none; for npm:, pypi: and oci: you are asked for them",
         ),
     ] = None,
     name: Annotated[
@@ -249,7 +267,8 @@ def add(
         str | None,
         typer.Option(
             metavar="URL",
-            help="The MCP registry to ask for the server.",
+            help="The MCP registry that knows the server, if the source is the name of one. Needed if "
+            "pyproject.toml names no registry.",
             show_default="as pyproject.toml says",
         ),
     ] = None,
@@ -415,8 +434,9 @@ def fork(
         int | None,
         typer.Option(
             metavar="MESSAGE",
-            help="Fork before the message with this number, which `grue trace show` prints.",
-            show_default="the beginning of the turn",
+            help="Number of the first message that is not repeated; `grue trace show` prints the numbers. If "
+            "the turn cannot go on from there, fewer messages are repeated.",
+            show_default="the first of the turn",
         ),
     ] = None,
     model: OtherModel = None,
@@ -426,28 +446,35 @@ def fork(
         list[str] | None,
         typer.Option(
             "--set",
-            metavar="PATH=VALUE",
-            help="Change a limit, a policy or a setting of the model, such as llm.temperature=0; repeatable.",
+            metavar="KEY=VALUE",
+            help="Change a setting of the model, such as llm.temperature=0, or a limit or policy of the "
+            "turn, such as max_tool_iterations=5; repeatable.",
         ),
     ] = None,
     tool_result: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="CALL=FILE", help="Give the call with this id the result in this file; repeatable."
+            metavar="CALL=FILE",
+            help="Give the recorded call with this id the result in this file; repeatable. `grue trace show "
+            "--whole` prints the ids.",
         ),
     ] = None,
     tools: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Offer the tools in this file: an mcp_tools.lock, or the listing that `grue tools --lock` "
-            "writes beside it. The word `lock` stands for the project's lock.",
+            help="Offer the tools in this file instead, such as an mcp_tools.listing.json, which `grue tools "
+            "--lock` writes. The word lock stands for the file of this project.",
+            show_default="the recorded ones",
         ),
     ] = None,
     misses: Annotated[
         Misses,
         typer.Option(
-            help="If a call has no recorded result: let the fork fail, call the tool, or ask you first."
+            help="What to do about a call that has no recorded result:\n\n"
+            "fail: let the fork fail.\n\n"
+            "call: call the tool.\n\n"
+            "ask: call the tool, if you agree."
         ),
     ] = "fail",
     mcp_config: _McpConfig = None,
@@ -455,12 +482,13 @@ def fork(
         Path | None, typer.Option(help="Folder for the fork's trace.", show_default="runs/RUN-fork")
     ] = None,
 ) -> None:
-    """Run a recorded turn again, from some message on with another model, prompt, limit, tool or result.
+    """Repeat a recorded turn up to a message, and go on with another model, prompt, limit, tool or result.
 
-    Up to that message (see --at), the turn is repeated from its trace. After
-    it, the model is asked again, and its tool calls get their recorded results;
-    --misses decides about calls that have none. To compare the fork with the
-    recorded turn, use `grue trace diff`.
+    The messages before the one that --at names are repeated from the trace.
+    From there on, the model is asked again. If it makes a tool call that the
+    recorded turn has made too, with the same arguments, the call gets the
+    recorded result, and no tool runs. For other calls, see --misses. To compare
+    the fork with the recorded turn, use `grue trace diff`.
     """
     from grue.cli.fork import ForkOptions, fork_turn
     from grue.cli.hosts import load_hosts
@@ -495,7 +523,12 @@ def runs(
         bool, typer.Option("--open", help="Write the HTML index and open it in a browser.")
     ] = False,
 ) -> None:
-    """List the recorded episodes in a folder and in its subfolder "runs", newest first."""
+    """List the recorded episodes in a folder, newest first.
+
+    If the folder has a subfolder called runs, the episodes in there are listed
+    too. If you name no folder, those in runs and in the working directory are
+    listed.
+    """
     from grue.cli.hosts import load_hosts
     from grue.cli.runs import list_runs, write_runs
 
@@ -549,7 +582,9 @@ def call(
     arg: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME=VALUE", help="One argument, such as path=notes.txt or limit=10; repeatable."
+            metavar="NAME=VALUE",
+            help="One argument, such as path=notes.txt or limit=10; repeatable. It is added to those in "
+            "JSON, or replaces the one of the same name.",
         ),
     ] = None,
     mcp_config: _McpConfig = None,
@@ -557,7 +592,8 @@ def call(
         float | None,
         typer.Option(
             min=0.1,
-            help="Time limit of the call, in seconds.",
+            metavar="SECONDS",
+            help="Time limit of the call.",
             show_default="30, or as pyproject.toml says",
         ),
     ] = None,
@@ -661,12 +697,19 @@ def mock_server(
     era: Annotated[
         str,
         typer.Option(
-            help="Protocol revisions to speak: initialize (those that begin with that request), stateless "
-            "(2026-07-28, which has no such request), or both."
+            metavar="initialize|stateless|both",
+            help="The revisions of the protocol to speak:\n\n"
+            "initialize: those in which a client first sends the request `initialize`.\n\n"
+            "stateless: 2026-07-28, which has no such request.\n\n"
+            "both: all of these.",
         ),
     ] = "both",
 ) -> None:
-    """Run an MCP server that follows the specification, to test MCP clients."""
+    """Run an MCP server that follows the specification, to test MCP clients.
+
+    Say how it is reached: --stdio or --http PORT. Exactly one of the two is
+    required.
+    """
     from grue.cli.mock_server import serve
 
     take_interrupts()

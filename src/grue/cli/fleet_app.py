@@ -11,13 +11,28 @@ from grue.cli.plain_errors import FAILED, USAGE, Commands
 if TYPE_CHECKING:
     from grue.cli.fleet import FleetRunOptions
 
-fleet_app = typer.Typer(
-    cls=Commands, help="Run thousands of episodes and compare their results.", no_args_is_help=True
-)
+_ABOUT = """Run thousands of episodes and compare their results.
 
-_Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder.")]
+A sweep is a TOML file. It names a function of yours, the cases to call it
+with, such as questions, and the settings to compare, such as models. Each
+call of the function is an episode. A fleet is the folder with the episodes,
+their traces and their scores. If you change the sweep and run it again, the
+folder keeps the earlier episodes too. The latest sweep is the one that was
+run last in the folder.
+"""
+
+fleet_app = typer.Typer(cls=Commands, help=_ABOUT, no_args_is_help=True)
+
+_Directory = Annotated[
+    Path, typer.Argument(metavar="DIR", help="The fleet's folder, which `grue fleet run` makes.")
+]
 _Sweep = Annotated[
-    Path, typer.Argument(metavar="SWEEP.toml", help="The file that says which episodes to run: the sweep.")
+    Path,
+    typer.Argument(
+        metavar="SWEEP.toml",
+        help="The sweep: the file that names a function, the cases to call it with and the settings to "
+        "compare.",
+    ),
 ]
 _Place = Annotated[
     Path | None, typer.Option("--dir", help="Folder for the episodes.", show_default="runs/SWEEP")
@@ -81,7 +96,12 @@ def run(
     ray: _Ray = None,
     batch: _Batch = False,
 ) -> bool:
-    """Run the episodes of a sweep that are not done yet. After a stop, the same command continues."""
+    """Run the episodes of a sweep that are not done yet. After a stop, the same command continues.
+
+    An episode is one call of the sweep's function. If a worker process is
+    killed, or a server or the model cannot be reached, the episode is tried
+    again. After three attempts it is given up.
+    """
     from grue.cli.fleet import print_plan, run_fleet
 
     options = _options(sweep, directory, workers, engine, ray, batch)
@@ -101,7 +121,10 @@ def retry(
     ray: _Ray = None,
     batch: _Batch = False,
 ) -> bool:
-    """Continue a sweep, and also run the episodes again that were given up after three attempts."""
+    """Continue a sweep, and also run the episodes again that were given up after three attempts.
+
+    Otherwise this is the same as `grue fleet run`.
+    """
     from grue.cli.fleet import run_fleet
 
     options = _options(sweep, directory, workers, engine, ray, batch)
@@ -127,15 +150,18 @@ def fork(
         list[str] | None,
         typer.Option(
             "--set",
-            metavar="PATH=VALUE",
-            help="Change a limit, a policy or a setting of the model, such as llm.temperature=0; repeatable.",
+            metavar="KEY=VALUE",
+            help="Change a setting of the model, such as llm.temperature=0, or a limit or policy of the "
+            "turn, such as max_tool_iterations=5; repeatable.",
         ),
     ] = None,
     misses: Annotated[
         str,
         typer.Option(
             metavar="fail|call",
-            help="If a call has no recorded result: let the fork fail, or call the tool.",
+            help="What to do about a call that has no recorded result:\n\n"
+            "fail: let the fork fail.\n\n"
+            "call: call the tool.",
         ),
     ] = "fail",
     repetitions: Annotated[int, typer.Option(min=1, help="How often to fork each turn.")] = 5,
@@ -151,7 +177,12 @@ def fork(
         typer.Option(min=1, help="How many forks run at the same time.", show_default="one per core"),
     ] = None,
 ) -> bool:
-    """Fork many recorded turns, with the same change in each. After a stop, the same command continues."""
+    """Fork many recorded turns, with the same change in each. After a stop, the same command continues.
+
+    A fork runs a turn again, but with a change; see `grue fork`. Here, the
+    whole turn is run again. The forks and the recorded turns become episodes of
+    a fleet, and `grue fleet compare` compares them.
+    """
     from grue.cli.fleet_fork import FleetForkOptions, fork_fleet
     from grue.cli.fork import ForkOptions
     from grue.cli.hosts import load_hosts
@@ -194,7 +225,7 @@ def table(
         typer.Option(
             metavar="SETTING,...",
             help="Print a row for each combination of values of these settings.",
-            show_default="settings that make few rows",
+            show_default="all that differ between episodes; fewer if these make more than 24 rows",
         ),
     ] = None,
     every: Annotated[
@@ -202,7 +233,11 @@ def table(
     ] = False,
     as_json: _Json = False,
 ) -> None:
-    """Print a row for each combination of settings: mean scores, standard errors, the id of an episode."""
+    """Print a row for each combination of settings: mean scores, standard errors, the id of an episode.
+
+    The table has the episodes of the latest sweep: those of the sweep that was
+    run last in this folder.
+    """
     from grue.cli.fleet_view import print_table
 
     take_interrupts()
@@ -215,16 +250,18 @@ _Pass = Annotated[
     typer.Option(
         "--pass",
         metavar="SCORE",
-        help="The worst score with which an episode passes.",
-        show_default="1 (0 if lower is better), if scores are from 0 to 1",
+        help="An episode passes if it has this score or a better one. The default holds if all scores are "
+        "from 0 to 1; otherwise there is none, and every score passes.",
+        show_default="1, or 0 with --lower-is-better",
     ),
 ]
 _FailedAs = Annotated[
     float | None,
     typer.Option(
         metavar="SCORE",
-        help="The score that a failed episode counts with.",
-        show_default="0; none if lower is better",
+        help="The score that an episode counts with if its function has failed. Required with "
+        "--lower-is-better if there is such an episode.",
+        show_default="0",
     ),
 ]
 _LowerIsBetter = Annotated[bool, typer.Option("--lower-is-better", help="Smaller scores are better.")]
@@ -248,14 +285,18 @@ def compare(
     ],
     score: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The score to compare.", show_default="score, or the only one"),
+        typer.Option(
+            metavar="NAME",
+            help="Name of the score to compare.",
+            show_default="the one named score, else the only one",
+        ),
     ] = None,
     fail_if_worse: Annotated[
         float | None,
         typer.Option(
             metavar="LOSS",
-            help="For CI: exit with 1 if B is worse by LOSS or more, and with 2 if there are too few cases "
-            "to tell.",
+            help="For CI: exit with 1 if B is worse by LOSS or more. Exit with 2 if there are too few cases "
+            "for an interval, or too few to tell.",
         ),
     ] = None,
     passing: _Pass = None,
@@ -264,8 +305,8 @@ def compare(
         str | None,
         typer.Option(
             metavar="SETTING,...",
-            help="Settings that make cases depend on each other if their values are equal, such as the name "
-            "of the document that is asked about.",
+            help="Settings that tell which cases depend on each other: those with the same values, such as "
+            "questions about the same document.",
             show_default="all cases are independent",
         ),
     ] = None,
@@ -275,10 +316,13 @@ def compare(
 ) -> None:
     """Compare two sets of episodes: is B better than A, is it worse, or can that not be told?
 
-    Cases that both sets have are compared one by one, and the mean difference
-    is printed with a confidence interval. With fewer than 15 cases, or without
-    the extra `evaluate`, a sign test decides, and there is no interval.
-    With fewer than 15 cases, --fail-if-worse exits with 2.
+    A case is what A and B have in common, such as a question that two models
+    were asked. The cases that both sets have are compared one by one, and the
+    mean difference is printed with a confidence interval. With fewer than 15
+    cases, or without the extra `evaluate`, there is no interval, and a sign
+    test decides. If each case was run several times, two chances are compared
+    too: that at least one of N runs passes (pass@N), and that all pass (pass^N).
+    The option --pass says what passes.
     """
     from grue.cli.fleet_view import print_comparison
     from grue.fleet.compare import Options
@@ -320,7 +364,12 @@ def score(
 
 
 _Score = Annotated[
-    str, typer.Option("--score", metavar="NAME", help="The score by which an episode passes or fails.")
+    str,
+    typer.Option(
+        "--score",
+        metavar="NAME",
+        help="Name of the score that decides whether an episode passes; see --pass.",
+    ),
 ]
 
 
@@ -337,8 +386,9 @@ def failures(
 ) -> None:
     """Group the failed episodes by what went wrong, and print commands that show their traces.
 
-    Episodes of earlier sweeps in the same folder are left out. Their number is
-    printed.
+    An episode has failed if its function has failed, if it was given up, or if
+    its score does not pass. Episodes that are not in the latest sweep, the one
+    that was run last in this folder, are left out. Their number is printed.
     """
     from grue.cli.fleet_failures import print_failures
 
@@ -365,7 +415,7 @@ def report(
         typer.Option(
             metavar="SETTING,...",
             help="Show scores for each combination of values of these settings.",
-            show_default="settings with few values",
+            show_default="all that differ between episodes; fewer if these make more than 12 combinations",
         ),
     ] = None,
     out: Annotated[
@@ -375,7 +425,8 @@ def report(
 ) -> None:
     """Write an HTML page about the latest sweep: scores by settings, costs, cases, failures, episodes.
 
-    The page is one file and works offline.
+    The latest sweep is the one that was run last in this folder. The page is
+    one file and works offline.
     """
     from grue.cli.saying import say_page
     from grue.fleet.report import REPORT, write_report
@@ -402,8 +453,9 @@ def export(
         typer.Option(
             "--as",
             metavar="parquet|samples|atif",
-            help="parquet: tables. samples: JSON Lines for training, one per request to the model. atif: one "
-            "trajectory per episode, in Harbor's format ATIF.",
+            help="parquet: tables.\n\n"
+            "samples: JSON Lines for training, one per request to the model.\n\n"
+            "atif: one trajectory per episode, in Harbor's format ATIF.",
         ),
     ] = "parquet",
     out: Annotated[

@@ -1,4 +1,4 @@
-"""`grue fork`: run a recorded turn again with another model, prompt, tool or result from some message on."""
+"""`grue fork`: repeat a recorded turn up to a message, and go on with another model, prompt or tool."""
 
 import shutil
 import sys
@@ -161,7 +161,7 @@ def change_of(options: ForkOptions) -> Change:
     Raises:
         MCPConfigError: An option has the wrong form, or a file cannot be read.
     """
-    values = {key: value_of(text) for key, text in _pairs("--set", "PATH=VALUE", options.settings)}
+    values = {key: value_of(text) for key, text in _pairs("--set", "KEY=VALUE", options.settings)}
     files = _pairs("--tool-result", "CALL=FILE", options.tool_results)
     return Change(
         llm={key.removeprefix(_LLM): value for key, value in values.items() if key.startswith(_LLM)},

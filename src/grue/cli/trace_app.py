@@ -124,9 +124,9 @@ def trace_cache(
     """Show how much of each prompt a provider could read from its cache, and why not more.
 
     Compares each prompt with earlier ones, byte by byte, and names the first
-    difference and the message that caused it. The column `repeats` shows the
-    part that repeats an earlier prompt, the column `billed` the part that the
-    provider says it has read from its cache.
+    difference and the message that caused it. The column `repeats` shows how
+    much of a prompt repeats an earlier one. The column `cached` shows how much
+    of it the provider has read from its cache, as its reply says.
     """
     from grue.cli.trace_cache import cache
 
@@ -239,25 +239,35 @@ def trace_replay(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Change a policy or a limit, such as after_death=reconnect; repeatable.",
+            help="Change a limit or policy of the turns, such as after_death=reconnect (if a server dies, "
+            "connect to it again); repeatable.",
         ),
     ] = None,
     max_iterations: Annotated[
         int | None,
-        typer.Option(min=0, help="Change the most tool iterations of a turn.", show_default="as recorded"),
+        typer.Option(
+            min=0,
+            help="The most replies with tool calls in a turn. After these, the model is asked for its final "
+            "answer.",
+            show_default="as recorded",
+        ),
     ] = None,
     after_timeout: Annotated[
         str | None,
         typer.Option(
             metavar="skip|continue|force",
-            help="After a tool call that timed out: skip the other calls of the same reply, make them, or "
-            "skip them and force the final answer.",
+            help="What follows a tool call that has timed out:\n\n"
+            "skip: the calls of the same reply that were not sent yet are not made.\n\n"
+            "continue: they are made.\n\n"
+            "force: they are not made, and the model is asked for its final answer.",
             show_default="as recorded",
         ),
     ] = None,
     system: Annotated[
         Path | None,
-        typer.Option(help="Use the system prompt in this file instead.", show_default="as recorded"),
+        typer.Option(
+            metavar="FILE", help="Use the system prompt in this file instead.", show_default="as recorded"
+        ),
     ] = None,
 ) -> bool:
     """Compute the agent's decisions again from the recorded messages. No model, server or tool runs.
@@ -285,7 +295,7 @@ def trace_to_test(
         list[str] | None,
         typer.Option(
             metavar="SERVER=MODULE:NAME",
-            help="Where your code has the functions that are this server's tools; repeatable.",
+            help="Take this server's tools from your code: NAME in MODULE holds the functions; repeatable.",
             show_default="tools that return the recorded results",
         ),
     ] = None,
@@ -293,8 +303,8 @@ def trace_to_test(
         str | None,
         typer.Option(
             metavar="MODULE:NAME",
-            help="Where your code has the type of the answer, or its AnswerSpec.",
-            show_default="the recorded answers",
+            help="Take the answer's type, or its AnswerSpec, from your code: it is NAME in MODULE.",
+            show_default="none: the test contains the recorded answers",
         ),
     ] = None,
     out: Annotated[

@@ -12,7 +12,7 @@ from grue.tracing.prompt_cache import CachedPrompt, CacheReport, cache_report, t
 from grue.tracing.reading import open_episode
 from grue.tracing.show import printable_json
 
-_HEADINGS = ("turn", "request", "message", "tokens", "bytes", "repeats", "billed", "again")
+_HEADINGS = ("turn", "request", "message", "tokens", "bytes", "repeats", "cached", "again")
 
 
 def cache(file: Path, *, as_json: bool, width: int | None = None) -> None:
