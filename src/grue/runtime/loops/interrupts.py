@@ -246,8 +246,8 @@ def defer_interrupts() -> Iterator[None]:
     the clean-up that the interrupt asks for. Inside this block the handler therefore only counts presses, and
     `wait_for`, which holds no lock, raises.
 
-    Blocks can be nested; the outermost one counts. Does nothing outside the main thread, or if the host has
-    its own SIGINT handler.
+    Blocks can be nested: an inner block leaves everything to the outermost one. The block has no effect
+    outside the main thread, or if the host has its own SIGINT handler.
 
     Raises:
         KeyboardInterrupt: At the end of the block, if a press was counted and nothing has raised it.

@@ -407,8 +407,8 @@ def _has_members(pgid: int) -> bool:
     # On Darwin a PermissionError means that only zombies are left.
     except (ProcessLookupError, PermissionError):
         return False
-    # Orphaned zombies count as members until init reaps them. Some containers have no init that does, so on
-    # Linux only live members count.
+    # Orphaned zombies are members until init reaps them. In some containers init does not reap them, so on
+    # Linux look for members that are alive.
     return sys.platform != "linux" or bool(live_members(pgid))
 
 
