@@ -147,7 +147,7 @@ def _pieces(text: str) -> int:
 
 
 def _least_tokens(tool: m.ToolDefinition) -> int:
-    """Return how many tokens this tool takes at least, whatever the model's chat template and tokenizer."""
+    """Return the fewest tokens that this tool can take in a prompt, with any chat template and tokenizer."""
     arguments = tool.input_schema.get("properties")
     named = arguments if isinstance(arguments, dict) else {}
     told = (each.get("description") for each in named.values() if isinstance(each, dict))
@@ -449,7 +449,7 @@ class EncodedConversation:
         return self._messages.size + sum(map(len, self._system)) + len(self._encoded_tools)
 
     def keep(self, reply: w.Reply) -> m.AssistantReply:
-        """Keep the reply, and return it as an entry. The next `ask` adds the entry to the history."""
+        """Return the reply as an entry, and remember it: the next `ask` adds it to the history."""
         echo = m.Echo(wire=self.profile.wire, model=self.model, data=reply.echo) if reply.echo else None
         if reply.prompt_tokens > 0:
             self.bytes_per_token = self._prompt_size / reply.prompt_tokens

@@ -310,7 +310,8 @@ def _marked(text: str, tools: _Tools) -> Written | None:
     try:
         calls, end = ([], len(text)) if reader is None else reader(text, start, tools)
     except _Unreadable:
-        # A mark at the beginning of the text belongs to a call. A mark between two paragraphs may be quoted.
+        # The calls after the mark cannot be read. If the mark begins the text, they are calls all the same.
+        # A mark between two paragraphs may only be quoted.
         return Written(form, before=before) if not before or not _goes_on(text, mark.end()) else None
     rest = text[end:].strip()
     if before and rest:
@@ -596,7 +597,7 @@ def _bare(text: str, known: Iterable[str]) -> Written | None:
 
 
 def _named(text: str, known: Iterable[str]) -> Written | None:
-    """Find a call that is written as `>>>name` with its arguments in the next line. It is not parsed."""
+    """Find a call written as `>>>name`, with its arguments in the next line, which are not read."""
     if text.startswith("{") or not text.endswith("}"):
         return None
     fences = at = 0
@@ -609,7 +610,10 @@ def _named(text: str, known: Iterable[str]) -> Written | None:
 
 
 def _last_fence(text: str, known: Iterable[str]) -> Written | None:
-    """Return the calls in a JSON block at the end of a text; not `sure`: the text may only be about calls."""
+    """Return the calls in a JSON block at the end of a text.
+
+    `Written.sure` is not set, because the text may only be about calls.
+    """
     if not text.endswith("```"):
         return None
     start = text.rfind("```", 0, -3)
@@ -619,7 +623,10 @@ def _last_fence(text: str, known: Iterable[str]) -> Written | None:
 
 
 def _last_lines(text: str, known: Iterable[str]) -> Written | None:
-    """Return the calls in JSON lines at the end of a text; not `sure`: the text may only be about calls."""
+    """Return the calls in JSON lines at the end of a text.
+
+    `Written.sure` is not set, because the text may only be about calls.
+    """
     starts = {text.rfind("\n\n") + 2, text.find("\n{") + 1, text.find("\n[") + 1} - {0, 1}
     for start in sorted(starts):
         found = _bare(text[start:].strip(), known)

@@ -275,7 +275,7 @@ class Judged(Struct, frozen=True):
 
     Attributes:
         denied: Why the call is not made; empty if it is made.
-        changed: The arguments to make it with; `None`: those that the person was shown.
+        changed: The arguments to make the call with; `None`: those that the person was shown.
     """
 
     denied: str = ""

@@ -248,7 +248,10 @@ class JsonText(str):
 
 
 def why_unknown(name: str, missing: Mapping[m.ServerName, str]) -> str:
-    """Return the end of the error about an unknown tool: why servers are missing that may have this tool."""
+    """Return the end of the error text about an unknown tool.
+
+    It names each missing server that may have this tool, and why the server is missing.
+    """
     bare = not NAME_SEPARATORS.search(name)
     reasons = [
         f". {NOT_USED.format(server=server, reason=reason)}"
@@ -557,7 +560,10 @@ def without_middle(text: str, kept: int) -> str:
 
 
 def _bounded(shown: m.JsonObject, max_chars: int, whole: str) -> str:
-    """Return an object's JSON text. Each member is cut to the room that the members before it have left."""
+    """Return an object's JSON text (`whole`), or a shorter one if it is longer than `max_chars`.
+
+    In the shorter text each member is cut to the room that the members before it have left.
+    """
     if len(whole) <= max_chars:
         return whole
     cut: m.JsonObject = {}

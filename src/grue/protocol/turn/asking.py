@@ -191,7 +191,7 @@ def heard(turn: Turn, reply: m.CompletionReceived) -> Turn:
 
 
 def _searching(turn: Turn) -> Turn:
-    """Return the turn. If it has too many tools, it now offers `find_tools` and `call_tool` for them."""
+    """Return the turn; if it has too many tools (`ToolSearch.above`), it now offers `find_tools` instead."""
     search = turn.run.tool_search
     if search is None or turn.searching or not _are_many(turn, search):
         return turn

@@ -358,7 +358,7 @@ def moves_on(failure: m.LlmFailure) -> bool:
 
 
 def first_to_ask(breakers: Sequence[Breaker], now_s: float) -> int:
-    """Return the position of the model that a turn begins with."""
+    """Return the position of the first model whose breaker is not open; 0 if all breakers are open."""
     places = range(len(breakers))
     return next((at for at in places if not breakers[at].is_open(now_s)), 0)
 
@@ -372,7 +372,7 @@ def next_to_ask(
         breakers: The breakers of the whole chain.
         now_s: The time, on the event loop's clock.
         tried: The models that this request has been sent to.
-        usable: The models that take a request of this kind.
+        usable: The models that may get this request; if it offers tools, those that can call tools.
     """
     left = [at for at in range(len(breakers)) if at in usable and at not in tried]
     return min(left, key=lambda at: (breakers[at].is_open(now_s), at), default=None)

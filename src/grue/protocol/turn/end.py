@@ -52,7 +52,7 @@ def closed(state: s.AwaitingClose, server: m.ServerName) -> Transition:
 
 
 def abandon(state: s.LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> Transition:
-    """End the turn from whatever state it is in; a call that is under way gets no record."""
+    """End the turn, in any state. A tool call that is under way gets no `ToolCallRecord`."""
     turn = state.turn
     notes: tuple[s.CallNote, ...] = ()
     match state:
@@ -124,7 +124,10 @@ def answers_at_end(
 
 
 def progress(turn: Turn) -> m.TurnParked:
-    """Return a `TurnParked` with the turn's progress. The caller adds the reply to go on with, if any."""
+    """Return a `TurnParked` with what the turn has done so far.
+
+    If the turn is parked at tool calls, the caller adds these calls.
+    """
     return m.TurnParked(
         turn=turn.run.turn,
         iterations=turn.iterations,

@@ -97,7 +97,7 @@ def _in_calls(
 
 
 def postponed(state: s.AwaitingCompletion | s.AwaitingSummary, event: m.CompletionPostponed) -> Transition:
-    """Close the sessions. A batch of the provider will bring the reply, and no process waits for it."""
+    """Close the sessions. The reply will come with a provider's batch; until then no process has to run."""
     waiting = s.Waiting(state, state.turn.open, event.item)
     if not waiting.pending:
         return waiting, (_waits(waiting),)

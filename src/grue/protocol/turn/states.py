@@ -111,7 +111,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def opening(self) -> tuple[m.ConversationItem, ...]:
-        """The turn's first items: the user text, after the system text if it begins a conversation."""
+        """The turn's first items: the system text, if the turn begins a conversation, and the user text."""
         history, user = (
             self.run.history,
             m.UserText(self.run.user, attachments=self.run.images, stub=self.run.user_stub),
