@@ -185,7 +185,10 @@ def shown(value: object) -> str:
 
 
 def is_usable(number: float, *, above_0: bool) -> bool:
-    """Return whether a number is finite, not negative (or above 0) and small enough for a trace to hold."""
+    """Return whether a number is finite, not negative, and small enough for a trace to hold.
+
+    If `above_0` is true, 0 is refused, too.
+    """
     return number < _MOST and (number > 0 if above_0 else number >= 0)
 
 

@@ -505,7 +505,7 @@ class LlmActor(Actor[m.LlmCommand]):
         return self._chain
 
     async def receive(self, envelope: Envelope[m.LlmCommand]) -> None:
-        """Carry out a command. If its sender awaits a reply, the outcome goes there, else to the agent."""
+        """Carry out a command. The sender gets the outcome if it waits for a reply; otherwise the agent."""
         match envelope.body:
             case m.RewriteHistory() as command:
                 await self._conversation(command.conversation).change(command)

@@ -184,7 +184,8 @@ class Past(Struct, Generic[_Started], kw_only=True):
                 self.parked = None
                 self.spent = self.spent.plus(unended.requests, unended.usage)
                 return Spent()
-            # Count nothing for the turn before it was parked: the numbers in its end will include this part.
+            # Count nothing for a parked turn yet: the message that ends the turn (`TurnCompleted`, `TurnFailed`)
+            # includes what the turn spent before it was parked.
             case m.TurnParked() as parked:
                 self.parked = parked
                 return Spent()

@@ -115,9 +115,9 @@ class Runner(AsyncToolAccess, Closing):
             worker has its own.
         start: When a server starts, unless its own options say when. `before`: before the first request.
             `beside`: together with it, if the server's tools are known. `beside_if_locked`: the same, if the
-            tool lock lists them. `when_called`: at the first call. In advance, for the next turn:
-            `after_turn`, or `beside_turn`, while this turn waits for its model. A pair such as
-            `("after_turn", "beside")` says how servers start in advance, and when any others start.
+            tool lock lists them. `when_called`: at the first call. Two values start servers for the next
+            turn in advance: `after_turn` when a turn has ended, `beside_turn` while it waits for its model.
+            The second value of a pair, `("after_turn", "beside")`, is for servers not started in advance.
 
     Raises:
         MCPConfigError: A server name, `keep`, `start` or a policy is invalid, or `keep` excludes `start`.

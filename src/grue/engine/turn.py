@@ -476,7 +476,7 @@ class Spending:
         self._lock = threading.Lock()
 
     def add(self, requests: int, usage: m.Usage) -> None:
-        """Add a finished turn."""
+        """Add the requests and the usage of a finished turn."""
         with self._lock:
             self.spent = self.spent.plus(requests, usage)
 

@@ -284,8 +284,8 @@ def begin_of_turn(saved: SavedConversation, began: m.HistoryReference) -> tuple[
     for number, line in enumerate(saved.lines, start=1):
         before.take(line)
         if isinstance(line, TurnMark) and (line.state, line.began) == ("running", began.digest):
-            # `History` counts a reply only when the next text is said. The last line before this mark may be
-            # a reply: say nothing (`()`), so that the reply is counted, as it is in `began`.
+            # The last line before this mark may be a reply. `History` makes a reply an entry only at the next
+            # `say`, and `began` counts it as an entry. So call `say` with no texts.
             before.history.say(())
             ledger = before.history.ledger
             found = ledger is not None and (ledger.length, ledger.digest) == (began.length, began.digest)

@@ -87,7 +87,7 @@ class EarlierResults:
         return tuple(self._turns)
 
     def begin(self, turn: int, trace: Path | None) -> bool:
-        """Note the turn that begins, and its trace; return whether `turns` has got a new pair."""
+        """Note the turn that begins, and its trace; return whether this has added a pair to `turns`."""
         self._trace = trace
         if trace is None or (turn, trace) in self._turns[-1:]:
             return False
@@ -405,7 +405,7 @@ class KeptConversation:
             self._write_now()
 
     def require_open(self, turn: int, began: m.HistoryReference) -> TurnMark:
-        """Return the open turn's mark.
+        """Return the `TurnMark` of the open turn.
 
         Raises `ConversationError` if no turn is open, or if the open turn has another number than `turn` or
         started after other entries than those that `began` refers to.
@@ -539,7 +539,10 @@ class KeptConversation:
         return mark
 
     def _begin(self, number: int, trace: Path | None, parked: TurnMark | None) -> None:
-        """Mark the turn that begins now, if a later process can go on with it."""
+        """Set `open_turn` to the turn that begins now, if a later process can go on with the turn.
+
+        `parked` is the `TurnMark` of a parked turn that is resumed now; `None`: the turn is new.
+        """
         if parked is not None:
             place = parked.trace if trace is None else str(trace)
             self._mark(replace(parked, trace=place, state="running", questions=(), untold=()))
@@ -613,7 +616,9 @@ class KeptConversation:
             raise
 
     def _close_turn(self, lent: LentConversation, actors: TurnReport | None, parked: TurnMark | None) -> None:
-        """Keep the turn's entries; `parked`: the mark of the turn, if it was parked before and resumed.
+        """Keep the turn's entries.
+
+        `parked` is the turn's `TurnMark` from before it was resumed; `None`: the turn was not parked before.
 
         The agent's last request is recorded in the trace as soon as the agent sends it, but the LLM actor may
         have been cancelled before it took the request. Add the request's messages here in that case, so that
@@ -681,7 +686,7 @@ def given_conversation(
 
 
 def require_not_parked(mark: TurnMark | None, name: str) -> None:
-    """Raise `ConversationParked` if the open turn is parked; `mark`: its mark."""
+    """Raise `ConversationParked` if the open turn, whose `TurnMark` is `mark`, is parked."""
     if mark is not None and mark.state == "parked":
         asked = ", ".join(dict.fromkeys(question.name for question in mark.questions))
         what = f"waits for an approval of {asked}" if asked else "is parked"

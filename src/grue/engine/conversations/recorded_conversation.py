@@ -440,7 +440,7 @@ class RecordedTurn:
             and asked.request > self._requests
         ):
             # The process was killed after it had recorded the last event, and before it recorded the request
-            # that this event leads to. So that request's texts are still to be sent.
+            # that this event leads to. The texts of that request have not been sent yet.
             return replace(where, new=asked.new)
         return where
 

@@ -212,7 +212,7 @@ def check_fit(command: m.RunTurn, answer: AnswerSpec[Any], settings: TurnSetting
 def resumed_run(
     asked: ResumeRequest, settings: TurnSettings, memory: EpisodeMemory, writers: list[TraceWriter]
 ) -> Iterator[HostTurn[Any]]:
-    """Yield the turn that goes on. If its trace is opened for it, the writer is appended to `writers`.
+    """Yield the turn that goes on. If its trace has to be opened, the new writer is appended to `writers`.
 
     Raises as `resumed_turn` does.
     """

@@ -272,7 +272,7 @@ class OwnedSession:
     def _definition(self, tool: str) -> m.ToolDefinition:
         """Return a tool's definition, or a made-up one for a tool that the server does not list.
 
-        If the server does not have the tool, it refuses the call itself.
+        A made-up definition lets the call pass; a server that does not have the tool refuses the call.
         """
         listed = next((each for each in self.tools if each.tool == tool), None)
         return unlisted_tool(self._command.server, tool) if listed is None else listed
