@@ -590,9 +590,9 @@ class LlmActor(Actor[m.LlmCommand]):
     async def _complete_unless_dropped(
         self, command: m.RequestCompletion, envelope: Envelope[m.LlmCommand]
     ) -> None:
-        """Ask in another task, and read the mailbox meanwhile: the next message may drop this request.
+        """Ask the model in another task, and read the mailbox meanwhile, for a `DropCompletion`.
 
-        When the reply has come, this method still waits for the next message: a cancelled
+        After the reply has come, this method goes on waiting for the next message, because a cancelled
         `mailbox.receive()` may lose a message. The wait always ends, because the agent sends a further
         message or closes the mailbox.
 

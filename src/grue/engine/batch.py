@@ -290,7 +290,7 @@ def _item(index: int, started: _Started[T]) -> BatchItem[TurnOutcome[T]]:
 
 
 def as_ours(error: Exception) -> MCPError:
-    """Return a turn's error. If it is not an `MCPError`, return an `MCPError` whose `__cause__` it is."""
+    """Return `error` if it is an `MCPError`, else an `MCPError` whose `__cause__` is `error`."""
     if isinstance(error, MCPError):
         return error
     ours = MCPError(f"The turn could not be run: {type(error).__name__}: {error}")

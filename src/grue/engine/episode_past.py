@@ -54,7 +54,7 @@ may refuse the text of one turn and accept the next one."""
 
 
 def ends_episode(error: LLMError | m.LlmFailure, *, answered: bool) -> bool:
-    """Return whether an error ends the episode instead of one turn.
+    """Return whether an error ends the whole episode, and not only the turn in which it occurred.
 
     Args:
         error: The error.
@@ -83,7 +83,8 @@ class Past(Struct, Generic[_Started], kw_only=True):
         connections: The state of the connection to each tool server, for `Runner.remember`.
         listings: The tools that each server listed last, for `Runner.remember`.
         ended: How the episode ended the last time; `None`: it did not end, because its process was killed.
-        conditions: What the last run was made with, by name, such as `model`.
+        conditions: What the last run was made with, by name, such as `model`. `changes` compares it with the
+            present.
         max_turns: The turn limit that was given at the last resumption; 0: the limit given at the start.
         lasted_s: How long the episode has run, in seconds.
         answered: Whether the model has given an answer.
@@ -184,7 +185,7 @@ class Past(Struct, Generic[_Started], kw_only=True):
                 self.parked = None
                 self.spent = self.spent.plus(unended.requests, unended.usage)
                 return Spent()
-            # Count nothing for a parked turn yet: the message that ends the turn (`TurnCompleted`, `TurnFailed`)
+            # Count nothing for a parked turn yet: the message that ends it, `TurnCompleted` or `TurnFailed`,
             # includes what the turn spent before it was parked.
             case m.TurnParked() as parked:
                 self.parked = parked
@@ -239,7 +240,7 @@ class _Result(Struct):
 
 
 def has_result(path: str | PathLike[str], ended: EpisodeEnded) -> bool:
-    """Return whether the run folder has a result file that was written after this end."""
+    """Return whether the run folder has a result file with the `reason` of `ended`."""
     path = Path(path)
     file = (path if path.is_dir() else path.parent) / RESULT_FILE
     try:

@@ -264,9 +264,9 @@ class ForkedRun(HostTurn[T]):
 
 
 def _fork_at(asked: ForkRequest, run: RecordedRun, settled: TurnRecord) -> int | None:
-    """Return the number of the message to fork before; `None`: fork at the turn's beginning.
+    """Return the number of the message before which to fork; `None`: fork at the turn's beginning.
 
-    If `asked.at` is not given, it is the message with the first of the results that the fork replaces.
+    That is `asked.at`, or else the message with the first of the results that the fork replaces.
     """
     unknown = [name for name in asked.tool_results if settled.call(name) is None]
     if unknown:

@@ -405,7 +405,7 @@ class RecordedConnection:
         return await finish_task(self._live, tool, task, timeout_s)
 
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
-        """Return the tools that the server had listed after the last answered call; `None`: no new ones."""
+        """Return the tools that the server had listed after the last answered call; `None`: no change."""
         del timeout_s
         relisted, self._relisted = self._relisted, None
         return relisted

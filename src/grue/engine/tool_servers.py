@@ -360,7 +360,10 @@ class PresumedListings:
             self._last[name] = tools
 
     def recall(self, listings: Mapping[m.ServerName, tuple[m.ToolDefinition, ...]]) -> None:
-        """Remember the listings of a trace that is resumed. Listings that this runner has seen itself win."""
+        """Remember the listings of a trace that is resumed.
+
+        If this runner has seen a listing of a server itself, that listing takes precedence.
+        """
         self._recalled.update((name, tools) for name, tools in listings.items() if tools)
 
     def take_spoken(self, name: m.ServerName) -> str:
@@ -377,7 +380,10 @@ class PresumedListings:
         return seen.protocol_version
 
     def on_listed(self, name: m.ServerName) -> Callable[[SeenListing], None] | None:
-        """Return a function that notes each listing of a server for the cache; `None`: it is not cached."""
+        """Return a function that notes each listing of a server for the cache.
+
+        `None`: the listings of this server are not cached.
+        """
         if not self._may_remember(name):
             return None
         return lambda seen: self._unsaved.update({name: seen})

@@ -223,7 +223,7 @@ class BatchItem(Struct, Generic[T], frozen=True, kw_only=True):
         index: Position of the request, from 0.
         outcome: The turn's outcome; `None` if the turn failed.
         error: Why the turn failed: what `run_turn` would have raised. An exception that is not an `MCPError`
-            is wrapped in one, as its `__cause__`.
+            is the `__cause__` of an `MCPError`.
         recalled: The outcome is from the trace of an earlier run; the turn was not run again.
     """
 

@@ -115,12 +115,15 @@ class EarlyRequest:
         self._sent.set()
 
     def stepped(self) -> None:
-        """Let the imports begin if the turn waits for its servers after all. Called after each event."""
+        """Let the imports begin if no request will be sent before the servers have started.
+
+        Called after each event of the agent.
+        """
         if self.agent is not None and not (self.agent.is_presuming or self.agent.may_presume):
             self._sent.set()
 
     async def wait_sent(self) -> None:
-        """Wait until the request is written, or the turn waits for its servers after all.
+        """Wait until the request is written, or until none will be sent before the servers have started.
 
         The MCP SDK is imported after that. The import takes most of a second, and holds up whatever else the
         process does meanwhile, in any thread. This method returns after a second in any case: the request

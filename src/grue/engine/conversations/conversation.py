@@ -70,8 +70,8 @@ class Conversation(Closing):
     "interrupted; it may have taken effect". Text that was never sent to the model, for example because no
     server started, is not kept.
 
-    One turn at a time: a second one meanwhile raises `ConversationBusy`. Close a saved conversation with
-    `close` or use it as a context manager, so that another process can load it.
+    Only one turn runs at a time: `ask` raises `ConversationBusy` while another turn runs. Close a saved
+    conversation with `close` or use it as a context manager, so that another process can load it.
     """
 
     def __init__(self, runner: RunsTurns, kept: KeptConversation) -> None:
@@ -106,7 +106,7 @@ class Conversation(Closing):
 
     @classmethod
     def loads(cls, text: str, runner: RunsTurns) -> Self:
-        """Continue a conversation that `dumps` has returned, as `load` does. It has no file.
+        """Continue a conversation that `dumps` has returned, as `load` does, but without a file.
 
         Raises:
             ConversationError: The text is no conversation, or is damaged.

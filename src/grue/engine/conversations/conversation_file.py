@@ -302,7 +302,10 @@ def _first_history(header: FileHeader) -> History:
 
 
 def _lines(path: Path, text: bytes | None) -> Iterator[tuple[int, Line | None, int]]:
-    """Yield each line's number, the line and its end in bytes; `None` for a last line that is cut short."""
+    """Yield each line's number, the line, and the number of bytes up to its end.
+
+    If the last line is cut short, `None` takes its place.
+    """
     number, size = 1, 0
     try:
         with open_regular(path) if text is None else io.BytesIO(text) as file:

@@ -381,10 +381,10 @@ class KeptConversation:
 
     @contextlib.contextmanager
     def between_turns(self) -> Iterator[bool]:
-        """Keep turns from continuing the conversation within the block; yield whether it is free to change.
+        """Keep turns from continuing the conversation within the block; yield whether it may be changed.
 
-        The conversation is not free while a turn continues it, while a turn is parked, or after its file
-        could not be written.
+        It may not be changed while a turn continues it, while a turn is parked, or after its file could not
+        be written.
         """
         if not self._in_turn.acquire(blocking=False):
             yield False

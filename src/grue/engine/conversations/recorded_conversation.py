@@ -470,9 +470,9 @@ class RecordedTurn:
         return body.request if isinstance(body, m.RequestCompletion) else 0
 
     def _take_back_rewrites(self) -> None:
-        """Remove what follows the last request from `said`.
+        """Remove the messages after the last request from the list `said`.
 
-        The turn goes on from that request, and what follows the request is then recorded once more.
+        The turn goes on from that request, and then records such messages once more.
         """
         asked = None if self.asked is None else self.asked.body
         at = next((at for at, each in enumerate(self.said) if each is asked), None)
@@ -482,7 +482,7 @@ class RecordedTurn:
     def replay(self, history: History) -> None:
         """Add the turn's entries to a history that ends before the turn.
 
-        Raises `ValueError` if they do not fit.
+        Raises `ValueError` if the entries do not fit the history.
         """
         for each in (self.run, *self.said):
             take_step(history, each)

@@ -1,7 +1,7 @@
 """`ServerSessions`: sessions with tool servers outside turns, for tool calls and other requests of the host.
 
 A `ToolClient` keeps its `ServerSessions` open until its block is left. A `Runner` makes new `ServerSessions`
-for each of its calls. Each session in them is an `OwnedSession`.
+for each call outside turns. Each session in them is an `OwnedSession`.
 
 The public methods of `ToolClient` and `Runner` for this are in `tool_access.py`.
 """
