@@ -569,7 +569,8 @@ class NoAnswer(Struct, frozen=True, kw_only=True, tag=True):
     """The model gave no acceptable answer and the host has no fallback.
 
     Attributes:
-        stopped: The endpoint's word for why it stopped the last reply before its end; empty if it did not.
+        stopped: The endpoint's word for why it stopped the last reply before its end; empty: it did not stop
+            it.
     """
 
     reason: str
@@ -823,7 +824,7 @@ class CompletionReceived(Message, frozen=True, kw_only=True):
 
     Attributes:
         content: The reply's text. The reply may have tool calls as well.
-        refusal: The model's text if it declines to answer and the endpoint marks that.
+        refusal: The text of a refusal, if the endpoint marks the reply as a refusal; else `None`.
         reasoning: The model's reasoning text, for people; never used as an answer.
         finish_reason: As in chat completions (`stop`, `length`, `tool_calls`, `content_filter`). For people
             only; no code depends on it.
@@ -831,8 +832,8 @@ class CompletionReceived(Message, frozen=True, kw_only=True):
         echo: What later requests must send back to the provider with this reply. Old traces lack this field.
         prompt_tokens: Tokens of the prompt of the last try; 0: the endpoint has not counted them.
         facts: What the endpoint says about the reply.
-        stopped: The endpoint's word for why it stopped the reply before its end; empty if it did not, or if
-            it did because of the reply's length.
+        stopped: The endpoint's word for why it stopped the reply before its end; empty if it did not stop it,
+            or if the reply reached its length limit.
         written: Set if the model wrote its tool calls as text, even if grue has turned them into calls.
         tokens: The reply's tokens, if the endpoint was asked for them. `None`: it reports none, or the reply
             contained a secret, which the tokens' ids would reveal.
@@ -1032,11 +1033,11 @@ class OfferChanged(LlmNote, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class FormAdapted(LlmNote, frozen=True, kw_only=True):
-    """llm: the endpoint has refused the form of a request, and it is written in another form from now on.
+    """llm: the endpoint has refused the form of a request, so requests have another form from now on.
 
     Attributes:
         request: The request that was refused.
-        changed: The fields of `WireProfile` that have another value now, with these values.
+        changed: The fields of `WireProfile` whose values have changed, with their new values.
         rewritten: Earlier messages are encoded in another way than before, so prompt caches begin anew.
     """
 
@@ -1118,7 +1119,7 @@ class SessionOpened(Message, frozen=True, kw_only=True):
 
 
 class McpDisabled(Message, frozen=True, kw_only=True):
-    """session -> agent: the server offers no tools in this turn; `FailurePolicy` says when it is tried again.
+    """session -> agent: the server is disabled, and offers no tools in this turn (see `FailurePolicy`).
 
     Attributes:
         newly: This turn disabled the server. Otherwise an earlier turn did.
@@ -1253,8 +1254,8 @@ class SessionClosed(Message, frozen=True, kw_only=True):
     """session -> agent: the session is closed, and no process of the server's group is alive.
 
     Attributes:
-        ending: How the process ended; see `Ending` in `policies.py`. `handed_over`: it is being ended in the
-            background, and `ServerEnded` follows before the next turn's first tool call.
+        ending: How the process ended; see `Ending` in `policies.py`. `handed_over`: grue ends the process in
+            the background, and `ServerEnded` follows before the next turn's first tool call.
         stderr_tail: The last lines that the server wrote to stderr; untrusted, control characters removed.
 
     Source: P9
