@@ -99,7 +99,7 @@ def _section(
                 "x",
                 at_least=True,
             ),
-            Bar("a batch by `map`: replies of the model dropped", dropped, 0),
+            Bar("a batch by `map`: replies of the model that grue dropped", dropped, 0),
         ],
         {"the server's processor time to boot and end": f"{cpu_ms:.0f} ms"},
     )

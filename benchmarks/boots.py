@@ -94,7 +94,7 @@ def boots_section(effort: Effort) -> Section:
         "first reply) and that rest; with a server started beside the turn it is max(turn without a server, "
         "boot).",
         figures,
-        [*bars, Bar("turns back to back: replies of the model dropped", dropped, 0)],
+        [*bars, Bar("turns back to back: replies of the model that grue dropped", dropped, 0)],
         facts,
     )
 

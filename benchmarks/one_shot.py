@@ -86,7 +86,7 @@ def one_shot_section(effort: Effort) -> Section:
         "Over https the certificates are those of the system. The script that only posts has no server, "
         "tools or second request.",
         figures,
-        [Bar("processes of one turn: replies of the model dropped", dropped, 0)],
+        [Bar("processes of one turn: replies of the model that grue dropped", dropped, 0)],
         facts,
     )
 

@@ -382,7 +382,8 @@ def _wiring(
     """Return the wiring for the fork.
 
     Its LLM actor begins with `history`, and its tool calls and approval questions get the recorded answers.
-    Unless `fork.misses` is `fail`, raises `MCPError` if the runner lacks a server of the turn.
+    A call without a recorded answer goes to its server, unless `fork.misses` is `fail`. So for the other
+    values the runner must have all servers of the turn, else `MCPError` is raised.
     """
     servers = wiring.servers
     if fork.misses == "fail":
