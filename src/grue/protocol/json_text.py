@@ -29,7 +29,6 @@ MAX_VALUES = 100_000
 """Most lists, objects, strings and commas in the arguments of one call."""
 
 _ENCODER = msgspec.json.Encoder()
-_ARGUMENTS = frozenset({"arguments", "input"})
 _STRUCTURE = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{,]'
 _SPACE = re.compile(r"\s+")
 _IN_TEXT = re.compile(_STRUCTURE, re.DOTALL)
@@ -73,26 +72,37 @@ def _decode(body: bytes) -> object:
         return _readable(json.loads(body.decode("utf-8-sig")))
 
 
-def _readable(value: object, depth: int = MAX_DEPTH, *, exact: bool = False) -> object:
+def _readable(value: object, depth: int = MAX_DEPTH, *, called: bool = False) -> object:
     """Replace what `json.loads` accepts although it is not JSON.
 
-    `NaN` and infinities become `null`. In the arguments of a tool call (`exact`) they are kept: `null` would
-    change what the call does, whereas the code that reads the arguments refuses a call with `NaN`.
+    `NaN` and infinities become `null`. In the arguments of a tool call `null` would change what the call
+    does, so such arguments become text, and the code that reads them refuses the call. Whatever is beside a
+    `name` counts as arguments, because each wire format has its own member for them. `called`: `value` is in
+    arguments that were looked through already.
     """
     match value:
         case dict() | list() if depth < 1:
             raise ValueError("nested too deeply")
         case dict():
+            named = "name" in value and not called
             return {
-                well_formed(key): _readable(item, depth - 1, exact=exact or key in _ARGUMENTS)
+                well_formed(key): _arguments(item, depth - 1)
+                if named and isinstance(item, dict | float)
+                else _readable(item, depth - 1, called=called)
                 for key, item in value.items()
             }
         case list():
-            return [_readable(item, depth - 1, exact=exact) for item in value]
-        case float() if exact:
-            return value
+            return [_readable(item, depth - 1, called=called) for item in value]
         case _:
             return json_value(value)
+
+
+def _arguments(value: object, depth: int) -> object:
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        return json.dumps(value)
+    return _readable(value, depth, called=True)
 
 
 def strict_value(text: str) -> object:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 import re
 import time
 import tracemalloc
@@ -129,6 +130,33 @@ async def test_pieces_of_input_that_are_too_much_are_an_error_of_their_call(argu
     ]
     body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
     assert await error_of_call("messages", body.encode(), stream=True)
+
+
+def events_with_object(wire: WireName, number: float) -> list[object]:
+    """Return the events of a call whose arguments come at once, as an object."""
+    thought = {"thought": [number]}
+    if wire == "chat_completions":
+        call = {"id": "a", "function": {"name": "think.think", "arguments": thought}}
+        deltas = ({"tool_calls": [call]}, None), ({}, "tool_calls")
+        return [{"choices": [{"delta": delta, "finish_reason": end}]} for delta, end in deltas]
+    block = {"type": "tool_use", "id": "a", "name": "think.think", "input": thought}
+    return [
+        {"type": "message_start", "message": {"role": "assistant"}},
+        {"type": "content_block_start", "index": 0, "content_block": block},
+        {"type": "content_block_stop", "index": 0},
+        {"type": "message_delta", "delta": {"stop_reason": "tool_use"}},
+        {"type": "message_stop"},
+    ]
+
+
+@pytest.mark.parametrize("wire", ["chat_completions", "messages"])
+@pytest.mark.parametrize("number", [math.nan, -math.inf])
+async def test_a_streamed_object_with_a_number_that_is_no_json_is_an_error_of_its_call(
+    wire: WireName, number: float
+) -> None:
+    events = events_with_object(wire, number)
+    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+    assert await error_of_call(wire, body.encode(), stream=True)
 
 
 @TOO_MUCH

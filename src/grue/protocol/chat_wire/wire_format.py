@@ -137,14 +137,7 @@ def read_call(call_id: object, name: object, arguments: object, ids: CallIds, na
 def _arguments(value: object) -> str:
     if isinstance(value, str):
         return _without_copies(value) if value.strip() else "{}"
-    if value is None:
-        return "{}"
-    try:
-        json.dumps(value, allow_nan=False)
-    except ValueError:
-        # Write NaN and infinities as they are. That is no valid JSON, so the call is rejected later.
-        return json.dumps(value)
-    return to_json(value).decode()
+    return "{}" if value is None else to_json(value).decode()
 
 
 def _without_copies(text: str) -> str:
