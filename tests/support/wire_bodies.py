@@ -1,7 +1,9 @@
 """Request bodies in every wire format: who refuses them, where their history ends, what they mark."""
 
+import functools
 import json
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TypeAlias
 
 import msgspec
 from hypothesis import strategies as st
@@ -10,14 +12,18 @@ from grue.messages import (
     AnswerSchema,
     CallId,
     ConversationItem,
+    OfferTools,
     ServerName,
     SystemText,
     ToolCall,
     ToolDefinition,
+    ToolMessage,
     UserText,
 )
+from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
+from grue.protocol.chat_wire.wire_format import Reply
 from grue.testing.providers.chat_rules import ProviderRules
 from grue.testing.providers.dialects import dialect_of
 
@@ -71,8 +77,37 @@ def refusal(raw: bytes, profile: WireProfile) -> str | None:
     return refused.words if refused else None
 
 
+Place: TypeAlias = tuple[tuple[str, ...], object, str]
+"""Where a text is in a request: the keys above its object, the object's `type`, and the text's key."""
+
+
+def _texts(value: object, above: tuple[str, ...] = ()) -> Iterator[tuple[Place, str]]:
+    """Yield the texts in a parsed body, in order, each with its place."""
+    for item in value if isinstance(value, list) else ():
+        yield from _texts(item, above)
+    for key, item in value.items() if isinstance(value, dict) else ():
+        if isinstance(item, str):
+            yield (above, value.get("type"), key), item
+        yield from _texts(item, (*above, key))
+
+
+@functools.cache
+def _places_of_ids(wire: str) -> tuple[Place, Place]:
+    """Return where a format puts the id of a call, and where the id that a result answers."""
+    conversation = EncodedConversation(FORMATS[wire].profile)
+    conversation.ask(OPENING, OfferTools((THINK,)))
+    conversation.keep(Reply(tool_calls=(call("planted"),)))
+    conversation.ask((ToolMessage(CallId("planted"), "{}"),), OfferTools())
+    of_call, of_answer = (
+        place for place, text in _texts(json.loads(conversation.body(MODEL))) if text == "planted"
+    )
+    return of_call, of_answer
+
+
 def list_of(profile: WireProfile) -> str:
-    return "input" if profile.wire == "responses" else "messages"
+    """Return the name of the list that a format has the messages in."""
+    (above, _, _), _ = _places_of_ids(profile.wire)
+    return above[0]
 
 
 def without_markers(raw: bytes) -> bytes:
@@ -101,18 +136,8 @@ def markers(body: Any) -> int:
 
 def call_ids(raw: bytes, profile: WireProfile) -> tuple[list[str], list[str]]:
     """Return the ids of the calls in a request, and the ids that it answers, each in order."""
-    calls: list[str] = []
-    answers: list[str] = []
-    for message in json.loads(raw)[list_of(profile)]:
-        content = message["content"] if isinstance(message.get("content"), list) else []
-        # What an endpoint said goes back to it as it came, and that may be anything.
-        blocks = [block for block in content if isinstance(block, dict)]
-        calls += [item["id"] for item in message.get("tool_calls") or ()]
-        calls += [message["call_id"]] if message.get("type") == "function_call" else []
-        calls += [block["id"] for block in blocks if block.get("type") == "tool_use"]
-        answers += [message["tool_call_id"]] if message.get("role") == "tool" else []
-        answers += [message["call_id"]] if message.get("type") == "function_call_output" else []
-        answers += [block["tool_use_id"] for block in blocks if block.get("type") == "tool_result"]
+    texts = list(_texts(json.loads(raw)))
+    calls, answers = ([text for at, text in texts if at == place] for place in _places_of_ids(profile.wire))
     return calls, answers
 
 

@@ -209,7 +209,8 @@ class Asking:
         body = await self._body(settings, stream=stream)
         # Some gateways stream even if no stream is asked for, so every reply is read as one that may be a
         # stream.
-        streamed = Streamed(self._conversation.format.assembler(), self._show if shown else _unshown)
+        show = self._show if shown else _unshown
+        streamed = Streamed(self._conversation.format.assembler(), show, asked=stream and profile.streams)
         permit = await self._permit(len(body), settings.max_tokens)
         if isinstance(permit, str):
             return self._refused(permit, profile)

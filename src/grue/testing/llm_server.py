@@ -207,7 +207,8 @@ class LlmRequest(Struct, frozen=True, kw_only=True):
         path: Such as `/v1/chat/completions`.
         headers: Names in lower case.
         raw: The body's bytes.
-        body: The body, parsed; empty if it is not a JSON object.
+        body: The body, parsed, with the fields that the path holds in some formats; empty if it is not a JSON
+            object.
         refused: Why the server's rules refused it; `None` if they accepted it.
         dialect: The format of the request.
         chat: The body translated to chat completions; empty if that is impossible.
@@ -423,6 +424,7 @@ class ScriptedLlmServer:
     ) -> tuple[LlmRequest, Refusal | None]:
         chat: Json = {}
         body, unreadable = _parse(raw)
+        body |= dialect.told(path) or {}
         turned_away = dialect.admission(headers) if dialect.admission else None
         if turned_away is not None:
             refusal: Refusal | None = Refusal(status=turned_away[0], words=turned_away[1])

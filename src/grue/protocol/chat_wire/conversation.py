@@ -465,6 +465,7 @@ class EncodedConversation:
         self._messages = EncodedMessages(max(0, most - self._given_markers))
         self.unread_thoughts = 0
         self._has_calls = False
+        self._called: dict[m.CallId, str] = {}
         self._after_results = False
         self._encode(self.history.entries)
 
@@ -485,15 +486,25 @@ class EncodedConversation:
         self._messages.add(encoded)
         self._after_results = self._after_results and not encoded
         self._has_calls = self._has_calls or bool(kept.tool_calls)
+        self._called = {call.call_id: self.names.to_wire(call.name) for call in kept.tool_calls}
 
     def _encode_said(self, said: tuple[m.ConversationItem, ...]) -> None:
-        items = self._bridged(said if self.format.results_carry_media else w.with_shown(said, self._accepted))
-        items = self._with_given_markers(items)
+        items = tuple(map(self._named, said))
+        if not self.format.results_carry_media:
+            items = w.with_shown(items, self._accepted)
+        items = self._with_given_markers(self._bridged(items))
         system = self._system_to_mark(items)
         newest = self._place_to_mark(items)
         encoded = self.format.encode_items(items, (*system, *newest), self._accepted)
         self._system += encoded.system
         self._messages.add(encoded.messages, marked=bool(newest))
+
+    def _named(self, item: m.ConversationItem) -> w.WireItem:
+        """Return a tool message with the name of its tool, and any other item as it is."""
+        if not isinstance(item, m.ToolMessage):
+            return item
+        name = self._called.get(item.call_id, w.NAMELESS)
+        return w.NamedResult(**msgspec.structs.asdict(item), name=name)
 
     def _system_to_mark(self, items: tuple[w.WireItem, ...]) -> tuple[int, ...]:
         """Return the position of the first system text; empty if the caller has set markers in the text."""

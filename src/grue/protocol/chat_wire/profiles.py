@@ -195,7 +195,7 @@ _STEADY = re.compile(r"claude-(?:opus-4-[7-9]|[a-z]+-(?:[5-9]|[1-9]\d)(?!\d))")
 def wire_of(base_url: str) -> str | None:
     """Return the wire format whose path a base URL ends with, or `None`."""
     path = urlsplit(base_url.strip()).path.rstrip("/")
-    return next((each.name for each in FORMATS.values() if path.endswith(each.path)), None)
+    return next((each.name for each in FORMATS.values() if each.ending(path)), None)
 
 
 def profile_for(base_url: str, model: str = "", wire: str | None = None) -> WireProfile:

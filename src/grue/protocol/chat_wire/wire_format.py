@@ -1,7 +1,8 @@
 """The interface of a wire format, a decoded reply, and the code that the formats share.
 
 To add a wire format, derive a class from `WireFormat` and write an assembler for its streams, each in a
-module of its own, and add a row to `formats.py`. mypy names what the class lacks.
+module of its own, and add a row to `formats.py`. mypy names what the class lacks. For the scripted endpoint,
+add a `Dialect` (`grue.testing.providers`). An example of both is in `tests/support/fourth_format.py`.
 
 The body of a request has three parts, each encoded once: a head (model, sampling), the messages, and a tail
 (tools, or the schema of the answer). Whatever changes from request to request is in the tail. Each request
@@ -11,7 +12,8 @@ The attachments of tool results and of the user's texts were checked before (`pr
 Here the profile decides which attachments the endpoint accepts; the others are described in words.
 
 Replies are untrusted, and often differ from the documentation: ids are missing or duplicate, arguments are
-objects or empty, numbers are strings. The functions here read what they can, and do not raise.
+objects or empty, numbers are strings. The functions here read what they can, and do not raise. In a body that
+is not strict JSON, what is beside a `name` counts as the arguments of a call (`protocol/json_text.py`).
 """
 
 import json
@@ -19,6 +21,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Literal, Protocol, TypeAlias
+from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct
@@ -337,7 +340,13 @@ class Shown(Struct, frozen=True):
     results: tuple[m.ToolMessage, ...]
 
 
-WireItem: TypeAlias = m.ConversationItem | Shown
+class NamedResult(m.ToolMessage, frozen=True):
+    """A tool message with the wire name of the tool that was called."""
+
+    name: str = NAMELESS
+
+
+WireItem: TypeAlias = m.SystemText | m.UserText | m.AssistantText | NamedResult | Shown
 
 
 def sent(message: m.ToolMessage | m.UserText, profile: WireProfile) -> tuple[m.Attachment, ...]:
@@ -374,7 +383,7 @@ def label(message: m.ToolMessage) -> str:
     return f"[Returned by the tool call {message.call_id}:]"
 
 
-def with_shown(items: Sequence[m.ConversationItem], profile: WireProfile) -> tuple[WireItem, ...]:
+def with_shown(items: Sequence[WireItem], profile: WireProfile) -> tuple[WireItem, ...]:
     """Insert a user message with the attachments after each run of tool messages that has attachments.
 
     The user message comes after the last tool message of the run, because providers require the results of
@@ -501,7 +510,11 @@ class WireFormat(Protocol):
     """The format's name in settings and traces, one of `WireName`."""
 
     path: str
-    """The path of the request, after the base URL. A base URL that ends in it selects the format."""
+    """The path of the request, after the base URL; `{model}` in it stands for the model's name. A base URL
+    that ends in it selects the format."""
+
+    stream_path: str = ""
+    """The path of a request for a stream, if it is another one. Both may have a query."""
 
     profile: WireProfile
     """The profile of an unknown endpoint of this format."""
@@ -529,6 +542,18 @@ class WireFormat(Protocol):
 
     batches: BatchFormName | None
     """The form in which providers of this format take batches (`batch_forms.py`); `None`: they take none."""
+
+    def path_of(self, model: str, *, stream: bool) -> str:
+        """Return the path of a request."""
+        path = self.stream_path if stream and self.stream_path else self.path
+        return path.replace("{model}", quote(model, safe="", errors="replace"))
+
+    def ending(self, path: str) -> str:
+        """Return the end of `path` that is the path of a request, whatever the model; empty if none is."""
+        known = (each.partition("?")[0] for each in (self.path, self.stream_path) if each)
+        ends = "|".join(re.escape(each).replace(r"\{model\}", "[^/]+") for each in known)
+        found = re.search(rf"(?:{ends})\Z", path)
+        return found[0] if found else ""
 
     def headers(self, key: str) -> dict[str, str]:
         """Return the header with the key, if there is one, and the other headers that the format needs."""
@@ -652,5 +677,5 @@ def encode_body(
     if tail:
         members.append(to_json(tail)[1:-1])
     encoded = [part for message in request.messages for part in (b",", message)][1:]
-    begin = (to_json(fields)[:-1], b",", system, b'"' + messages.encode() + b'":[')
+    begin = (to_json(fields)[:-1], b"," if fields else b"", system, b'"' + messages.encode() + b'":[')
     return b"".join((*begin, *encoded, b"]", *(b"," + member for member in members), b"}"))

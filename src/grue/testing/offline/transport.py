@@ -79,23 +79,24 @@ class ScriptedModelTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Answer a request of an `httpx.AsyncClient`, without waiting."""
-        return self._answer(request.method, request.url.path, await request.aread())
+        return self._answer(request.method, request.url, await request.aread())
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Answer a request of an `httpx.Client`, without waiting."""
-        return self._answer(request.method, request.url.path, request.read())
+        return self._answer(request.method, request.url, request.read())
 
-    def _answer(self, method: str, path: str, body: bytes) -> httpx.Response:
+    def _answer(self, method: str, url: httpx.URL, body: bytes) -> httpx.Response:
+        path = url.raw_path.partition(b"?")[0].decode("ascii")
         dialect = dialect_of(path)
         if dialect is not None:
-            return self._complete(dialect, body) if method == "POST" else _wrong_method(method, path)
+            return self._complete(dialect, path, body) if method == "POST" else _wrong_method(method, path)
         if path.endswith("/models"):
             return _json(200, _MODELS) if method == "GET" else _wrong_method(method, path)
         return _json(404, {"error": _error(f"Invalid URL ({method} {path})")})
 
-    def _complete(self, dialect: Dialect, body: bytes) -> httpx.Response:
+    def _complete(self, dialect: Dialect, path: str, body: bytes) -> httpx.Response:
         try:
-            asked = decode_body(body)
+            asked = decode_body(body) | (dialect.told(path) or {})
             request = read_request(asked, dialect, strict_names=self._strict_names)
             answer = completion(body, self._script(request))
         except BadRequestError as error:

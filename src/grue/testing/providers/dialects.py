@@ -8,8 +8,10 @@ here.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeAlias
+from urllib.parse import unquote
 
 from msgspec import Struct
 
@@ -43,7 +45,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: The name of the format.
-        path: The end of its URL path.
+        path: The end of its URL path; `{model}` in it stands for the model's name.
         to_chat: Translates a request to chat completions.
         from_chat: Takes a chat completion and the request; returns the completion in this format.
         error: Takes an HTTP status and OpenAI's error object; returns the body of the error in this format.
@@ -53,6 +55,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
         broken_off: Returns the event that reports an error in the middle of a stream.
         admission: Takes the headers; returns status and message of a refusal, or `None`. If the field itself
             is `None`, all headers are accepted.
+        stream_path: The end of the URL path of requests for a stream, if it is another one.
     """
 
     name: DialectName
@@ -65,6 +68,16 @@ class Dialect(Struct, frozen=True, kw_only=True):
     events: Callable[[Json, Json], Iterator[bytes]]
     broken_off: Callable[[], bytes]
     admission: Callable[[Mapping[str, str]], tuple[int, str] | None] | None = None
+    stream_path: str = ""
+
+    def told(self, path: str) -> Json | None:
+        """Return the fields of a request that its path holds; `None` if it is no path of this format."""
+        for known, fields in ((self.path, {}), (self.stream_path, {"stream": True})):
+            pattern = re.escape(known).replace(r"\{model\}", "(?P<model>[^/]+)")
+            found = re.search(rf"{pattern}\Z", path.partition("?")[0].rstrip("/"))
+            if known and found:
+                return fields | {name: unquote(value) for name, value in found.groupdict().items()}
+        return None
 
     def read(self, body: Json, rules: ProviderRules, owed: Owed) -> tuple[Json, Refusal | None]:
         """Translate a request to chat completions, and check it.
@@ -172,5 +185,4 @@ _ALL = (CHAT, RESPONSES, MESSAGES)
 
 def dialect_of(path: str) -> Dialect | None:
     """Return the format of requests to a path, such as `/v1/messages?beta=true`; `None` if it is unknown."""
-    plain = path.partition("?")[0].rstrip("/")
-    return next((each for each in _ALL if plain.endswith(each.path)), None)
+    return next((each for each in _ALL if each.told(path) is not None), None)

@@ -368,7 +368,11 @@ class LlmEndpoint:
     @property
     def url(self) -> str:
         """The URL that requests are posted to."""
-        return str(self._url_of(FORMATS[self.profile.wire].path))
+        return str(self._url_for(None))
+
+    def _url_for(self, streamed: Streamed | None) -> httpx.URL:
+        stream = streamed is not None and streamed.asked
+        return self._url_of(FORMATS[self.profile.wire].path_of(self.settings.model, stream=stream))
 
     def _url_of(self, path: str) -> httpx.URL:
         return _below(self._base_url, path)
@@ -434,7 +438,7 @@ class LlmEndpoint:
             return room.reply_to(self, body, request)
         posted = httpx.Request(
             "POST",
-            self._url_of(FORMATS[self.profile.wire].path),
+            self._url_for(streamed),
             headers=self.headers,
             content=body,
         )
@@ -680,9 +684,11 @@ class LlmEndpoint:
 
 @functools.lru_cache(maxsize=64)
 def _below(base_url: httpx.URL, path: str) -> httpx.URL:
-    """Return the URL of a path below a base URL."""
-    base, mark, query = base_url.raw_path.partition(b"?")
-    return base_url.copy_with(raw_path=base.rstrip(b"/") + path.encode("ascii") + mark + query)
+    """Return the URL of a path below a base URL. Both may have a query."""
+    base, _, query = base_url.raw_path.partition(b"?")
+    below, _, own = path.encode("ascii").partition(b"?")
+    queries = b"&".join(filter(None, (query, own)))
+    return base_url.copy_with(raw_path=base.rstrip(b"/") + below + (b"?" + queries if queries else b""))
 
 
 def _usable_url(base_url: str) -> httpx.URL:
@@ -696,11 +702,10 @@ def _usable_url(base_url: str) -> httpx.URL:
     _refuse_credentials(bool(url.userinfo), [*url.params])
     if not in_range or url.scheme not in ("http", "https") or not url.host:
         raise MCPConfigError(_SCHEME_MISSING)
-    path, mark, query = url.raw_path.partition(b"?")
-    path = path.rstrip(b"/")
-    endings = [known.path.encode("ascii") for known in FORMATS.values()]
-    ending = next((known for known in endings if path.endswith(known)), b"")
-    return url.copy_with(raw_path=(path.removesuffix(ending) or b"/") + mark + query)
+    path, mark, query = url.raw_path.decode("ascii").partition("?")
+    path = path.rstrip("/")
+    ending = next(filter(None, (known.ending(path) for known in FORMATS.values())), "")
+    return url.copy_with(raw_path=f"{path.removesuffix(ending) or '/'}{mark}{query}".encode("ascii"))
 
 
 def _refuse_credentials(names_user: bool, query: list[str]) -> None:

@@ -547,10 +547,12 @@ class Streamed(Struct, frozen=True):
     Attributes:
         assembler: Assembles the events into a body.
         show: Called with each piece of text as it arrives.
+        asked: Whether the request asks for a stream. Some endpoints stream a reply unasked.
     """
 
     assembler: Assembler
     show: Callable[[Delta], None]
+    asked: bool = False
 
 
 async def exchange(

@@ -1,0 +1,86 @@
+"""A further wire format is a row in the table of formats, and one in that of dialects. Here it is made up."""
+
+import httpx
+import pytest
+from fourth_format import DIALECT, FourthFormat
+from talks import changed_prefixes
+from wire_bodies import call_ids, list_of
+
+from grue import FunctionTools, LlmSettings, Runner, TurnRequest
+from grue.errors import MCPConfigError
+from grue.messages import TextDelta
+from grue.protocol.chat_wire.batch_forms import batch_form_of
+from grue.protocol.chat_wire.formats import FORMATS
+from grue.testing.llm_server import LlmReply, ScriptedLlmServer, text_reply, tool_calls_reply
+from grue.testing.offline.transport import ScriptedModelTransport
+from grue.testing.providers import dialects
+
+MODEL = "house/a b"
+WHOLE = "/v1/models/house%2Fa%20b:reply?a=b&form=2"
+IN_PIECES = "/v1/models/house%2Fa%20b:replyInPieces?a=b&form=2"
+
+
+@pytest.fixture(autouse=True)
+def _rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    fourth = FourthFormat()
+    monkeypatch.setitem(FORMATS, fourth.name, fourth)  # type: ignore[arg-type]  # a dict that is not to change
+    monkeypatch.setattr(dialects, "_ALL", (*dialects._ALL, DIALECT))
+
+
+def look(at: str) -> str:
+    return f"{at}: a hall"
+
+
+def turn(server: ScriptedLlmServer, seen: list[TextDelta] | None = None) -> str:
+    # The base URL ends in a path of the format, of whatever model. So it selects the format.
+    base_url = f"{server.base_url}/models/other:replyInPieces?a=b"
+    llm = LlmSettings(base_url=base_url, model=MODEL, api_key="key")
+    with Runner(llm=llm, servers={"house": FunctionTools({"look": look})}) as runner:
+        on_delta = None if seen is None else seen.append
+        return runner.run_turn(TurnRequest[str](system="Look.", user="Now.", on_delta=on_delta)).response
+
+
+def replies(arguments: str) -> list[LlmReply]:
+    call = tool_calls_reply(("house__look", arguments), content="One moment.", ids=["a"])
+    return [call, text_reply("A long hall.")]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_turn_with_a_tool_call(stream: bool) -> None:
+    seen: list[TextDelta] | None = [] if stream else None
+    with ScriptedLlmServer(replies('{"at": "door"}')) as server:
+        assert turn(server, seen) == "A long hall."
+    first, second = server.requests
+    assert [each.refused for each in server.requests] == [None, None]
+    assert [each.path for each in server.requests] == [IN_PIECES if stream else WHOLE] * 2
+    assert {each.chat["model"] for each in server.requests} == {MODEL}
+    assert first.tool_names == ["house__look"]
+    assert second.body["talk"][-1] == {"by": "tool", "of": "a", "tool": "house__look", "said": "door: a hall"}
+    if seen is not None:
+        assert "".join(each.text for each in seen) == "One moment.A long hall."
+        assert len(seen) > 2
+    profile = FORMATS["fourth"].profile
+    assert (list_of(profile), call_ids(second.raw, profile)) == ("talk", (["a"], ["a"]))
+    assert changed_prefixes(server, "fourth") == 0  # type: ignore[arg-type]  # a name that the test has added
+
+
+@pytest.mark.parametrize("seen", [None, []], ids=["whole", "streamed"])
+def test_arguments_that_are_no_json_are_an_error_of_their_call(seen: list[TextDelta] | None) -> None:
+    with ScriptedLlmServer(replies('{"at": NaN}')) as server:
+        assert turn(server, seen) == "A long hall."
+    assert "NaN" in server.requests[1].body["talk"][-1]["said"]
+
+
+@pytest.mark.parametrize("path", [WHOLE, IN_PIECES])
+def test_the_offline_model_answers_it(path: str) -> None:
+    with httpx.Client(transport=ScriptedModelTransport()) as client:
+        answer = client.post(f"http://model.invalid{path}", json={"talk": [{"by": "user", "said": "Now."}]})
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == (
+        "text/event-stream" if path is IN_PIECES else "application/json"
+    )
+
+
+def test_it_takes_no_batches() -> None:
+    with pytest.raises(MCPConfigError, match="No batches are known for the wire format 'fourth'"):
+        batch_form_of("fourth")
