@@ -15,7 +15,7 @@ from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.games.catalogue import open_game
 from grue.hosts.zork.orchestrator import EpisodeSetup, ZorkOrchestratorV2
 from grue.messages import CompletionReceived, TextDelta
-from grue.protocol.chat_wire.formats import WireName
+from grue.protocol.chat_wire.formats import FORMATS, WireName
 from grue.runtime.trace.recorder import Recorder
 from grue.testing.llm_server import (
     LlmReply,
@@ -96,7 +96,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[WireName, Path]:
             play(base / wire, server, wire)
         paths = {request.path.removeprefix("/v1") for request in server.requests}
         refused = [request.refused for request in server.requests if request.refused]
-    assert paths == {"/chat/completions", "/responses", "/messages"}
+    assert paths == {each.path_of("scripted", stream=False) for each in FORMATS.values()}
     assert refused == []
     return {wire: base / wire for wire in WIRES}
 
@@ -119,7 +119,7 @@ def test_the_trace_holds_what_the_model_said_of_its_thinking(folders: dict[WireN
 
 
 def hostile(request: LlmRequest) -> LlmReply:
-    key = request.headers.get("x-api-key") or request.headers["authorization"].removeprefix("Bearer ")
+    key = next(each for each in request.headers.values() if KEY in each).removeprefix("Bearer ")
     return error_reply(401, f"Incorrect API key provided: {key}. Find yours in the settings.")
 
 

@@ -20,7 +20,7 @@ from grue.testing.llm_replies import LlmReply, text_reply, tool_calls_reply
 from grue.testing.llm_server import LlmRequest
 
 QUICK = RetryPolicy(initial_delay_s=0.01, max_delay_s=0.02, jitter_factor=0.0)
-WIRES = tuple(FORMATS)
+WIRES = tuple(name for name, each in FORMATS.items() if each.batches is not None)
 
 
 def batching(folder: Path, **more: Any) -> Batching:

@@ -1,7 +1,7 @@
 """Whatever an endpoint sends: the actor reports, and the next request leaves no tool call unanswered."""
 
 import json
-from typing import Any
+from typing import Any, get_args
 
 import anyio
 import httpx
@@ -17,15 +17,10 @@ from grue.actors.llm import LlmEndpoint
 from grue.messages import CompletionFailed, CompletionReceived, ConversationItem, ToolMessage, UserText
 from grue.protocol.chat_wire.formats import FORMATS, WireName
 from grue.protocol.chat_wire.profile import WireProfile
-from grue.protocol.chat_wire.profiles import GENERIC, GENERIC_MESSAGES, GENERIC_RESPONSES
 from grue.protocol.retry import RetryPolicy
 from grue.testing.providers.dialects import Dialect, dialect_of
 
-PROFILES: dict[WireName, WireProfile] = {
-    "chat_completions": GENERIC,
-    "responses": GENERIC_RESPONSES,
-    "messages": GENERIC_MESSAGES,
-}
+PROFILES: dict[WireName, WireProfile] = {wire: FORMATS[wire].profile for wire in get_args(WireName)}
 CALLS = [
     {"id": call_id, "type": "function", "function": {"name": "think.think", "arguments": '{"thought": "hm"}'}}
     for call_id in ("a", "b")

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from grue.actors.llm import LlmEndpoint
 from grue.messages import CompletionRetried, OfferTools, ToolMessage
-from grue.protocol.chat_wire.formats import WireName
-from grue.protocol.chat_wire.profiles import GENERIC, GENERIC_MESSAGES, GENERIC_RESPONSES, OPENROUTER
+from grue.protocol.chat_wire.formats import FORMATS, WireName
+from grue.protocol.chat_wire.profiles import OPENROUTER
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, error_reply, text_reply
 from grue.testing.llm_server import tool_calls_reply as calls
 from grue.testing.providers.chat_rules import ProviderRules
@@ -22,11 +22,7 @@ REFUSED = "endpoint refused it"
 NO_IMAGES = "not shown: the model takes no images"
 
 
-PROFILES = {
-    "chat_completions": replace(GENERIC, names="encoded"),
-    "responses": GENERIC_RESPONSES,
-    "messages": GENERIC_MESSAGES,
-}
+PROFILES = {wire: replace(FORMATS[wire].profile, names="encoded") for wire in WIRES}
 
 
 def looks_twice() -> list[LlmReply]:

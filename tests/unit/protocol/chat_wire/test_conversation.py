@@ -16,6 +16,7 @@ from wire_bodies import (
     OPENING,
     THINK,
     call,
+    list_of,
     markers,
     refusal,
     up_to_last_message,
@@ -41,12 +42,12 @@ from grue.messages import (
 )
 from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.chat_wire.failures import Fault
+from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
 from grue.protocol.chat_wire.profiles import (
     ANTHROPIC,
     GENERIC,
     GENERIC_MESSAGES,
-    GENERIC_RESPONSES,
     OPENAI,
     OPENAI_CHAT,
     OPENROUTER,
@@ -61,9 +62,7 @@ FORCED = UserText("Please provide your final action now without calling any more
 
 
 EVERY_PROFILE = (
-    GENERIC,
-    GENERIC_RESPONSES,
-    GENERIC_MESSAGES,
+    *(each.profile for each in FORMATS.values()),
     msgspec.structs.replace(GENERIC, name="plainest", tools_with_forced=True, response_format="none"),
     *(profile for rows in PROFILES.values() for profile in rows),
 )
@@ -159,14 +158,14 @@ def test_p14_beside_tools_the_answers_schema_is_told_in_words_from_the_first_req
     conversation.ask(OPENING, OfferTools((THINK,), ANSWER))
     first = json.loads(without_markers(conversation.body(MODEL)))
     assert not {"response_format", "text", "output_config"} & first.keys()
-    said = first.get("messages") or first["input"]
+    said = first[list_of(profile)]
     assert json.dumps(first).count("It has to match this JSON Schema") == 1
     assert "It has to match this JSON Schema" in json.dumps(said[-1]), "in the user's own message"
     one = call("c1", "think.think")
     conversation.keep(Reply(content="Hm.", tool_calls=(one,)))
     conversation.ask((ToolMessage(one.call_id, "{}"),), OfferTools(answer=ANSWER))
     second = json.loads(without_markers(conversation.body(MODEL)))
-    assert (second.get("messages") or second["input"])[: len(said)] == said
+    assert second[list_of(profile)][: len(said)] == said
     assert json.dumps(second).count("It has to match this JSON Schema") == 1
 
 
@@ -499,7 +498,7 @@ WORDY = ToolDefinition(
 TASK = "Add the entries 'buy milk' and 'call Anna' to the to-do list. Then say how many entries there are."
 
 
-@pytest.mark.parametrize("profile", [GENERIC, GENERIC_RESPONSES, GENERIC_MESSAGES])
+@pytest.mark.parametrize("profile", [each.profile for each in FORMATS.values()])
 @pytest.mark.parametrize(
     ("tools", "tokens", "called", "out"),
     [

@@ -10,12 +10,12 @@ from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.profile import SAMPLING, WireProfile
 from grue.protocol.chat_wire.profiles import (
     ANTHROPIC,
     GENERIC,
     GENERIC_MESSAGES,
-    GENERIC_RESPONSES,
     OPENAI,
     OPENAI_CHAT,
     OPENROUTER,
@@ -225,7 +225,7 @@ WORDS = st.lists(
     | st.text(max_size=5),
     max_size=12,
 ).map(" ".join)
-ROWS = [GENERIC, GENERIC_RESPONSES, GENERIC_MESSAGES, *(row for rows in PROFILES.values() for row in rows)]
+ROWS = [*(each.profile for each in FORMATS.values()), *(row for rows in PROFILES.values() for row in rows)]
 MOST = 20
 
 

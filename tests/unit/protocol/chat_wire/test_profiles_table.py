@@ -29,8 +29,6 @@ from grue.protocol.chat_wire.formats import FORMATS, WireName
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
 from grue.protocol.chat_wire.profiles import (
     GENERIC,
-    GENERIC_MESSAGES,
-    GENERIC_RESPONSES,
     PROFILES,
     profile_for,
 )
@@ -39,7 +37,7 @@ from grue.testing.providers.dialects import dialect_of
 
 GOLDEN = Path(__file__).parents[3] / "recorded" / "golden"
 ROWS = [(host, profile) for host, rows in PROFILES.items() for profile in rows]
-ALL = [profile for _, profile in ROWS] + [GENERIC, GENERIC_RESPONSES, GENERIC_MESSAGES]
+ALL = [profile for _, profile in ROWS] + [each.profile for each in FORMATS.values()]
 SETTINGS = ModelSettings(
     model="some/model",
     temperature=0.5,

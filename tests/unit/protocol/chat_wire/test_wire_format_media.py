@@ -23,13 +23,12 @@ from wire_bodies import (
 
 from grue.messages import OfferTools, RequireAnswer, UserText
 from grue.protocol.chat_wire.conversation import EncodedConversation
+from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.profile import WireProfile
 from grue.protocol.chat_wire.profiles import (
     ANTHROPIC,
     DEEPSEEK,
     GENERIC,
-    GENERIC_MESSAGES,
-    GENERIC_RESPONSES,
     MISTRAL,
     OPENAI,
     OPENAI_CHAT,
@@ -43,9 +42,7 @@ GOLDEN = Path(__file__).with_name("golden_requests")
 replace = msgspec.structs.replace
 HEARING = replace(OPENROUTER, name="openrouter with audio", audio=True)
 EVERY_PROFILE = (
-    GENERIC,
-    GENERIC_RESPONSES,
-    GENERIC_MESSAGES,
+    *(each.profile for each in FORMATS.values()),
     HEARING,
     *(profile for rows in PROFILES.values() for profile in rows),
 )
