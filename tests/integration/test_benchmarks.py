@@ -266,9 +266,9 @@ def test_the_page_shows_the_peers_and_who_is_ahead(quick_peers: Ran, page: Path)
     shown = between(page, "peers")
     assert re.search(r"^\| sdk-script \|.*\| 0\.996 \|", shown, re.MULTILINE)
     assert re.search(r"^\| grue-ahead \|", shown, re.MULTILINE)
-    assert "- ahead of grue in time: sdk-script; in peak memory: sdk-script\n" in shown
-    assert "- none is ahead of grue\n" in shown
-    assert "autogen-core's to grue's: 2.998 x, at least 3 x: **missed**." in shown
+    assert "- sides that do better than grue in time: sdk-script; in peak memory: sdk-script\n" in shown
+    assert "- no other side does better than grue\n" in shown
+    assert "autogen-core's time, as a ratio to grue's: 2.998 x (bar: at least 3 x): **missed**." in shown
     assert "- autogen-core (ask) [autogen-core 0.0.1]: " in shown
 
 
