@@ -48,7 +48,7 @@ _Interpreter = Annotated[
     typer.Option(
         metavar="dfrotz|fernz",
         help="The program that runs a Z-machine story file.",
-        show_default="the first of the two that is installed and prints all of the story",
+        show_default="dfrotz; or fernz, if dfrotz is not installed or leaves out words of the story",
     ),
 ]
 _TurnTimeout = Annotated[
@@ -114,7 +114,9 @@ _Stream = Annotated[bool, typer.Option("--stream", help="Stream the model's repl
 @app.command()
 def play(
     context: typer.Context,
-    game: Annotated[str, typer.Option(help="The bundled game, house, or a Z-machine story file.")] = "house",
+    game: Annotated[
+        str, typer.Option(help="house (the bundled game), or the path of a Z-machine story file.")
+    ] = "house",
     interpreter: _Interpreter = None,
     offline: _Offline = False,
     model: _Model = None,
@@ -267,8 +269,8 @@ def add(
         str | None,
         typer.Option(
             metavar="URL",
-            help="The MCP registry that knows the server, if the source is the name of one. Needed if "
-            "pyproject.toml names no registry.",
+            help="If the source is a server's name: the URL of the MCP registry to look it up in. Needed if "
+            "pyproject.toml names none.",
             show_default="as pyproject.toml says",
         ),
     ] = None,
@@ -464,7 +466,7 @@ def fork(
         typer.Option(
             metavar="FILE",
             help="Offer the tools in this file instead, such as an mcp_tools.listing.json, which `grue tools "
-            "--lock` writes. The word lock stands for the file of this project.",
+            "--lock` writes. `lock`: this project's mcp_tools.listing.json.",
             show_default="the recorded ones",
         ),
     ] = None,
@@ -514,10 +516,20 @@ def fork(
 
 @app.command()
 def runs(
-    folder: Annotated[Path, typer.Argument(help="A folder with episodes.")] = Path("runs"),
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="A folder with episodes.",
+            show_default="runs and the working directory; with --html or --open only runs",
+        ),
+    ] = Path("runs"),
     html: Annotated[
         bool,
-        typer.Option("--html", help="Write an HTML index into the folder, and a page beside each trace."),
+        typer.Option(
+            "--html",
+            help="Write an HTML index into the folder (if you name none, into runs), and a page beside each "
+            "trace.",
+        ),
     ] = False,
     open_browser: Annotated[
         bool, typer.Option("--open", help="Write the HTML index and open it in a browser.")
@@ -526,8 +538,7 @@ def runs(
     """List the recorded episodes in a folder, newest first.
 
     If the folder has a subfolder called runs, the episodes in there are listed
-    too. If you name no folder, those in runs and in the working directory are
-    listed.
+    too.
     """
     from grue.cli.hosts import load_hosts
     from grue.cli.runs import list_runs, write_runs

@@ -225,7 +225,8 @@ def table(
         typer.Option(
             metavar="SETTING,...",
             help="Print a row for each combination of values of these settings.",
-            show_default="all that differ between episodes; fewer if these make more than 24 rows",
+            show_default="all settings but seed that differ between episodes; only some of these settings "
+            "if all make more than 24 rows",
         ),
     ] = None,
     every: Annotated[
@@ -233,7 +234,7 @@ def table(
     ] = False,
     as_json: _Json = False,
 ) -> None:
-    """Print a row for each combination of settings: mean scores, standard errors, the id of an episode.
+    """Print a row per combination of settings: mean scores, standard errors, the id of one of its episodes.
 
     The table has the episodes of the latest sweep: those of the sweep that was
     run last in this folder.
@@ -250,9 +251,8 @@ _Pass = Annotated[
     typer.Option(
         "--pass",
         metavar="SCORE",
-        help="An episode passes if it has this score or a better one. The default holds if all scores are "
-        "from 0 to 1; otherwise there is none, and every score passes.",
-        show_default="1, or 0 with --lower-is-better",
+        help="An episode passes if it has this score or a better one. If you leave it out: 1 (with "
+        "--lower-is-better 0) if all scores are from 0 to 1; otherwise every score passes.",
     ),
 ]
 _FailedAs = Annotated[
@@ -295,8 +295,8 @@ def compare(
         float | None,
         typer.Option(
             metavar="LOSS",
-            help="For CI: exit with 1 if B is worse by LOSS or more. Exit with 2 if there are too few cases "
-            "for an interval, or too few to tell.",
+            help="For CI: exit with 1 if B is worse by LOSS or more. Exit with 2 if that cannot be told: "
+            "fewer than 15 cases, no extra `evaluate`, or an interval too wide.",
         ),
     ] = None,
     passing: _Pass = None,
@@ -322,7 +322,8 @@ def compare(
     cases, or without the extra `evaluate`, there is no interval, and a sign
     test decides. If each case was run several times, two chances are compared
     too: that at least one of N runs passes (pass@N), and that all pass (pass^N).
-    The option --pass says what passes.
+    The option --pass says what passes. Without it, the chances are compared only
+    if all scores are from 0 to 1.
     """
     from grue.cli.fleet_view import print_comparison
     from grue.fleet.compare import Options
@@ -415,7 +416,8 @@ def report(
         typer.Option(
             metavar="SETTING,...",
             help="Show scores for each combination of values of these settings.",
-            show_default="all that differ between episodes; fewer if these make more than 12 combinations",
+            show_default="all settings but seed that differ between episodes; only some of these settings "
+            "if all make more than 12 combinations",
         ),
     ] = None,
     out: Annotated[

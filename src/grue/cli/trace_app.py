@@ -303,8 +303,9 @@ def trace_to_test(
         str | None,
         typer.Option(
             metavar="MODULE:NAME",
-            help="Take the answer's type, or its AnswerSpec, from your code: it is NAME in MODULE.",
-            show_default="none: the test contains the recorded answers",
+            help="Parse the model's replies with your code, so that the test checks that code too: NAME in "
+            "MODULE is the answer's type, or an AnswerSpec (a parsing function and a JSON Schema).",
+            show_default="none: the test has a table of the recorded replies and answers",
         ),
     ] = None,
     out: Annotated[
