@@ -11,8 +11,8 @@ actor feeds events to `step` and carries out its commands. The rules:
     with unreadable arguments is answered here and is not sent to any server.
     Before any call is sent, the `ToolPolicy` judges all calls of the reply. A denied call is answered here.
     If some calls have to be approved, no call of the reply is sent before a person has decided on all of
-    these (`turn/tools.py`). Calls that the policy marks as `parallel` may run at the same time, each at
-    another server.
+    these (`turn/tools.py`). Decisions that come when none is awaited are noted and ignored. Calls that the
+    policy marks as `parallel` may run at the same time, each at another server.
 3.  After a timeout the session skips the other calls of the batch, and this machine skips the runs that are
     not yet sent; calls under way at other servers finish. Then the model is asked again. With
     `FailurePolicy(after_timeout="force")` it is asked for its final answer; with `"continue"` no call is
@@ -20,9 +20,9 @@ actor feeds events to `step` and carries out its commands. The rules:
 4.  After a server died, the other calls of the reply are skipped and the final answer is forced. With
     `FailurePolicy(after_death="reconnect")` the server is restarted instead, once in a turn, and only if an
     iteration is left in which the model could use it.
-5.  A request of the phase `loop` offers tools, and its reply may be tool calls or text. All other requests
-    (the forced final answer, the repair, the request of a turn without tools) offer no tools and ask for an
-    answer of the given schema.
+5.  A request of the phase `loop` offers tools, as each server has listed them last, and its reply may be tool
+    calls or text. All other requests (the forced final answer, the repair, the request of a turn without
+    tools) offer no tools and ask for an answer of the given schema.
 6.  The final answer is forced after `max_tool_iterations` replies with tool calls, and after a reply with
     neither content nor calls. If a final reply is empty, calls tools or fails the host's check, the turn asks
     for one repair, and then uses the host's fallback: at most `max_tool_iterations` + 2 requests in all.
@@ -134,7 +134,7 @@ def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
         case s.AwaitingApproval(), m.ApprovalPostponed():
             return tools.park(state, event)  # rule 2: nobody decides now
         case _, m.CallsDecided() if not isinstance(state, s.Idle):
-            return state, tools.ignore(event)
+            return state, tools.ignore(event)  # rule 2: the decisions come too late
         case s.AwaitingTools(), (m.ToolReturned() | m.ToolTimedOut() | m.ToolSkipped() | m.ServerDied()) if (
             state.waits_for(event.batch, event.call_id)
         ):
@@ -144,7 +144,7 @@ def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
         ) if event.server in starting:
             return tools.called_first(state, event)  # rule 12: servers that start when called
         case s.AwaitingTools(turn=turn), m.ToolsChanged(server=server, tools=listed) if server in turn.open:
-            return replace(state, turn=turn.relist({server: listed})), ()
+            return replace(state, turn=turn.relist({server: listed})), ()  # rule 5: the tools listed last
         case s.AwaitingReconnect(server=server), m.SessionClosed() if event.server == server:
             return sessions.reopen(state)  # rule 4: reconnect
         case s.AwaitingVerdict(turn=turn), m.AnswerAccepted(answer=answer):

@@ -10,13 +10,15 @@ For each event, the commands of the state machine or of a session are compared w
 
 In a trace, placeholders stand in the place of secrets. A recorded text was computed with the secret, which
 was replaced afterwards. The replay computes the text from data that already has the placeholder. The recorded
-and the replayed text count as equal if they differ only in one of these ways: the secret was a number, which
-is not quoted while its placeholder is; a full stop or a comma after the secret was replaced together with it;
-the text was cut to a length, and the secret is shorter or longer than its placeholder.
+and the replayed text count as equal if they differ only in one of these ways: only one of them has quotes
+around a placeholder, because the secret was a number in JSON; a full stop or a comma after the secret was
+replaced together with it; the text was cut to a length, and the secret is shorter or longer than its
+placeholder.
 
-With `Changes`, a replay shows where the episode would have gone differently. After the first difference in a
-turn, the rest of the turn would have been different too, in a way that nobody recorded. So the replay skips
-the rest, and replays the next turn from its recorded beginning.
+With `Changes` (other limits, another failure policy or other texts), a replay shows where the episode would
+have gone differently. After the first difference in a turn, the rest of the turn would have been different
+too, in a way that nobody recorded. So the replay skips the rest, and replays the next turn from its recorded
+beginning.
 """
 
 import math

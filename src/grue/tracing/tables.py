@@ -167,17 +167,14 @@ def trace_rows(trace: Path, episode: str) -> Iterator[Row]:
 
 
 class _Rows:
-    """The rows of turns and requests that have not ended.
-
-    Attributes:
-        turns: The turns under way, each by the number of the message that began it.
-        requests: The requests under way. The key is the number of the message that the request's end will
-            name as its cause: `RequestCompletion`, or `DropCompletion` if the request is being dropped.
-    """
+    """The rows of turns and requests that have not ended."""
 
     def __init__(self, episode: str) -> None:
         self._episode = episode
+        # The key is the number of the message that began the turn.
         self._turns: dict[int, TurnRow] = {}
+        # The key is the number of the message that the request's end will name as its cause:
+        # `RequestCompletion`, or `DropCompletion` if the request is being dropped.
         self._requests: dict[int, RequestRow] = {}
 
     def take(self, envelope: EpisodeEnvelope) -> Iterator[Row]:

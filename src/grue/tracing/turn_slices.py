@@ -83,8 +83,9 @@ class TurnSplitter:
         if isinstance(envelope.body, EpisodeResumed) or anew:
             unfinished = [turn_slice for turn_slice in self.slices if not turn_slice.complete]
             if anew and not goes_on and len(unfinished) == 1:
-                # If the host had been killed, `EpisodeResumed` would come before this turn. So the host runs
-                # the turns of a `Runner.map` again. The unfinished turn counts as overtaken, not as cut off.
+                # A host that runs turns again after a kill records `EpisodeResumed` first. Only a repeated
+                # `Runner.map` does not. So this is one, and the unfinished turn counts as overtaken, not as
+                # cut off.
                 unfinished[0].overtaken = True
             while self.slices:
                 yield self.slices.popleft()

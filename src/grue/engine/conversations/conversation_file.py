@@ -137,12 +137,14 @@ class SavedConversation(Struct):
 
     Attributes:
         learned: What was learned about the endpoint; `None`: no request was sent.
-        mark: The turn that was parked, or was running when its process was killed; `None`: there is none.
+        mark: The `TurnMark` of the turn that is parked, or was running when its process was killed; `None`:
+            there is no such turn.
         recorded: The traces of the conversation's turns, oldest turn first.
         lines: The lines after the header that no `Undone` has taken back.
         cut_short: The last line was incomplete: the process was killed while it was written.
         size: Number of bytes that were read.
-        restored: How many of the header's `entries` were read so far.
+        restored: Number of entries that were read and that the header's `length` and `digest` include; at
+            most `header.entries`.
     """
 
     header: FileHeader

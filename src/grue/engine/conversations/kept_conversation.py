@@ -154,7 +154,8 @@ def _may_hold(body: msgspec.Raw, written: bytes) -> bool:
 
 
 _LONG = 2**20
-"""From this many bytes on a thread writes them, because the event loop would be blocked for milliseconds."""
+"""Lines of at least this many bytes together are written to the file in a thread, because the write would
+block the event loop for milliseconds."""
 
 
 class TurnReport(Protocol):
@@ -736,7 +737,7 @@ def taken_up(
 def with_sizes(
     command: m.RunTurn, entries: Sequence[m.Said | m.AssistantReply], bytes_per_token: float | None = None
 ) -> m.RunTurn:
-    """Return a turn's command, with the sizes of the entries before the turn in `command.earlier`.
+    """Return a turn's command whose `earlier` holds the sizes (in tokens) of the entries before the turn.
 
     Without a `ContextPolicy`, or without earlier entries, the command is returned unchanged.
     `bytes_per_token` is the ratio that the endpoint's token counts have shown; `None`: it is not known.

@@ -134,7 +134,11 @@ class WireProfile(Struct, frozen=True, kw_only=True):
 
     @property
     def name_style(self) -> Literal["canonical", "encoded"]:
-        """How tool names are sent now. `learn` is `canonical`: a refusal changes `names` to `encoded`."""
+        """How tool names are sent now.
+
+        If `names` is `learn`, names are sent as `canonical`. Once the endpoint refuses one, the profile is
+        replaced by one whose `names` is `encoded`.
+        """
         return "encoded" if self.names == "encoded" else "canonical"
 
     def limit(self, settings: ModelSettings) -> int | None:
