@@ -52,8 +52,8 @@ class Finding(Struct, frozen=True):
 
 
 _SHORT, _ROOM = 16, 400
-"""Token limits: `_SHORT` for a short reply is the smallest that every endpoint accepts; `_ROOM` is for a call
-or an object."""
+"""Limits of a reply, in tokens. `_SHORT`, for a short reply, is the smallest limit that every endpoint
+accepts. `_ROOM` is enough for a tool call or a JSON object."""
 
 _PATIENCE_S = 30.0
 _SYSTEM = "You are asked by a program that tries whether you can be reached. Be brief."
@@ -62,7 +62,8 @@ _SWATCH: m.JsonObject = {
     "properties": {"swatch": {"type": "string"}},
     "required": ["swatch"],
 }
-"""The request does not name the property `swatch`, so only a model that gets the schema will write it."""
+"""The schema of an answer. The request's text does not name the property `swatch`, so only a model that gets
+the schema will write it."""
 
 _SAY, _CALL, _NAME = "Say: ok.", "Call the thermometer, and say what it shows.", "Name a colour."
 """`_SAY` and `_CALL` differ in length, so an endpoint that really counts tokens reports different counts."""

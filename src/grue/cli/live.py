@@ -45,8 +45,9 @@ from grue.tracing.facts import EpisodeResumed
 from grue.tracing.message_words import DIM, YELLOW
 
 _LEFT_OUT = ("settings", "conditions")
-"""Fields of the facts that the objects `episode` and `resumed` leave out: the user has chosen these options.
-The object `resumed` still names the options that have changed since the episode began."""
+"""Fields of `EpisodeStarted` and `EpisodeResumed` that are not printed, because they hold the options that
+the user has chosen. The object `resumed` still names the options that have changed since the
+episode began."""
 
 
 class JsonPrinter:

@@ -490,7 +490,8 @@ class TurnPostponed(Exception):  # noqa: N818 - what has happened to the turn
 
 
 _inside: contextvars.ContextVar[tuple[Wiring, ...]] = contextvars.ContextVar("inside_turns", default=())
-"""The runners whose turn this code is part of, outermost first. Tasks and worker threads inherit it."""
+"""The runners in whose turns the current code runs, outermost first; empty outside turns. Tasks and worker
+threads that this code starts have the same value."""
 
 
 @contextlib.contextmanager

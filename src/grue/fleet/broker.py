@@ -36,7 +36,8 @@ _MARGIN = 0.95
 speed, and for delays on the way."""
 
 _CATCH_UP = 4.0
-"""How many times faster than at the allowed rate requests may follow each other within one second."""
+"""How many times shorter the pause between two requests may be than the average pause of the allowed rate, to
+make up for a request that was sent late."""
 
 _OVERLOADED = frozenset({429, 503, 529})
 _LEAST_PAUSE_S = 1.0

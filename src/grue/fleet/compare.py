@@ -63,7 +63,8 @@ _NEXT_SETTING = re.compile(r",(?=[A-Za-z_][\w.-]*=)")
 _MOST_NAMED = 8
 _MOST_CASES = 5
 _NO_CELL = frozenset({"seed"})
-"""Settings that make no cells: episodes with different seeds are repetitions in the same cell."""
+"""Settings that do not split episodes into cells: episodes with different seeds are repetitions in one
+cell."""
 
 _NO_CASE = frozenset({"base_url"})
 """Settings that are not part of the case. The address is not, because a server that is started again has

@@ -157,7 +157,7 @@ def _begin(place: Place) -> None:
 
 
 _links: list[object] = []
-"""The link to the broker, which must not be garbage while this process runs."""
+"""Holds the link to the broker, so that it is not garbage collected while this process runs."""
 
 
 def _leave() -> NoReturn:

@@ -181,7 +181,8 @@ def _children(value: object) -> Iterable[object]:
 
 
 _MAX_INT_BITS = 14_000
-"""Python writes at most 4,300 decimal digits, and JSON readers accept about as many."""
+"""A longer integer is written in hexadecimal. Python writes at most 4,300 decimal digits of an integer, and
+JSON readers accept about as many."""
 
 _TOO_DEEP = "[nested too deeply]"
 

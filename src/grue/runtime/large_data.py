@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from time import sleep
 
 STEP = 2**18
-"""Bytes or characters of one step."""
+"""How many bytes or characters one step handles."""
 
 JOINED_AT_ONCE = 2**20
 """Bytes up to which parts are joined in one call. That takes half a millisecond, as long as starting a thread

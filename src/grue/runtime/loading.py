@@ -84,7 +84,8 @@ _outlasted: set[int] = set()
 
 
 _SWITCH_S = 0.2
-"""How long Python lets the thread that forks go on before another thread gets its turn; usually 5 ms."""
+"""Python's switch interval while a thread forks: how long it may keep the GIL if other threads wait for it.
+Python's default is 5 ms."""
 
 _usual_switch_s: float | None = None
 """The program's own switch interval while a fork has changed it; `None`: no fork has."""

@@ -208,7 +208,7 @@ def _request_of(envelope: EpisodeEnvelope, state: _Turn) -> int:
 
 
 _TURNS_OF_THE_STORY = (m.TurnForked, m.TurnResumed, m.RewriteHistory, m.ToolsChanged, m.ApprovalPostponed)
-"""Messages that are part of the story although they report no problem."""
+"""Messages that the page's story shows although they report no problem."""
 
 
 def _tells(body: msgspec.Struct) -> bool:

@@ -674,10 +674,12 @@ _TOO_LONG = (
     r"|request too large for [^\n]{0,200}requested"  # OpenAI, Groq: over the limit per minute
 )
 _MORE_THAN_A_MINUTE = r"request too large for"
-"""A request that alone exceeds a limit of tokens in a minute. Waiting is useless: it has to be shorter."""
+"""Matches the refusal of a request that alone exceeds the limit of tokens per minute. Waiting does not help:
+the request has to be shorter."""
 
 _RATE = r"per (?:minute|hour|day)|\bTPM\b|\bTPD\b|rate.?limit|please wait"
-"""Limits of tokens in a time. Refusals for these limits use the words above too, but waiting helps."""
+"""Matches refusals because of a limit of tokens per time. They may contain the words of `_TOO_LONG` too, but
+for them waiting helps."""
 
 _SIZE = r"([1-9][\d,]{1,9})"
 _WINDOW = (
@@ -703,7 +705,7 @@ _WINDOW = (
     rf"|limit:? {_SIZE}"
 )
 _MESSAGES = rf"\b{_SIZE} (?:in the messages|of text input|in the prompt|tokens from the input messages)"
-"""The prompt's size, in texts that first name the size of prompt and reply together."""
+"""Matches the prompt's size in texts that first name the size of prompt and reply together."""
 
 _PROMPT = (
     rf"resulted in {_SIZE}"

@@ -223,10 +223,10 @@ DO_NOT_REPEAT = "[Cleared to save room. The call was made; do not repeat it.]"
 READ_AGAIN = "[Cleared to save room" + READ_ON + "]"
 
 _WORTH_CLEARING = 16
-"""Fewest tokens that clearing an item has to free."""
+"""An item is cleared only if that frees at least this many tokens."""
 
 _WORTH_A_SUMMARY = 0.1
-"""The share of the window that a summary has to be able to free."""
+"""A summary is requested only if it can free more than this share of `Room.low`."""
 
 _STUB_CHARS = 1000
 """Every stub is shorter than this."""

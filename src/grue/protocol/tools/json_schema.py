@@ -29,7 +29,8 @@ MAX_SCHEMA_BYTES = 30_000
 MAX_VALUE_BYTES = 1_000_000
 
 _MOST_STEPS = 10_000_000
-"""Most parts of a schema times values in one check, which then takes less than a second."""
+"""Most steps of one check: the number of the schema's parts times the number of values. So a check takes less
+than a second."""
 
 _MOST_PARTS = 2_000
 """Most parts of a schema that apply to one place of a value."""
@@ -54,7 +55,7 @@ _VALUE = "\0"
 the messages escape control characters."""
 
 Check: TypeAlias = Callable[[object], str | None]
-"""Return why a schema refuses a value; `None` if it accepts the value or cannot be used."""
+"""Returns why a schema refuses a value; `None` if it accepts the value or cannot be used."""
 
 _DIALECTS = {
     "http://json-schema.org/draft-06/schema": "Draft6Validator",

@@ -129,7 +129,8 @@ class LoopThread(Struct, frozen=True):
 _current_loop_thread: "contextvars.ContextVar[threading.Thread | None]" = contextvars.ContextVar(
     "current_loop_thread", default=None
 )
-"""The loop thread whose call this code is part of. A worker thread inherits it."""
+"""The thread of the loop in which the current `Call` runs; `None`: the current code is not part of a `Call`.
+A worker thread that the call uses has the same value."""
 
 
 def _refuse_in_shared_loop() -> None:

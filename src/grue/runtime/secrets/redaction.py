@@ -465,7 +465,8 @@ _BEARER = re.compile(
     rb"(?i)bearer ++(?=%b{12})(?=sk-|(?:[%b]++|\\{1,64}+/)*+(?:[0-9]|\\{1,64}+u[0-9a-f]{4}))"
     % (_VALUE, _SIGNS)
 )
-"""Without a header name the value must look like a token, because prose may contain "bearer of"."""
+"""Matches a bearer token without a header's name before it. The value must look like a token, because prose
+may contain "bearer of"."""
 
 _FIELD = re.compile(rb'(?i)"[a-z-]{0,40}%b"\s{0,8}:\s{0,8}"(?:%b +)?' % (_NAME, _SCHEME))
 """A header as a member of a JSON object. Its value must be a string; other values are not credentials."""

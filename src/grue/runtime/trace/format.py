@@ -191,8 +191,8 @@ MAX_DEPTH = 250
 valid trace is never nested more deeply than a recursive reader can handle."""
 
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MCPConfigError)
-"""The exceptions that decoding JSON from an untrusted file can raise. `MCPConfigError`: it holds an invalid
-limit."""
+"""The exceptions that decoding JSON from an untrusted file can raise. `MCPConfigError` is raised if the file
+holds an invalid limit."""
 
 _LATEST_S = 1e11
 """Largest valid time. With larger ones the arithmetic of readers would overflow."""

@@ -280,8 +280,8 @@ class ReplyRoom(Protocol):
 
 
 reply_room: ContextVar[ReplyRoom | None] = ContextVar("reply_room", default=None)
-"""The room that stores the requests of the turn that this code belongs to; `None`: the process's room, if the
-process has one."""
+"""The `ReplyRoom` that stores the requests of the current turn; `None`: the room that `set_process_room` has
+set, if it has set one."""
 
 _of_process: list[ReplyRoom] = []
 

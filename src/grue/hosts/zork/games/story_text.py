@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import Struct
 
 WIDTH: Final = 255
-"""Columns of the interpreter's screen: the largest value of the header's byte."""
+"""Columns of the interpreter's screen: the most that the byte for them in a story's header can hold."""
 
 _STATUS_LINE: Final = re.compile(
     r"^ ?(?P<room>\S.*?) {3,}(?:Score: *)?(?P<score>-?\d+)(?: */ *| +(?:Moves|Turns): *)(?P<moves>\d+) *$",
@@ -32,9 +32,9 @@ SAYS_WON: Final = re.compile(
 SAYS_OVER: Final = re.compile(
     r"\brestart\b(?=[^>]*\brestore\b)(?=[^>]*\b(?:quit|end this session)\b)", re.IGNORECASE
 )
-"""The game is over and asks whether to RESTART, RESTORE or QUIT."""
+"""Matches the question of a game that is over: whether to RESTART, RESTORE or QUIT."""
 TOOK_NO_TIME: Final = re.compile(r"(?:don't|do not) know the word", re.IGNORECASE)
-"""The game did not know a word, and accepts a correction ("oops")."""
+"""Matches the answer to a command with an unknown word. The next command may correct the word ("oops")."""
 SAYS_DARK: Final = re.compile(r"\bpitch (?:black|dark)\b", re.IGNORECASE)
 
 
