@@ -21,9 +21,9 @@ COVERED := tests/unit tests/properties tests/integration/episodes tests/integrat
   tests/integration/test_prompt_cache.py tests/integration/test_tool_search.py tests/integration/test_batches.py \
   tests/integration/test_fleet_batches.py tests/integration/test_add.py tests/integration/test_served_skills.py
 
-# Many tests wait for a process: more workers than cores keep the cores busy.
+# Many tests wait for a process: more workers than cores keep the cores busy. The slow tests keep them busy themselves.
 # Modules that share something slow to make stay in one worker (tests/conftest.py).
-WORKERS ?= 6
+WORKERS ?= $(if $(filter test-all,$(MAKECMDGOALS)),4,6)
 TRACED := $(if $(COVERAGE),--cov --cov-report= --covered "$(COVERED)")
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) $(if $(SHUFFLE),--shuffle=$(SHUFFLE)) $(TRACED) $(OPTIONS)
 
