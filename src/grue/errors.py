@@ -33,8 +33,8 @@ class MCPConfigError(MCPError):
 
     Attributes:
         path: The file, or `None` when the value did not come from a file.
-        line: One-based line of the fault, or `None`.
-        column: One-based column of the fault, or `None`.
+        line: One-based line of the mistake, or `None`.
+        column: One-based column of the mistake, or `None`.
         problems: One entry for each wrong value; empty if the error is not about single values, for example
             if the file cannot be parsed.
 
@@ -325,7 +325,7 @@ class NothingToResume(MCPError):  # noqa: N818 - named for what it reports, like
 
 
 class ForkMissed(MCPError):  # noqa: N818 - named for what happened, like the messages
-    """A fork made a tool call for which the recorded turn has no result. The call was not sent."""
+    """A fork of a recorded turn made a tool call that has no recorded result. The call was not sent."""
 
 
 class ActorCrashed(MCPError):  # noqa: N818 - named as the event it reports, like the messages

@@ -940,7 +940,7 @@ class ReplyCut(LlmNote, frozen=True, kw_only=True):
 
 
 class HistoryRewritten(LlmNote, frozen=True, kw_only=True):
-    """llm: a conversation's history was changed, so the next request does not begin like the last one.
+    """llm: a conversation's history was changed, so prompt caches begin anew.
 
     Attributes:
         reason: Why the history was changed, for people.
@@ -1125,9 +1125,9 @@ class McpDisabled(Message, frozen=True, kw_only=True):
         newly: This turn disabled the server. Otherwise an earlier turn did.
         last_words: The last line that the server wrote to stderr before it was given up; empty: it wrote
             none.
-        retry_s: For how many seconds after a failed connect grue does not connect to the server again.
-            `None`: for the rest of the episode; or this turn did not try to connect, and the `McpDisabled`
-            of the turn that tried last has the number. Old traces lack this field and `last_words`.
+        retry_s: Seconds until a turn tries to connect again; `None`: no turn of the episode does. Also
+            `None` if this turn did not try: then an earlier turn's `McpDisabled` has the number. Old traces
+            lack this field and `last_words`.
 
     Source: R6.9, R6.10, P27
     """
@@ -1147,7 +1147,7 @@ class McpDisabled(Message, frozen=True, kw_only=True):
 
 
 class StartupFailed(Message, frozen=True, kw_only=True):
-    """session -> agent: the server's first connect of the episode failed, and the policy is to raise.
+    """session -> agent: a server's first connect in the episode failed, and `FailurePolicy` says to raise.
 
     Source: R6.1
     """
@@ -1593,9 +1593,9 @@ class RunTurn(Message, frozen=True, kw_only=True):
         asks: Which model the turn asks; `None`: the host has an LLM actor of its own, or the trace is old.
         sorts_tools: Tools are offered sorted by server and name. So if only the order of a listing changes,
             requests offer the same tools as before. Old traces lack this field.
-        references: Whether a tool result that is too long is cut and gets a handle with which `read_result`
-            returns the rest. `later`: `read_result` is offered after the first such result. `now`: it is
-            offered from the start, because an earlier turn had such a result. Old traces lack this field.
+        references: When to offer `read_result`, which returns the rest of a tool result that was cut.
+            `later`: after the first cut result. `now`: from the start, because an earlier turn had a cut
+            result. `never`: cut results get no handle for it. Old traces lack this field.
         when_called: The servers that start at their first call, each with the tools that are offered for it
             until then. Their sessions are not opened at the turn's start.
         tool_search: When to offer the model `find_tools` and `call_tool` in place of the servers' tools;

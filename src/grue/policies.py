@@ -331,7 +331,6 @@ class ToolSearch(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_
     always: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check types and ranges."""
         check_settings(self, any_number=("above",))
         if not (self.above >= 1 and self.above % 1 == 0) and not 0 <= self.above < 1:
             given = shown(self.above)
@@ -379,7 +378,6 @@ class ContextPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
     bytes_per_token: float = 3.0
 
     def __post_init__(self) -> None:
-        """Check types and ranges."""
         check_settings(self, above_0=("window_tokens", "bytes_per_token"))
         if not 0 < self.low_water < self.high_water <= 1:
             raise MCPConfigError.of_value(
@@ -452,7 +450,6 @@ class Budget(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_defa
     cost_usd: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a negative limit."""
         check_settings(self)
 
 
@@ -478,7 +475,6 @@ class Batching(Struct, frozen=True, kw_only=True):
     retry_failed: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a size or a wait that is not above zero."""
         check_settings(self, above_0=("most_items", "first_look_s", "look_every_s"))
 
 
@@ -538,7 +534,6 @@ class TurnLimits(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc=Fa
     starts_at_once: int = 8
 
     def __post_init__(self) -> None:
-        """Check types and ranges."""
         check_settings(self, above_0=_ABOVE_0)
 
     def startup_timeout_s(self, server: str) -> float:
@@ -623,7 +618,6 @@ class FailurePolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc
     first_connects: dict[str, OnFirstConnect] = {}
 
     def __post_init__(self) -> None:
-        """Check types and ranges."""
         check_settings(self)
 
     def on_first_connect(self, server: str) -> OnFirstConnect:

@@ -51,17 +51,14 @@ _CLOSING_S = 5.0
 
 
 class AgentActor(Actor[m.TurnEvent]):
-    """Runs one turn: receives one `RunTurn`, and replies to it when this process is done with the turn.
-
-    That is the case when the turn has ended, when it is parked, or when its request is in a provider's batch,
-    whose replies come later.
+    """Runs one turn: receives a `RunTurn`, and replies when the turn has ended, is parked or awaits a batch.
 
     Args:
         mailbox: Receives `RunTurn` and all events of the turn.
         llm: Mailbox of the LLM actor, which takes `RequestCompletion` and `CheckToolSupport`.
         sessions: Mailboxes of the session actors, by server.
         check: The host's check of a final text.
-        note: Records a message that has no receiver in the trace.
+        note: Writes a message that has no receiver into the trace.
         deadline: When the turn's work must end, on the event loop's clock; `inf`: never. Closing the sessions
             may take longer.
 
@@ -303,7 +300,7 @@ class AgentActor(Actor[m.TurnEvent]):
 
 
 def _closing_s(limits: TurnLimits) -> float:
-    """Return the seconds that a cancelled turn waits for its sessions to close."""
+    """Return how long a cancelled turn waits for its sessions to close."""
     if limits.turn_timeout_s is None and limits.teardown_s is not None:
         return limits.teardown_s
     return _CLOSING_S

@@ -127,7 +127,7 @@ class Asking:
         self.unreported = self._lost
 
     def take_back(self) -> None:
-        """If text of the reply has been streamed already, tell the readers of the stream to discard it."""
+        """If text of the reply has been streamed, record a `TextDelta` that tells readers to discard it."""
         if self._shown:
             self._carry_out(TakeBackShown())
 
@@ -328,7 +328,7 @@ class Asking:
 
 
 def _unshown(_: Delta) -> None:
-    """Ignore a piece of a streamed reply, because nobody asked to see it before the reply is complete."""
+    """Ignore a piece of a streamed reply: nobody asked for the text as it arrives."""
 
 
 _Outcome: TypeAlias = (

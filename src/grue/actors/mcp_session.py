@@ -67,7 +67,7 @@ class SessionActor(Actor[m.SessionCommand]):
         mailbox: Receives the commands. Its name is the server's name in the configuration.
         agent: Gets the events of the session.
         connect: Makes a new connection for each attempt.
-        note: Records a message that has no receiver in the trace.
+        note: Writes a message that has no receiver into the trace.
         connection: The connection state of this server from earlier turns of the episode.
         deadline: When everything except closing must end, on the event loop's clock; `inf`: never.
         around_call: Called with a call's sequence number in the trace. Returns a context manager in which the
@@ -150,9 +150,8 @@ class SessionActor(Actor[m.SessionCommand]):
             case ReportOpened():
                 pass  # `_attempt` has sent `SessionOpened` already
             case None:
-                # The turn's deadline has passed. That is not a failure of the server, so its connection state
-                # becomes again what it was before this command. Nothing is reported to the agent, which has
-                # the same deadline.
+                # The turn's deadline has passed, which is no failure of the server. So restore the connection
+                # state from before this command. The agent gets no report: it has the same deadline.
                 self.connection = before
 
     async def _attempt(
@@ -167,9 +166,8 @@ class SessionActor(Actor[m.SessionCommand]):
         with calling(self._connect, "the server"):
             self._connected = connection = self._connect(self._note)
         closing: float | None = None
-        # `limit_s` is at most the time left until the turn's deadline, and `open` counts it from the call of
-        # `__aenter__`. So compute it before that call. Computed later, it would be shorter and would expire
-        # before the deadline: then a turn that runs out of time would look like a server that failed.
+        # Compute this before `__aenter__`, because `open` counts the limit from there. Computed later, a
+        # limit that ends at the turn's deadline would end before it, and the server would seem to fail.
         limit_s = self._within(command.timeout_s)
         try:
             async with connection:
@@ -312,7 +310,7 @@ class SessionActor(Actor[m.SessionCommand]):
             return current_time() - started
 
         def request_id() -> str:
-            # If the call was not sent, the connection may still have the id of the call before it.
+            # If this call was not sent, `last_request_id` is the id of an earlier call.
             last = connection.status.last_request_id
             return "" if last == earlier_id else last
 

@@ -76,9 +76,9 @@ def _readable(value: object, depth: int = MAX_DEPTH, *, called: bool = False) ->
     """Replace what `json.loads` accepts although it is not JSON.
 
     `NaN` and infinities become `null`. In the arguments of a tool call `null` would change what the call
-    does, so such arguments become text, and the code that reads them refuses the call. Whatever is beside a
-    `name` counts as arguments, because each wire format has its own member for them. `called`: `value` is in
-    arguments that were looked through already.
+    does, so such arguments become text, and the code that reads them refuses the call. In an object with the
+    member `name`, all other members are taken for arguments, because each wire format has its own word for
+    them. `called`: `value` is part of arguments that contain neither.
     """
     match value:
         case dict() | list() if depth < 1:
@@ -134,9 +134,9 @@ def strict_object(text: str) -> m.JsonObject | None:
 def json_value(value: object, *, depth: int = MAX_DEPTH) -> object:
     """Return `value` as a JSON value, with replacements for values that JSON cannot express.
 
-    NaN and infinities become `None`, lone surrogates U+FFFD, bytes base64 text, and keys text. Integers with
-    more digits than Python writes become hexadecimal text. Values nested more than `depth` deep become a text
-    that says so. Any other object becomes its `str`.
+    NaN and infinities become `None`; lone surrogates become U+FFFD; bytes become base64; keys become text.
+    Integers with more digits than Python writes become hexadecimal text. Values nested more than `depth` deep
+    become a text that says so. Any other object becomes its `str`.
     """
     match value:
         case None | bool():

@@ -83,7 +83,6 @@ class RetryPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
     length_retry_factor: float = 4.0
 
     def __post_init__(self) -> None:
-        """Check types and ranges."""
         check_settings(self, above_0=_ABOVE_0)
 
 

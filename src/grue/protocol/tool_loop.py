@@ -1,6 +1,6 @@
 """The turn as a pure state machine: `step(state, event) -> (state, commands)`.
 
-`step` is the table of the machine; its parts stand beside it, in `turn/sessions.py`, `turn/asking.py`,
+`step` is the machine's table of transitions. It calls functions in `turn/sessions.py`, `turn/asking.py`,
 `turn/tools.py` and `turn/end.py`. They only decide: they do no I/O, read no clock and do not log. The agent
 actor feeds events to `step` and carries out its commands. The rules:
 

@@ -6,8 +6,8 @@ requests in one body. Both give the results as lines, in any order. This module 
 
 If a process is killed while it submits a batch, a later process looks for the batch in the provider's list.
 OpenAI keeps the metadata that was sent with a batch, so the batch is found by the key that grue has put into
-the metadata (`KEY`). Anthropic keeps no metadata. There a batch is ours if it was made after grue began to
-submit ours, has as many requests, and has results with the ids of our requests.
+the metadata (`KEY`). Anthropic keeps no metadata. There grue takes a batch for its own if it was made after
+grue began to submit, has the same number of requests, and has results with the ids of grue's requests.
 """
 
 from collections.abc import Mapping
@@ -113,7 +113,7 @@ class OpenAIBatches:
         return head[:-1] + b',"body":' + body + b"}\n"
 
     def created(self, file_id: str, path: str, key: str) -> bytes:
-        """Return the body of the request that makes a batch of an uploaded file; its metadata has `key`."""
+        """Return the request body that makes a batch of an uploaded file; the batch's metadata gets `key`."""
         return msgspec.json.encode(
             {
                 "input_file_id": file_id,

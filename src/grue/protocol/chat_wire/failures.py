@@ -221,7 +221,7 @@ def kind_of_status(status: int, words: str = "") -> FailureKind:
 
 
 def _fragment(url: re.Match[str]) -> str:
-    """Return what replaces a URL in an error text: a blank, or `#token-limit`, which shows a rate limit."""
+    """Return what replaces a URL in an error text: a blank; or its `#token-limit`, a sign of a rate limit."""
     return "#token-limit" if "#token-limit" in url[0] else " "
 
 

@@ -114,7 +114,7 @@ OPENAI_CHAT = _like_openai(
     given_cache_markers=0,
 )
 
-# The default profile for OpenAI. It is that of /responses: OpenAI's newest models accept tools only there.
+# OpenAI's default profile uses /responses, because OpenAI's newest models accept tools only there.
 OPENAI = msgspec.structs.replace(
     GENERIC_RESPONSES, name="openai", key_variable="OPENAI_API_KEY", reports_cost="never", files=True
 )

@@ -170,7 +170,7 @@ class ResponsesAssembler:
         return to_json(self._response)
 
     def _count(self, number: object) -> None:
-        """Note a gap in the events' sequence numbers.
+        """Compare an event's sequence number with the last one, and remember the first gap.
 
         Most servers count up by one; some give all events the same number. A gateway may give one kind of
         event a fixed number, so a number below the last one is no gap.
@@ -289,9 +289,9 @@ class ResponsesAssembler:
                 raise DamagedStream("lacks a tool call of the events before it")
 
     def _told(self, item: m.JsonObject, index: int) -> _CallEvents | None:
-        """Return the call of the events that an item of the response repeats, and set the call's `told`.
+        """Find the call in the events that an item of the response repeats; set its `told`, and return it.
 
-        A call whose `told` is set is not returned again, so no two items are compared with the same call.
+        A call whose `told` is set is not found again, so no two items are compared with the same call.
         """
         call = next((call for call in self._alike(item, index) if not call.told), None)
         if call is not None:

@@ -12,8 +12,8 @@ The attachments of tool results and of the user's texts were checked before (`pr
 Here the profile decides which attachments the endpoint accepts; the others are described in words.
 
 Replies are untrusted, and often differ from the documentation: ids are missing or duplicate, arguments are
-objects or empty, numbers are strings. The functions here read what they can, and do not raise. In a body that
-is not strict JSON, what is beside a `name` counts as the arguments of a call (`protocol/json_text.py`).
+objects or empty, numbers are strings. The functions here read what they can, and do not raise. If a body is
+not strict JSON, `protocol/json_text.py` treats objects with a `name` as calls.
 """
 
 import json
@@ -549,7 +549,7 @@ class WireFormat(Protocol):
         return path.replace("{model}", quote(model, safe="", errors="replace"))
 
     def ending(self, path: str) -> str:
-        """Return the end of `path` that is the path of a request, whatever the model; empty if none is."""
+        """Return the request path, for any model, that `path` ends with; empty: it ends with none."""
         known = (each.partition("?")[0] for each in (self.path, self.stream_path) if each)
         ends = "|".join(re.escape(each).replace(r"\{model\}", "[^/]+") for each in known)
         found = re.search(rf"(?:{ends})\Z", path)

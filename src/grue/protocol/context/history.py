@@ -5,7 +5,7 @@ the runner's conversation saves it, and the reader of a trace builds it again fr
 three use the same methods:
 
 - `say` adds the texts and results that a request sends to the model.
-- `keep` takes the reply. The next `say` or `close` makes it an entry, because only then the turn has read it.
+- `keep` takes the reply. The next `say` or `close` makes it an entry: the turn may end without reading it.
 - `close` ends a turn. It adds an error as the result of each tool call that has none, because providers
   refuse a conversation with an unanswered call.
 - `rewrite` replaces entries; `change` replaces them as a `ContextPolicy` requires.

@@ -131,10 +131,10 @@ def offers(tools: Iterable[m.ToolDefinition], tool: m.ToolDefinition) -> bool:
 
 
 def named_call(call: m.ToolCall) -> m.ToolCall:
-    """Return the call that a call of `call_tool` asks for; any other call, or one without a name, unchanged.
+    """Return the call that a call of `call_tool` asks for; return any other call unchanged.
 
-    Whether the named tool exists is not checked here. Arguments that are not JSON are passed on unchanged,
-    and are refused like those of any other call.
+    A call of `call_tool` that names no tool is returned unchanged too. Whether the named tool exists is not
+    checked here, nor whether its arguments are JSON.
     """
     if call.name != CALL_TOOL.name:
         return call

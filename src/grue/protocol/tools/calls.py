@@ -91,8 +91,8 @@ def without_doubles(
 ) -> tuple[tuple[m.ToolDefinition, ...], tuple[m.ServerNoted, ...]]:
     """Drop tools whose name is already taken; return the others, and a note for each that was dropped.
 
-    One server's listing has no duplicates. Names of two servers are equal only if a host opens the sessions
-    itself, and lists a tool under another server's name.
+    One server's listing has no duplicates. Tools of two servers have the same name only if a host opens the
+    sessions itself, and lists a tool under another server's name.
     """
     first: dict[str, m.ToolDefinition] = {}
     notes = [
@@ -131,8 +131,8 @@ def is_as_decided(
 ) -> bool:
     """Return whether a call's tool still has the definition for which the call was decided on.
 
-    The session checks this for every call immediately before it sends the call (`actors/mcp_session.py`), be
-    it decided on by a model, a policy, a person or a program.
+    The session checks this immediately before it sends a call (`actors/mcp_session.py`), whoever decided on
+    the call: a model, a policy, a person or a program.
 
     Args:
         call: The call. If an earlier process has sent it and it has become a task, it is not sent again, so
@@ -439,7 +439,7 @@ def begin_batch(batch: m.CallTools, *, connected: bool = True) -> BatchTransitio
 
 
 def batch_step(state: BatchState, event: CallSettled) -> BatchTransition:
-    """Return the next state, and the commands to carry out, in order; a `MakeCall` is the last of them."""
+    """Return the next state, and the commands to carry out, in order. Only the last can be a `MakeCall`."""
     if isinstance(state, Calling):
         batch, position = state.batch, state.position
         if (event.batch, event.call_id) == (batch.batch, batch.calls[position].call_id):

@@ -1,6 +1,6 @@
 """Compare a JSON value with a JSON Schema. Servers write both, so both may be hostile.
 
-The library `jsonschema-rs` does the check. It keeps the GIL, cannot be stopped, and exhausts the stack on a
+The library `jsonschema-rs` does the check. It holds the GIL, cannot be stopped, and exhausts the stack on a
 long chain of references. So grue first computes how much work a check can be: the number of schema parts that
 can apply to one place of a value, such as `items[0].name`, times the number of values. Above a limit the
 value is not checked. References are resolved only within the schema; nothing is fetched. Regular expressions
@@ -186,7 +186,7 @@ def _compiled(schema: m.JsonObject, dialect: str) -> Any:
 
 
 def _is_plain(schema: Any) -> bool:
-    """Return whether a schema has nothing but types, properties and required names, as that of most tools."""
+    """Return whether a schema has only types, properties and required names, as most tools' schemas do."""
     if not isinstance(schema, dict) or not schema.keys() <= _PLAIN_KEYWORDS.keys():
         return False
     if not all(isinstance(value, _PLAIN_KEYWORDS[key]) for key, value in schema.items()):

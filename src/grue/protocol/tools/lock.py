@@ -59,7 +59,7 @@ class ToolLock(Struct, frozen=True):
         return self.servers.get(server, {})
 
     def listing(self, server: str) -> tuple[m.ToolDefinition, ...] | None:
-        """Return the tools that a server listed when it was approved; `None`: they are not known."""
+        """Return a server's tools as they were approved; `None`: no listing in the lock fits its digests."""
         tools = self.listings.get(server)
         return None if tools is None or drift(self.pins(server), tools) else tools
 

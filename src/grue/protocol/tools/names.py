@@ -218,7 +218,7 @@ def tool_routes(tools: Iterable[m.ToolDefinition]) -> ToolRoutes:
         if tool.tool in bare:
             shadowed.append((tool, bare[tool.tool]))
         bare[tool.tool] = tool
-    # Full names go in last: a tool with the bare name `a.b` must not take the name of the tool `b` of `a`.
+    # Full names go in last: a tool with the bare name `a.b` must not replace the tool `b` of the server `a`.
     called = bare | {f"{tool.server}.{tool.tool}": tool for tool in tools}
     listed = {
         tool.tool if called[tool.tool] is tool else f"{tool.server}.{tool.tool}": tool for tool in tools

@@ -6,7 +6,7 @@ person is asked about all calls of the reply at once, before any of them has had
 Annotations come from the server, and a server may lie. Each tool is therefore judged twice: with its
 annotations, and with the defaults of the MCP specification. If the annotations are not trusted, the stricter
 of both results counts. So no annotation of an untrusted server can loosen a verdict, whatever the rules say.
-Whether a server runs in a box is known from the host and not from the server, so it is not doubted.
+Whether a server runs in a box is known from the host and not from the server, so it is always believed.
 
 A person's decision arrives as an `ApprovalDecision` that a program has made, so its values may be anything.
 All decisions are checked here: about calls of a turn under way, of a parked turn, and of the host's own code.
@@ -108,7 +108,7 @@ def judge(
         used: How often each tool with a limit has been called in this turn.
 
     Returns:
-        What the policy says about each call, and `used` with these calls added. Denied calls do not count.
+        What the policy says about each call, and `used` with the calls added that the policy does not deny.
     """
     counts = dict(used)
     known: dict[str, Terms] = {}
@@ -346,7 +346,7 @@ def settled(
     Args:
         questions: The questions that wait for an answer.
         decisions: The decisions, in the order in which they were made.
-        before: The earlier decisions that count. No call has been sent because of them yet.
+        before: The earlier decisions that count. Their calls have not been sent yet.
     """
     asked = {question.call_id: question for question in questions}
     accepted = dict(before or {})

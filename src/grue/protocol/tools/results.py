@@ -96,7 +96,7 @@ class MediaRoom:
         self._left = limits.max_media_bytes - used_bytes
 
     def attach(self, declared: str, data: str, uri: str = "") -> str:
-        """Attach `data`, and return an empty text, or why it is not attached.
+        """Attach `data`. Return why it cannot be attached; empty: it was attached.
 
         Args:
             declared: `image`, `audio` or `resource`, as the block calls it.

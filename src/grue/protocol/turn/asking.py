@@ -208,7 +208,7 @@ def _are_many(turn: Turn, search: ToolSearch) -> bool:
 def _make_room(
     turn: Turn, new: tuple[m.ConversationItem, ...], *, may_summarise: bool
 ) -> tuple[Turn, fit.Fit]:
-    """Return the turn with its new sizes, and what has to change so that a request that adds `new` fits."""
+    """Decide what is cleared or cut so that a request that adds `new` fits; update the turn's ledger."""
     policy, ledger = _kept(turn)
     if turn.relisted:
         ledger = ledger.offer(turn.offered)
@@ -270,7 +270,7 @@ def _after_overflow(
     the request for it would be too long as well.
 
     Returns:
-        The turn, and the changes of the history; none if there is nothing to clear and to leave out.
+        The turn, and the changes of the history; none if nothing can be cleared or left out.
     """
     policy, ledger = _kept(turn)
     ledger = ledger.counted(overflow.prompt_tokens or 0)

@@ -29,10 +29,9 @@ Sent ──RequestFailed──▶ Sent (next request) | Ended
 
 `LlmSettings.then` names the models that are asked if the first model fails. The rules of such a chain:
 
-- The next model is asked if a request has failed for good because its endpoint cannot be reached, answers
-  with 5xx or 429, does not answer in time, or breaks its reply off: after its retries, and never after a
-  reply was accepted. A refusal (a wrong key, an unknown model, a request that is too long) and a reply that
-  cannot be read end the request: another model would hide them.
+- The next model is asked if all retries have failed and the endpoint cannot be reached, answers with 5xx or
+  429, does not answer in time, or breaks its reply off. A refusal (a wrong key, an unknown model, a request
+  that is too long) and a reply that cannot be read end the completion: another model would hide them.
 - A model that has failed in one of these ways is left alone for a while (the circuit breaker): 30 s, doubled
   with each failure in a row up to 15 minutes, or as long as its endpoint asks for. After that it is tried
   again, but without retries.
@@ -172,7 +171,7 @@ class ReportCut(Struct, frozen=True):
 
 
 class TakeBackShown(Struct, frozen=True):
-    """Tell observers of the stream to discard the text of this reply that they have so far."""
+    """Record a `TextDelta` that tells readers of the stream to discard this reply's text so far."""
 
 
 class ShowAgain(Struct, frozen=True):
@@ -250,9 +249,9 @@ def larger_limit(settings: ModelSettings, profile: WireProfile, retry: RetryPoli
 def smaller_limit(
     settings: ModelSettings, profile: WireProfile, overflow: ContextOverflow | None
 ) -> int | None:
-    """Return the token limit that a refused request has room for.
+    """Return a limit on the reply's tokens with which a request that was too long fits into the window.
 
-    `None` if the prompt leaves too little room for an answer: then the prompt has to be shortened.
+    `None`: the prompt leaves too little room for a reply, or the refusal does not name the sizes.
     """
     limit = profile.limit(settings)
     if overflow is None or limit is None or _LIMITS & settings.extra_body.keys():

@@ -122,7 +122,7 @@ class ReportDisabled(Struct, frozen=True, tag=True):
 
 
 class ReportStartupFailure(Struct, frozen=True, tag=True):
-    """Tell the agent that the first connect failed and that the policy is to raise."""
+    """Tell the agent that the first connect failed, and that `FailurePolicy` says to raise."""
 
     failure: m.ServerFailure
 

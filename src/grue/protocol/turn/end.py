@@ -21,7 +21,7 @@ _ASKED = (s.AwaitingCompletion, s.Presuming, s.AwaitingDrop)
 def fail(
     turn: Turn, failure: m.TurnFailure, notes: tuple[m.TurnNote, ...] = (), *, unread: bool = False
 ) -> Transition:
-    """End the turn without an answer. `unread`: a reply is on its way, and the turn will not read it."""
+    """End the turn without an answer. `unread`: it ignores a reply that has come or may still come."""
     end = m.TurnFailed(
         turn=turn.run.turn,
         failure=failure,
@@ -44,7 +44,7 @@ def close(turn: Turn, end: m.TurnEnd, notes: tuple[m.TurnNote, ...] = ()) -> Tra
 
 
 def closed(state: s.AwaitingClose, server: m.ServerName) -> Transition:
-    """Note that the session of `server` is closed; the last one ends the turn."""
+    """Wait for the other sessions, now that the one of `server` is closed; after the last, end the turn."""
     pending = without(state.pending, server)
     if pending:
         return s.AwaitingClose(state.turn, pending, state.end), ()
@@ -85,10 +85,10 @@ def abandon(state: s.LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> 
 def with_calls_ended(
     state: s.AwaitingTools, starting: tuple[m.ServerName, ...]
 ) -> tuple[Turn, tuple[s.CallNote, ...]]:
-    """Return the turn with its records and answers, to be ended while tool calls are under way.
+    """Add the records and answers of the last reply's calls to a turn that ends while calls are under way.
 
-    Return also the notes about these calls that are not recorded yet. The sessions of the servers that are
-    `starting` are closed too, as soon as they have opened.
+    Return also the notes about calls that are not made, as far as they are not recorded yet. The sessions of
+    the servers that are `starting` are closed as soon as they have opened.
     """
     turn = state.turn
     unsent = {call.call_id for run in state.unsent for call in run.calls}
@@ -107,7 +107,7 @@ def answers_at_end(
     settled: Iterable[m.ToolCallRecord],
     unsent: Collection[m.CallId],
 ) -> tuple[m.ToolMessage, ...]:
-    """Return an answer to every call of the reply, for later turns; empty if the turn has no conversation.
+    """Return an answer to every call of the reply, for later turns; empty if no later turn can follow.
 
     The machine knows which calls it has sent, but not which of them the session has begun: a settlement may
     still be in the mailbox. So the answer to a call that was sent and is not settled says that the call may
@@ -124,10 +124,7 @@ def answers_at_end(
 
 
 def progress(turn: Turn) -> m.TurnParked:
-    """Return a `TurnParked` with what the turn has done so far.
-
-    If the turn is parked at tool calls, the caller adds these calls.
-    """
+    """Return a `TurnParked` with the turn's totals, flags and records, without the last reply's calls."""
     return m.TurnParked(
         turn=turn.run.turn,
         iterations=turn.iterations,

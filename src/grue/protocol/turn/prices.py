@@ -38,7 +38,6 @@ class Price(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     batch: float = 0.5
 
     def __post_init__(self) -> None:
-        """Refuse a negative price."""
         check_settings(self, any_number=self.__struct_fields__)
         for name in self.__struct_fields__:
             price = getattr(self, name)
@@ -65,7 +64,7 @@ def with_cost(usage: m.Usage, reported: float | None, price: Price | None) -> m.
     """Return the usage of a completion with its cost.
 
     Args:
-        usage: The usage that the reply's body reports. If it has a cost, that is kept.
+        usage: The usage that the reply's body reports. If it has a cost, it is returned unchanged.
         reported: The cost that the reply's headers report.
         price: The user's price of the model.
     """
@@ -87,7 +86,7 @@ def most_usage(
     Args:
         prompt_bytes: Size of the request's body.
         bytes_per_token: How many bytes make a token.
-        max_tokens: Most tokens of a reply; `None`: no limit is known, so the reply counts as nothing.
+        max_tokens: Most tokens of a reply; `None`: no limit is known, so the reply is estimated as 0 tokens.
         price: The user's price of the model.
     """
     tokens = math.ceil(prompt_bytes / bytes_per_token)

@@ -26,8 +26,7 @@ def cut_off(
 
     A call that was sent and has no settlement may have taken effect. It is never sent again. If its server
     has made a task of it, the result is asked for; otherwise the model is told that the call was interrupted.
-    Calls that were not sent are judged again, and a person is asked again: the approval was for a process
-    that is gone.
+    Calls that were not sent are judged again, and a person is asked about them again.
 
     Args:
         state: The state after the last event that the trace holds.
@@ -105,7 +104,7 @@ def postponed(state: s.AwaitingCompletion | s.AwaitingSummary, event: m.Completi
 
 
 def closed_to_wait(state: s.Waiting, server: m.ServerName) -> Transition:
-    """Note that the session of `server` is closed. After the last one the turn needs no process."""
+    """Wait for the other sessions to close; after the last, report that the turn waits for the batch."""
     state = replace(state, pending=without(state.pending, server))
     return state, () if state.pending else (_waits(state),)
 

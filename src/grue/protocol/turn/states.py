@@ -517,7 +517,7 @@ def _for_the_model(turn: Turn) -> str:
 
 
 def without(items: tuple[T, ...], item: T) -> tuple[T, ...]:
-    """Return all items except `item`, which is nearly always the first one."""
+    """Return all items that differ from `item`."""
     if items and items[0] == item:
         return items[1:]
     return tuple(other for other in items if other != item)
