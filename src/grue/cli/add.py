@@ -214,7 +214,7 @@ def _add(
 
 
 def _approved(name: str, path: Path) -> bool:
-    """Start the server, list its tools, and write them into the tool lock."""
+    """Start the server and approve its tools; return `False` if it does not start."""
     config = GameConfiguration.of_project()
     known = known_servers(config, path)
     with ToolClient({name: known.usable(name)}, limits=turn_limits(config)) as client:
@@ -286,8 +286,8 @@ def _description(adding: Adding, config: GameConfiguration) -> object:
                 "Its arguments, as in a shell (none: press Enter)", default="", show_default=False
             )
             arguments = shlex.split(typed)
-        # Make paths absolute: the agent may be started in another folder. And the sandbox opens to the server
-        # the files that its arguments name, but only those with absolute paths.
+        # Make paths absolute: the agent may be started in another folder, and the sandbox lets the server use
+        # a file in its arguments only if the path is absolute.
         absolute = [
             _absolute(each) if "/" in each and Path(each).exists() else each for each in arguments or ()
         ]

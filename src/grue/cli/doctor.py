@@ -512,7 +512,7 @@ def _plays_stories() -> bool:
 
 
 def _interpreters() -> Iterator[Finding]:
-    """Report which installed Z-machine interpreter plays which versions of story files, and why."""
+    """Report which Z-machine interpreter plays which versions of story files, and why it was chosen."""
     try:
         plain, styled = choose_interpreter(3), choose_interpreter(5)
     except MissingDependencyError as error:

@@ -33,7 +33,7 @@ class Doing(Struct, frozen=True, kw_only=True):
 
     Attributes:
         activity: The kind of step.
-        since: When the step began; for a retry, when the pause before it ends, which may be in the future.
+        since: When the step began. For a retry: the end of the pause before it, which may be in the future.
         name: The server or tool; empty if the step has none.
         limit_s: The step's time limit, counted from `since`; `None` if the step has no limit of its own.
         attempt: Number of the attempt, from 1.

@@ -18,9 +18,9 @@ class Terminal:
     colours, unless `NO_COLOR` is set.
 
     Args:
-        stream: Where to print. If the stream has a file descriptor, text is written to that, not by
-            `stream.write`: a thread that waits there for a stopped terminal would hold the stream's lock,
-            and the interpreter needs this lock to exit.
+        stream: Where to print. If the stream has a file descriptor, text is written to the descriptor: in
+            `stream.write`, a thread that waits for a stopped terminal would hold the stream's lock, which the
+            interpreter needs to exit.
         environ: The environment, `os.environ` by default.
 
     Attributes:
@@ -65,7 +65,7 @@ class Terminal:
             try:
                 left = left[os.write(self._fd, left) :]
             except BlockingIOError:
-                # Another program that shares the terminal has set O_NONBLOCK, so wait here.
+                # Another program that shares the terminal has set O_NONBLOCK: wait until it takes more.
                 select.select([], [self._fd], [])
 
     def _can_show(self, text: str) -> bool:

@@ -51,7 +51,7 @@ class Commands(TyperGroup):
             raise
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Find a command, and change its flags by `_show_flags`."""
+        """Find a command, and let `--help` show its flags without a type (`_show_flags`)."""
         command = super().get_command(ctx, cmd_name)
         if command is not None:
             _show_flags(command.get_params(ctx))

@@ -109,7 +109,7 @@ def _played(
     try:
         orchestrator.play_episode()
     except BaseException:
-        # Write the result, which says why the episode ended. Even if that fails too, raise the first error.
+        # Write the result, which says why the episode ended. If that fails, still raise the first error.
         with suppress(TraceError):
             _finish(orchestrator, folder, view, options)
         raise

@@ -30,7 +30,7 @@ class KnownServers(Struct, frozen=True, kw_only=True):
     Attributes:
         source: Path of the file that configures them, or `BUNDLED`.
         servers: The servers with a valid configuration, by name, in the file's order.
-        unusable: The servers with an invalid configuration: by name, what is wrong.
+        unusable: What is wrong with the configuration of each other server, by name.
         warnings: Warnings about settings in the file that have no effect.
         passed_over: Path of a file of servers that exists but is not used, because the settings turn MCP off;
             otherwise `None`.

@@ -127,7 +127,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     Attributes:
         agent: The agent's file; `None`: `agent.yaml`; if there is none, `offline` runs the bundled example.
         task: The task; empty: the task in the agent's file.
-        resume: The run folder to resume, with the agent and the model of its first run.
+        resume: The run folder of a run to resume; then its recorded agent and model replace those given here.
         output: `live`: lines for people; `json`: objects for programs; `quiet`: only the result.
     """
 

@@ -182,7 +182,6 @@ def _time_and_size(path: Path) -> tuple[float, int]:
 
 
 def _outcome_of_trace(path: Path) -> str:
-    """Return in words how an episode ended, according to its trace."""
     overview = _overview(path)
     if overview is None:
         return "cannot be read"

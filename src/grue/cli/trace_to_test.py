@@ -460,7 +460,7 @@ def _test(
         yield "    )"
         fallback = ", fallback=True" if end.kind == "fallback" else ""
         yield f"    assert_answer(outcome, {_literal(end.answer)}{fallback})"
-        # Not for the kind `degraded`: the recorded turn lacked a server, but in the test all servers start.
+        # The kind `degraded` is not asserted: a server did not start then, but in the test all servers start.
         if end.kind in {"answered", "forced"}:
             yield f"    assert outcome.kind == {end.kind!r}, outcome.reason"
         yield from _cuts(run, end)

@@ -75,7 +75,7 @@ class TakenBack(Fact, frozen=True, kw_only=True, tag="chat.TakenBack"):
         return f"turn {self.turn} is no longer part of the conversation{remains}"
 
     def severity(self) -> Severity:
-        """Return `warn` if the turn has called tools, because their effects remain."""
+        """Return `warn` if the turn has called tools, because their effects remain; otherwise `""`."""
         return "warn" if self.calls else ""
 
 

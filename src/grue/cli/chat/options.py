@@ -29,7 +29,7 @@ class ChatOptions(Struct, frozen=True, kw_only=True):
     Attributes:
         mcp: Whether the chat has tools.
         instructions: The system text.
-        resume: The run folder to resume, with the options of its first run.
+        resume: The run folder of a chat to resume; then the options recorded there replace most of these.
         started_in: The folder in which the chat was started; `None`: the working directory.
         learn: Name of a server that runs without a sandbox and is watched; the sandbox that it would have
             needed is printed at the end.

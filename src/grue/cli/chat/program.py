@@ -75,7 +75,7 @@ def _chat(options: ChatOptions, here: Path) -> bool:
                 screen.tell(lines.notice(f"{change.text}."))
             program.run()
         except BaseException as error:
-            # Write `result.json`, which says why the chat ended. Even if that fails too, raise `error`.
+            # Write `result.json`, which says why the chat ended. If that fails, still raise `error`.
             with suppress(TraceError):
                 talk.finish("failed" if isinstance(error, MCPError) else "interrupted")
             raise
@@ -205,7 +205,7 @@ class ChatProgram:
         self._screen.tell(lines.complaint(text))
 
     def _is_final(self, error: MCPError) -> bool:
-        """Return whether the chat reads a pipe, and `error` would strike each further line of it too."""
+        """Return whether the chat reads a pipe, and every further line of it would fail with `error`, too."""
         return (
             not self.reader.asks
             and isinstance(error, LLMError)

@@ -191,7 +191,6 @@ class _PrivateHistory(FileHistory):
         self._redaction = redaction
 
     def store_string(self, string: str) -> None:
-        """Append an input to the file, redacted."""
         with contextlib.suppress(OSError):
             super().store_string(self._redaction.redact_text(string))
 

@@ -221,7 +221,6 @@ class _WaitingRow:
             self._thread.start()
 
     def hide(self) -> None:
-        """Erase the row."""
         with self._lock:
             self._what = ""
             if self._drawn:
