@@ -109,7 +109,7 @@ class FakeChannel(Mailbox[M]):
         self._answers[kind] = deque(replies)
 
     def ends_at(self, kind: type) -> None:
-        """End when a message of this kind arrives, like an actor that crashes on the message."""
+        """Close the mailbox when a message of this kind arrives, as if an actor had crashed on it."""
         self._ends_at = kind
 
     def reply(self, body: Any) -> None:
@@ -418,10 +418,12 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     subprocess_shell = subprocess_exec
 
     def jump(self, timeout_s: float | None) -> None:
-        """Wake the callers of `idle`, or if there are none, advance the clock. The selector calls this.
+        """Wake the callers of `idle`, or if there are none, advance the clock by `timeout_s`.
+
+        The selector calls this when all tasks wait. The next timer is due after `timeout_s`.
 
         Raises:
-            Deadlock: There is no timer.
+            Deadlock: There are no callers of `idle`, and no timer (`timeout_s` is `None`).
         """
         waiting, self._waiting_for_idle = self._waiting_for_idle, []
         for waiter in waiting:
@@ -466,8 +468,7 @@ class _JumpingSelector(selectors.BaseSelector):
             if time.monotonic() > limit:
                 names = ", ".join(each.name for each in threads)
                 raise Deadlock(f"All tasks wait, and a thread works for {_THREAD_LIMIT_S:g} s: {names}.")
-        # Look once more before the clock jumps: a thread may have woken the loop and ended since the last
-        # look.
+        # Look once more before the clock jumps: since the last look, a thread may have woken the loop.
         if found := self._real.select(0):
             return found
         self._loop.jump(timeout)
@@ -586,7 +587,7 @@ class TraceWatch:
         return watch
 
     def bodies(self, *kinds: type) -> list[Any]:
-        """Return the messages of these kinds, in order; all of them without kinds."""
+        """Return the messages of these kinds, in order; without `kinds`, all messages."""
         return [each.body for each in self.envelopes if not kinds or isinstance(each.body, kinds)]
 
     def happened(self, kind: type, *, times: int | None = None, **fields: Any) -> Any:
@@ -641,7 +642,7 @@ class TraceWatch:
         The cause may be indirect: the cause of a cause.
 
         Raises:
-            AssertionError: A message of `kind` has another cause, or there is no message of `kind`.
+            AssertionError: A message of `kind` has no such cause, or there is no message of `kind`.
         """
         by_number = {each.seq: each for each in self.envelopes}
         found = [each for each in self.envelopes if isinstance(each.body, kind)]

@@ -104,7 +104,6 @@ def _flags() -> argparse.ArgumentParser:
 
 
 def _add_message_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that change what the server writes, and when."""
     add = parser.add_argument
     add("--noise", metavar="N", type=int, default=0, help="write N lines of garbage before each answer")
     add("--invalid-utf8", action="store_true", help="put invalid UTF-8 into the answers to calls")

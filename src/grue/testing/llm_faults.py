@@ -46,7 +46,7 @@ def broken_off(reply: LlmReply = _GOOD_REPLY, *, after: float = 0.5) -> LlmReply
 
 
 def truncated(reply: LlmReply = _GOOD_REPLY, *, after: float = 0.5) -> LlmReply:
-    """Send a fraction of the body with a Content-Length to match; of a stream, leave out the last events."""
+    """Send a fraction of the body as if it were all of it; of a stream, leave out the last events."""
     return replace(reply, after=after)
 
 

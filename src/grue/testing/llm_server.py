@@ -207,8 +207,7 @@ class LlmRequest(Struct, frozen=True, kw_only=True):
         path: Such as `/v1/chat/completions`.
         headers: Names in lower case.
         raw: The body's bytes.
-        body: The body, parsed, with the fields that the path holds in some formats; empty if it is not a JSON
-            object.
+        body: The parsed body, and the fields in the path (`Dialect.told`); empty if it is not a JSON object.
         refused: Why the server's rules refused it; `None` if they accepted it.
         dialect: The format of the request.
         chat: The body translated to chat completions; empty if that is impossible.
@@ -407,7 +406,7 @@ class ScriptedLlmServer:
         return reply
 
     def listing(self, path: str, headers: Mapping[str, str]) -> LlmReply:
-        """Return the reply to a GET for a batch or a file of one, or otherwise the list of models.
+        """Return the reply to a GET: about batches and their files, or the list of models.
 
         `listings` records the requests that are not about batches.
         """

@@ -293,7 +293,7 @@ class MockServer(MCPServer[Any]):
     async def _check_request(
         self, ctx: "ServerRequestContext[Any, Any]", call_next: "CallNext"
     ) -> "HandlerResult":
-        """Refuse methods of features that are switched off, other protocol revisions, and unknown tools."""
+        """Refuse methods of switched-off features, protocol revisions outside of `era`, and unknown tools."""
         if any(ctx.method in _METHODS[feature] for feature in self._without):
             raise ProtocolError(types.METHOD_NOT_FOUND, f"Method not found: {ctx.method}")
         modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS

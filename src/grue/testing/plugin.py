@@ -85,9 +85,9 @@ def faulty_mcp_server() -> "MakesFaultyServer":
 def mock_mcp_server(request: pytest.FixtureRequest) -> "Iterator[ServesMockServer]":
     """Serve correct MCP servers over HTTP, from a thread; they are stopped after the test.
 
-    `mock_mcp_server()` serves the reference server, which has one of everything; `mock_mcp_server(server)`
-    a `grue.testing.mock_server.MockServer` with functions of yours. The fixture returns an `HttpServer`, for
-    a `Runner` or a `ToolClient`.
+    `mock_mcp_server()` serves the reference server, which has one of everything. `mock_mcp_server(server)`
+    serves your `grue.testing.mock_server.MockServer`. Both return an `HttpServer`, for a `Runner` or a
+    `ToolClient`.
     """
     from grue.testing.mock_server import MockServer
     from grue.tool_sessions.server_specs import HttpServer

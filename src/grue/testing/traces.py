@@ -42,14 +42,14 @@ def replay(path: str | PathLike[str], changes: Changes | None = None) -> int:
 def assert_prefix_stable(path: str | PathLike[str], *, allow: Collection[PromptPart] = ()) -> int:
     """Check that each prompt of a trace begins with an earlier one, so that prompt caches can be used.
 
-    Within a conversation, each prompt has to begin with the whole of an earlier prompt: the last one that
-    offered tools, or the last one that did not. Across conversations with the same model, the tools and the
-    system text have to be the same. `grue trace cache` shows where a trace's prompts break these rules.
+    Within a conversation, each prompt is compared with two earlier ones, the last that offered tools and the
+    last that did not, and has to begin with all of one of them. Across conversations with the same model, the
+    tools and the system text have to be the same. `grue trace cache` shows where prompts break these rules.
 
     Args:
         path: A trace file or a run folder.
-        allow: Parts of a prompt that may differ: `model`, `tools`, `system`, `messages`. A request for a
-            final answer that offers no tools differs in `tools`.
+        allow: Parts of a prompt in which a difference is accepted: `model`, `tools`, `system`, `messages`.
+            Allow `tools` if a request for a final answer offers no tools.
 
     Returns:
         The number of requests.

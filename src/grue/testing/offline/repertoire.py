@@ -72,7 +72,7 @@ def _choose(situation: Situation) -> tuple[str, str]:
 
 
 def _arrival(situation: Situation) -> int:
-    """Return the index in `recent` of the move that led to this place; -1 if it is not known."""
+    """Return the index in `situation.recent` of the move that led to this place; -1 if it is not known."""
     if situation.location is not None:
         for index, played in reversed(list(enumerate(situation.recent))):
             if played.command in _OPPOSITE and played.reply.startswith(situation.location):

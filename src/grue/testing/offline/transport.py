@@ -33,8 +33,6 @@ _MODELS: Final[m.JsonObject] = {
 
 
 class _Events(httpx.AsyncByteStream, httpx.SyncByteStream):
-    """The events of a streamed reply."""
-
     def __init__(self, events: Sequence[bytes], pause_s: float) -> None:
         self._events = events
         self._pause_s = pause_s

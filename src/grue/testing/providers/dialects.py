@@ -55,7 +55,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
         broken_off: Returns the event that reports an error in the middle of a stream.
         admission: Takes the headers; returns status and message of a refusal, or `None`. If the field itself
             is `None`, all headers are accepted.
-        stream_path: The end of the URL path of requests for a stream, if it is another one.
+        stream_path: The end of the URL path of requests for a stream; empty: `path`.
     """
 
     name: DialectName
@@ -71,7 +71,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
     stream_path: str = ""
 
     def told(self, path: str) -> Json | None:
-        """Return the fields of a request that its path holds; `None` if it is no path of this format."""
+        """Return the fields in a request's path, such as `model`; `None`: the path has another format."""
         for known, fields in ((self.path, {}), (self.stream_path, {"stream": True})):
             pattern = re.escape(known).replace(r"\{model\}", "(?P<model>[^/]+)")
             found = re.search(rf"{pattern}\Z", path.partition("?")[0].rstrip("/"))
