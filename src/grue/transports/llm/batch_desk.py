@@ -121,7 +121,7 @@ class BatchDesk:
         return [each for each in self._folder.submissions.values() if each.state != "settled"]
 
     async def _submit(self, record: Submission, *, unsure: bool = False) -> Submission:
-        """Send a file of requests. `unsure`: it may have been sent, so look for its batch first.
+        """Send the file of requests. If `unsure`, it may have been sent, so look for its batch first.
 
         Raises:
             BatchRefused: The provider refuses the file, or has not answered for `Batching.patience_s`.
@@ -175,7 +175,7 @@ class BatchDesk:
                 return
 
     async def _is_ours(self, batch: BatchState, record: Submission) -> bool:
-        """Wait until a batch has ended, and return whether its results belong to the requests of a file."""
+        """Wait until a batch has ended, and return whether it has the requests of `record`."""
         while batch.state == "running":
             await self._sleep(self._batching.look_every_s)
             batch = await self._state(batch.id)
@@ -210,7 +210,6 @@ class BatchDesk:
         return await self._fetch(record, state, items)
 
     async def _fetch(self, record: Submission, state: BatchState, items: frozenset[str]) -> list[str]:
-        """Read the results, line by line, and store them."""
         draft = self._folder.replies_of(record.number).with_suffix(".part")
         patience, reads = self._patience(), 0
         while True:
@@ -303,13 +302,13 @@ class BatchDesk:
     async def _surely(
         self, what: str, read: Callable[[bytes], T], ask: Callable[[], Awaitable[Answered | Fault]]
     ) -> T:
-        """Send a request again and again until it is answered, and return what `read` makes of the answer.
+        """Send a request again and again until it is answered, and return the answer, parsed by `read`.
 
         Use this only for requests that may be sent twice.
 
         Raises:
             BatchRefused: The provider refuses the request, or all attempts in `Batching.patience_s` have
-                failed. Or `read` cannot read the answer; the error calls the answer `what`.
+                failed. Or `read` cannot parse the answer, which the error then calls `what`.
         """
         patience = self._patience()
         while True:

@@ -165,7 +165,7 @@ class BatchFolder(Closing):
             self.turn(turn).rename(self._failed(turn, self._attempt(turn)))
 
     def turn_of(self, item: str) -> str:
-        """Return the turn in a request's id: the number of a turn, or the id of an episode."""
+        """Return the turn in a request's id: the number of a turn, or in a fleet the id of an episode."""
         return _Item.of(item).turn
 
     def _attempt(self, turn: int) -> int:
@@ -312,7 +312,7 @@ class BatchFolder(Closing):
     def _read_requests(self, path: Path) -> None:
         """Read which requests a file has. Cut off an incomplete last line.
 
-        A process that is killed while it writes a request leaves such a line. No turn waits for this request.
+        A process that is killed while it writes a request leaves such a line. The turn repeats the request.
         """
         number, whole = int(path.stem), 0
         with path.open("rb+") as file:
@@ -344,7 +344,6 @@ class _Item(Struct, frozen=True):
 
     @classmethod
     def of(cls, item: str) -> "_Item":
-        """Parse the id of a request in a batch."""
         _, turn, request, digest, attempt = item.split("-")
         return cls(item, turn, int(request), digest, int(attempt))
 

@@ -732,7 +732,7 @@ def _redaction(settings: LlmSettings) -> Redaction:
 
 
 def _refuse_ours(settings: LlmSettings) -> None:
-    # Check the fields of every wire format, because an error of the endpoint may make it change the format.
+    # Refuse the fields of every wire format, because grue may change the format after an error.
     fields = frozenset().union(*(each.own_fields for each in FORMATS.values()))
     ours = sorted(fields & settings.extra_body.keys())
     if ours:

@@ -675,7 +675,7 @@ def _unreadable(error: EncodingError | OversizedStream | DamagedStream, status: 
 
 
 async def _decompressed(reply: HttpReply) -> AsyncIterator[bytes]:
-    """Yield the decompressed body in small pieces. Raises if it is longer than `MAX_REPLY_BYTES`."""
+    """Yield the decompressed body in small pieces. Raises `BodyTooLongError` beyond `MAX_REPLY_BYTES`."""
     decoder = ContentDecoder(reply.headers.get("content-encoding", ""), MAX_REPLY_BYTES)
     async for raw in reply.chunks():
         for number, chunk in enumerate(decoder.feed(raw)):
@@ -932,7 +932,7 @@ def request_gate() -> RequestGate | None:
 
 
 async def permit_for(wanted: WantedRequest) -> "Permit | str | None":
-    """Ask the gate as `RequestGate.admit` does, and return its result; `None`: there is no gate."""
+    """Call `admit` of this process's gate, and return its result; `None`: there is no gate."""
     gate = request_gate()
     return None if gate is None else await gate.admit(wanted)
 

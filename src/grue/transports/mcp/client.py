@@ -70,7 +70,7 @@ _BAD_ARGUMENTS = "the call was not sent, because its arguments are not what the 
 class McpClient:
     """An MCP session with one server; a `ToolConnection`. One task must enter, use and leave it.
 
-    Entering spawns the server's process, if it has one. Leaving ends the process within `limits`, even if the
+    Entering spawns the server's process, if it has one. Leaving ends it within `options.limits`, even if the
     task is cancelled. Afterwards no process of its group is alive, and `status` says how it ended. For a
     server over HTTP, leaving ends the session at the server, which gets one second to answer.
 
@@ -436,7 +436,6 @@ class McpClient:
         return tools
 
     async def _list(self, link: "sdk.Link") -> tuple[m.ToolDefinition, ...]:
-        """Read all pages of the tools."""
         from grue.transports.mcp import sdk
 
         async def page(params: m.JsonObject) -> m.JsonObject:

@@ -94,7 +94,6 @@ class IdentityProvider:
         return assertion
 
     async def _metadata(self) -> _Metadata:
-        """Return the identity provider's published metadata."""
         for url in build_oauth_authorization_server_metadata_discovery_urls(self._issuer, self._issuer):
             answer = await self._sent(httpx2.Request("GET", url, headers={"accept": "application/json"}))
             if answer.status_code >= httpx2.codes.INTERNAL_SERVER_ERROR:

@@ -284,7 +284,7 @@ class ListingCache:
             return 0
 
     def _path(self, server: McpServer, *, make_key: bool = False) -> Path | None:
-        """Return the path of a server's file; `None`: the key for names is missing or damaged.
+        """Return the path of a server's file; `None`: there is no key for names, and `make_key` is false.
 
         Raises:
             OSError, ValueError: The folder or the key cannot be used.

@@ -172,7 +172,7 @@ def log_in(
 
 async def _log_in(server: HttpServer, person: Person, scope: str | None) -> TokenRecord:
     store = token_store(server)
-    # Read the store first, so that nobody logs in if the tokens could not be kept.
+    # Read the store first, so that nobody logs in if the tokens cannot be stored.
     await call_in_daemon_thread(store.load)
     refusal = await _refusal(server)
     authorizer = Authorizer(server, store, lambda _name, _value: None)

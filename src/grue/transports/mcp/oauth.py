@@ -377,7 +377,7 @@ class Authorizer:
         self._on_secret(f"{self._server.name} {name}", value)
 
     async def _keep(self, provider: OAuthClientProvider) -> TokenRecord:
-        """Store what the provider has obtained."""
+        """Store the tokens, the client's registration and the metadata that the provider has obtained."""
         context, tokens = provider.context, provider.context.current_tokens
         if tokens is None:
             raise AuthorizationRefused(oauth_fault("the authorization server issued no token"))

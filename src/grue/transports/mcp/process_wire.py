@@ -108,7 +108,10 @@ class ProcessWire:
         return found if self._process.exited is not None else f"{found}\n{advice}"
 
     def refusals(self, text: str, *, died: bool = False) -> str:
-        """Return what the server's sandbox has refused, as far as `text` reports it: a sentence per line."""
+        """Return what the server's sandbox has refused, as far as `text` reports it: a sentence per line.
+
+        `died`: whether the server itself has failed, and not only one tool call.
+        """
         if not self._server.sandbox:
             return ""
         return self.redactor.text(plain_text("\n".join(self._process.refusals(text, died=died))))
@@ -143,7 +146,7 @@ class ProcessWire:
 
 
 def _check_npx_package(server: StdioServer) -> None:
-    """Raise `SpawnError` at once if npx must not install the missing server; npx takes seconds for that."""
+    """Raise `SpawnError` if npx must not install the missing server: npx would take seconds to fail."""
     package = launchers.missing_npx_package(server)
     if package is not None:
         raise SpawnError(

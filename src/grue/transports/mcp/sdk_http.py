@@ -611,12 +611,11 @@ def _url_has_session(url: httpx2.URL) -> bool:
 
 
 def _is_compressed(response: httpx2.Response) -> bool:
-    """Return whether the body is compressed: a few bytes may then expand to millions."""
     return bool(response.headers.get("content-encoding", "identity").strip().lower() != "identity")
 
 
 async def _body(response: httpx2.Response, limit: int) -> bytes | None:
-    """Return the body, or `None` if it is longer than `limit` bytes."""
+    """Return the body; `None`: it is longer than `limit`. Of a long error, return the first `limit` bytes."""
     if _is_compressed(response):
         return b""  # Only errors come here compressed, and their status is enough.
     body = bytearray()

@@ -22,7 +22,7 @@ that MCP defines. The states and what can happen in each:
 |                   | `tasks/get` is refused, or not readable  | asked again                               |
 |                   | the same, `MAX_POLL_ERRORS` in a row     | `tasks/cancel`; the call is refused       |
 | input_required    | the host answers, or declines            | working                                   |
-|                   | the server wants what is not offered     | `tasks/cancel`; the call is refused       |
+|                   | the server asks for input not offered    | `tasks/cancel`; the call is refused       |
 | completed         |                                          | the result                                |
 | failed, cancelled |                                          | the call is refused, with the reason      |
 | unknown (expired, | the server answers "no such task"        | the call is refused, with `LOST`          |

@@ -124,7 +124,7 @@ class TokenRecord(Struct, kw_only=True, omit_defaults=True):
     resource: m.JsonObject | None = None
 
     def __post_init__(self) -> None:
-        """Limit the times to valid dates, because a server may send any number, or the file be damaged."""
+        """Limit the times to valid dates: a server may send any number, and the file may be damaged."""
         if self.expires_at is not None:
             self.expires_at = min(max(self.expires_at, 0.0), _LAST_S)
         self.obtained_at = min(max(self.obtained_at, 0.0), _LAST_S)
