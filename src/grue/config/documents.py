@@ -270,8 +270,8 @@ def parse_json(text: str, source: Path) -> Document:
     """Parse strict JSON. Errors name `source`, the file that the text is from.
 
     Raises:
-        MCPConfigError: `text` is not strict JSON. The error for a syntax error names line and column. It
-            never shows the text, which may contain a secret.
+        MCPConfigError: `text` is not strict JSON. For a syntax error, the error names line and column, and
+            never quotes the text, which may contain a secret.
     """
     try:
         value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_such_number)
@@ -419,7 +419,7 @@ def parse_yaml(text: str, path: Path, *, first_line: int = 1) -> YamlDocument:
 
 
 def _fields(kind: Any, keys: KeyPath) -> tuple[str, ...]:
-    """Return the keys that a table may have. The table is at the path `keys` in the Struct `kind`."""
+    """Return the field names of the Struct that is at the path `keys` in a Struct of the type `kind`."""
     for key in filter(lambda key: isinstance(key, str), keys):
         kind = _struct_in(next(each.type for each in msgspec.structs.fields(kind) if each.encode_name == key))
     return tuple(field.encode_name for field in msgspec.structs.fields(kind))

@@ -74,7 +74,7 @@ ROOT_KEYS = ("mcpServers", "servers", "context_servers")
 _HARMLESS_KEYS = frozenset(
     ("alwaysAllow", "autoApprove", "description", "dev", "enabled", "gallery", "icon", "source", "trust")
 )
-# Keys of other hosts that grue does not implement. They are not taken for misspellings; there is a warning.
+# Keys of other hosts that grue does not implement. Each gives a warning, not the error for a misspelt key.
 _UNUSED_KEYS = frozenset(("oauth", "startup"))
 _MISSPELT_FROM = 0.75
 
@@ -141,10 +141,7 @@ def _sandbox(value: Any) -> Any:
 
 
 def _auth_form(value: object) -> str | None:
-    """Return the tag of an `auth`, for a table or for a boolean, so that pydantic checks only this form.
-
-    Return `None` for any other value, which pydantic then refuses.
-    """
+    """Return which form of `_Auth` a value has: the tag of a table or of a boolean; `None`: neither."""
     if isinstance(value, bool):
         return _SWITCH
     return _TABLE if isinstance(value, Mapping | AuthConfig) else None
@@ -482,7 +479,7 @@ class MCPConfig(BaseModel):
 
     @property
     def ignored_servers(self) -> tuple[str, ...]:
-        """The servers after the first. `get_server_config` ignores them; a host should report that.
+        """The servers that `get_server_config` ignores: all but the first. A host should report their names.
 
         Source: R2.6
         """

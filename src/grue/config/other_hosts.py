@@ -179,7 +179,7 @@ class _Copy:
         return self._variable(label) if private or any(map(_is_token, parts)) else text
 
     def _expressions(self, text: str) -> str:
-        """Keep `${NAME}`, but no default that may be secret. Turn `${input:x}` into a variable."""
+        """Replace `${input:NAME}` and `${NAME:-SECRET}` by `${NAME}`, and a text with any other secret."""
 
         def written(found: re.Match[str]) -> str:
             default = found["default"]

@@ -24,7 +24,7 @@ class ProjectTables(Struct, frozen=True):
     Attributes:
         document: The parsed file.
         tables: Each of `TABLES` with its keys and values; a table that the file does not have is empty.
-        roots: For each setting that was found, by table and key: `tool.grue` or `tool.zorkgpt`.
+        roots: Where each setting is, by its table and key: below `tool.grue` or below `tool.zorkgpt`.
     """
 
     document: Document

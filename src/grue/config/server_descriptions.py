@@ -309,7 +309,7 @@ class _Entry:
         self.paths: list[str] = []
 
     def described(self, title: str, kind: str, others: tuple[str, ...] = ()) -> Described:
-        """Return the entry and the notes for the user, after the checks that the module's docstring lists."""
+        """Check the entry as the module's docstring says. Return it with what the user is told about it."""
         allowed = {"workspaceFolder", "userHome", *self.variables}
         for text in _texts(self.entry):
             if not text.isprintable():

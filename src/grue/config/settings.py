@@ -1,10 +1,10 @@
 """`GameConfiguration`: the settings of `pyproject.toml` that a turn needs.
 
 These tables are read: `[tool.grue.mcp]`, `.tool_policy`, `.context`, `.tool_search`, `.llm`,
-`.agent_sampling`, `.retry` and `.budget`. An unknown key is an error. A setting that is missing there is
-taken from the same table below `[tool.zorkgpt]`. There, the tables `llm`, `agent_sampling`, `retry` and
-`budget` belong to a larger project, so unknown keys in them are ignored. Every value is checked when it is
-set, whether from a file, by a keyword or by an assignment.
+`.agent_sampling`, `.retry` and `.budget`. An unknown key is an error. A setting that these tables lack is
+taken from the same table below `[tool.zorkgpt]`. Below `[tool.zorkgpt]`, the tables `llm`, `agent_sampling`,
+`retry` and `budget` belong to a larger project, so unknown keys in them are ignored. Every value is checked
+when it is set, whether from a file, by a keyword or by an assignment.
 
 Source: R2.4, R13, P4, P45
 """
@@ -263,9 +263,9 @@ class GameConfiguration(_Table):
         mcp_tool_lock: What to do with a tool that differs from `mcp_tools.lock` (next to `mcp_config_file`):
             `report` it, `refuse` to offer it, or ignore the lock (`off`).
         mcp_start: When a server starts, if its entry has no `start`. `before`: before the first request of a
-            turn. `beside`: at the same time, if the server's tools are known. `beside_if_locked`: at the same
-            time, if they are in the listing file of the tool lock. `when_called`: at the first call of one of
-            the server's tools, if they are known. If the condition does not hold: as `before`.
+            turn. `beside`: at the same time, if grue has an earlier listing of its tools. `beside_if_locked`:
+            at the same time, if the listing file of the tool lock has them. `when_called`: at the first call
+            of one of its tools, if grue has an earlier listing. If the condition does not hold: as `before`.
         mcp_registry: Base URL of the MCP registry that `grue add NAME` asks; `None`, the default: no
             registry.
         client_base_url: Base URL of the endpoint; OpenRouter by default.

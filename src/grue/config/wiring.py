@@ -206,7 +206,7 @@ def model_for(
 
 
 def _fields_of(given: Mapping[str, Any]) -> Any:
-    """Return a Struct class with the given settings as fields, to check their values by conversion."""
+    """Return a Struct class with the given settings as fields, so that `msgspec.convert` checks them."""
     types = {each.name: each.type for each in msgspec.structs.fields(LlmSettings)}
     return msgspec.defstruct("Given", [(name, types[name]) for name in given])
 

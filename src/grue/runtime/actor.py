@@ -424,8 +424,8 @@ class Supervisor:
     async def _run(self, actor: Actor[Any], whole: bool) -> None:
         try:
             await actor.run()
-            # Set this before `abandon` closes the mailbox: from then on, an actor that sends to it does not
-            # count as crashed.
+            # Set this before `abandon` closes the mailbox. Otherwise an actor that sends to it in between
+            # would count as crashed.
             self._stopping = self._stopping or whole
         except BaseException as raised:  # unexpected exceptions are handled here
             if ends_the_task(raised):

@@ -255,7 +255,7 @@ class LineFile:
             raise self._refused(error) from error
 
     def require_not_deleted(self) -> None:
-        """Check that the file was not deleted since it was opened: nobody could read further lines.
+        """Check that the file was not deleted after it was opened, because nobody could read further lines.
 
         Raises:
             TraceError: The file was deleted. Names its former path.

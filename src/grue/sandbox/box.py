@@ -129,7 +129,6 @@ class Sandbox(Struct, frozen=True, kw_only=True):
     required: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse an invalid value, with the name of its key."""
         fault = _fault(self)
         if fault is not None:
             raise MCPConfigError(f"sandbox: {fault}.")

@@ -489,7 +489,6 @@ class ToolSettings(Struct, frozen=True, kw_only=True):
     annotations: ToolAnnotations | None = None
 
     def __post_init__(self) -> None:
-        """Check types and ranges."""
         check_settings(self, above_0=("timeout_s",))
 
 
@@ -738,7 +737,6 @@ class FunctionConnection:
     def _bound(
         self, tool: str, function: _Function | None, arguments: m.JsonObject, context: ToolContext
     ) -> functools.partial[Any]:
-        """Return the function with its converted arguments, ready to be called."""
         converted, self._converted = self._converted, None
         # If `refusal` has converted these arguments already, use the result. Converting them again would run
         # the user's validators twice for one call.

@@ -27,7 +27,6 @@ class _WithoutFieldTitles(GenerateJsonSchema):
     """Makes schemas without the titles that pydantic derives from field names, because titles cost tokens."""
 
     def field_title_should_be_set(self, schema: object) -> bool:
-        """Return `False`: no field gets a title."""
         del schema
         return False
 

@@ -224,7 +224,7 @@ class SessionPool:
 
     @property
     def has_spares(self) -> bool:
-        """Whether the pool has started to open any connection for the next turn."""
+        """Whether the pool has a connection for the next turn, open or still opening."""
         return bool(self._waiting)
 
     def lacks(self, server: m.ServerName) -> bool:
@@ -300,7 +300,7 @@ class SessionPool:
             self._drop(owned)
 
     def _current(self, server: m.ServerName) -> PooledConnection | None:
-        """Return the leased or waiting session of a server, if it is still opening or is usable."""
+        """Return the session of a server, leased or not, if it is still opening or is usable."""
         for owned in (self._leased.get(server), self._waiting.get(server)):
             if owned is not None and (not owned.opened.is_set() or (owned.listing and owned.usable)):
                 return owned
@@ -309,7 +309,7 @@ class SessionPool:
         return None
 
     def _drop(self, owned: PooledConnection) -> None:
-        """Close a waiting connection that cannot be used, unless a turn has leased it meanwhile."""
+        """Close a connection that cannot be used, unless a turn has leased it."""
         if self._waiting.get(owned.server) is owned:
             del self._waiting[owned.server]
             self.leave(owned)
@@ -375,7 +375,6 @@ class _SessionUser:
         return self
 
     async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
-        """Return why a call would not be sent."""
         return await refusal(self._open.connection, tool, arguments)
 
     def exclusive(self) -> contextlib.AbstractAsyncContextManager[object]:

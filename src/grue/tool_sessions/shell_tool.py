@@ -198,7 +198,6 @@ class _Program(Struct, frozen=True):
     sandbox: Sandbox | None
 
     def environment(self) -> dict[str, str]:
-        """Return the command's whole environment."""
         return dict(self.variables)
 
 

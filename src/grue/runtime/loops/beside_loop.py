@@ -148,7 +148,7 @@ class Pace:
         self._due = 0.0
 
     async def pause(self) -> None:
-        """Let other tasks run if the last pause was `STRETCH_S` ago. Raises a pending cancellation then."""
+        """If the last pause was `STRETCH_S` ago, let other tasks run, or raise a pending cancellation."""
         if time.monotonic() >= self._due:
             await anyio.lowlevel.checkpoint()
             self.paused()
@@ -169,7 +169,7 @@ class Pace:
 
 
 def leaves_no_time(exc_type: type[BaseException] | None) -> bool:
-    """Return whether this exception is tearing down the event loop, so that nothing can be awaited."""
+    """Return whether an exception, such as `SystemExit`, ends the event loop: nothing can be awaited then."""
     return exc_type is not None and issubclass(exc_type, KeyboardInterrupt | SystemExit | GeneratorExit)
 
 

@@ -48,7 +48,10 @@ def blame(error: BaseException, whose: str) -> None:
 
 @contextlib.contextmanager
 def calling(called: object, what: str) -> Iterator[None]:
-    """If the block raises, record that `called` raised the exception, unless `called` is code of grue."""
+    """If the block raises, `blame` the host's code `called`. Code of grue is not blamed.
+
+    The mark is `what` and the name of `called`, such as "the observer print".
+    """
     try:
         yield
     except BaseException as error:
@@ -86,7 +89,8 @@ def ends_the_task(error: BaseException) -> bool:
 def single(error: BaseException) -> BaseException:
     """Unwrap an exception from `HostCodeFailed` and from exception groups.
 
-    A group is replaced by its only member, or by a `KeyboardInterrupt` or `SystemExit` in it.
+    A group is replaced by its only member, or by a `KeyboardInterrupt` or `SystemExit` in it. A group of
+    several other exceptions stays.
     """
     while True:
         match error:

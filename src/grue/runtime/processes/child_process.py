@@ -5,7 +5,7 @@ A `ServerProcess` receives lines and answers with lines; this module does not lo
 
 - Sending never blocks, even if the process has stopped reading.
 - An exit is seen at once, even if a grandchild still holds the pipes open.
-- Leaving takes bounded time, and afterwards no process of the group is alive.
+- Leaving the `async with` block takes bounded time. Afterwards no process of the group is alive.
 - A server's line is read in linear time, up to a limit.
 - A server's standard error is always drained, and the last part of it is kept.
 
@@ -166,7 +166,7 @@ class ChildProcess:
 
     @property
     def ending(self) -> ProcessEnding:
-        """How the process has ended; `none` while it runs."""
+        """By which step of closing the process ended; `died`: it ended before; `none`: it runs."""
         return "died" if self._ending == "none" and self.exited else self._ending
 
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:

@@ -31,7 +31,6 @@ class ProcessLimits(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
     stderr_tail_bytes: int = 8192
 
     def __post_init__(self) -> None:
-        """Check types and ranges."""
         check_settings(self, above_0=("max_line_bytes", "max_message_bytes"))
 
     def when_cancelled(self) -> Self:

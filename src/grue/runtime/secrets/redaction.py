@@ -85,7 +85,6 @@ def _unicode_escape_before(written: bytes, at: int) -> int:
 
 
 def _is_escaped(written: bytes, at: int) -> bool:
-    """Return whether the character at `at` is escaped by a backslash before it."""
     first = at
     while first > 0 and written[first - 1] == 0x5C:
         first -= 1
@@ -255,7 +254,7 @@ class Redaction:
     def hide(self, name: str, value: str) -> None:
         """Replace `value` by a placeholder with `name` from now on.
 
-        An empty value is ignored, and so is a value that is not Unicode, because no message can contain it.
+        An empty value is ignored, and so is one with lone surrogates, because no message can contain it.
         """
         if not value or not _is_unicode(value) or value in self.secrets:
             return
@@ -424,7 +423,6 @@ def _beginnings(form: bytes, written: bytes, start: int, end: int) -> Iterator[t
 
 
 def _replaced(written: bytes, found: Iterable[Found], shown: Callable[[Found], bytes]) -> bytes:
-    """Return `written` with the spans replaced."""
     view, out, at = memoryview(written), BytesIO(), 0
     for each in found:
         out.write(view[at : each.start])
@@ -588,7 +586,7 @@ class TextPieces:
         return text[:shown]
 
     def end(self) -> str:
-        """Return the text that is held back. Call this after the last piece. Half a secret is redacted."""
+        """After the last piece, return the text that is held back, with an incomplete secret redacted."""
         text = self._held + "".join(self._line)
         self._held, self._line = "", []
         begun = min(self._secrets.longest, len(text))
@@ -636,7 +634,7 @@ class _BeginningMatcher:
             self._states = states
 
     def _advance(self, states: "dict[_State, int]", state: "_State", length: int) -> None:
-        """Add to `states` the states that follow `state`. If `state` completes the form, none follows."""
+        """Add the states after `state`, with the `length` matched so far. No state follows a whole form."""
         form, number, at = state
         rest, spelling = form[1:], self._spellings[number]
         if rest:

@@ -173,7 +173,7 @@ class Recorder:
     def hide(self, name: str, value: str) -> None:
         """Replace `value` by a placeholder with `name` in everything that is recorded from now on.
 
-        An empty value is ignored, and so is a value that is not Unicode, because no message can contain it.
+        An empty value is ignored, and so is one with lone surrogates, because no message can contain it.
         Authorisation headers and bearer tokens need not be registered; they are always replaced.
         """
         self._redaction.hide(name, value)
@@ -274,7 +274,7 @@ class Recorder:
         Outside an event loop this waits until the observers have seen the envelope. Inside one, they may see
         a long message later; `shown` waits for that. Text that is held back (`hold_back`) is recorded later.
         """
-        # A piece without text marks a restart of the reply, and is recorded like any other message.
+        # A piece without text says that the reply starts again. It is recorded like any other message.
         piece = body.__class__ is self._piece and bool(body.text)  # type: ignore[attr-defined]  # a piece has it
         shown: object = body
         with self._lock:
