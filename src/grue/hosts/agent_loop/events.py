@@ -105,5 +105,5 @@ class EventFeed:
 
     def _ended(self, call_id: str, result: m.ToolCallResult, duration_s: float | None = None) -> None:
         name = self._names.get(call_id)
-        if name is not None:  # `None`: this feed has seen neither the reply with the call nor its start
+        if name is not None:  # `None`: this feed has seen neither the model's call nor the start of the call
             self._put(ToolEnded(call_id=call_id, name=name, result=result, duration_s=duration_s))

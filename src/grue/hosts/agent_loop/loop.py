@@ -94,7 +94,7 @@ def prefixed(servers: Mapping[str, ToolServer]) -> dict[str, ToolServer]:
 
 
 def beside(tools: Tools) -> dict[str, ToolServer]:
-    """Return the tool servers, by name, for an agent loop's tools that are not MCP tools.
+    """Convert the argument `tools` of an `AgentLoop` to tool servers by name.
 
     Raises:
         MCPConfigError: A name belongs to MCP tools, two tools have the same name, or a value is not a tool.
@@ -146,7 +146,7 @@ def prefixed_policy(policy: ToolPolicy) -> ToolPolicy:
 
 
 def prefixed_search(search: ToolSearch | None) -> ToolSearch | None:
-    """Return a copy of the settings: `always` matches configured names of tools with and without `mcp.`."""
+    """Return a copy of a `ToolSearch` whose `always` matches a tool's name with and without `mcp.`."""
     return None if search is None else replace(search, always=_prefixed_patterns(search.always))
 
 
@@ -162,7 +162,7 @@ Server: TypeAlias = ToolServer | str | Sequence[str]
 
 
 class _SharedClient:
-    """The one `ToolClient` of the whole program, made at the first call, and the server to connect it to."""
+    """Holds the program's only `ToolClient`, made at the first call, and the server that it connects to."""
 
     def __init__(self) -> None:
         # The lock is reentrant, because a signal handler may call a tool in the thread that holds the lock.
@@ -194,7 +194,7 @@ class _SharedClient:
         return self.get().call(f"{PREFIX}{name.removeprefix(PREFIX)}", arguments)
 
     def forget(self) -> None:
-        """Drop the client in a forked process, because its event loop exists only in the parent."""
+        """Drop the client in a forked process: the client's event loop exists only in the parent."""
         server = self._server
         self.__init__()  # type: ignore[misc]  # a thread of the parent may have held the lock, too
         self._server = server
@@ -277,10 +277,7 @@ def invoke_mcp_tool(name: str, arguments: Mapping[str, object] | None = None) ->
 
 
 def reset_mcp_client() -> None:
-    """Close the client and forget the configured server, for tests.
-
-    Before the next call, configure a server again.
-    """
+    """Close the client, and forget the server that `configure_mcp_client` has set; for tests."""
     _shared.configure(None)
 
 

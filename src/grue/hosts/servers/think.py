@@ -164,7 +164,7 @@ def record_thought(session: Session, arguments: Json) -> Json:
 
 
 def _malformed(given: Json) -> list[str]:
-    """Return the differences between `given` and INPUT_SCHEMA."""
+    """Return what is wrong with `given` by INPUT_SCHEMA, one text for each mistake."""
     properties = INPUT_SCHEMA["properties"]
     problems = [f"{name} is missing" for name in INPUT_SCHEMA["required"] if name not in given]
     for name, value in given.items():

@@ -68,7 +68,7 @@ class Judge(Struct, kw_only=True):
     ) -> list[JudgedAction]:
         """Judge the actions of a reply that are still to be done, and ask a person if the policy says so.
 
-        Questions and decisions are recorded. If the run has to wait for decisions, `run.asked` is set.
+        Questions and decisions are recorded. If the run has to wait for decisions, `self.run.asked` is set.
 
         Args:
             actions: The actions to judge.
@@ -130,10 +130,10 @@ class Judge(Struct, kw_only=True):
         return manager.routes.called.get(name) if manager is not None and isinstance(name, str) else None
 
     def _skill_in_use(self) -> tuple[str, Grant]:
-        """Return the name of the skill that the model read last, and the tools that it allows.
+        """Return the name of the skill that the model read last, and the tools that the skill allows.
 
-        The name is empty if the model has read no skill, or if the skill has no `allowed-tools`. If
-        `allowed-tools` names unknown tools, this is reported once for each skill.
+        The name is empty if the model has read no skill, or if the skill has no `allowed-tools`. Unknown
+        tools in `allowed-tools` are reported, once for each skill.
         """
         run = self.run
         read = [

@@ -194,7 +194,7 @@ def load_config(path: str | PathLike[str]) -> AgentConfig:
 
 
 def _shell(document: YamlDocument, table: _AgentTable, folder: Path) -> dict[str, ToolServer]:
-    """Return the tool server that runs commands in the workspace; empty if the file has no `shell`."""
+    """Return the tool server for shell commands, by name; an empty dict if the file has no `shell`."""
     shell = table.shell
     if shell is None:
         return {}

@@ -157,7 +157,7 @@ class RunEnd(Struct, frozen=True):
 
 
 class DecisionLoop:
-    """Carries out a run, or the rest of a resumed one. The state that other parts need is in `Run`."""
+    """Carries out a run, or the rest of a resumed run. Other parts of the agent read its state from `Run`."""
 
     def __init__(self, run: Run, conversation: Conversation, judge: Judge, past: RunPast | None) -> None:
         self._run = run

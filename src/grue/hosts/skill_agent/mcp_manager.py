@@ -42,7 +42,7 @@ class McpCallResult(Struct, frozen=True):
 
     Attributes:
         server_name: The server; empty if no server has such a tool.
-        tool_name: The tool's bare name at that server, or the unknown name.
+        tool_name: The tool's bare name at that server; if no server has such a tool, the name as called.
         content: The server's content blocks.
         is_error: Whether the tool reported an error, or does not exist.
         raw_text: The text of the content blocks. Without text: the structured result as JSON.
@@ -236,7 +236,7 @@ class McpManager:
     def close_all(self) -> None:
         """Close every session and wait until the server processes have ended. A second call does nothing.
 
-        If a tool call is running in another thread, this call raises an error there.
+        If another thread is waiting for a tool call, its `call_tool` raises an error.
         """
         with self._lock:
             connected, self._connected = self._connected, None

@@ -52,8 +52,8 @@ def read_run(path: Path) -> RunPast:
     """Read how far a run got. `path` is its folder or the trace in the folder.
 
     Raises:
-        TraceError: The trace cannot be read or has no run, the run is finished, or a message that is needed
-            was redacted.
+        TraceError: The trace cannot be read or has no run, the run is finished, or a message that the resume
+            needs was redacted.
     """
     needed = (ActionsPlanned, StepEnded)
     return RunPast.read(path, needed=needed, started=RunStarted, over=("finished", "gave_up"))

@@ -193,7 +193,7 @@ def tool_server_of(manager: Any, route: Route) -> tuple[m.ServerName, ToolServer
     """Return the name and the tool server for a manager.
 
     Raises:
-        MCPError: The manager lacks one of the four coroutines.
+        MCPError: The manager lacks a coroutine, such as `call_tool`.
     """
     if isinstance(manager, McpServer):
         return m.ServerName(manager.name), manager
@@ -226,9 +226,9 @@ class ZorkAgent:
         logger: Gets the log records. The logger and the Langfuse client of an `MCPManager` get the events of
             the turns too. If agent and manager have the same logger, it gets each event only once.
         episode_id: Put into every log record.
-        mcp_manager: An `MCPManager`, a `StdioServer` or `HttpServer`, or any object with the four coroutines
-            of `MCPManager`; `None` for no tools. If a subclass of `MCPManager` overrides methods, every turn
-            calls them.
+        mcp_manager: An `MCPManager`, a `StdioServer` or `HttpServer`, or any object with the coroutines
+            `connect_session`, `disconnect_session`, `get_tool_schemas` and `call_tool`; `None` for no tools.
+            If a subclass of `MCPManager` overrides methods, every turn calls them.
         recorder: Records every message; `None` creates one.
         policy: What happens after a failure. Its `on_tool_drift` is replaced by that of the configuration,
             and its `retry_disabled_s` by `None`: a disabled server stays disabled until the episode ends.
@@ -339,9 +339,8 @@ class ZorkAgent:
     def close(self) -> None:
         """End servers and tasks that outlive a turn, and flush the manager's Langfuse client.
 
-        This may take a few seconds.
-
-        Without this call, the client is flushed at the program's end. A second call does nothing.
+        This may take a few seconds. A second call does nothing. Without a call, the client is flushed when
+        the program ends.
         """
         self._runner.close()
         if self._langfuse is not None:
@@ -370,8 +369,8 @@ class ZorkAgent:
     ) -> None:
         """Set the state of an episode that is continued after `turns` turns.
 
-        The next turn does not count as the first: if a server that was connected before does not start, the
-        start is tried a second time.
+        If a server that was connected in these turns does not start in the next turn, a second attempt is
+        made, as in every turn but an episode's first.
 
         Args:
             turns: Number of turns that were played.
@@ -486,7 +485,7 @@ class ZorkAgent:
             weakref.finalize(self, observer.close, timeout_s=0)
 
     def _wait_for_langfuse(self) -> None:
-        """Wait until the manager's Langfuse client has the turn's events, so that its `flush` sends them.
+        """Wait until the manager's Langfuse client has received the turn's events, for its `flush` to send.
 
         If the client once takes longer than `_TOLD_S` seconds, later turns do not wait, because a slow client
         would delay every one of them.

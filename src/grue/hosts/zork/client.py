@@ -261,13 +261,12 @@ class LLMClient:
 
 
 class _Completions:
-    """The object `client.chat.completions`. If a subclass overrides `chat_completions_create`, calls that."""
+    """The object `client.chat.completions`; `create` calls `chat_completions_create`, overridden or not."""
 
     def __init__(self, client: LLMClient) -> None:
         self._client = client
 
     def create(self, *args: Any, **kwargs: Any) -> LLMResponse:
-        """Call `LLMClient.chat_completions_create`."""
         return self._client.chat_completions_create(*args, **kwargs)
 
 
@@ -290,7 +289,6 @@ class _AskedByClient(LlmEndpoint):
         return "skip" if self.settings.force_tool_support else "before"
 
     async def tool_support(self) -> m.ToolSupportChecked:
-        """Ask the client whether the model can call tools."""
         settings = self.settings
         config = self._client.config
         return await asked_of_client(

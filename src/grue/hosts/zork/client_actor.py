@@ -213,8 +213,8 @@ class ClientModel:
     def support_check(self) -> SupportCheck:
         """Return `before` to check, before a server starts, that the model can call tools; else `skip`.
 
-        It is `skip` if the configuration forces tool support. It is also `skip` if the client has no method
-        `_supports_tool_calling`, and the model's name does not suggest that it has no tool calling.
+        It is `skip` if the configuration forces tool support. Otherwise it is `before` if the client has a
+        method `_supports_tool_calling`, or if the model's name is one of a model without tool calling.
         """
         if self.config is not None and self.config.mcp_force_tool_support:
             return "skip"

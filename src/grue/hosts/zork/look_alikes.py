@@ -136,7 +136,7 @@ def foreign_failure(fault: Fault, client: object, model: str) -> m.LlmFailure:
 
 
 def own_methods(cls: type, names: Iterable[str]) -> Mapping[str, Callable[..., Any]]:
-    """Return the methods of a class as they are now, for `is_overridden` to compare with later ones."""
+    """Return the methods that a class has now, so that `is_overridden` can tell if one is replaced later."""
     return {name: vars(cls)[name] for name in names}
 
 

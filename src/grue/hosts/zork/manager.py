@@ -55,9 +55,9 @@ class TurnUse(Struct, frozen=True):
 class SessionNews:
     """An observer of a manager's sessions.
 
-    During a turn, the session's messages are not passed to the manager's observers. The turn itself reports
-    its connects and tool calls to the same observers, which would get each of them twice. A message that only
-    the session knows of, such as a changed tool, is noted in the turn's trace.
+    During a turn, the session's messages are not passed to the manager's observers. They would get each
+    connect and tool call twice, because the turn reports these to the same observers. A message that the turn
+    does not report, such as a changed tool, is noted in the turn's trace.
 
     This class must not refer to the manager. A session refers to it, so an open session would keep the
     manager alive.
@@ -276,7 +276,7 @@ class MCPManager:
         """Let a turn use the coroutines until `give_back`.
 
         Until then `connect_session` makes one attempt with the turn's time limit. `logger` and
-        `langfuse_client` get no events from the sessions, because they get those of the turn.
+        `langfuse_client` get no events from the sessions, because they get the turn's events.
         """
         self._news.turn = turn
 

@@ -229,7 +229,7 @@ def connect_manager(manager: SessionManager, server: m.ServerName) -> Connect:
     """Make a manager object usable as a tool server of a `Runner`.
 
     Raises:
-        MCPError: The manager lacks one of the four coroutines.
+        MCPError: The manager lacks a coroutine of `SessionManager`.
     """
     four = ("connect_session", "disconnect_session", "get_tool_schemas", "call_tool")
     missing = [name for name in four if not callable(getattr(manager, name, None))]

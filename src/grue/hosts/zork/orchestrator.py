@@ -505,9 +505,9 @@ class ZorkOrchestratorV2:
     def _come_back(self, past: GamePast) -> list[Remembered]:
         """Restore the state of an episode: replay its commands in the game, and read the rest from the trace.
 
-        Nothing is recorded here, because the constructor refuses the resume afterwards if the MCP server is
-        another one, and a refused resume must not change the trace. Returns the notes on places that are
-        missing in the trace, because the program was killed before it recorded them.
+        Return the notes on places (`Remembered`) that the program could not record before it was killed. They
+        are not recorded here: the constructor may still refuse the resume, because the MCP server is another
+        one, and a refused resume must not change the trace.
         """
         state = self.game_state
         if past.started.game_hash != self.game.fingerprint:
@@ -687,7 +687,7 @@ class ZorkOrchestratorV2:
         self._note(self._end)
 
     def _count(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Observe the trace: at the end of a turn, add its calls, requests and tokens to the episode's."""
+        """If the envelope ends a turn, add the turn's calls, requests and tokens to `game_state`."""
         del line
         end = envelope.body
         if isinstance(end, m.TurnCompleted | m.TurnFailed):

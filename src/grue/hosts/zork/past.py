@@ -55,12 +55,11 @@ class GamePast(hosting.Past[EpisodeStarted], kw_only=True):
 def read_past(path: Path) -> GamePast:
     """Read how far an episode got. `path` is its run folder or the trace in the folder.
 
-    An episode that was won, lost or quit can still be resumed if its result file is missing. The resume then
-    only writes the file.
+    If an episode that was won, lost or quit has no result file, the resume only writes this file.
 
     Raises:
-        TraceError: The trace cannot be read or has no episode, the episode is over, or a message that is
-            needed was redacted.
+        TraceError: The trace cannot be read or has no episode, the episode is over, or a message that the
+            resume needs was redacted.
     """
     read = GamePast.read(path, needed=(Decided,), started=EpisodeStarted, over=_FOR_GOOD)
     _check_order(path, read.decided)

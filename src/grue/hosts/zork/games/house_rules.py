@@ -154,7 +154,7 @@ def find(state: State, words: Words, *, asks: str = "") -> str:
 
     Raises:
         RefusalError: There is no such thing here, or more than one. If there is more than one, the error's
-            text asks which one is meant, and the error gets the argument `asks` as its attribute.
+            text asks which one is meant, and its attribute `asks` is the argument `asks`.
     """
     reach = within_reach(state)
     if words in (("it",), ("them",), ("him",), ("her",)):
@@ -267,7 +267,7 @@ class Turn:
 
 
 def hazard(turn: Turn, name: str) -> str:
-    """Give a warning the first time, and let the player die the second time."""
+    """Warn of the danger `name` in `HAZARDS` the first time; let the player die of it the second time."""
     flag, warning = HAZARDS[name]
     if turn.happened(flag):
         return turn.kill(name)

@@ -212,7 +212,7 @@ NO_LIFE_LEFT: Final = (
     'The clerk leafs through the file. "No further lives on account. I am so sorry. Mind the step."'
 )
 
-# Blocked exits, by the rooms on both sides: the flag that opens the exit, and the refusal until it is set.
+# Blocked exits. Key: the rooms on both sides. Value: the flag that opens the exit, the refusal until then.
 BARRIERS: Final = {
     ("porch", "hall"): (
         "door_open",

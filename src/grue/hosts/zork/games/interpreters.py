@@ -12,9 +12,9 @@ not read. Stories of versions 1 to 3 have no styles. Offsets and opcodes are tho
 Document 1.1, sections 11 (header), 3 (text) and 15.
 
 An interpreter is a process that answers each line with text, within a time limit. It does not mark the end of
-an answer, so `exchange` makes it print a mark: it sends each line together with a second one, `\sf-N`, which
-sets the speed of the interpreter's clock to a new random number N. The interpreter prints "Speed Factor -N"
-when it reads that line, whether it is waiting for a command, the answer to a question, a single key or a file
+an answer, so `exchange` makes it print a mark: it sends each line together with a second line `\sf-N`, which
+sets the speed of the interpreter's clock to -N, a new random number. The interpreter prints "Speed Factor -N"
+when it reads that line, whether it waits for a command, the answer to a question, a single key or a file
 name. A game cannot print the mark by chance, and never sees the second line. The speed is negative because a
 clock that runs backwards never interrupts a command. Looking for the prompt ">" instead would fail with texts
 that contain a ">", and would wait forever at questions, which do not end with it.

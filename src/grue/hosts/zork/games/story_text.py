@@ -55,7 +55,7 @@ class StatusLine(Struct, frozen=True):
 
 
 def tidy(printed: str, *, broken_lines: bool = True) -> str:
-    """Remove the prompt and the blank lines around a text; undo line breaks if the interpreter made some."""
+    """Remove the prompt and the blank lines around a text; if `broken_lines`, join lines that were broken."""
     text, room_left = "", -1
     for line in printed.rstrip().removesuffix(">").split("\n"):
         # The interpreter broke the previous line here only if the first word of this line did not fit.
