@@ -73,10 +73,9 @@ class TurnCounts:
             self._ended(envelope.body, round(envelope.t - ended.step.start_s, 6), clock.phases)
 
     def _begin_and_end(self, turn: int, changes: Sequence[StepChange]) -> StepEnded | None:
-        """Start a clock for a turn that begins. If the current message ends the turn, return this end.
+        """Start a clock if a turn begins. If the message ends it, as `TurnCompleted` does, return the end.
 
-        An example of such a message is `TurnCompleted`. For a turn that was killed or crashed, no message
-        reports the end: only drop its clock.
+        For a turn that was killed or crashed, no message reports the end: only drop its clock.
         """
         ended = None
         for change in changes:
@@ -111,7 +110,7 @@ class TurnCounts:
             heapq.heappop(self._slowest)
 
     def slowest(self) -> tuple[SlowTurn, ...]:
-        """Return the slowest turns, the slowest first; of two that took equally long, the earlier one."""
+        """Return the slowest turns, the slowest first. Turns that took equally long keep their order."""
         return tuple(
             replace(turn, tool_calls=turn.tool_calls + self._after[turn.turn])
             for _, _, turn in sorted(self._slowest, reverse=True)
@@ -293,7 +292,7 @@ class EpisodeTally:
                 self.servers[body.server].numbers["deaths"] += 1
 
     def _settle(self, envelope: Envelope[Any], how: str) -> None:
-        """Count a call that has ended, in the field `how` of its tool; then forget the tool's name."""
+        """Add a call that has ended to the count `how` of its tool. Then forget the call's tool."""
         tool = self._tool(envelope)
         tool.numbers[how] += 1
         if not isinstance(envelope.body, m.ToolSkipped):
@@ -360,7 +359,7 @@ class EpisodeTally:
 
 @functools.cache
 def _count_of(kind: type[Struct]) -> Callable[..., None] | None:
-    """Return the method of `EpisodeTally` that counts messages of this class; `None`: none counts them."""
+    """Return the method of `EpisodeTally` that counts messages of this class, if there is one."""
     counted = EpisodeTally._counted  # noqa: SLF001 - of this module
     return next((count for count, kinds in counted.items() if issubclass(kind, kinds)), None)
 

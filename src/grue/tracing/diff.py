@@ -136,7 +136,7 @@ def _aligned(
     """Pair the turns of the two traces in order.
 
     A host can run a turn again, after a resume for example (`TurnSlice.again`). If only one of the two turns
-    was run again, it is yielded with `None`, and the other turn is paired with the turn that follows.
+    was run again, it is yielded with `None`, and the other turn is paired with its successor.
     """
     one, other = next(left, None), next(right, None)
     while one is not None or other is not None:
@@ -268,7 +268,7 @@ class _TurnDiff:
     def _paired(
         self, left: _Siblings, right: _Siblings
     ) -> Iterator[tuple[EpisodeEnvelope | None, EpisodeEnvelope | None]]:
-        """Pair siblings of one kind in order; if one side has more, match them by their content."""
+        """Pair siblings of one kind: in order, or by content if one side has more (and not too many)."""
         if len(left) == len(right) or max(len(left), len(right)) > _MOST_MATCHED:
             yield from zip_longest(left, right)
             return

@@ -1,8 +1,8 @@
 """Find the differences between two messages, as JSON paths.
 
-Messages are compared as JSON values: `2` equals `2.0`, but `true` does not equal `1`. The names to ignore and
-the names of ids refer to fields of messages only. If a key in a tool's arguments has such a name, it is
-compared like any other key.
+Messages are compared as JSON values: `2` equals `2.0`, but `true` does not equal `1`. A `Comparison` ignores
+some fields of messages, and pairs others as ids. A key in a tool's arguments is always compared, whatever its
+name.
 """
 
 import functools

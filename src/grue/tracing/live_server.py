@@ -76,8 +76,8 @@ class LiveFeed:
         self._images = ImageTable(self._image_spool)
         self._feed = PageFeed(self._images)
         self._ends: list[int] = []
-        self._ended = False  # the message that was read last is `EpisodeEnded`
-        self._over = False  # the last piece in the temporary file ends with `EpisodeEnded`
+        self._ended = False  # whether the message that was read last is `EpisodeEnded`
+        self._over = False  # whether the last piece in the temporary file ends with `EpisodeEnded`
         self._error = ""
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -241,7 +241,6 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _SLOWEST_S
 
     def do_GET(self) -> None:
-        """Answer a request for the page, for new pieces, for an image or for the mark."""
         if self.headers.get("Host", "") not in self.server.names:
             self._send(403, "text/plain", b"This server answers to its own address only.\n")
             return
@@ -265,7 +264,6 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815 - http.server's name
 
     def do_POST(self) -> None:
-        """Store the mark that a person gives the episode."""
         # Close the connection: if the request is refused, its body stays unread, and would be parsed as the
         # next request.
         self.close_connection = True
@@ -336,7 +334,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
-            # Ignore that the browser has closed the connection.
             with contextlib.suppress(ConnectionError, TimeoutError):
                 self.wfile.write(body)
 

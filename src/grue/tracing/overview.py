@@ -1,4 +1,4 @@
-"""An episode in figures and facts, for the head of its page and for the list of runs."""
+"""The overview of an episode (subject, end, cost), for the head of its page and for the list of runs."""
 
 from typing import Any
 

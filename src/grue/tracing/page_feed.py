@@ -275,7 +275,7 @@ class SpanFinder:
                     yield self._pause(span, envelope.body.delay_s)
 
     def finish(self) -> Iterator[Span]:
-        """Yield the spans that are still open, because the trace ends here or the host was killed here."""
+        """Yield the spans that are open at the end of the trace."""
         yield from (self._span(end, None) for end in self._steps.finish() if isinstance(end, StepEnded))
 
     def _span(self, end: StepEnded, by: EpisodeEnvelope | None) -> Span:
@@ -296,7 +296,7 @@ class SpanFinder:
         )
 
     def _pause(self, span: Span, pause_s: float) -> Span:
-        """Return the span of the pause that follows a failed request."""
+        """Return a span for the pause after a failed request; `span` is the request's."""
         return replace(
             span,
             phase="wait",

@@ -61,7 +61,7 @@ class PrefixBreak(Struct, frozen=True, kw_only=True):
 
 
 class CachedPrompt(Struct, frozen=True, kw_only=True):
-    """One request, compared with the earlier prompt of which it repeats most.
+    """One request, compared with the earlier prompt with which it has the longest beginning in common.
 
     Attributes:
         seq: Number of its `RequestCompletion`.
@@ -443,7 +443,7 @@ class CachedPrompts:
         return replace(found, broken=_broken(_Compared(earlier, sent, same), talk, asked, tokens))
 
     def _nearest(self, talk: _Prompted, sent: _Sent) -> _Sent | None:
-        """Return the earlier prompt of which this one repeats most; if two are equal, the later one."""
+        """Return the earlier prompt with the longest common beginning; of two equally long, the later one."""
         if talk.last is None:
             return self._heads.get(sent.model) if talk.run is not None and talk.whole else None
         return max(talk.sent.values(), key=lambda each: (common_bytes(each.whole, sent.whole), each.seq))

@@ -325,7 +325,7 @@ def _orders(turn: AgentTurn) -> Iterator[Sequence[EpisodeEnvelope]]:
 def _rising(places: Sequence[range]) -> Iterator[Sequence[int]]:
     """Yield each way to choose one number from each range so that no number is less than the one before.
 
-    The ranges are descending. The choices with the largest numbers come first.
+    Each range counts down. The choices with the largest numbers come first.
     """
     highest = [*accumulate((place.start for place in reversed(places)), min)][::-1]
     if any(most <= place.stop for most, place in zip(highest, places, strict=True)):
@@ -361,8 +361,8 @@ def same_redacted(one: str, other: str) -> bool:
         return False
     if first[:kept] == second[:kept]:
         return True
-    # One text may have been cut within a secret, whose beginning is then not replaced, or within its
-    # placeholder. Then only one of the texts has a placeholder at this position, and the texts before this
+    # One text may have been cut within a secret, so that the rest of the secret was not replaced, or within
+    # a placeholder. Then only one of the texts has a placeholder at this position, and the texts before this
     # position have to be equal.
     halved = set(_placeholders(first)) ^ set(_placeholders(second))
     return any(first[:start] == second[:start] for start in halved if start <= kept)

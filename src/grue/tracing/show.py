@@ -41,7 +41,7 @@ class _Column(Struct, frozen=True):
 
     Attributes:
         live_width: The column's width in a live table, where the widest cell is not known beforehand.
-        dropped: Which column a narrow table leaves out first: 1, then 2, then 3; 0: never left out.
+        dropped: When a narrow table leaves this column out: 1: first, 2: second, 3: third, 0: never.
     """
 
     heading: str
@@ -89,7 +89,6 @@ class _Layout(Struct, frozen=True):
         return f"\x1b[{colour}m{line}\x1b[0m" if self.colour and colour else line
 
     def aligned(self, row: Iterable[str], summary: str) -> str:
-        """Return a row with aligned cells, followed by the summary."""
         placed = [
             cell.rjust(width) if column.right else _padded(cell, width)
             for column, width, cell in zip(_COLUMNS, self.widths, row, strict=True)
@@ -98,7 +97,6 @@ class _Layout(Struct, frozen=True):
         return (" " * _GAP).join([*placed, summary]).rstrip()
 
     def headings(self) -> str:
-        """Return the line with the headings of the columns."""
         return self.fit(self.aligned((column.heading for column in _COLUMNS), ""), DIM)
 
     def rows(self, envelopes: Iterable[EpisodeEnvelope]) -> Iterator[str]:

@@ -91,7 +91,7 @@ class PhaseClock:
         Args:
             t: Seconds since the trace began.
             changes: The steps that begin or end with the envelope.
-            resumed: No host ran between the last envelope and this one, so this time is not counted.
+            resumed: Whether no host ran since the last envelope. If so, the time since then is not counted.
         """
         if resumed or t < self._last:
             # Do not count the time since the last envelope: no host ran, or this is the first envelope. If
@@ -119,7 +119,6 @@ class PhaseClock:
 
 @functools.lru_cache(maxsize=512)
 def _phase_of(kinds: frozenset[StepKind]) -> TimePhase:
-    """Return the phase that is active while steps of these kinds are under way."""
     in_a_turn = "turn" in kinds
     for kind, phase in (_IN_A_TURN if in_a_turn else _ANYWHERE).items():
         if kind in kinds:
@@ -294,5 +293,5 @@ class EpisodeStats(Struct, frozen=True, kw_only=True):
 
 
 def nearest_rank(ordered: Sequence[float], percent: float) -> float:
-    """Return a percentile of sorted values, of which there is at least one, by nearest rank."""
+    """Return a percentile of sorted values by nearest rank. There must be at least one value."""
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]

@@ -102,7 +102,7 @@ class StepTracker:
         return self._changes
 
     def finish(self) -> list[StepChange]:
-        """Abandon all open steps, because the trace ends here or the host was killed here."""
+        """Abandon the steps that are open at the end of the trace."""
         self._changes = []
         self._abandon_all()
         return self._changes

@@ -201,7 +201,6 @@ class _Rows:
                 yield from (self._call(turn, record) for record in body.tool_calls)
 
     def rest(self) -> Iterator[Row]:
-        """Yield the rows of turns and requests that have not ended."""
         yield from self._turns.values()
         yield from self._requests.values()
 

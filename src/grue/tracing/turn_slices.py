@@ -83,9 +83,8 @@ class TurnSplitter:
         if isinstance(envelope.body, EpisodeResumed) or anew:
             unfinished = [turn_slice for turn_slice in self.slices if not turn_slice.complete]
             if anew and not goes_on and len(unfinished) == 1:
-                # A host that runs turns again after a kill records `EpisodeResumed` first. Only a repeated
-                # `Runner.map` does not. So this is one, and the unfinished turn counts as overtaken, not as
-                # cut off.
+                # A host that runs turns again after a kill records `EpisodeResumed` first. A repeated
+                # `Runner.map` does not. So a map was repeated: the unfinished turn counts as overtaken.
                 unfinished[0].overtaken = True
             while self.slices:
                 yield self.slices.popleft()
@@ -135,7 +134,7 @@ def turn_of(envelope: EpisodeEnvelope) -> int:
 
 
 def causes(envelope: EpisodeEnvelope, by_seq: dict[int, EpisodeEnvelope]) -> tuple[EpisodeEnvelope, ...]:
-    """Return the chain of causes that leads to an envelope, as far as `by_seq` has it, first cause first."""
+    """Return the chain of causes of an envelope, the first cause first, as far as they are in `by_seq`."""
     chain: list[EpisodeEnvelope] = []
     cause = by_seq.get(envelope.cause) if envelope.cause is not None else None
     while cause is not None and cause.seq < (chain[-1] if chain else envelope).seq:

@@ -44,11 +44,10 @@ class _Talk:
         self.tools: tuple[m.ToolDefinition, ...] = ()
 
     def take(self, step: SaidStep) -> None:
-        """Change the history as the recorded message `step` did.
+        """Apply the recorded message `step` to the history.
 
         That is impossible if messages before `step` are not in the trace. Then count the history's entries
-        as missing, and begin an empty history. If `step` is a request, its new messages become the first
-        entry.
+        as missing, and begin a new history. If `step` is a request, its new messages are the first entry.
         """
         try:
             take_step(self.history, step)

@@ -337,7 +337,7 @@ def _parameters(asks: m.ModelAsked) -> m.JsonObject:
 
 
 def usage_details(usage: m.Usage) -> dict[str, int]:
-    """Return the number of tokens in each of Langfuse's classes, which do not overlap."""
+    """Return tokens by Langfuse's usage types, such as `input_cached_tokens`; each token counts once."""
     details = {
         "input": max(0, usage.input_tokens - usage.cached_tokens - usage.cache_write_tokens),
         "output": max(0, usage.output_tokens - usage.reasoning_tokens),

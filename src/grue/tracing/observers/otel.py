@@ -108,7 +108,7 @@ class OtelObserver(Outbox):
             self.close()
 
     def added_to(self, recorder: Recorder) -> None:
-        """Set the recorder's `around_call`, so that sessions make each call in the context of its span."""
+        """Set the recorder's `around_call`, so that each call is made in the context of the call's span."""
         if self._sink.ids is not None:
             recorder.around_call = self._around_call
 
@@ -245,7 +245,6 @@ class _Ids:
         return int.from_bytes(digest) or 1
 
     def generate_span_id(self) -> int:
-        """Return the id for the span that begins now."""
         told, self.next_span = self.next_span, None
         return int(self._others.generate_span_id()) if told is None else told
 
@@ -254,7 +253,6 @@ class _Ids:
         return self.trace
 
     def is_trace_id_random(self) -> bool:
-        """Return whether the ids of traces are random."""
         return bool(getattr(self._others, "is_trace_id_random", lambda: False)())
 
 

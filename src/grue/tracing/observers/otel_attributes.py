@@ -161,7 +161,7 @@ class Conventions:
     Args:
         agent: The agent in the spans of turns.
         capture_content: Whether prompts, arguments, outputs and error texts are sent. `"reference"`: yes, but
-            of a generation's conversation only the new messages.
+            only the new messages of each generation.
     """
 
     def __init__(self, agent: AgentDescription, capture_content: Capture) -> None:

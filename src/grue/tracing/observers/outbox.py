@@ -101,7 +101,7 @@ class Outbox:
         self._name = name
         self._bound = bound
         self._warn = warn_once(warn)
-        # Unlike `Queue.put`, `SimpleQueue.put` never waits, not even for a lock that the thread may hold.
+        # `Queue.put` may wait for a lock that the outbox's thread holds; `SimpleQueue.put` never waits.
         self._queue: queue.SimpleQueue[Envelope[Any] | threading.Event | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
@@ -258,16 +258,14 @@ class _PatientExporter:
         return result
 
     def shutdown(self) -> None:
-        """Close the wrapped exporter."""
         self._exporter.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Flush the wrapped exporter."""
         return self._exporter.force_flush(timeout_millis)
 
 
 def _hold_back(record: logging.LogRecord) -> bool:
-    """Filter: hold back the records that this thread logs during an export, and let all others pass."""
+    """Keep the text of a record that this thread logs during an export, and return `False`: do not log it."""
     said: list[str] | None = getattr(_exporting, "said", None)
     if said is None:
         return True

@@ -414,7 +414,7 @@ class SpanFeed:
 
     def _called_by(self, scope: SpanScope, turn: int) -> SpanId:
         """Return the parent for a call; `turn` is the number of the turn in the call's envelope."""
-        # A call in a session outside turns normally has the same number as the session's `OpenSession`. But
+        # A call in a session outside turns normally has the turn number of the session's `OpenSession`. But
         # the host may give it the number of the turn that has just ended. It is then a child of that turn.
         number, span = self._ended_turn
         outside = isinstance(scope.command, m.OpenSession) and turn != scope.turn
