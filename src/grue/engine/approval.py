@@ -162,8 +162,6 @@ class Approval(Struct, frozen=True):
 
 
 class _Answerer(Struct, frozen=True):
-    """Answers the questions of one turn."""
-
     approval: Approval
     command: m.RunTurn
     recorder: Recorder
@@ -358,8 +356,8 @@ def ask_at_terminal(questions: tuple[ApprovalQuestion, ...]) -> list[ApprovalDec
     """Ask about each call on standard error, and read a line with `y` or `n` from standard input.
 
     Pass this function to a runner: `Runner(approve=ask_at_terminal)`. If standard input or standard error is
-    not a terminal, or the input ends, every call is denied. The arguments are shown whole; a call is denied
-    if its arguments are too long for that. What was typed before a question is on the screen is discarded.
+    not a terminal, or the input ends, every call is denied. The arguments are shown whole; a call whose
+    arguments are too long to show is denied. What was typed before a question is on the screen is discarded.
     """
     return [_ask(question) for question in questions]
 

@@ -179,9 +179,9 @@ def _accepts(check: AnswerCheck[Any], end: m.TurnCompleted) -> bool:
 
 
 def _place_after(past: m.HistoryReference, said: tuple[SaidStep, ...]) -> m.HistoryReference | None:
-    """Return a conversation's state after a turn; `None`: it cannot be computed.
+    """Return the number and the digest of a conversation's entries after a turn.
 
-    It cannot if the turn rewrote entries of earlier turns, because only their number and digest are known.
+    `None`: the turn rewrote entries of earlier turns. `past` does not hold these, so their digest is unknown.
     """
     ledger = Ledger()
     ledger.length, ledger.digest = past.length, past.digest

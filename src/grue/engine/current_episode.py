@@ -43,9 +43,9 @@ class Episode:
     """An event loop in a background thread, with open connections to the model and a pool of sessions.
 
     At most `at_once` turns of an episode run in parallel, whichever threads submit them: the episode has
-    `at_once` slots. Each slot has its own pool of sessions, unless `sessions` is `fresh`. An episode holds no
-    reference to its runner. So a runner that was never closed can be garbage collected, and that ends the
-    episode.
+    `at_once` slots. With `sessions="fresh"` each turn opens its own sessions, otherwise each slot has a pool.
+    An episode holds no reference to its runner. So a runner that was never closed can be garbage collected,
+    and that ends the episode.
 
     Attributes:
         resources: The processes of all turns, and the pool of sessions of the first slot.
@@ -158,9 +158,8 @@ class Episode:
     def _expects_turn(self, pool: "SessionPool") -> bool:
         """Return whether a further turn will need sessions of `pool`.
 
-        If `expects_turns` is false, only the turns that wait for a slot will need sessions. Each of the other
-        pools that has prewarmed sessions serves one of these turns. `pool` is needed if more turns wait than
-        these pools serve.
+        If `expects_turns` is false, only the turns that wait for a slot are left. Each other pool with
+        prewarmed sessions will serve one of them; `pool` is needed if there are fewer such pools than turns.
         """
         if self.expects_turns:
             return True
@@ -191,7 +190,7 @@ class Episode:
 
 
 def starts_of(keep: Keep, start: Start) -> "tuple[Sessions, StartWhen]":
-    """Return where a turn's sessions come from, and when a server is started that has no open session.
+    """Return where a turn's sessions come from, and when a server without an open session is started.
 
     Raises `MCPConfigError`, which says what to write, if the arguments are invalid or contradict each other.
     """
@@ -238,8 +237,8 @@ def with_default(start: Start | None, when: StartWhen) -> Start:
     """Return `start`, completed by `when`, the value of the configuration file.
 
     `None` becomes `when`. A `start` that only says when servers are started in advance, such as
-    `"after_turn"`, becomes `("after_turn", when)`; but with `when_called` this pair is invalid, and `start`
-    stays alone.
+    `"after_turn"`, becomes the pair `("after_turn", when)`. If `when` is `when_called`, this pair would be
+    invalid, so `start` is returned unchanged.
     """
     if start is None:
         return when
@@ -270,7 +269,7 @@ class CurrentEpisode:
         self._endpoint = endpoint if lasting else None
         self._recorder = recorder
         self._sessions: Sessions = sessions if lasting else "fresh"
-        # A batch does not pause between two turns. So the next turn's servers start while a turn runs.
+        # `ahead` starts servers between two turns. A batch has no such pause: start them during a turn.
         self.batch_sessions: Sessions = "beside" if sessions == "ahead" else sessions
         self._episode: Episode | None = None
         # Reentrant, because a signal handler may close the runner in a thread that already holds the lock.

@@ -83,8 +83,7 @@ class Past(Struct, Generic[_Started], kw_only=True):
         connections: The state of the connection to each tool server, for `Runner.remember`.
         listings: The tools that each server listed last, for `Runner.remember`.
         ended: How the episode ended the last time; `None`: it did not end, because its process was killed.
-        conditions: What the last run was made with, by name, such as `model`. `changes` compares it with the
-            present.
+        conditions: Settings of the last run, such as `model`. `changes` compares them with the present ones.
         max_turns: The turn limit that was given at the last resumption; 0: the limit given at the start.
         lasted_s: How long the episode has run, in seconds.
         answered: Whether the model has given an answer.
@@ -118,8 +117,8 @@ class Past(Struct, Generic[_Started], kw_only=True):
 
         Args:
             path: The run folder, or the trace in it.
-            needed: Classes of the host's facts from which no secret may have been redacted. This always holds
-                for `EpisodeStarted` and the last turn's end.
+            needed: Classes of the host's facts from which no secret may have been redacted. The same is
+                required of `EpisodeStarted` and the last turn's end.
             started: The host's class for the start of its episodes.
             over: Values of `EpisodeEnded.reason` after which an episode cannot be resumed, except to write
                 its result file if that is still missing.

@@ -67,7 +67,6 @@ class ForkRequest(Struct, frozen=True, kw_only=True):
     on_delta: Callable[[m.TextDelta], None] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse an unknown value of `misses`."""
         if self.misses not in get_args(Misses):
             known = ", ".join(map(repr, get_args(Misses)))
             raise MCPConfigError(f"misses= wants one of {known}, not {self.misses!r:.60}.")
@@ -381,9 +380,9 @@ def _wiring(
 ) -> Wiring:
     """Return the wiring for the fork.
 
-    Its LLM actor begins with `history`, and its tool calls and approval questions get the recorded answers.
-    A call without a recorded answer goes to its server, unless `fork.misses` is `fail`. So for the other
-    values the runner must have all servers of the turn, else `MCPError` is raised.
+    The fork's LLM actor begins with `history`, and its tool calls and approval questions get the recorded
+    answers. Unless `fork.misses` is `fail`, a call without a recorded answer goes to its server, and
+    `MCPError` is raised if the runner lacks a server of the turn.
     """
     servers = wiring.servers
     if fork.misses == "fail":
@@ -482,7 +481,7 @@ def _other_model(recorded: m.ModelAsked | None, asks: m.ModelAsked | None) -> It
 
 
 def _new_system(asked: ForkRequest, run: m.RunTurn, history: History) -> tuple[m.HistoryRewritten, ...]:
-    """Replace the system text in the history, and return the note about it."""
+    """Replace the system text in `history` by `asked.system`, if given; return the note about the change."""
     first = history.entries[0] if history.entries else None
     if asked.system is None or not isinstance(first, m.Said):
         return ()

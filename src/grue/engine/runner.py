@@ -420,9 +420,9 @@ class Runner(AsyncToolAccess, Closing):
         Args:
             trace: The trace file, or its run folder.
             turn: Number of the turn; `None`: the trace's only turn.
-            at: Number of a message of the turn. The fork is before the request to the model, or before the
-                tool calls of the reply, that this message belongs to. `None`: at the turn's beginning, or
-                before the first result that `tool_results` replaces.
+            at: Number of a message of the turn. The fork is before what this message belongs to: a request
+                to the model, or the tool calls of a reply. `None`: at the turn's beginning, or before the
+                first result that `tool_results` replaces.
             system: Another system text.
             changes: Other values of fields of `TurnLimits` and `FailurePolicy`, such as `budget.requests`.
             tool_results: Other results of recorded calls, by id: a JSON value or a `ToolCallResult`.

@@ -58,8 +58,8 @@ def connect_to(
     """Return a factory of connections to a tool server of any kind.
 
     `registry` gets the server's process, if it has one, so that it can be killed from outside the event loop.
-    `options` are for MCP servers only; a server's notices and changed tool definitions are recorded even
-    without them.
+    `options` are for MCP servers only. A server's notices and changed tool definitions are recorded even if
+    `options` is `None`.
     """
     match server:
         case StdioServer() | HttpServer():
@@ -129,7 +129,7 @@ def usable_servers(servers: Mapping[str, ToolServer]) -> dict[m.ServerName, Tool
 
 
 def load_sessions(servers: Collection[ToolServer]) -> None:
-    """Import what sessions with these servers need. Start the guard, which kills servers if we are killed."""
+    """Import what these servers' sessions need; start the guard, which kills servers if grue is killed."""
     if any(isinstance(server, McpServer) for server in servers):
         load("grue.transports.mcp.session_parts")
     if any(isinstance(server, HttpServer) for server in servers):
@@ -144,9 +144,9 @@ def load_sessions(servers: Collection[ToolServer]) -> None:
 def startup_limits(limits: TurnLimits, servers: Mapping[m.ServerName, ToolServer]) -> TurnLimits:
     """Return the limits with a number of seconds for the start of each server.
 
-    For each server, the first of these that is set counts: its limit in `limits`; the limit in its own
-    options, even if it is longer than the common one; the common limit. If none is set, a command that may
-    have to download the server gets a minute.
+    The first of these that is set applies to a server: its entry in `limits.startup_timeouts_s`, its option
+    `startup_timeout_s`, `limits.server_startup_timeout_s`. If none is set, a command that may have to
+    download the server gets `DOWNLOAD_TIMEOUT_S`, any other server `STARTUP_TIMEOUT_S`.
 
     Source: R13.3
     """
@@ -367,11 +367,10 @@ class PresumedListings:
         self._recalled.update((name, tools) for name, tools in listings.items() if tools)
 
     def take_spoken(self, name: m.ServerName) -> str:
-        """Return the MCP revision that a server spoke when it was last seen; empty: not known.
+        """Return the MCP revision that a server spoke when it was last seen, and forget it; empty: unknown.
 
-        After this call the revision counts as unknown, in the cache too, until the server has listed its
-        tools. So if a request of that revision makes the server exit, its next start begins with MCP's
-        `initialize` handshake.
+        The cache forgets it too, until the server has listed its tools. So if a request of this revision
+        makes the server exit, the next start tries the `initialize` handshake instead.
         """
         seen = self._unsaved.get(name) or self._from_cache(name)
         if seen is None or not seen.protocol_version:
@@ -496,7 +495,7 @@ _FORMS: dict[str, tuple[Any, str]] = {
 def refuse_other_kinds(**given: object) -> None:
     """Refuse an argument whose value has another type than the argument takes.
 
-    The names of the arguments are those of `_FORMS`. The `MCPConfigError` says what to write.
+    Each argument's name is a key of `_FORMS`, which has its type. The `MCPConfigError` says what to write.
     """
     for argument, value in given.items():
         kind, form = _FORMS[argument]

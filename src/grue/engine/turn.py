@@ -812,7 +812,7 @@ def error_for(end: m.TurnFailed) -> MCPError:
 
 
 def naming_the_trace(error: MCPError, recorder: Recorder) -> MCPError:
-    """Add a note to an error that says where the turn's messages are; a traceback shows it."""
+    """Add a note to `error`, which a traceback shows: the command that shows the turn's trace."""
     for writer in writers_of(recorder)[:1]:
         error.add_note(f"The turn's messages are in its trace: grue trace show {quote(str(writer.path))}")
     return error

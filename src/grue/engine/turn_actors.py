@@ -186,7 +186,7 @@ class TurnActors:
     Args:
         wiring: The parts that the turns of a runner share.
         resources: The processes and sessions that the turn may use.
-        command: The turn.
+        command: The message that starts the turn.
         check: The host's check of a final text.
         on_delta: Called with each piece of a streamed reply.
         earlier: The results of the conversation's earlier turns; `None`: the turn continues none.

@@ -356,7 +356,6 @@ class _Rounds(Generic[T]):
     def results(
         self, numbered: Iterable[tuple[int, TurnRequest[T] | str]]
     ) -> Generator[BatchItem[TurnOutcome[T]], None, None]:
-        """Yield the results in order."""
         for index, request in numbered:
             self._begin(index, request)
             while len(self._running) >= self._concurrency:

@@ -291,11 +291,7 @@ def _connect(ray: Any, address: str | None) -> None:
 
 
 def _require_shared_folder(ray: Any, folder: Path) -> None:
-    """Check that each machine of the cluster sees the fleet's folder.
-
-    Raises:
-        FleetError: A machine does not see the folder.
-    """
+    """Raise `FleetError` if a machine of the cluster does not see the fleet's folder."""
     mark = folder / f".shared-{os.getpid()}-{time.time_ns()}"
     mark.touch()
     try:

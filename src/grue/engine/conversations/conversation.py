@@ -1,8 +1,7 @@
 """`Conversation`: turns of one runner that follow each other; each begins with the history so far.
 
-The public methods are here. What a conversation keeps is decided in `protocol/context/history.py`, how it is
-lent to a turn in `engine/conversations/kept_conversation.py`, and how it is saved in
-`engine/conversations/conversation_file.py`.
+The public methods are here. `protocol/context/history.py` decides which entries a conversation keeps,
+`kept_conversation.py` passes them to each turn, and `conversation_file.py` saves them.
 """
 
 from collections.abc import Callable, Iterable, Sequence

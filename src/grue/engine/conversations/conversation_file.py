@@ -59,7 +59,7 @@ class FileHeader(Struct, frozen=True, kw_only=True, tag="conversation"):
 
 
 class Learned(Struct, frozen=True, kw_only=True, tag="learned"):
-    """What the next request needs, besides the entries, to begin with the same bytes as the last request.
+    """What earlier requests used and learned, so that the next request can begin with the same bytes.
 
     Attributes:
         model: The model that was asked.
@@ -81,7 +81,7 @@ class Dropped(Struct, frozen=True, tag="dropped"):
 
 
 class Undone(Struct, frozen=True, tag="undone"):
-    """Takes back lines: of those before this one, only the header and the next `lines` lines stay valid.
+    """Of the lines before this one, only the header and the first `lines` lines after it stay valid.
 
     Lines that an earlier `Undone` has taken back are not counted in `lines`.
     """
@@ -111,7 +111,7 @@ class TurnMark(Struct, frozen=True, kw_only=True, tag="turn", omit_defaults=True
 
 
 class TurnRecorded(Struct, frozen=True, tag="recorded"):
-    """Names the trace with the whole results of a turn's tool calls. Older versions wrote no such line."""
+    """Names the trace that has a turn's tool results in full. Older versions of grue wrote no such line."""
 
     turn: int
     trace: str
@@ -143,8 +143,8 @@ class SavedConversation(Struct):
         lines: The lines after the header that no `Undone` has taken back.
         cut_short: The last line was incomplete: the process was killed while it was written.
         size: Number of bytes that were read.
-        restored: Number of entries that were read and that the header's `length` and `digest` include; at
-            most `header.entries`.
+        restored: How many of the first `header.entries` entries were read. The header's `length` and
+            `digest` already include these entries.
     """
 
     header: FileHeader
@@ -299,7 +299,7 @@ def _first_history(header: FileHeader) -> History:
     ledger = Ledger()
     ledger.length, ledger.digest = header.length, header.digest
     history = History(ledger, {*header.call_ids})
-    history.plain = True  # the model gets tool results as plain text, until a turn says otherwise
+    history.plain = True  # until `KeptConversation.turn` sets it
     return history
 
 

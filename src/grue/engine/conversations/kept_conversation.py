@@ -1,7 +1,7 @@
 """A conversation between its turns: its history, the encoded form for the endpoint, and its file.
 
-A turn runs within `turn()`. This method lends the encoded conversation to the turn's LLM actor, and keeps the
-entries that the turn has added, however the turn ended. The rules are in `protocol/context/history.py`.
+A turn runs within `turn()`. This method gives the encoded conversation to the turn's LLM actor, and keeps the
+entries that the turn has added, however the turn ended. `protocol/context/history.py` builds the entries.
 
 A turn that can be parked is the open turn of its conversation until it is over. A `TurnMark`, which is also
 written to the conversation's file, says whether the open turn is running or parked.
@@ -9,11 +9,11 @@ written to the conversation's file, says whether the open turn is running or par
 | the open turn | what happens | what follows |
 |---|---|---|
 | parked | a new turn | `ConversationParked`; nothing starts |
-| parked | `turn(resumed=True)` | it goes on; its reply still waits for the results of its calls |
-| parked | `abandon`, or a branch | its calls are answered "not called" |
+| parked | `turn(resumed=True)` | it goes on from its last reply, whose calls have no results yet |
+| parked | `abandon`, or (in the copy) `branch` | its calls are answered "not called" |
 | resumed | it cannot begin, or its servers do not start | it is parked again |
 | running | its process is killed; then a new turn | its calls are answered "interrupted" |
-| running | its process is killed; then `catch_up` | the trace's entries are taken over; the turn is parked |
+| running | its process is killed; then `catch_up` | its entries are read from the trace; it is parked |
 
 `EarlierResults` finds the whole results of tool calls in earlier turns, for the built-in tool `read_result`.
 If a trace holds the results of a turn, only its path is kept in memory, and the trace is read when the model
@@ -148,7 +148,7 @@ def _in_trace(trace: Path, turns: set[int], call_id: m.CallId) -> m.ToolCallResu
 
 
 def _may_hold(body: msgspec.Raw, written: bytes) -> bool:
-    """Return whether `body` may be about a call: it contains the call's id, or is stored in another file."""
+    """Return whether `body` contains `written`, a call's id, or refers to a file that may contain it."""
     text = bytes(body)
     return written in text or text.startswith(REFERENCE_START)
 
@@ -208,7 +208,7 @@ class KeptConversation:
         results: The whole results of the conversation's tool calls; `None`: there are no results yet.
 
     Attributes:
-        open_turn: As the argument. While a turn that can be parked runs, it is that turn.
+        open_turn: As the argument; or the turn that is running, if it can be parked.
         results: As the argument.
     """
 
@@ -325,7 +325,7 @@ class KeptConversation:
         resumed: bool = False,
         plain: bool = True,
     ) -> Iterator[TurnPast]:
-        """Lend the conversation to a turn, and keep the turn's entries, however it ends.
+        """Give the conversation to the turn that runs in the block, and keep the entries that the turn adds.
 
         Args:
             lender: Makes the turn's LLM actor.
@@ -382,10 +382,9 @@ class KeptConversation:
 
     @contextlib.contextmanager
     def between_turns(self) -> Iterator[bool]:
-        """Keep turns from continuing the conversation within the block; yield whether it may be changed.
+        """Keep turns from continuing the conversation within the block; yield whether `add` may be called.
 
-        It may not be changed while a turn continues it, while a turn is parked, or after its file could not
-        be written.
+        It may not be called if a turn is running or parked, or if the file could not be written.
         """
         if not self._in_turn.acquire(blocking=False):
             yield False
@@ -441,9 +440,9 @@ class KeptConversation:
             self._write_now()
 
     def asked(self) -> contextlib.AbstractContextManager[None]:
-        """Let only one caller at a time be in `ask` or `resume`, even if its turn has not started yet.
+        """Keep other callers out of `ask` and `resume` within the block, even before the turn has started.
 
-        Raises `ConversationBusy` if another caller is within such a block.
+        Raises `ConversationBusy` if another caller is in `ask` or `resume`.
         """
         return self._holding(self._in_ask)
 
@@ -700,14 +699,14 @@ def require_not_parked(mark: TurnMark | None, name: str) -> None:
 
 
 def given_up(mark: TurnMark | None) -> m.TurnParked | None:
-    """Return how an open turn ends when it is given up; `None`: no turn is open, or it was interrupted."""
+    """Return the end of a parked turn that is given up; `None`: no turn is parked."""
     if mark is None or mark.state == "running":
         return None
     return m.TurnParked(turn=mark.turn, untold=mark.untold)
 
 
 def is_parked_still(end: object) -> bool:
-    """Return whether a resumed turn stays parked: its servers did not start, so it has done nothing."""
+    """Return whether a resumed turn with this `end` is parked again, because its servers did not start."""
     return isinstance(end, m.TurnFailed) and isinstance(end.failure, m.ServerFailure)
 
 

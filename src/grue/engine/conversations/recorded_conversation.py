@@ -49,8 +49,8 @@ class Talk(Struct):
         tools: The tools that were offered last.
         flaw: Why the conversation cannot be resumed; empty: it can be.
         turns: The numbers of the conversation's turns so far.
-        turn: The turn that continues the conversation now; `None`: the last turn has ended.
-        parked: How that turn was parked; `None`: it was not parked.
+        turn: The turn that is running or parked; `None`: the last turn has ended.
+        parked: How `turn` was parked; `None`: it is not parked.
     """
 
     system: str
@@ -282,7 +282,7 @@ class TalkReader:
 
 
 def _resume(talk: Talk, resumed: m.Resumption) -> None:
-    """Note that the conversation's last turn goes on."""
+    """Drop the last reply if its request is sent again. Set `flaw` if that request is in `talk` twice."""
     if asks_again(resumed):
         talk.history.forget()
     last = talk.history.entries[-1] if talk.history.entries else None
@@ -306,7 +306,7 @@ class RecordedTurn:
     Attributes:
         run: The `RunTurn` that began the last part; `begun` is its envelope.
         asked: The last request to the model in the last part; `None`: no request was sent.
-        end: How the last part ended; `None`: the trace has no end of it.
+        end: How the last part ended; `None`: the trace does not hold its end.
         tools: The tools that were offered last.
         listings: The tools that each server listed last, in any turn of the trace.
         last_seq: Number of the turn's last envelope.

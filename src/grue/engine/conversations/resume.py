@@ -195,8 +195,8 @@ def _going_on(
 def check_fit(command: m.RunTurn, answer: AnswerSpec[Any], settings: TurnSettings) -> None:
     """Raise `MCPError` if a runner cannot go on with a turn.
 
-    It cannot if it lacks a server of the turn, if its model's actors cannot continue a conversation, or if
-    `answer` has another schema than the turn.
+    The reasons: the runner lacks a server of the turn, its model's actors cannot continue a conversation, or
+    the schema of `answer` is not that of `command`.
     """
     missing = [name for name in command.servers if name not in settings.wiring.servers]
     if missing:
@@ -259,7 +259,7 @@ def conversation_of(
     trace: str | PathLike[str],
     wiring: Wiring,
 ) -> Iterator[KeptConversation | None]:
-    """Yield the conversation of a turn, with the turn parked in it; `None`: the turn belongs to none.
+    """Yield the conversation of a turn, with the turn parked in it; `None`: the turn is in no conversation.
 
     `given` is the conversation that the host passed. If it is `None`, the conversation is one that the runner
     knows, or is loaded from its file or from the trace. A conversation that is loaded here is closed after

@@ -7,7 +7,7 @@ that loop only, and a session is opened under a lock. So any number of threads c
 share one session per server, and each gets its own result.
 
 `judge_calls` and `ask_about` are for hosts that carry out a model's tool calls themselves. The calls of one
-answer are judged together before the first of them is made. The policy is applied, and decisions are matched
+reply are judged together before the first of them is made. The policy is applied, and decisions are matched
 to questions, by the same rules as in a turn (`protocol/turn/tools.py`).
 """
 
@@ -200,7 +200,6 @@ class ToolClient(ToolAccess):
 
 @contextlib.asynccontextmanager
 async def _closing_at_end(sessions: ServerSessions) -> AsyncIterator[None]:
-    """Close the sessions when the loop ends, for whatever reason."""
     try:
         yield
     finally:
@@ -249,12 +248,12 @@ class OwnCall(Struct, frozen=True, kw_only=True):
 
 
 class AskedCalls(Struct, frozen=True, kw_only=True):
-    """The calls of one answer after a person was asked about them.
+    """The calls of one reply after a person was asked about them.
 
     Attributes:
         calls: The calls with the decisions about them; if `parked`, as `judge_calls` has returned them.
         questions: The questions that were asked. If `parked`, those that still have to be answered.
-        decisions: The decisions that count so far.
+        decisions: The valid decisions so far; see `decisions_about`.
         parked: Nobody could answer, and the policy says that the host should wait for decisions.
         expires_at: With `parked`: Unix time after which no decision counts; `None`: never.
     """
@@ -280,7 +279,7 @@ def judge_calls(
         policy: The policy that judges the calls.
         approved: Canonical names of tools that were approved in advance: the policy does not ask about them.
             A tool that the policy denies stays denied.
-        made: The tools that were called already for the same answer of the model, one item for each call, for
+        made: The tools that were called already for the same reply of the model, one item for each call, for
             example by a process that was killed. These calls count towards `max_calls`.
     """
     _, used = judge(policy, made, {})
@@ -300,9 +299,9 @@ def judge_calls(
 def decisions_about(
     questions: Iterable[ApprovalQuestion], answer: bool | Iterable[ApprovalDecision]
 ) -> dict[str, ApprovalDecision]:
-    """Return the decisions that count, by call id.
+    """Return the valid decisions, by call id.
 
-    A decision counts if it is about one of these questions, with the same arguments and tool definition.
+    A decision is valid if it is about one of these questions, with the same arguments and tool definition.
     """
     asked = tuple(questions)
     if isinstance(answer, bool):
@@ -320,7 +319,7 @@ def ask_about(
     earlier: Iterable[ApprovalDecision] = (),
     expires_at: float | None = None,
 ) -> AskedCalls:
-    """Ask a person about those calls of one answer that were not decided before.
+    """Ask a person about those calls of one reply that were not decided before.
 
     Args:
         calls: As `judge_calls` returns them.
