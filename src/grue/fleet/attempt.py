@@ -211,7 +211,6 @@ def text_of(error: BaseException) -> str:
 
 
 def _failure(error: BaseException) -> AttemptEnd:
-    """Return the `AttemptEnd` of an attempt in which the work raised `error`."""
     end = AttemptEnd(outcome="failed", kind="exception", error=text_of(error))
     try:
         return _judged(error, replace(end, kind=plain_text(type(error).__name__)))

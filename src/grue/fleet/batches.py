@@ -105,7 +105,7 @@ class EpisodeRoom:
 
     @property
     def asks_otherwise(self) -> bool:
-        """Whether this attempt has made other requests than before: not the one whose reply arrived last."""
+        """Whether the attempt has so far not made the request whose reply arrived last."""
         return bool(self._last) and self._last in self._results and self._last not in self._read
 
     async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> Answered | Fault:
@@ -192,8 +192,8 @@ class FleetBatches:
         self._folder = folder
         self._batching = batching
         self._files: dict[str, tuple[BatchFolder, LlmEndpoint]] = {}
-        # An episode's id gives its folder and its requests without a reply. The inner dictionary maps the id
-        # of a request in a batch to the request's `key`.
+        # Maps an episode's id to its folder and to its requests without a reply: for each, the request's id
+        # in the batch and its `key`.
         self._waiting: dict[str, tuple[Path, dict[str, str]]] = {}
         self._look_at = 0.0
         self._delay_s = batching.first_look_s
@@ -227,7 +227,7 @@ class FleetBatches:
     def step(self, *, send: bool) -> list[str]:
         """Ask the providers for replies. Return the ids of the episodes that have all their replies now.
 
-        If the providers were asked only a short time ago, nothing is asked or sent. This time grows up to
+        Between two polls nothing is asked or sent. The time between them grows up to
         `Batching.look_every_s`, and is short again after a batch has ended.
 
         Args:
@@ -303,8 +303,7 @@ class FleetBatches:
 def _lines(path: Path, kind: type[T]) -> list[T]:
     """Return the lines of a file, without a last line that a kill has cut short.
 
-    Raises:
-        FleetError: The file cannot be read, or is damaged: the work can write anything into its folder.
+    Raises `FleetError` if the file cannot be read or is damaged. The work can write anything into its folder.
     """
     try:
         written = read_regular(path)

@@ -65,10 +65,6 @@ class FleetBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     prices: dict[str, Price] = {}
 
     def __post_init__(self) -> None:
-        """Refuse a limit that is not a number of 0 or more.
-
-        Also refuse `money_usd` if neither `prices` nor `requests` is given.
-        """
         check_settings(self, any_number=("money_usd", "tokens", "requests"))
         for name in ("money_usd", "tokens", "requests"):
             limit = getattr(self, name)
@@ -98,7 +94,6 @@ class Rate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     concurrency: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a value of 0 or less, with which no request would ever start."""
         check_settings(self, any_number=self.__struct_fields__)
         for name in self.__struct_fields__:
             value = getattr(self, name)

@@ -760,7 +760,6 @@ def cell_axes(settings: Sequence[m.JsonObject], most: int, axes: Sequence[str] =
 
 
 def _values_of(settings: Iterable[m.JsonObject]) -> dict[str, set[str]]:
-    """Return the values that each setting has in these cases."""
     values: dict[str, set[str]] = {}
     for each in settings:
         for name, value in each.items():

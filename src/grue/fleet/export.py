@@ -130,13 +130,12 @@ class Samples:
         self._trace = trace
         self._origin = origin
         self._asked: dict[int, _Request] = {}
-        # Keyed by `id()`. The values keep the replies alive, so that no other object can get the same id.
+        # Replies by their `id()`. The dictionary keeps them alive, so that no other object gets the same id.
         self._kept: dict[int, m.AssistantReply] = {}
         self._users: set[str] = set()
         self._returned: set[m.CallId] = set()
 
     def __iter__(self) -> Iterator[Sample]:
-        """Yield the samples."""
         talks = talk_reader(self._trace)
         for envelope in open_episode(self._trace):
             sample = self._see(envelope, talks)
@@ -584,7 +583,6 @@ class _Tables:
         self._place.cleanup()
 
     def fill(self, episodes: Iterable[EpisodeRow], kind: Literal["TABLE", "VIEW"] = "TABLE") -> Exported:
-        """Read the episodes into the tables."""
         done = Exported(rows=dict.fromkeys(self._wanted, 0))
         paths = {name: self.folder / f"{name}.ndjson" for name in self._wanted}
         longest = 0

@@ -77,7 +77,6 @@ class FleetOptions(Struct, frozen=True, kw_only=True):
     ray: str | None = None
 
     def __post_init__(self) -> None:
-        """Check types and ranges."""
         check_settings(self, above_0=("episode_timeout_s",))
 
 
@@ -302,7 +301,6 @@ class Fleet:
         return "" if before is None else before.work
 
     def _made(self) -> Engine:
-        """Make the engine that the options name."""
         timeout_s = self._options.episode_timeout_s
         if self._engine == "ray":
             from grue.fleet.ray_engine import RayEngine
@@ -315,11 +313,9 @@ class Fleet:
 
 
 def _checked(cases: object) -> list[dict[str, Any]]:
-    """Check the cases, and return the settings of each.
+    """Return the settings of each case.
 
-    Raises:
-        FleetError: A case is not a dictionary of JSON values, or occurs twice. The error's text has the
-            number of the case.
+    Raises `FleetError`, with the case's number, if a case is not a dictionary of JSON values or occurs twice.
     """
     if isinstance(cases, str | bytes | Mapping) or not isinstance(cases, Iterable):
         raise FleetError(f"The cases are a list of dictionaries, and not a {type(cases).__name__}.")

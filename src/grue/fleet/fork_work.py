@@ -131,7 +131,7 @@ class TurnToFork(Struct, frozen=True, kw_only=True):
     """The values of a recorded turn that a condition can test.
 
     Attributes:
-        outcome: The kind of the turn's outcome, or `failed` or `parked`; empty: the turn has no end.
+        outcome: The kind of the turn's outcome, or `failed` or `parked`; empty: the trace lacks its end.
         tool: The names of the tools that the turn called.
         error: The errors of the turn's calls.
         calls: How many calls the turn made.

@@ -211,8 +211,7 @@ class LocalEngine:
     def _hear(self, worker: "_Worker") -> None:
         """Read a worker's report, if a whole report has arrived.
 
-        Raises:
-            ValueError, RecursionError: The line is not a `WorkerSaid` in JSON, or the worker has no job.
+        Raises `ValueError` or `RecursionError` if it is not a `WorkerSaid` in JSON, or the worker has no job.
         """
         line = worker.line()
         if line is None:

@@ -189,8 +189,6 @@ def _fits(schema: str, answer: str) -> Given:
 
 
 class _Verdict(Struct, frozen=True, forbid_unknown_fields=True):
-    """The answer of a judge."""
-
     reason: str
     score: Annotated[float, Meta(ge=0, le=1)]
 
