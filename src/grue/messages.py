@@ -2,7 +2,7 @@
 
 Read it first: the messages are the interface between the actors, and a trace consists of them. A command is
 imperative and goes to one actor (`OpenSession`, `CallTools`). An event is past tense and reports the result
-of a command (`SessionOpened`, `ToolTimedOut`). A note is a fact for the trace only; no actor reacts to it
+of a command (`SessionOpened`, `ToolTimedOut`). A note is only recorded in the trace; no actor reacts to it
 (`IterationStarted`, `ToolCalled`). All messages are frozen msgspec Structs. The tag of each is its class's
 name, so this module is also the schema of the trace file. A renamed class must keep its old tag, or old
 traces become unreadable.
@@ -118,7 +118,7 @@ JsonObject: TypeAlias = dict[str, object]
 
 
 class Message(Struct, frozen=True, kw_only=True, tag=True, gc=False):
-    """Base of every message that is sent through a mailbox or noted in the trace."""
+    """Base of every message that is sent through a mailbox or recorded in the trace."""
 
 
 class TurnNote(Message, frozen=True, kw_only=True):
@@ -411,8 +411,8 @@ class Shortened(Struct, frozen=True, tag="shortened"):
     """A change of a conversation's history: its oldest exchanges after the first entry are left out.
 
     Attributes:
-        share: The largest fraction (0 to 1, by size) of the entries after the first that is kept. The last
-            user text and the entries after it are kept in any case.
+        share: The entries that are kept have at most this fraction (0 to 1) of the size of all entries after
+            the first. The last user text and the entries after it are kept in any case.
     """
 
     share: float
@@ -569,8 +569,7 @@ class NoAnswer(Struct, frozen=True, kw_only=True, tag=True):
     """The model gave no acceptable answer and the host has no fallback.
 
     Attributes:
-        stopped: The endpoint's word for why it stopped the last reply before its end; empty: it did not stop
-            it.
+        stopped: The endpoint's word for why it stopped the last reply early; empty: the reply was complete.
     """
 
     reason: str
@@ -832,8 +831,8 @@ class CompletionReceived(Message, frozen=True, kw_only=True):
         echo: What later requests must send back to the provider with this reply. Old traces lack this field.
         prompt_tokens: Tokens of the prompt of the last try; 0: the endpoint has not counted them.
         facts: What the endpoint says about the reply.
-        stopped: The endpoint's word for why it stopped the reply before its end; empty if it did not stop it,
-            or if the reply reached its length limit.
+        stopped: The endpoint's word for why it stopped the reply early; empty if the reply is complete or
+            reached its length limit.
         written: Set if the model wrote its tool calls as text, even if grue has turned them into calls.
         tokens: The reply's tokens, if the endpoint was asked for them. `None`: it reports none, or the reply
             contained a secret, which the tokens' ids would reveal.
@@ -1792,14 +1791,14 @@ class TurnForked(Message, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         trace: The trace file of the recorded turn.
         episode: The recorded turn's episode.
-        turn: Number of the turn; the same in the record and in the fork.
+        turn: Number of the turn; the same in the recorded turn and in the fork.
         at: Sequence number of the first recorded message that is not copied.
-        misses: What happens to a tool call that the record has no result for.
-        changed: What is different from the record, for people, such as `system` or
+        misses: What happens to a tool call that has no recorded result.
+        changed: What is different from the recorded turn, for people, such as `system` or
             `limits.max_tool_iterations`.
         limits: The limits from here on; `None`: the recorded ones.
         policy: The failure policy from here on; `None`: the recorded one.
-        listings: The servers whose list of tools differs from the record from here on, with the new list.
+        listings: The servers whose list of tools differs from the recorded one, with the list from here on.
         asks: The model that is asked from here on; `None`: the host has an LLM actor of its own.
     """
 

@@ -502,7 +502,7 @@ class TurnLimits(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc=Fa
         max_result_chars: Longest tool result that goes into the conversation. The trace keeps all of it.
         long_results: What the model gets of a longer result. `refer`: its beginning, its end, its size, and a
             handle with which the model can read the rest (`read_result`). `cut`: only its beginning; this
-            always applies to requests with `json_results`.
+            always applies if `TurnRequest.json_results` is set.
         max_image_bytes: Largest image that is sent to the model. For a larger one, the model gets a text with
             its type and size. 0: none is sent.
         max_media_bytes: Total size of the images, audio and files that are sent to the model in one turn. For

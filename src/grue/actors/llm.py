@@ -183,10 +183,7 @@ class Asking:
                         self._show(delta)
 
     def _adapt(self, fault: Fault) -> None:
-        """Write requests in another form from now on, as the endpoint's refusal `fault` demands.
-
-        Records the change as `FormAdapted`.
-        """
+        """Adapt the endpoint's profile to its refusal `fault`, and record the change as `FormAdapted`."""
         before, prompt = self._conversation.profile, self._conversation.prompt
         self._endpoint.adapt_to_error(fault, before)
         self._conversation.adopt(self._endpoint.profile)
@@ -506,7 +503,7 @@ class LlmActor(Actor[m.LlmCommand]):
         return self._chain
 
     async def receive(self, envelope: Envelope[m.LlmCommand]) -> None:
-        """Carry out a command. The sender gets the outcome if it waits for a reply; otherwise the agent."""
+        """Carry out a command. The outcome goes to the sender, if it waits for a reply, or to the agent."""
         match envelope.body:
             case m.RewriteHistory() as command:
                 await self._conversation(command.conversation).change(command)
@@ -742,7 +739,7 @@ class LendingFactory(Protocol):
 
     @property
     def profile(self) -> WireProfile:
-        """The form in which messages to the model are written."""
+        """The endpoint's capabilities, which decide how messages to the model are encoded."""
         ...
 
     @property

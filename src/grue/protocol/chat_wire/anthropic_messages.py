@@ -5,7 +5,7 @@ with tool results first, because the endpoint requires all results in the messag
 Thinking blocks are signed by the endpoint and have to be sent back unchanged.
 
 The order of a stream's events is fixed: a message starts, its blocks start and stop one after the other, each
-delta adds to a block that is open, the message gets a reason to stop. A stream that breaks this order has
+delta adds to a block that is open, the message gets its stop reason. A stream that breaks this order has
 lost or garbled an event, and raises `DamagedStream`.
 """
 

@@ -86,7 +86,7 @@ class _CallEvents(Struct):
     told: bool = False
 
     def add(self, item: m.JsonObject) -> None:
-        """Compare the name and the arguments in an item with those of earlier events, and keep them.
+        """Keep the name and the arguments in an item, if earlier events do not contradict them.
 
         Raises:
             DamagedStream: The name or the arguments differ.
@@ -229,9 +229,9 @@ class ResponsesAssembler:
     def _call_of(self, said: m.JsonObject, item: m.JsonObject | None = None) -> _CallEvents:
         """Return the call that the event `said` is about; a new one if no earlier event was about this call.
 
-        `item` is the item that the event begins or ends, if it does. The call is found by the event's
-        `output_index` together with its ids: some servers give several calls the same id, and others give
-        them the same index.
+        `item` is the item that the event begins or ends; `None`: the event does neither. The call is found by
+        the event's `output_index` together with its ids: some servers give several calls the same id, and
+        others give them the same index.
         """
         ids = _ids(item) if item is not None else _ids({"id": said.get("item_id")})
         index = said.get("output_index")
@@ -334,7 +334,7 @@ def _item(value: object) -> m.JsonObject:
 
 
 def _compare(item: m.JsonObject, pieces: list[str], done: m.JsonObject) -> None:
-    """Check an item of the response against the pieces of its text, and against the event that ended it."""
+    """Check an item of the response against its text (`pieces`) and type (`done`) in earlier events."""
     if "type" in done and not _differs(done, item) and done["type"] != item.get("type"):
         raise DamagedStream("has an item with another type than the events before it")
     parts = [w.as_object(part) for part in w.listed(item.get("content"))]

@@ -1,8 +1,8 @@
 """The interface of a wire format, a decoded reply, and the code that the formats share.
 
 To add a wire format, derive a class from `WireFormat` and write an assembler for its streams, each in a
-module of its own, and add a row to `formats.py`. mypy names what the class lacks. For the scripted endpoint,
-add a `Dialect` (`grue.testing.providers`). An example of both is in `tests/support/fourth_format.py`.
+module of its own, and add a row to `formats.py`. mypy names what the class lacks. For the endpoint that
+tests use, add a `Dialect` (`grue.testing.providers`). `tests/support/fourth_format.py` is an example of both.
 
 The body of a request has three parts, each encoded once: a head (model, sampling), the messages, and a tail
 (tools, or the schema of the answer). Whatever changes from request to request is in the tail. Each request

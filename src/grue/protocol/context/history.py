@@ -260,7 +260,7 @@ class History:
         if not begins:
             return
         sizes = [len(msgspec.json.encode(entry)) for entry in self.entries]
-        sums = [*accumulate(reversed(sizes))][::-1]  # the size of each entry and of those after it
+        sums = [*accumulate(reversed(sizes))][::-1]  # for each entry: its size plus that of all later ones
         at = next((at for at in begins if sums[at] <= share * sums[1]), begins[-1])
         self.rewrite(m.Rewritten(1, at, (m.Said((m.UserText(LEFT_OUT),)),)))
 

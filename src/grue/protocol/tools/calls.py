@@ -76,9 +76,8 @@ class Run(Struct, frozen=True):
     """Consecutive calls to one server, sent to its session as one batch.
 
     Attributes:
-        parallel: Whether the run may be under way together with parallel runs of other servers. A parallel
-            run has only one call. Further calls, once sent, could not be skipped after a timeout at another
-            server.
+        parallel: Whether the run may be under way together with parallel runs of other servers. Such a run
+            has only one call, because a call that has been sent can no longer be skipped after a timeout.
     """
 
     server: m.ServerName

@@ -249,7 +249,7 @@ def _checkable(part: Any, whole_schema: m.JsonObject, *, names: bool = False) ->
     Args:
         part: A schema, a list of schemas, or any other value of a keyword.
         whole_schema: The schema that `part` is part of, for references.
-        names: Whether `part` is the value of a keyword of `_NAMED`, so that its keys are names, not keywords.
+        names: Whether the keys of `part` are names and not keywords, as in the value of `properties`.
     """
     if isinstance(part, list):
         return [_checkable(inner, whole_schema) for inner in part]

@@ -79,7 +79,7 @@ def lock_of(tools: Iterable[m.ToolDefinition]) -> dict[str, ToolPin]:
 
 
 def drift(pins: ServerPins, tools: Iterable[m.ToolDefinition]) -> tuple[ToolDrift, ...]:
-    """Return the tools of a server that differ from their approved definitions, by bare name."""
+    """Return the tools of a server that differ from their approved definitions, sorted by bare name."""
     listed = lock_of(tools)
     found = [ToolDrift(name, "removed") for name in pins if name not in listed]
     for name, pin in listed.items():

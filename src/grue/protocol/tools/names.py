@@ -97,7 +97,7 @@ class WireNames:
 
     Args:
         style: `canonical` leaves names unchanged; `encoded` makes them match `[A-Za-z][A-Za-z0-9_-]{0,63}`.
-        names: Canonical names to add at once.
+        names: The first canonical names of the table.
     """
 
     def __init__(self, style: NameStyle, names: Iterable[str] = ()) -> None:

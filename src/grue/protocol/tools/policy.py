@@ -9,7 +9,7 @@ of both results counts. So no annotation of an untrusted server can loosen a ver
 Whether a server runs in a box is known from the host and not from the server, so it is always believed.
 
 A person's decision arrives as an `ApprovalDecision` that a program has made, so its values may be anything.
-All decisions are checked here: about calls of a turn under way, of a parked turn, and of the host's own code.
+All decisions are checked here, whether the call is from a running turn, a parked turn or the host's own code.
 The rules:
 
 - A call is made only if the verdict is `approve`, or `change` with usable arguments. Everything else is a
@@ -271,7 +271,7 @@ Decisions = Mapping[m.CallId, ApprovalDecision]
 
 
 class Judged(Struct, frozen=True):
-    """The consequence of a decision for its call.
+    """Whether the call that was decided on is made, and with which arguments.
 
     Attributes:
         denied: Why the call is not made; empty if it is made.

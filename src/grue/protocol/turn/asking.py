@@ -184,7 +184,7 @@ def heard(turn: Turn, reply: m.CompletionReceived) -> Turn:
     output = reply.usage.output_tokens if reply.prompt_tokens == reply.usage.input_tokens else 0
     if turn.run.binds_calls:
         # `output` may include thoughts, which are not part of the next prompt. If the ledger counted them,
-        # `ContextLedger.counted` would ascribe too few tokens of the next prompt to the new texts, and would
+        # `ContextLedger.counted` would assign too few tokens of the next prompt to the new texts, and would
         # then estimate later texts too low.
         output = min(output, ledger.reply_item(reply.content, reply.tool_calls).tokens)
     return replace(turn, ledger=ledger.reply(reply.content, reply.tool_calls, output))
@@ -332,9 +332,6 @@ def _with_handle(turn: Turn, item: Item, cut: Collection[m.CallId], named: Mappi
 
 
 def _named(turn: Turn, new: tuple[m.ConversationItem, ...]) -> dict[str, str]:
-    """Return the name of the tool of each call that `new` answers, by call id.
-
-    The last records of the turn are those of these calls.
-    """
+    """Return the name of the tool of each call that `new` answers, by call id."""
     answers = sum(isinstance(item, m.ToolMessage) for item in new)
     return {record.call_id: record.name for record in turn.records[len(turn.records) - answers :]}

@@ -107,7 +107,7 @@ def answers_at_end(
     settled: Iterable[m.ToolCallRecord],
     unsent: Collection[m.CallId],
 ) -> tuple[m.ToolMessage, ...]:
-    """Return an answer to every call of the reply, for later turns; empty if no later turn can follow.
+    """Return an answer to every call of the reply, for later turns; empty if the conversation ends here.
 
     The machine knows which calls it has sent, but not which of them the session has begun: a settlement may
     still be in the mailbox. So the answer to a call that was sent and is not settled says that the call may
@@ -124,7 +124,7 @@ def answers_at_end(
 
 
 def progress(turn: Turn) -> m.TurnParked:
-    """Return a `TurnParked` with the turn's totals, flags and records, without the last reply's calls."""
+    """Return a `TurnParked` with what the turn has done so far, except the calls of its last reply."""
     return m.TurnParked(
         turn=turn.run.turn,
         iterations=turn.iterations,

@@ -395,7 +395,7 @@ class AwaitingTools(Struct, frozen=True):
             after a death (`FailurePolicy.after_death`).
         timed_out: Whether a call has timed out; `FailurePolicy.after_timeout` says what follows.
         changed: The arguments of calls that a person has changed.
-        tools: The tools when the calls were decided on.
+        tools: The tools as they were when the calls were decided on.
         noted: Notes about calls that are not made, each recorded when the calls before it are settled.
         starting: Servers that were called for the first time, and have not reported yet.
     """
