@@ -36,7 +36,7 @@ def printable(text: str, limit: int | None = None) -> str:
     If the line has more than `limit` characters, it is cut and ends in an ellipsis. `limit` is at least 1.
     """
     if limit is not None:
-        # No character becomes shorter, so the text beyond the limit, which may be megabytes, is not needed.
+        # Escapes never shorten the text, so what is beyond the limit, which may be megabytes, is not needed.
         text = text[: limit + 1]
     if not text.isprintable():
         text = "".join(char if char.isprintable() else _visible(char) for char in text)

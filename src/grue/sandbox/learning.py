@@ -172,7 +172,7 @@ class _WatchingGate(Gate):
                 with asked.socket:
                     if asked.place is not None or asked.family == socket.AF_UNSPEC:
                         return self._connect(asked), 0
-                    self._watch.unix = True  # neither IPv4 nor IPv6, so as a rule a Unix socket
+                    self._watch.unix = True  # neither IPv4 nor IPv6, so probably a Unix socket
             else:
                 self._remember(name, pid, arguments)
         return 0, _CONTINUE

@@ -54,8 +54,8 @@ class Places(Struct, frozen=True):
         own: Rules for all other files; if the box hides something, for all files.
         opened: Files and folders that the program may read, besides the system's files.
         written: Files and folders that the program may write, besides the scratch folder.
-        broken: Folders with something hidden in them. There is no rule for such a folder, but one for each
-            other entry that it has when the program starts.
+        broken: Folders with something hidden in them. Such a folder has no rule. Each other entry that it has
+            when the program starts has one.
     """
 
     system: tuple[Rule, ...]
@@ -367,10 +367,10 @@ def _workspace(cwd: str) -> str:
 
 
 def _refuse_planted_interpreter(chain: Sequence[str], written: Sequence[str]) -> None:
-    """Refuse a program in a writable folder (`written`) that leads to a file outside of these folders.
+    """Refuse a program in one of the folders `written` if its link or `#!` line names a file outside of them.
 
-    It leads there by a symbolic link, or by naming the file in `#!`. The boxed program could have written the
-    link or the line, so that its next box opens that file. Well-known interpreters are allowed.
+    The boxed program could have written the link or the line, so that its next box opens that file.
+    Well-known interpreters are allowed.
     """
     for path, then in itertools.pairwise(chain):
         changeable = any(within(path, each) or within(real_path(path), each) for each in written)
@@ -382,7 +382,7 @@ def _refuse_planted_interpreter(chain: Sequence[str], written: Sequence[str]) ->
 
 
 def _without_links(paths: Iterable[str], written: list[str]) -> list[str]:
-    """Resolve links in `paths`. Refuse a path in a writable folder (`written`) with a target outside it."""
+    """Resolve links of `paths`. Refuse a path in a folder of `written` if its target is outside of it."""
     if not written:
         return [real_path(path) for path in paths]
     found = []

@@ -232,7 +232,7 @@ class Call(Future[T]):
             self.set_result(result)
 
     def fail(self, cause: BaseException | None) -> None:
-        """End the call with the exception `TurnCancelled`, because the loop ended before it."""
+        """End the call with the exception `TurnCancelled`, because the loop ended before the call did."""
         why = f" {cause}" if isinstance(cause, MCPError) else ""
         error = TurnCancelled(self.loop_thread.error_texts.ended_early + why)
         error.__cause__ = cause

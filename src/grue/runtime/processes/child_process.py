@@ -222,7 +222,7 @@ class ChildProcess:
         raise NotImplementedError
 
     def _on_exit(self) -> None:
-        """React to the process's exit. Its group has been killed before."""
+        """React to the process's exit. Its group has already been killed."""
 
     def _read_rest(self) -> None:
         """Read what is left in the process's pipes, just before they are closed. Must not block."""
@@ -449,7 +449,7 @@ class ServerProcess(ChildProcess):
                 return
 
     def _read_stderr(self) -> bool:
-        """Read what is available, up to a limit; return `False` at the end."""
+        """Read what is available, up to a limit; return `False` at the end of the stream."""
         for _ in range(_STDERR_READS_AT_ONCE):
             chunk = read_available(self._group.stderr)
             if not chunk:
@@ -510,7 +510,7 @@ class Command(ChildProcess):
     """A running command. Enter it, call `finish`, leave it; then no process of its group is alive.
 
     Of each stream `max_output_bytes` are kept. If the command writes more than `max_written_bytes` to both
-    streams together, `finish` gives up.
+    streams together, `finish` stops waiting.
 
     Attributes:
         stdout: What the command has written to standard output.
@@ -544,8 +544,8 @@ class Command(ChildProcess):
         Returns:
             Whether the command has exited. `False`: it has written too much and still runs.
         """
-        # The command's input is closed below. So closing it again cannot ask the command to exit, and leaving
-        # the block begins with SIGTERM.
+        # The command's input is closed below. Closing it again would ask for nothing, so leaving the block
+        # has to begin with SIGTERM.
         self._asked_to_exit = True
         if stdin:
             # The error means that the command has closed its input without reading it, which is fine.

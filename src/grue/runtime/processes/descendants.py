@@ -146,7 +146,7 @@ def _can_mark() -> bool:
 
 
 def _room() -> int:
-    """Return how many hosts can have marks of their own below this process's hard limit for RLIMIT_RTTIME."""
+    """Return from how many values `digits` can choose, under this process's hard limit for RLIMIT_RTTIME."""
     hard = resource.getrlimit(resource.RLIMIT_RTTIME)[1]
     return 10**9 if hard == resource.RLIM_INFINITY else min(10**9, (hard - _BASE) // 10**9)
 
@@ -180,10 +180,10 @@ def _exited(pidfd: int, within_s: float) -> bool:
 
 
 def _ids_since(first: int, age_s: float) -> Iterable[int]:
-    """Return the ids that processes started after `first` may have; `first` started `age_s` seconds ago.
+    """Return ids that include those of all processes younger than `first`, which started `age_s` seconds ago.
 
-    The kernel assigns ids in order. Unless the ids may have wrapped around, only the ids between `first` and
-    the newest are searched. Those are usually few, while a machine may have thousands of processes.
+    The kernel assigns ids in order. So these are the ids between `first` and the newest: usually few, while a
+    machine may have thousands. If the kernel may have begun again with low ids, more ids are returned.
     """
     highest, newest = _highest_id(), _newest_id()
     if age_s > highest / _IDS_PER_S:
