@@ -1,9 +1,9 @@
 """`grue add` and `grue remove`: write a server into `mcp_config.json`, and remove one from there.
 
-A server's description and its bundle are untrusted. So the user sees the command that would run before
-anything is written, and the program is started only after that, in a sandbox. Only two things are downloaded:
-the description, from the registry or the URL that the user has named, and the bundle, if the user agrees to
-its address.
+A server's description and its bundle are untrusted. So the user is shown the server's command before
+anything is written. Only then is the program started, in a sandbox. Only two things are downloaded: the
+description, from the registry or the URL that the user has named, and the bundle, if the user agrees to its
+address.
 """
 
 import json
@@ -236,7 +236,7 @@ def _approved(name: str, path: Path) -> bool:
 
 
 def remove_server(name: str, mcp_config: Path | None) -> None:
-    """Remove a server, its pins in the tool lock, and the folders that `grue add` made for it.
+    """Remove a server, its tools in the tool lock, and the folders that `grue add` made for it.
 
     Raises:
         MCPConfigError: There is no such server, or a file cannot be changed.

@@ -228,9 +228,9 @@ def _not_shown(counts: tuple[int, int]) -> Finding:
 
 
 def _left_out(endpoint: LlmEndpoint, offered: "_Tried", spoken: "_Tried") -> tuple[int, int] | None:
-    """Return the tokens of a prompt with and without a tool, if the endpoint hides the tool from the model.
+    """Return how many tokens a prompt has with and without a tool, if the model does not see the tool.
 
-    Return `None` if the prompt has more tokens with the tool, because then the model gets the tool. Also
+    Return `None` if the prompt has more tokens with the tool, because then the model sees the tool. Also
     return `None` if the endpoint does not count tokens: it reports no count, or the same count for the two
     different prompts `_CALL` and `_SAY`.
     """

@@ -471,10 +471,9 @@ def _test(
 
 
 def _cuts(run: RecordedRun, end: m.TurnCompleted) -> Iterator[str]:
-    """Yield assertions that the same tool results are cut for the model as in the recorded turn.
+    """Yield source lines that assert which tool results the model has read cut.
 
-    Yields none if the turn had the default `max_result_chars` and `long_results`. In the test, the assertions
-    fail if somebody has changed these limits.
+    Yields none if the turn had the default `max_result_chars` and `long_results`.
     """
     usual, limits = TurnLimits(), run.begun.limits
     if (limits.max_result_chars, limits.long_results) == (usual.max_result_chars, usual.long_results):

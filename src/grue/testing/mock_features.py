@@ -2,8 +2,8 @@
 
 The official conformance suite asks servers for certain tools, resources and prompts. Here these are all
 resources, all prompts, the tool `json_schema_2020_12_tool`, and the tools whose names begin with `test_`. A
-tool that asks the client for something (sampling, elicitation, roots) declares that as a parameter. The SDK
-then asks as the connection's protocol revision prescribes: by a request to the client, or since 2026-07-28 in
+tool that needs something from the client (sampling, elicitation, roots) declares a parameter for it. The SDK
+then asks the client as the connection's protocol revision prescribes: by a request, or since 2026-07-28 in
 the result of the call.
 """
 

@@ -299,7 +299,7 @@ def _steps(
 
 
 def _with_sum(step: Step, case: Case) -> Step:
-    """Return the step that dials the vault's combination, with three rounds of thoughts that deduce it."""
+    """Return the step that dials the vault's combination, after three replies whose thoughts deduce it."""
     words = case.words
     names = [words[who].split(",")[0] for who in ("eldest", "middle", "youngest")]
     counted = names if words["order"] == "eldest first" else names[::-1]

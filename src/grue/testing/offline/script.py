@@ -67,9 +67,9 @@ def reply(request: ChatRequest, playbook: Playbook | None = None) -> Reply:
 
 
 def _think(tool: ThinkingTool, step: Step, done: int, situation: Situation) -> tuple[FunctionCall, ...]:
-    """Return a call for each thought of the next round. `done` is the number of rounds that are over.
+    """Return the calls of the next reply, one per thought. `done` replies with calls came before it.
 
-    Thoughts are numbered from 1 through all rounds of the turn.
+    Thoughts are numbered from 1 through all replies of the turn.
     """
     total = sum(map(len, step.rounds))
     first = sum(map(len, step.rounds[:done])) + 1

@@ -7,8 +7,8 @@ A file of requests goes through these states:
                   │ look for the batch at the provider, and send the file only if there is no batch
 
 So no batch is sent twice. Before a batch is sent, a record is written which says that the batch may have been
-sent; after that, its id is added to the record. A process that finds a record without an id first looks for
-the batch at the provider. `batch_folder.py` reads and writes the files, and
+sent. The provider's reply has the batch's id, which is added to the record. A process that finds a record
+without an id first looks for the batch at the provider. `batch_folder.py` reads and writes the files, and
 `protocol/chat_wire/batch_forms.py` has the formats of the providers.
 """
 

@@ -1,6 +1,6 @@
 """`LlmEndpoint`: the settings, the connections and the profile of one LLM endpoint during an episode.
 
-An `LlmEndpoint` has the URLs, the headers, and what the endpoint supports. TLS, proxies and the reuse of
+An `LlmEndpoint` has the URLs, the headers and the profile of the endpoint. TLS, proxies and the reuse of
 connections are in `exchange.py`. What a request or a reply means is decided in `protocol/chat_wire/`.
 
 An endpoint outlives turns. The first user that enters it opens its connections, and the last one that leaves

@@ -335,7 +335,7 @@ class Link:
         lost = isinstance(fault, WireFault) and fault.cause == SESSION_LOST.cause
         if not lost or self._has_called:
             return False
-        self._has_called = True  # the check above then refuses a second try
+        self._has_called = True  # so that the next call of this method returns `False`
         self.stream.leave_session()
         try:
             await self._session.discover()

@@ -256,7 +256,7 @@ class TaskOfCall:
         self._answered.update(questions)
 
     async def _collected(self) -> TaskFinished | TaskFailed:
-        """Collect the result. If the server refuses it, the task has ended, and the call has failed."""
+        """Request the task's result. If the server answers with an error, the tool call has failed."""
         try:
             return TaskFinished(await self._ask("tasks/result", {"taskId": self._task.task_id}))
         except ToolRefusedError as refused:
