@@ -135,8 +135,8 @@ def _aligned(
 ) -> Iterator[tuple[TurnSlice | None, TurnSlice | None]]:
     """Pair the turns of the two traces in order.
 
-    A host can run a turn again, after a resume for example (`TurnSlice.again`). If only one of the two turns
-    was run again, it is yielded with `None`, and the other turn is paired with its successor.
+    A host can run a turn again, after a resume for example (`TurnSlice.again`). If only one trace has a turn
+    that was run again here, this turn is yielded with `None`, and its trace goes on to the next turn.
     """
     one, other = next(left, None), next(right, None)
     while one is not None or other is not None:
@@ -218,8 +218,6 @@ class _Pair(NamedTuple):
 
 
 class _TurnDiff:
-    """Compares two recordings of one turn."""
-
     def __init__(self, left: TurnSlice, right: TurnSlice) -> None:
         self._turn = left.turn or right.turn
         self._left = _Tree(left)

@@ -212,7 +212,7 @@ def _call_id(body: m.ToolTimedOut | m.ToolSkipped | m.ServerDied) -> str:
 
 
 def cut_results(request: m.RequestCompletion) -> tuple[m.ToolMessage, ...]:
-    """Return the tool results in a request that the model gets only in part, because they were too long."""
+    """Return a request's tool results that were cut, because they were too long for the model."""
     return tuple(item for item in request.new if isinstance(item, m.ToolMessage) and item.whole_chars)
 
 

@@ -329,7 +329,7 @@ class CachedPrompts:
             else:
                 talk.encoded.rewrite(body.rewrite)
         except ValueError:
-            talk.whole = False  # the messages to change are not in the trace
+            talk.whole = False  # the trace lacks the messages that were changed
         _blame(talk, place)
 
     def _learn(self, changed: m.JsonObject, place: tuple[int, str]) -> None:
@@ -723,7 +723,7 @@ class CacheReport(Struct, frozen=True, kw_only=True):
 
 
 def cache_report(episode: str, envelopes: Iterable[Any]) -> CacheReport:
-    """Return the prompts of a trace, each compared with an earlier prompt, and their sums."""
+    """Return the prompts of a trace, each compared with an earlier prompt, and the totals."""
     prompts = tuple(cached_prompts(envelopes))
     broken = [each.broken for each in prompts if each.broken is not None]
     totals = CacheTotals(

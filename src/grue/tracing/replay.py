@@ -287,14 +287,14 @@ class AgentReplay:
 
 
 def replay_agent(turn: AgentTurn, changes: Changes) -> AgentReplay:
-    """Feed a turn's events to the state machine, in an order in which the agent can have handled them."""
+    """Feed a turn's events to the state machine, in the possible order that fits the recording best."""
     best: AgentReplay | None = None
     for order in islice(_orders(turn), _MOST_ORDERS):
         replay = AgentReplay(turn, changes, order)
         if replay.divergence is None:
             return replay
         best = max(best or replay, replay, key=lambda each: each.compared)
-    return best or AgentReplay(turn, changes, turn.inbox)  # an invalid trace may allow no order
+    return best or AgentReplay(turn, changes, turn.inbox)  # an invalid trace may allow no order of the events
 
 
 _MOST_ORDERS = 1000

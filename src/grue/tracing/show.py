@@ -41,7 +41,7 @@ class _Column(Struct, frozen=True):
 
     Attributes:
         live_width: The column's width in a live table, where the widest cell is not known beforehand.
-        dropped: When a narrow table leaves this column out: 1: first, 2: second, 3: third, 0: never.
+        dropped: 1, 2, 3: a narrow table leaves this column out first, second, third. 0: it never does.
     """
 
     heading: str
@@ -83,7 +83,6 @@ class _Layout(Struct, frozen=True):
         return cls(widths, width, colour, tuple(shown))
 
     def fit(self, line: str, colour: str) -> str:
-        """Return a line, cut to the terminal's width."""
         if self.width is not None:
             line = cut(line, self.width)
         return f"\x1b[{colour}m{line}\x1b[0m" if self.colour and colour else line

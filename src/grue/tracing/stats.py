@@ -229,7 +229,7 @@ class ServerStats(Struct, frozen=True, kw_only=True):
         deaths: How often the server died in the middle of a call.
         endings: How often its processes ended in each way, from `SessionClosed` or, if a process outlived its
             turn, from `ServerEnded`. A session without a process counts as `none`.
-        startup: How long turns waited for the sessions that opened, as the session measured it.
+        startup: How long turns waited for each session that opened, as the session measured it.
         spares: Sessions that were prewarmed.
         spares_lost: Prewarmed or kept sessions that could not be used when their turn began.
     """

@@ -314,9 +314,9 @@ class DecisionLoop:
         return self._after(self._steps.carry_out(action, judged.tool))
 
     def _after(self, result: StepExecutionResult) -> RunEnd | None:
-        """Return the run's end if this step has failed and `on_step_failure` is `stop`; otherwise `None`.
+        """Return the run's end if a step has failed and `on_step_failure` is `stop`; otherwise `None`.
 
-        If the run's time is over, the reason is the time limit and not the step.
+        If the run's time is over too, the end's reason is the time limit and not the step.
         """
         if result.status != "failed" or self._run.config.on_step_failure != "stop":
             return None

@@ -153,7 +153,7 @@ _UNNAMED = "mcp"
 
 
 class Route(Struct, frozen=True):
-    """How a turn reaches its tools and its model. If this changes, the next turn gets a new runner.
+    """How a turn reaches its tools and its model. If an attribute changes, the next turn gets a new runner.
 
     Attributes:
         manager: The manager's `id()`.
@@ -430,7 +430,7 @@ class ZorkAgent:
         }
 
     def _wire(self, recorder: Recorder) -> Runner:
-        """Create a runner for the next turns, and add the observers to the recorder."""
+        """Create a runner for the next turns; add observers for the loggers and Langfuse to `recorder`."""
         servers: dict[str, ToolServer] = {}
         manager = own_manager(self.mcp_manager) if self.mcp_enabled else None
         if self.mcp_enabled:

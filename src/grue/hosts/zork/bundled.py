@@ -11,7 +11,7 @@ BUNDLED_NAME = "mind"
 
 
 def bundled_server() -> StdioServer:
-    """Return the server: this Python, isolated and without site packages, so that it boots fast.
+    """Return the server. It runs in this Python, isolated and without site packages, so that it starts fast.
 
     The server needs neither files nor a network. So it runs in a box that allows neither (the preset `pure`),
     if this machine can enforce the box.

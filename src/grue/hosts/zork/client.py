@@ -189,7 +189,7 @@ class LLMClient:
                 offered.
             extra_headers: Further headers for this request.
             name: Ignored.
-            tools: Tools in OpenAI's format, with canonical names.
+            tools: Tools in OpenAI's format, with names such as `thoughtbox.think`.
             tool_choice: `auto` (default), `none`, `required`, or the function to call.
             kwargs: Further fields of the request.
 

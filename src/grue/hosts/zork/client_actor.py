@@ -62,9 +62,10 @@ class ClientActor(Actor[m.LlmCommand]):
     """Ask a client object for completions, one at a time.
 
     A client whose `create` has a parameter `name` is taken to have the interface of `LLMClient`. It gets all
-    arguments, with `None` for those that are not set, and canonical tool names. Its system and user messages
-    have `cache_control`, except for an `LLMClient`, which sets cache markers itself. Any other client is
-    taken to be an SDK's. It gets only the arguments that are set, and tool names that every endpoint accepts.
+    arguments, with `None` for those that are not set, and tool names such as `files.read`. Its system and
+    user messages have `cache_control`, except for an `LLMClient`, which sets cache markers itself. Any other
+    client is taken to be an SDK's. It gets only the arguments that are set, and tool names that every
+    endpoint accepts.
 
     A blocking client runs in a worker thread. When the actor is cancelled, the thread runs on and its result
     is dropped.

@@ -265,7 +265,7 @@ class _PatientExporter:
 
 
 def _hold_back(record: logging.LogRecord) -> bool:
-    """Keep the text of a record that this thread logs during an export, and return `False`: do not log it."""
+    """Return whether to log a record. While this thread exports, add its records to `said` instead."""
     said: list[str] | None = getattr(_exporting, "said", None)
     if said is None:
         return True

@@ -155,7 +155,7 @@ class SpanFeed:
         return self._events
 
     def finish(self) -> list[SpanEvent]:
-        """Return the ends of all open spans; the episode is over."""
+        """Return the ends of the spans that are open at the end of the episode."""
         self._events = []
         self._end_episode(None)
         return self._events
@@ -303,7 +303,7 @@ class SpanFeed:
             self._asks = scope.asks = replace(scope.asks, model=model, address=endpoint)
 
     def _outside_turns(self, scope: SpanScope, body: object) -> None:
-        """End a session outside turns when it is closed or could not be opened."""
+        """End the span of a session outside turns if the session was closed or could not be opened."""
         if isinstance(scope.command, m.RunTurn):
             return
         match body:
@@ -383,7 +383,7 @@ class SpanFeed:
         return self._open(scope, subject, self._asked_by(scope, asked.sender))
 
     def _asked_by(self, scope: SpanScope, sender: str) -> SpanId:
-        """Return the parent for a request to the model.
+        """Return the parent span of a request to the model.
 
         If the sender is a server that samples, the parent is the open call to this server.
         """
@@ -413,7 +413,7 @@ class SpanFeed:
         return self._open(scope, use, self._called_by(scope, began.turn))
 
     def _called_by(self, scope: SpanScope, turn: int) -> SpanId:
-        """Return the parent for a call; `turn` is the number of the turn in the call's envelope."""
+        """Return the parent span of a call; `turn` is the number of the turn in the call's envelope."""
         # A call in a session outside turns normally has the turn number of the session's `OpenSession`. But
         # the host may give it the number of the turn that has just ended. It is then a child of that turn.
         number, span = self._ended_turn

@@ -154,7 +154,7 @@ def find(state: State, words: Words, *, asks: str = "") -> str:
 
     Raises:
         RefusalError: There is no such thing here, or more than one. If there is more than one, the error's
-            text asks which one is meant, and its attribute `asks` is the argument `asks`.
+            text asks which one is meant, and the error's attribute `asks` is the argument `asks`.
     """
     reach = within_reach(state)
     if words in (("it",), ("them",), ("him",), ("her",)):
@@ -276,7 +276,7 @@ def hazard(turn: Turn, name: str) -> str:
 
 
 def give(turn: Turn, name: str) -> str:
-    """Give a carried thing to the character named after "to"."""
+    """Give a carried thing to the character that the command names after its preposition."""
     if turn.phrase.second:
         return hand_over(turn, name, find(turn.state, turn.phrase.second))
     raise RefusalError(

@@ -262,7 +262,7 @@ _ANSWER_WITHIN_S: Final = 60.0
 
 
 def fernz() -> Interpreter:
-    """Return fernz as an interpreter. It runs in a process of its own, which is started like dfrotz.
+    """Return fernz as an interpreter. It runs in a process of its own, with the arguments of dfrotz.
 
     Raises:
         MissingDependencyError: fernz is not installed.
