@@ -96,7 +96,7 @@ class SandboxError(MCPError):
 
 
 class GameError(MCPError):
-    """A game of `grue play` cannot be started, restored or continued. The text says why."""
+    """A game of `grue play` cannot be started, resumed or continued. The text says why."""
 
 
 class MCPServerStartupError(MCPError):

@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import msgspec
 import pytest
 from commands import grue
 from promises import within
@@ -173,23 +172,6 @@ def test_a_game_is_saved_and_restored_in_memory(cellar: ZMachineGame) -> None:
     assert cellar.step("look").text.startswith("Tower")
     cellar.step("restore")
     assert cellar.step("look").text.startswith("Winding Stair")
-
-
-def test_a_snapshot_goes_on_in_the_interpreter_that_it_names(cellar: ZMachineGame) -> None:
-    for command in ("roll", "up", "roll"):
-        cellar.step(command)
-    snapshot = cellar.snapshot()
-    assert msgspec.json.decode(snapshot)["interpreter"] == "fernz"
-    try:
-        other = ZMachineGame(STORIES / "cellar.z5", interpreter="dfrotz")
-    except MissingDependencyError as absent:
-        pytest.skip(str(absent))
-    other.restore(snapshot)
-    try:
-        assert other.snapshot() == snapshot
-        assert other.step("roll") == cellar.step("roll")
-    finally:
-        other.close()
 
 
 @pytest.mark.slow

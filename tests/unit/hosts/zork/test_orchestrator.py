@@ -56,12 +56,6 @@ class CorridorGame:
             self._on_step(command)
         return self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
 
-    def snapshot(self) -> bytes:
-        raise NotImplementedError
-
-    def restore(self, snapshot: bytes) -> Observation:
-        raise NotImplementedError
-
     def close(self) -> None:
         self.closed = True
 

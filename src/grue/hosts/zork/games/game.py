@@ -1,4 +1,4 @@
-"""The interface between a host and a game: reset, step, snapshot, restore, close.
+"""The interface between a host and a game: reset, step, close.
 
 A game answers every command with an `Observation`. A command that makes no sense is not an exception; the
 game's text says so. A game never guesses: a field whose value it does not know is `None`, not zero and not an
@@ -58,18 +58,6 @@ class Game(Protocol):
 
         Raises:
             GameError: The game itself broke (its interpreter died, its story file is damaged).
-        """
-        ...
-
-    def snapshot(self) -> bytes:
-        """Return the game's state as bytes, for `restore`."""
-        ...
-
-    def restore(self, snapshot: bytes) -> Observation:
-        """Go back to the state in a snapshot, which may be from another process.
-
-        Raises:
-            GameError: The snapshot is damaged or belongs to another game.
         """
         ...
 

@@ -9,12 +9,8 @@ It has sixteen rooms and exactly 100 points. The rules that matter to a host:
   takes one.
 """
 
-from typing import Final, Literal
+from typing import Final
 
-import msgspec
-from msgspec import Struct
-
-from grue.errors import GameError
 from grue.hosts.zork.games.game import Observation
 from grue.hosts.zork.games.house_case import case_for
 from grue.hosts.zork.games.house_parser import Phrase, parse
@@ -23,7 +19,6 @@ from grue.hosts.zork.games.house_rules import (
     State,
     Turn,
     describe,
-    fault_of,
     inventory,
     is_dark,
     play_verb,
@@ -41,25 +36,17 @@ from grue.hosts.zork.games.house_world import (
 _OVER: Final = "The story is over. It was a good one."
 
 
-class _PlayedHouse(Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of a snapshot, which is written as JSON."""
-
-    game: Literal["house"]
-    version: Literal[1]
-    state: State
-
-
 class HouseGame:
     """The embedded text adventure: a `Game` whose observations have a value in every field."""
 
     name: Final = "The House"
 
     def __init__(self) -> None:
-        self._begin(State(seed=0))
+        self._begin(0)
 
-    def _begin(self, state: State) -> None:
-        self._state = state
-        self._case = case_for(state.seed)
+    def _begin(self, seed: int) -> None:
+        self._state = State(seed=seed)
+        self._case = case_for(seed)
 
     @property
     def fingerprint(self) -> str:
@@ -68,7 +55,7 @@ class HouseGame:
 
     def reset(self, seed: int = 0) -> Observation:
         """Start a new game in the seed's variation of the house."""
-        self._begin(State(seed=seed))
+        self._begin(seed)
         return self._observe(f"{OPENING}\n\n{describe(self._state, self._case)}")
 
     def step(self, command: str) -> Observation:
@@ -132,26 +119,6 @@ class HouseGame:
             won=state.ending == "won",
             done=bool(state.ending),
         )
-
-    def snapshot(self) -> bytes:
-        """Return the whole state as JSON; the same state always gives the same bytes."""
-        return msgspec.json.encode(_PlayedHouse("house", 1, self._state), order="deterministic")
-
-    def restore(self, snapshot: bytes) -> Observation:
-        """Go back to a snapshot and describe the room, which takes no turn.
-
-        Raises:
-            GameError: The bytes are not a snapshot of this game, or describe an impossible state.
-        """
-        try:
-            state = msgspec.json.decode(snapshot, type=_PlayedHouse).state
-        except msgspec.DecodeError as error:
-            raise GameError(f"This is not a snapshot of the house: {error}.") from error
-        fault = fault_of(state)
-        if fault is not None:
-            raise GameError(f"This snapshot of the house is damaged: {fault}.")
-        self._begin(state)
-        return self._observe(_OVER if state.ending else describe(state, self._case))
 
     def close(self) -> None:
         """Do nothing: the house has no process and no files."""

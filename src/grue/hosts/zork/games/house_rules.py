@@ -1,6 +1,6 @@
 """The state of the house at one moment, and the rules: one function for each verb.
 
-`State` is complete plain data, and is what a snapshot contains. The functions before `Turn` only read it.
+`State` is complete plain data. The functions before `Turn` only read it.
 
 A rule takes a `Turn`, and the thing to act on if there is one. It changes the state and returns the text to
 print. If the command is impossible, it raises `RefusalError`, and no turn passes. The tables at the end
@@ -34,10 +34,6 @@ from grue.hosts.zork.games.house_world import (
 PLAYER: Final = "player"
 GONE: Final = "gone"
 CONTAINERS: Final = tuple(name for name, thing in THINGS.items() if thing.holds)
-FLAGS: Final = frozenset({
-    "door_open", "teapot_open", "desk_open", "cat_fed", "lantern_lit", "vault_open", "grue_content",
-    "pym_awake", "biscuit_eaten", "well_warned", "balcony_warned", "plant_warned",
-})  # fmt: skip
 
 
 class State(Struct, kw_only=True):
@@ -47,7 +43,7 @@ class State(Struct, kw_only=True):
         seed: The seed.
         room: The player's room.
         places: Where each portable thing is: a room, a container, `PLAYER` or `GONE`.
-        flags: Events that have happened, out of `FLAGS`.
+        flags: Events that have happened, such as `door_open`.
         awarded: Achievements that have given points, out of `AWARDS`. It only grows, so the score never
             falls.
         moves: Turns taken; some commands take none.
@@ -88,22 +84,6 @@ class RefusalError(Exception):
     def __init__(self, text: str, *, asks: str = "") -> None:
         super().__init__(text)
         self.asks = asks
-
-
-def fault_of(state: State) -> str | None:
-    """Return why a state is impossible, or `None`. A snapshot may be damaged or forged."""
-    rooms_and_people = {*ROOMS, *CONTAINERS, PLAYER, GONE}
-    if state.room not in ROOMS:
-        return f"there is no room {state.room!r}"
-    if state.places.keys() != PORTABLE.keys() or not rooms_and_people.issuperset(state.places.values()):
-        return "the things are not where things can be"
-    if state.places["teapot"] == "teapot":
-        return "the teapot is inside itself"
-    if not state.flags <= FLAGS or not state.awarded <= AWARDS.keys():
-        return "it mentions events that cannot happen"
-    if min(state.moves, state.dark_turns, state.wrong_numbers, state.deaths) < 0:
-        return "a count is negative"
-    return None
 
 
 def score(state: State) -> int:

@@ -8,15 +8,14 @@ Z-Machine Standards Document 1.1, sections 11 (header), 12 (objects) and 3 (text
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
-import msgspec
 from msgspec import Struct
 
 from grue.errors import GameError
 from grue.hosts.zork.games import story_text
 from grue.hosts.zork.games.game import Observation
-from grue.hosts.zork.games.interpreters import InterpreterProcess, choose_interpreter, find_interpreter
+from grue.hosts.zork.games.interpreters import InterpreterProcess, choose_interpreter
 
 _HEADER_BYTES: Final = 64
 _MOST_BYTES: Final = 1 << 20  # twice what the largest version can address
@@ -135,17 +134,6 @@ def _decode(story: bytes, at: int, *, within_abbreviation: bool = False) -> str:
 
 _AGAIN: Final = ("g", "again")
 _OVER: Final = "The story has ended."
-
-
-class _Replay(Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of a snapshot, which is written as JSON."""
-
-    game: Literal["zmachine"]
-    version: Literal[1]
-    story: str
-    seed: int
-    commands: list[str]
-    interpreter: str = "dfrotz"
 
 
 class _Known(Struct):
@@ -309,33 +297,8 @@ class ZMachineGame:
             done=self._done,
         )
 
-    def snapshot(self) -> bytes:
-        """Return what is needed to replay the game: story, seed, commands and interpreter."""
-        played = _Replay("zmachine", 1, self._story.digest, self._seed, self._commands, self._player.name)
-        return msgspec.json.encode(played)
-
-    def restore(self, snapshot: bytes) -> Observation:
-        """Replay a snapshot's commands in its interpreter, and return the observation after the last of them.
-
-        Raises:
-            GameError: The snapshot is damaged or belongs to another story, or the interpreter failed.
-            MissingDependencyError: The snapshot's interpreter is not installed.
-        """
-        try:
-            played = msgspec.json.decode(snapshot, type=_Replay)
-        except msgspec.DecodeError as error:
-            raise GameError(f"This is not a snapshot of a story file: {error}.") from error
-        if played.story != self._story.digest:
-            raise GameError(f"This snapshot belongs to another story file than {self._story.path.name}.")
-        if played.interpreter != self._player.name:
-            self._player = find_interpreter(played.interpreter)
-        seen = self.reset(played.seed)
-        for command in played.commands:
-            seen = self.step(command)
-        return msgspec.structs.replace(seen, died=False)
-
     def close(self) -> None:
-        """End the interpreter. A second call does nothing; `reset` and `restore` start another one."""
+        """End the interpreter. A second call does nothing; `reset` starts another one."""
         if self._interpreter is not None:
             self._interpreter.close()
             self._interpreter = None
