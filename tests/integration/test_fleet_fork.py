@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 from commands import grue
 from forked_turns import Box, runner
+from trace_files import TraceFile
 
 from grue import TurnRequest
 from grue.errors import FleetError, MCPError
 from grue.fleet.fork_work import TurnToFork, condition, turns_in
 from grue.fleet.results import results
+from grue.messages import RunTurn, TurnCompleted
+from grue.runtime.trace.recorder import Recorder
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 from grue.tracing.diff import diff
 from grue.tracing.reading import open_episode
@@ -135,6 +138,46 @@ def test_forks_are_not_forked_again(tmp_path: Path, folder: Path, server: Script
     with runner(server, "chat_completions", tmp_path / "fork.jsonl") as each:
         each.fork(tmp_path / "a.jsonl", turn=1)
     assert {Path(turn.trace).name for turn in turns_in(tmp_path)} == {"a.jsonl"}
+
+
+def test_each_turn_of_a_number_is_forked(tmp_path: Path, server: ScriptedLlmServer) -> None:
+    """`map` counts from 1 each time."""
+    trace, rooms = tmp_path / "a.jsonl", ("room 1", "room 2", "room 4")
+    with runner(server, "chat_completions", trace, servers=Box().servers()) as each:
+        for room in rooms:
+            [_] = each.map([TurnRequest(user=f"Go to {room}.")])
+    turns = [*turns_in(trace)]
+    assert [(turn.turn, turn.user) for turn in turns] == [(1, f"Go to {room}.") for room in rooms]
+    assert [turn.at is None for turn in turns] == [False, False, True]
+
+    done = grue(
+        *("fleet", "fork", str(trace), "--model", "other", "--repetitions", "1", "--workers", "2"),
+        *("--dir", str(tmp_path / "forks")),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    forks = [*results(tmp_path / "forks")]
+    assert all(each.scores["same_calls"] == 1.0 for each in forks)
+    users = [
+        (each.planned["fork"], envelope.body.user)
+        for each in forks
+        for envelope in open_episode(each.run(tmp_path / "forks") / "trace.jsonl")
+        if isinstance(envelope.body, RunTurn)
+    ]
+    assert sorted(users) == [(fork, f"Go to {room}.") for fork in ("changed", "recorded") for room in rooms]
+
+
+@pytest.mark.made_up_trace
+def test_a_turn_that_was_cut_off_and_run_again_is_forked_once(tmp_path: Path) -> None:
+    trace, recorder = TraceFile(tmp_path / "trace.jsonl"), Recorder()
+    recorder.add(trace)
+    for user, ends in (("cut off", False), ("answered", True), ("still running", False)):
+        run = recorder.record(RunTurn(turn=1, system="", user=user), sender="host", turn=1)
+        if ends:
+            end = TurnCompleted(turn=1, kind="answered", requests=1)
+            recorder.record(end, sender="agent", turn=1, cause=run.seq)
+    found = [(turn.user, turn.outcome, turn.at) for turn in turns_in(trace.path)]
+    assert found == [("answered", "answered", 2), ("still running", "", None)]
 
 
 def test_several_turns_need_a_number(folder: Path, server: ScriptedLlmServer) -> None:

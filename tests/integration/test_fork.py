@@ -27,6 +27,7 @@ from grue import (
 from grue.errors import ApprovalPending, ForkMissed, LLMError, MCPConfigError, NothingToResume, TraceError
 from grue.messages import (
     ModelAsked,
+    RunTurn,
     SessionOpened,
     ToolCallResult,
     ToolDefinition,
@@ -74,6 +75,21 @@ def bodies(trace: Path, kind: Any) -> list[Any]:
 
 def sound(trace: Path) -> None:
     assert all(each.divergence is None for each in replay(open_episode(trace)))
+
+
+def test_a_message_chooses_one_of_several_turns_of_a_number(
+    tmp_path: Path, server: ScriptedLlmServer, recorded: Path
+) -> None:
+    with runner(server, WIRE, tmp_path / "b.jsonl", servers=Box().servers()) as each:
+        for user in ("Tidy up.", "Tidy up again."):
+            [_] = each.map([TurnRequest(user=user, system="Be brief.")])
+    trace = tmp_path / "b.jsonl"
+    for at, user in ((None, "Tidy up again."), (seq_of(trace, "RequestCompletion", 2), "Tidy up.")):
+        name = tmp_path / f"fork-{at}.jsonl"
+        with runner(server, WIRE, name) as each:
+            assert each.fork(trace, turn=1, at=at).kind == "answered"
+        assert [run.user for run in bodies(name, RunTurn)] == [user]
+        sound(name)
 
 
 def test_another_model_another_system_text_and_other_limits(

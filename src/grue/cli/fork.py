@@ -79,7 +79,7 @@ def fork_turn(options: ForkOptions) -> None:
         MCPError: `Runner.fork` has failed.
     """
     change = change_of(options)
-    recorded = read_run(options.trace, options.turn)
+    recorded = read_run(options.trace, options.turn, options.at)
     _refuse_script(recorded, options)
     llm = model_for(recorded.asks, change.llm, options.model, options.base_url)
     servers = {} if options.misses == "fail" else _servers(options.mcp_config)

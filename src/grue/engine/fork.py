@@ -11,7 +11,8 @@ last such place before this message. The fork's own trace repeats the messages b
 be read, replayed, compared and forked without the trace of the recorded turn.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -161,28 +162,32 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
             events.append(event)
 
 
-def read_run(path: str | PathLike[str], turn: int | None) -> RecordedRun:
-    """Read a turn; if it was run several times, the last run.
+def read_run(path: str | PathLike[str], turn: int | None, at: int | None = None) -> RecordedRun:
+    """Read a turn. If several turns have its number, read the one with message `at`; `None`: the last one.
 
     Raises `MCPError` if the trace has no such turn, or if it has several turns and `turn` is `None`.
     """
     reader = open_episode(path)
-    begun: dict[int, int] = {}
+    begun: dict[int, list[int]] = {}
     for line in reader.lines():
         number = line.line.turn
         if line.tag == "RunTurn" and (turn in (None, number)):
             body = line.envelope().body
             if number not in begun or (isinstance(body, m.RunTurn) and body.resumed is None):
-                begun[number] = line.line.seq
+                begun.setdefault(number, []).append(line.line.seq)
     if turn is None and len(begun) > 1:
         raise MCPError(
             f"{reader.path} holds several turns: {_some(begun)}. Name one: --turn N (in Python turn=N)."
         )
     if not begun:
         raise MCPError(f"{reader.path} holds no turn{'' if turn is None else f' {turn}'}.")
-    ((number, first),) = begun.items()
+    ((number, firsts),) = begun.items()
+    first = next((seq for seq in reversed(firsts) if at is None or seq <= at), firsts[0])
+    until = next((seq for seq in firsts if seq > first), math.inf)
     envelopes = [
-        line.envelope() for line in reader.lines() if line.line.turn == number and line.line.seq >= first
+        line.envelope()
+        for line in reader.lines()
+        if line.line.turn == number and first <= line.line.seq < until
     ]
     run = RecordedRun(path=reader.path, episode=reader.header.episode, envelopes=tuple(envelopes))
     past = run.begun.history
@@ -192,7 +197,7 @@ def read_run(path: str | PathLike[str], turn: int | None) -> RecordedRun:
     return replace(run, earlier=tuple(each for each in earlier if isinstance(each.body, _MESSAGES)))
 
 
-def _some(numbers: Mapping[int, int]) -> str:
+def _some(numbers: Collection[int]) -> str:
     shown = ", ".join(str(number) for number in [*numbers][:20])
     return shown if len(numbers) <= 20 else f"{shown} and {len(numbers) - 20} more"
 
@@ -207,7 +212,7 @@ class ForkedRun(HostTurn[T]):
     """
 
     def __init__(self, asked: ForkRequest, settings: TurnSettings) -> None:
-        run = read_run(asked.trace, asked.turn)
+        run = read_run(asked.trace, asked.turn, asked.at)
         settled = TurnRecord(run.envelopes, 0, {})
         place = run.place(_fork_at(asked, run, settled))
         changed = _changed(asked, run.begun)

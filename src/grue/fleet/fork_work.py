@@ -36,6 +36,7 @@ class ForkCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     Attributes:
         trace: Path of the recorded trace.
         turn: Number of the turn in that trace.
+        at: Number of the turn's first message; `None`: the turn is the last one with its number.
         fork: Whether the recorded turn is repeated, or is run again with the change.
         llm: Changed settings of the model, as in `--set llm.NAME=VALUE`.
         changes: Changed limits and policies, as in `Runner.fork`.
@@ -45,6 +46,7 @@ class ForkCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     trace: str
     turn: int
+    at: int | None = None
     fork: Literal["recorded", "changed"] = "changed"
     model: str | None = None
     base_url: str | None = None
@@ -64,7 +66,7 @@ def fork_again(case: dict[str, Any], episode: Episode) -> dict[str, float]:
         MCPError: `Runner.fork` has raised it.
     """
     settings = msgspec.convert(case, ForkCase)
-    run = read_run(settings.trace, settings.turn)
+    run = read_run(settings.trace, settings.turn, settings.at)
     recorded = _end_of(run)
     if settings.fork == "recorded":
         _repeat(run, episode.trace)
@@ -74,6 +76,7 @@ def fork_again(case: dict[str, Any], episode: Episode) -> dict[str, float]:
         outcome: TurnOutcome[Any] = runner.fork(
             settings.trace,
             turn=settings.turn,
+            at=settings.at,
             system=settings.system,
             changes=settings.changes,
             misses=settings.misses,
@@ -128,9 +131,10 @@ def _calls(end: TurnOutcome[Any] | m.TurnEnd | None) -> list[tuple[str, str]]:
 
 
 class TurnToFork(Struct, frozen=True, kw_only=True):
-    """The values of a recorded turn that a condition can test.
+    """A recorded turn. A condition can test every attribute but `at`.
 
     Attributes:
+        at: Number of the turn's first message; `None`: the turn is the last one with its number.
         outcome: The kind of the turn's outcome, or `failed` or `parked`; empty: the trace lacks its end.
         tool: The names of the tools that the turn called.
         error: The errors of the turn's calls.
@@ -139,6 +143,7 @@ class TurnToFork(Struct, frozen=True, kw_only=True):
 
     trace: str
     turn: int
+    at: int | None = None
     outcome: str = ""
     answer: str = ""
     user: str = ""
@@ -150,6 +155,7 @@ class TurnToFork(Struct, frozen=True, kw_only=True):
     calls: int = 0
 
 
+_NAMES = tuple(name for name in TurnToFork.__struct_fields__ if name != "at")
 _CONDITION = re.compile(r"\s*(\w+)\s*(!=|=|~|>|<)\s*(.*?)\s*", re.DOTALL)
 _OPERATORS: dict[str, Callable[[str, str], bool]] = {
     "=": lambda value, wanted: value == wanted,
@@ -163,7 +169,7 @@ _OPERATORS: dict[str, Callable[[str, str], bool]] = {
 def condition(written: str) -> Callable[[TurnToFork], bool]:
     """Parse a condition, such as `outcome = forced and tool ~ shop`; return a function that tests a turn.
 
-    Each part is `NAME OP VALUE`, where `NAME` is a field of `TurnToFork` and `~` searches for a regular
+    Each part is `NAME OP VALUE`, where `NAME` is an attribute of `TurnToFork` and `~` searches for a regular
     expression. `tool` and `error` can have several values. A part is true if it is true for one of the
     values; a part with `!=` must be true for all of them.
 
@@ -173,11 +179,10 @@ def condition(written: str) -> Callable[[TurnToFork], bool]:
     parts = [_CONDITION.fullmatch(part) for part in written.split(" and ")] if written.strip() else []
     checks = []
     for part in parts:
-        if part is None or part[1] not in TurnToFork.__struct_fields__:
-            names = ", ".join(TurnToFork.__struct_fields__)
+        if part is None or part[1] not in _NAMES:
             raise FleetError(
                 f"--where {written!r:.200}: a condition is NAME OP VALUE, several are joined by ' and '. The"
-                f" names are {names}; the operators =, !=, ~ (a regular expression), >, <."
+                f" names are {', '.join(_NAMES)}; the operators =, !=, ~ (a regular expression), >, <."
             )
         checks.append(_check(part[1], part[2], part[3], written))
     return lambda turn: all(check(turn) for check in checks)
@@ -203,8 +208,8 @@ def _check(name: str, sign: str, wanted: str, written: str) -> Callable[[TurnToF
 def turns_in(folder: Path) -> Iterator[TurnToFork]:
     """Yield the turns of all traces below a folder, or of one trace. Traces that cannot be read are left out.
 
-    If several turns of a trace have the same number, only the last one is yielded. Turns that are themselves
-    forks (made by `Runner.fork`) are left out.
+    Turns that are themselves forks (made by `Runner.fork`) are left out, and turns without an end that were
+    run again.
     """
     traces = [folder] if folder.is_file() else sorted(folder.rglob("*.jsonl"))
     for path in traces:
@@ -214,25 +219,37 @@ def turns_in(folder: Path) -> Iterator[TurnToFork]:
             continue  # the file is not a trace, or was cut short
 
 
-def _turns_of(path: Path) -> list[TurnToFork]:
-    found: dict[int, TurnToFork] = {}
+def _turns_of(path: Path) -> Iterator[TurnToFork]:
+    found: dict[int, TurnToFork] = {}  # by the number of the turn's first message
+    parts: dict[int, int] = {}  # a turn that was parked has several `RunTurn`: its first, by each of them
+    last: dict[int, int] = {}  # by the turn's number
     forks: set[int] = set()
     reader = open_episode(path)
     for line in reader.lines():
         if line.tag == m.TurnForked.__name__:
-            forks.add(line.line.turn)
+            forks.add(last.get(line.line.turn, 0))
         if line.tag not in ("RunTurn", "TurnCompleted", "TurnFailed", "TurnParked"):
             continue
-        body, number = line.envelope().body, line.line.turn
+        body, number, seq = line.envelope().body, line.line.turn, line.line.seq
         if isinstance(body, m.RunTurn):
-            model = "" if body.asks is None else body.asks.model
-            trace = str(path.absolute())
-            found[number] = TurnToFork(
-                trace=trace, turn=number, user=body.user, system=body.system, model=model
-            )
-        elif isinstance(body, m.TurnEnd) and number in found:
-            found[number] = _with_end(found[number], body)
-    return [turn for number, turn in found.items() if number not in forks]
+            if body.resumed is None or number not in last:
+                last[number] = seq
+                model = "" if body.asks is None else body.asks.model
+                trace = str(path.absolute())
+                found[seq] = TurnToFork(
+                    trace=trace, turn=number, user=body.user, system=body.system, model=model
+                )
+            parts[seq] = last[number]
+        elif isinstance(body, m.TurnEnd) and line.line.cause in parts:
+            first = parts[line.line.cause]
+            found[first] = _with_end(found[first], body)
+    for first, turn in found.items():
+        if first in forks:
+            continue
+        if first == last[turn.turn]:
+            yield turn
+        elif turn.outcome:
+            yield msgspec.structs.replace(turn, at=first)
 
 
 def _with_end(turn: TurnToFork, end: m.TurnEnd) -> TurnToFork:
@@ -251,7 +268,13 @@ def _with_end(turn: TurnToFork, end: m.TurnEnd) -> TurnToFork:
 def cases_of(turns: Iterable[TurnToFork], change: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return two cases for each turn: one repeats the recorded turn, the other forks it with the change."""
     return [
-        {"trace": turn.trace, "turn": turn.turn, **change, "fork": side}
+        {
+            "trace": turn.trace,
+            "turn": turn.turn,
+            **({} if turn.at is None else {"at": turn.at}),
+            **change,
+            "fork": side,
+        }
         for turn in turns
         for side in ("recorded", "changed")
     ]
