@@ -224,7 +224,7 @@ class Gate:
     def _listen(self, listener: int, key: int, pid: int, fd: int, backlog: int) -> int:
         with self._copy_of(listener, key, pid, fd) as own:
             if own.family != socket.AF_UNIX:
-                # A TCP socket that listens without `bind` gets some port, and Landlock only checks `bind`.
+                # `listen` without `bind` opens a port that the kernel chooses. Landlock only checks `bind`.
                 return errno.EACCES
             own.listen(backlog)
             return 0

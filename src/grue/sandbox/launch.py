@@ -296,7 +296,7 @@ _ahead: dict[bool, _Ahead] = {}
 
 
 def _take_ahead(system: tuple[Rule, ...], *, any_network: bool) -> int:
-    """Return a ruleset with the system's rules: the one made in advance, unless the rules have changed."""
+    """Return a ruleset with the rules `system`: the one made in advance, or a new one if they changed."""
     found = _ahead.pop(any_network, None) if system else None
     if found is not None:
         if found.system is system and found.process == os.getpid():

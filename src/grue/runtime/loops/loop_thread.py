@@ -328,8 +328,8 @@ class EpisodeLoop:
     def close(self) -> None:
         """Cancel all calls, wait for their clean-up, and end the loop. A second call does nothing.
 
-        In the loop's own thread this call does not wait. A Ctrl-C kills the processes, so that the clean-up
-        ends at once.
+        In the loop's own thread this call does not wait. At a Ctrl-C, or after `CLOSE_GRACE_S`, it kills the
+        processes, so that the clean-up ends at once.
         """
         if self.loop_thread.is_forked or self.loop_thread.is_here:
             self.end()

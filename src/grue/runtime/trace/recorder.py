@@ -339,7 +339,7 @@ class Recorder:
     def _encoded(self, body: Any) -> tuple[Any, bytes]:
         """Return a message as observers get it, and its JSON, with U+FFFD in place of lone surrogates.
 
-        Lone surrogates come from hosts and models, for example from a file's name or half a character.
+        Lone surrogates come from hosts and models, for example from a file's name.
         """
         try:
             return body, self._encoder.encode(body)
