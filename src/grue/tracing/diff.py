@@ -90,7 +90,7 @@ def _forked_turns(trace: Iterable[EpisodeEnvelope]) -> set[int]:
 
 
 def _only(forked: set[int], turns: Iterator[TurnSlice]) -> Iterator[TurnSlice]:
-    """Keep only the turns with the numbers of forks; keep all if there are no forks."""
+    """Yield the turns whose numbers are in `forked`; all turns if `forked` is empty."""
     return (each for each in turns if not forked or each.turn in forked)
 
 

@@ -553,9 +553,9 @@ class PageFeed:
         self._passages: dict[tuple[int, int], Passage] = {}
 
     def see(self, envelope: EpisodeEnvelope) -> int:
-        """Add a message, and return the number of the turn under which the page shows the message.
+        """Add a message, and return the number of the turn under which the page shows it.
 
-        That is the turn that the message names, or else the latest one.
+        That is the turn that the message names. If it names none, it is the latest turn.
         """
         turn = turn_of(envelope) or self._latest
         self._latest = max(self._latest, turn)

@@ -664,7 +664,7 @@ def replay(
 
 
 def render(turns: Iterable[TurnReplay], changes: Changes = _UNCHANGED) -> Iterator[str]:
-    """Yield the lines of a replay's report: `identical`, or where turns differ.
+    """Yield the lines of a replay's report: `identical`, or where turns differ from the recording.
 
     The first divergence is described in full, that of each later turn in one line.
 

@@ -142,7 +142,7 @@ def write_pieces(
     side: int = 0,
     turns: dict[int, int] | None = None,
 ) -> EpisodePage:
-    """Write a trace's messages in portions, each in a `<script>` element; return the rest of the page's data.
+    """Write a trace's messages in pieces, each in a `<script>` element; return the rest of the page's data.
 
     Args:
         pieces: A file for the messages. In the page the messages come after the other data, which is known

@@ -42,7 +42,7 @@ _ENTRY = re.compile(r"([^\s,()]+)(\([^)]*\))?")
 
 
 class AllowedTool(Struct, frozen=True):
-    """An entry of `allowed-tools`: `Read`, or `Bash(git:*)`, which is `limited` by a pattern."""
+    """An entry of `allowed-tools`, such as `Read`; `limited` if it has a pattern, as in `Bash(git:*)`."""
 
     name: str
     limited: bool

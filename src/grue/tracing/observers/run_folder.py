@@ -51,7 +51,7 @@ class RunFolder(Closing):
         path: The folder; created with its parents if it does not exist.
         recorder: The recorder whose messages are written from now on.
         episode_id: The episode's id, for the files.
-        resume: Continue the files of an episode that was interrupted. The recorder must not have recorded
+        resume: Whether to continue the files of an interrupted episode. The recorder must not have recorded
             anything yet; its message numbers and its time continue those in the trace.
         options: Settings for writing the trace.
 
