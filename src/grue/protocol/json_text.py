@@ -78,7 +78,7 @@ def _readable(value: object, depth: int = MAX_DEPTH, *, called: bool = False) ->
     `NaN` and infinities become `null`. In the arguments of a tool call `null` would change what the call
     does, so such arguments become text, and the code that reads them refuses the call. In an object with the
     member `name`, all other members are taken for arguments, because each wire format has its own word for
-    them. `called`: `value` is part of arguments that contain neither.
+    them. `called`: `value` is part of arguments in which no `NaN` and no infinity was found.
     """
     match value:
         case dict() | list() if depth < 1:

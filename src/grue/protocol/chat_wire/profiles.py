@@ -119,7 +119,7 @@ OPENAI = msgspec.structs.replace(
     GENERIC_RESPONSES, name="openai", key_variable="OPENAI_API_KEY", reports_cost="never", files=True
 )
 
-# Newer models of Anthropic refuse sampling settings such as `temperature`, so none is sent to any of them.
+# Anthropic's newer models refuse sampling settings such as `temperature`, so no Anthropic model is sent any.
 ANTHROPIC = msgspec.structs.replace(
     GENERIC_MESSAGES,
     name="anthropic",
@@ -535,7 +535,6 @@ NAME_RULES: tuple[NameRule, ...] = (
     _denied(r"deepseek-reasoner", "deepseek-reasoner is DeepSeek's reasoning endpoint"),
     _denied(rf"{_START}r1{_END}", "R1 and what was distilled from it are reasoning models"),
     _denied(
-        # A name with "non-reasoning" is that of a model that does not reason.
         r"(?<!\bnon)-reasoning",
         "a name with '-reasoning' is that of a reasoning model",
     ),

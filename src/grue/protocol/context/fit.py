@@ -262,10 +262,7 @@ class Fit(Struct, frozen=True, kw_only=True):
 
 
 def room_in(policy: ContextPolicy, window_tokens: int) -> Room:
-    """Return how many tokens a request may have: `high_water` and `low_water` of the window.
-
-    The tokens that the policy reserves for the reply are subtracted from the window first.
-    """
+    """Return `high_water` and `low_water` in tokens: shares of the window without the reply's room in it."""
     usable = window_tokens - min(policy.reply_tokens, window_tokens // 2)
     return Room(int(usable * policy.high_water), int(usable * policy.low_water))
 

@@ -277,8 +277,8 @@ def _checkable(part: Any, whole_schema: m.JsonObject, *, names: bool = False) ->
         del whole["patternProperties"]
         whole.pop("additionalProperties", None)
     if whole.get("additionalProperties") is False and not properties and "patternProperties" not in whole:
-        # `maxProperties: 0` means the same here as `additionalProperties: false`, but the message of the
-        # validator then shows the names of the arguments.
+        # In a schema without properties `maxProperties: 0` means the same as `additionalProperties: false`,
+        # but makes the validator name the arguments in its message.
         whole["maxProperties"] = 0
         del whole["additionalProperties"]
     if "pattern" in whole and not _is_linear(whole["pattern"]):

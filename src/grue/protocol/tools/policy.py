@@ -365,7 +365,6 @@ def settled(
         ):
             ignored.append(m.DecisionIgnored(call_id=call_id, reason=ANSWERED))
         else:
-            # The two decisions contradict each other: deny the call.
             ignored.append(m.DecisionIgnored(call_id=call_id, reason=CONTRADICTED))
             denial = replace(decision, verdict="deny", reason=CONTRADICTED, arguments=None)
             accepted[call_id] = decision if decision.verdict == "deny" else denial

@@ -26,8 +26,8 @@ text blocks are dropped, because they repeat it. Its other blocks are kept in `T
 described in the same way.
 
 Images, audio and PDF files are checked before they are attached for the model. A provider refuses a whole
-request for one image with the wrong media type or broken base64, and the image is then in the history of
-every later request. The check reads the type from the first bytes, and requires that the data is base64 and
+request for one image with the wrong media type or broken base64, and every later request would contain that
+image too. The check reads the type from the first bytes, and requires that the data is base64 and
 within the limits. Data that fails the check is described to the model, with the reason. To add a media type,
 add it to the tables below. `chat_wire/wire_format.py` decides which of the types an endpoint gets.
 

@@ -6,14 +6,13 @@ them:
 
 - Only a turn's first request may offer presumed tools, and only if a server is still starting, the check of
   the model has succeeded, and the budget leaves a further request.
-- Nothing follows from the reply before all servers have reported: no call, and no check of an answer. A
-  server that fails to start ends the turn, as it would without this request, after the request's cost is
-  counted.
+- Nothing follows from the reply before all servers have reported: no call, and no check of an answer. If a
+  server fails to start, the request's cost is counted, and the turn ends.
 - The reply stands if each of its calls names the same definition among the presumed tools and among the
   listed ones. Otherwise it is dropped, and the request is sent again with the listed tools.
 - If the request fails, the failure stands only if the servers list exactly the presumed tools. Otherwise the
   endpoint may have refused a tool that has changed, so the request is sent again with the listed tools.
-- A request that is under way is cancelled if none of the tools that it offers is as it was presumed.
+- A request that is under way is cancelled if every tool that it offers has changed or is not listed.
 
 `DropCompletion` is always answered by one `ReplyDropped`. A reply that was on its way arrives before that
 answer, so it does not matter whether the reply or the command was sent first.
@@ -256,7 +255,7 @@ def step_early(state: s.Presuming | s.AwaitingDrop, event: m.TurnEvent) -> Trans
         case s.Presuming(reply=None), m.CompletionReceived() | m.CompletionFailed():
             return _replied(state, event)
         case s.AwaitingDrop(turn=turn), m.CompletionReceived(usage=usage):
-            # The reply was on its way when the command to drop it was sent. Its tokens are counted.
+            # The reply was on its way when the command to drop it was sent. Count its tokens.
             return replace(state, turn=turn.count(usage)), ()
         case s.AwaitingDrop(), m.CompletionFailed():
             return state, ()
@@ -318,7 +317,7 @@ def _when_verified(state: s.Presuming) -> Transition:
         ):
             return _go_on(turn, state.reply, (*doubles, _verified(turn, changed)))
         case None if turn.searching or len(changed) < len({tool.name for tool in (*state.offered, *listed)}):
-            # At least one tool is as it was presumed. Wait for the reply: it may call only such tools.
+            # Some tools are as they were presumed. Wait for the reply: perhaps it calls no other tools.
             return state, ()
         case _:
             names = ", ".join(changed[:_NAMED])

@@ -143,7 +143,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         """The tools as a request offers them.
 
         Servers may list their tools in another order each time, and a prompt is read from a cache only as far
-        as its bytes are the same. So the tools are sorted by name.
+        as its bytes are the same. So the tools are sorted by server and name.
         """
         search = self.run.tool_search if self.searching else None
         shown = self.tools
@@ -180,7 +180,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     def relist(self, listings: Mapping[m.ServerName, tuple[m.ToolDefinition, ...]]) -> "Turn":
         """Replace the tools that these servers listed before, and keep the order of the servers.
 
-        The order matters for repeatability: a turn offers the same list whichever server boots first.
+        The order matters for repeatability: a turn offers the same list whichever server starts first.
         """
         order = {name: position for position, name in enumerate((*self.run.servers, SERVER))}
         others = tuple(tool for tool in self.tools if tool.server not in listings)
@@ -292,7 +292,7 @@ class Presuming(Struct, frozen=True, kw_only=True):
 
 
 class AwaitingDrop(Struct, frozen=True):
-    """Waits until the LLM actor has dropped the reply to presumed tools.
+    """Waits until the LLM actor has dropped the reply to the request with presumed tools.
 
     Attributes:
         failure: The failure with which the turn then ends; `None`: the turn sends the request again.

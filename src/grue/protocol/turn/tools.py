@@ -80,7 +80,7 @@ def start_calls(
     runs = runs_of(reply.open, bind=turn.run.binds_calls)
     if not runs:
         # The notes of calls that were rejected or denied have the next batch's number. No batch is sent
-        # here, so count one; the notes of the next reply would have the same number otherwise.
+        # here, so add 1: otherwise the notes of the next reply would have the same number.
         turn = replace(turn, batches=turn.batches + 1)
     state = s.AwaitingTools(
         turn,
@@ -386,7 +386,7 @@ def park(state: s.AwaitingApproval, event: m.ApprovalPostponed) -> Transition:
 
 
 def parked_at_questions(state: s.AwaitingApproval, expires_at: float | None = None) -> m.TurnParked:
-    """Return the message from which a later process asks the questions again and goes on."""
+    """Return the `TurnParked` from which a later process asks the questions again and goes on."""
     reply = state.reply
     return replace(
         progress(state.turn),
