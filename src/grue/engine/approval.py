@@ -76,7 +76,7 @@ class Parking:
         """Check that a turn that starts now could be parked.
 
         Args:
-            command: Starts the turn.
+            command: The message that starts the turn.
             given_history: The turn's history was given as plain data (`TurnRequest.history`).
 
         Raises:

@@ -356,7 +356,7 @@ class CurrentEpisode:
             return episode
 
     def _leave(self, episode: Episode) -> None:
-        """Note that a call is done. The last one ends the loop, unless the loop is lasting."""
+        """Note that a call is done. The end of the last call ends the loop, unless `self.lasting`."""
         with self._lock:
             episode.users -= 1
             if episode.users or self.lasting or self._episode is not episode:

@@ -437,8 +437,8 @@ def _past(
     if not place.events:
         return TurnsPast(forked=forked, copied=run.earlier, rewrites=rewrites)
     told = {each.seq for each in run.envelopes if each.seq < seq and each.receiver == AGENT}
-    # Copy the messages up to the fork. The agent's answers to an event before the fork may stand later in the
-    # trace, because the agent got the next event before it sent them: copy these answers too.
+    # Copy the messages before the fork, and those that the agent sent later because of an event before the
+    # fork: the agent may get the next event before it sends them.
     copied = [
         each
         for each in run.envelopes

@@ -69,10 +69,10 @@ class RecordedCall(Struct):
 class TurnRecord:
     """The recorded results and decisions that a fork of the turn gets.
 
-    A call of the fork gets a result that was recorded, after the place of the fork, for the same tool and the
-    same arguments: the first one that is not used yet. When all are used, a call of a read-only tool gets the
-    last one again. A call of any other tool then has no result, because the earlier calls may have changed
-    what the tool would return.
+    A call of the fork gets the first unused result that was recorded after the place of the fork for the same
+    tool and the same arguments. If none is left, a call of a read-only tool gets the last result again, which
+    may be from before the fork. A call of any other tool then has no result, because the earlier calls may
+    have changed what the tool would return.
 
     Args:
         envelopes: The messages of the recorded turn.
@@ -117,7 +117,7 @@ class TurnRecord:
         return [each.call.call_id for each in self._calls.values() if each.seq]
 
     def listing(self, server: m.ServerName) -> Listing | None:
-        """Return the tools that a server lists at the fork; `None`: the turn recorded no listing of it."""
+        """Return the tools that a server lists at the fork; `None`: the trace has no listing."""
         known = self._opened.get(server, [])
         before = [each for seq, each in known if seq <= self._after]
         listing = before[-1] if before else known[0][1] if known else None

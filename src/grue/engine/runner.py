@@ -202,7 +202,7 @@ class Runner(AsyncToolAccess, Closing):
         under `mcp` in the TOML file, `mcp_config.json` is ignored; with `enabled = true` it must exist. The
         endpoint's API key comes from the environment: `GRUE_API_KEY`, `OPENROUTER_API_KEY`, `OPENAI_API_KEY`.
         What outlives a turn (`keep`) depends on the program, so it is an argument, not a setting. `start`
-        wins over the file's setting.
+        takes precedence over the file's setting.
 
         Raises:
             MCPConfigError: A file is missing, or a value in it is invalid; also as for `Runner`.

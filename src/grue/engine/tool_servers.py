@@ -1,9 +1,8 @@
 """The tool servers of a runner: the checks of their settings, their connections, and which ones a turn opens.
 
 A turn may send its first request before its servers have started. It then presumes that each server lists the
-same tools as before. `PresumedListings` has these earlier listings and names the source of each. How the
-turn's state machine uses them is in `protocol/turn/sessions.py`; the reasons are in
-`docs/decisions/035-presumed-listings.md`.
+same tools as before. `PresumedListings` has these earlier listings and names the source of each.
+`protocol/turn/sessions.py` says how a turn uses them, and `docs/decisions/035-presumed-listings.md` why.
 """
 
 import inspect
@@ -322,7 +321,7 @@ class PresumedListings:
     ) -> m.ToolsPresumed | None:
         """Return the listings with which a turn may ask the model before its servers have started.
 
-        `None`: the turn has to wait for its servers, because no earlier listing of one of them is known.
+        `None`: the turn has to wait, because at least one of its servers has no known earlier listing.
         Disabled servers are left out. `registry` is needed to connect to host commands, which are listed too.
         """
         waiting = {listing.server for listing in command.when_called}

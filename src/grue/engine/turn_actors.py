@@ -169,7 +169,7 @@ class GoesOn(Struct, frozen=True, kw_only=True):
 
 
 class _Mailboxes(dict[m.ServerName, Mailbox[m.SessionCommand]]):
-    """The mailboxes of sessions. If one is missing at its look-up, `start` makes it and starts its actor."""
+    """The mailboxes of sessions. `start` makes each one when it is looked up first, and starts its actor."""
 
     def __init__(self, start: Callable[[m.ServerName], Mailbox[m.SessionCommand]]) -> None:
         super().__init__()
@@ -423,7 +423,7 @@ class TurnActors:
         return tools.mailbox
 
     def _result_of(self, handle: str) -> m.ToolCallResult | None:
-        """Return the whole result of a call of this turn, or of an earlier one of its conversation."""
+        """Return the whole result of a call of this turn, or of an earlier turn of its conversation."""
         call_id = m.CallId(handle)
         found = None if self._agent is None else self._agent.result_of(call_id)
         return found if found is not None or self._earlier is None else self._earlier.find(call_id)

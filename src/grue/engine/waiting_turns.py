@@ -68,7 +68,7 @@ _NO_BUDGET = "budget"
 
 
 class _Account:
-    """Reserves the cost of waiting requests, so that all together stay within the runner's budget."""
+    """Reserves the cost of waiting requests, so that all requests together keep to the runner's budget."""
 
     def __init__(self, settings: TurnSettings, endpoint: LlmEndpoint) -> None:
         self._settings = settings

@@ -121,7 +121,7 @@ class Accounts:
         self._changed = None
 
     async def placed(self, machine: str, worker: str) -> str:
-        """Wait until a worker may start a server process. Return an empty text, or why that is refused."""
+        """Wait until a worker may start a server process. Return an empty text, or why it may not."""
         places = self.places.setdefault(machine, ServerPlaces(self._servers))
         refused_at = anyio.current_time() + _TOO_MANY_S
         while not places.take(worker):
@@ -150,8 +150,7 @@ class Accounts:
         try:
             self._ledger.write(msgspec.json.encode(line) + b"\n")
         except OSError as error:
-            # Refuse all further requests: their cost would be missing from the ledger, which is all that the
-            # next run of the fleet knows of it.
+            # Refuse all further requests: the next run learns their cost only from the ledger.
             self._failed = f"the fleet's ledger cannot be written ({error.strerror})"
 
 
@@ -206,10 +205,9 @@ class Claims:
         return ""
 
     def give_back(self, id_: int, outcome: RequestOutcome) -> None:
-        """Withdraw the question `id_`, or end what the answer has allowed.
+        """Withdraw the question `id_` if it has no answer yet.
 
-        A question without an answer is withdrawn. Otherwise the request is charged, or the server process
-        counts as ended.
+        Otherwise charge the request, or count the server process as ended.
         """
         waiting = self._waiting.pop(id_, None)
         if waiting is not None:

@@ -276,7 +276,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
         return self.text()
 
     def text(self, *, commands: bool = False, everything: bool = False) -> str:
-        """Return the findings, and the cases that differ; if many differ, only those that differ most.
+        """Return the findings, and the cases in which A and B differ; if there are many, the extremes.
 
         Args:
             commands: Add the commands that show the episodes of each case.

@@ -10,7 +10,7 @@
     DIR/ab/ID/attempt-N/           the files that the work has written in the attempt N
     DIR/ab/ID/attempt-N/attempt.json   how the attempt ended; missing if it was interrupted
     DIR/ab/ID/commit.json          the result; written once
-    DIR/ab/ID/commit/commit.json   the same where the file system has no hard links
+    DIR/ab/ID/commit/commit.json   the result, if the file system has no hard links
     DIR/ab/ID/scores/NAME@VERSION.json   a score that a scorer or a person has given later
 
 An episode is done when `commit.json` exists. The file is written under another name, synced, and then linked:

@@ -211,7 +211,7 @@ class LocalEngine:
     def _hear(self, worker: "_Worker") -> None:
         """Read a worker's report, if a whole report has arrived.
 
-        Raises `ValueError` or `RecursionError` if it is not a `WorkerSaid` in JSON, or the worker has no job.
+        Raises `ValueError` or `RecursionError` if it is no `WorkerSaid` in JSON, or the worker has no job.
         """
         line = worker.line()
         if line is None:

@@ -55,10 +55,9 @@ class RayBroker:
         return await claims.answer(id_, wanted, claims.begin(id_))
 
     async def give_back(self, attempt: str, id_: int, outcome: RequestOutcome) -> None:
-        """Withdraw the question `id_`, or end what the answer has allowed.
+        """Withdraw the question `id_` if it has no answer yet.
 
-        A question without an answer is withdrawn. Otherwise the request is charged, or the server process
-        counts as ended.
+        Otherwise charge the request, or count the server process as ended.
         """
         if attempt in self._claims:
             self._claims[attempt].give_back(id_, outcome)

@@ -83,7 +83,7 @@ def write_report(
     failed_as: float | None = None,
     by: Sequence[str] | None = None,
 ) -> int:
-    """Write the page with the episodes of the latest sweep, and return how many these are.
+    """Write the page with the episodes of the latest sweep, and return the number of these episodes.
 
     An existing report is replaced.
 

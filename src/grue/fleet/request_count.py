@@ -47,7 +47,7 @@ class RequestCount:
         return permit if isinstance(permit, str) else _Counted(self, permit, wanted.model)
 
     async def admit_only(self, wanted: WantedRequest) -> Permit | str | None:
-        """Ask the inner gate, and leave it to the caller to call `add`. `None`: there is no inner gate."""
+        """Return the inner gate's answer; `None`: there is no inner gate. The caller has to call `add`."""
         permit = None if self._inner is None else await self._inner.admit(wanted)
         if isinstance(permit, str):
             self.refused = permit

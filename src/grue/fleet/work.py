@@ -73,7 +73,7 @@ class KnownWork(Struct, frozen=True, kw_only=True):
         files: Names of settings that are paths of files, whose content belongs to the episode's identity.
         scores: The names of the scores that the work returns; empty: any names.
         settings: A msgspec `Struct` with the settings that the work takes; `None`: any settings.
-        complete: Returns a case's settings, and with them those that the work would read from elsewhere, such
+        complete: Returns a case's settings together with those that the work would read from elsewhere, such
             as the model in a configuration file. The driver calls it before it computes the episode's id.
     """
 
@@ -159,7 +159,7 @@ def work(
         scores: The names of the work's scores. An episode whose work returns other names has failed.
         settings: A msgspec `Struct` with the settings that the work takes, so that a wrong setting is found
             before the episode is played.
-        complete: Returns a case's settings, and with them those that the work would read from elsewhere, such
+        complete: Returns a case's settings together with those that the work would read from elsewhere, such
             as the model in a configuration file. The settings that it adds belong to the episode's identity.
     """
 

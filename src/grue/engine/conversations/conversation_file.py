@@ -242,7 +242,7 @@ class ConversationFile:
 
 
 def read_conversation(path: Path, text: bytes | None = None) -> SavedConversation:
-    """Read the conversation in `text`, or if that is `None`, in the file `path`.
+    """Read the conversation in `text`; `None`: in the file `path`.
 
     Raises `ConversationError`, with `path` and the line, if the file is missing, damaged, or no conversation.
     """
@@ -342,8 +342,8 @@ def lines_of(history: History) -> tuple[bytes, ...]:
 def lines_to_write(saved: SavedConversation, kept: int, produced: list[bytes]) -> list[bytes]:
     """Return the lines to append to the file, so that its lines for a turn are then those in `produced`.
 
-    The file may hold the first lines of `produced` already. If other lines follow there, an `Undone` takes
-    them back. `kept` is the number of lines before the turn. An empty line in `produced` stands for
+    The file may hold the first lines of `produced` already. If other lines follow these, an `Undone`
+    takes them back. `kept` is the number of lines before the turn. An empty line in `produced` stands for
     `Dropped`.
     """
     wanted = [line or _DROPPED for line in produced]

@@ -528,7 +528,7 @@ class KeptConversation:
             self._file = None
 
     def _require_saved(self) -> None:
-        """Raise the error of a failed write to the file, until the conversation is saved to another one."""
+        """Raise the error of a failed write, until the conversation is saved to another file."""
         if self._failed is not None:
             raise self._failed
 
@@ -611,7 +611,7 @@ class KeptConversation:
         try:
             self._file.append(lines)
         except ConversationError as error:
-            # If the caller is the LLM actor, the error ends the actor and the turn, and so reaches the host.
+            # Keep the error: `_require_saved` raises it to the host, even if the LLM actor has called this.
             self._failed = error
             raise
 

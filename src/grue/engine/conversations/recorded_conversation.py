@@ -551,7 +551,7 @@ def asks_again(resumed: m.Resumption) -> bool:
 
 
 def listing_in(envelope: EpisodeEnvelope) -> dict[m.ServerName, tuple[m.ToolDefinition, ...]]:
-    """Return the server's name and its listing, if the message has one that later turns may rely on.
+    """Return the server's name and the listing, if the message has a listing that later turns may use.
 
     Empty: the message is no `SessionOpened`, a secret was redacted from it, or the listing does not have all
     tools of the server.

@@ -99,7 +99,7 @@ def resumed_turn(
 ) -> Iterator[HostTurn[Any]]:
     """Record `TurnResumed`, and yield the turn that goes on. The turn counts as running within the block.
 
-    `writer` writes the turn's trace, and has locked it. `counted`: the runner's spending includes already
+    `writer` writes the turn's trace, and has locked it. `counted`: the runner's spending already includes
     what the turn spent before it was parked.
 
     Raises:

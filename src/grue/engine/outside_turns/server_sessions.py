@@ -189,7 +189,7 @@ class ServerSessions:
         return result
 
     def _judged(self, session: OwnedSession, server: m.ServerName, tool: str, name: str) -> m.ToolDefinition:
-        """Return the definition of a tool, if the policy allows to call it.
+        """Return the definition of a tool, if the policy allows the call.
 
         Raises `ToolNotFound` if the server does not list the tool, and `ToolCallDenied` if the policy denies
         the call.
@@ -309,7 +309,7 @@ class ServerSessions:
     async def _connected(
         self, name: m.ServerName, *, anew: bool = False
     ) -> m.SessionOpened | m.ServerFailure:
-        """Connect, or return the result of a connect that is running or has ended.
+        """Connect to a server. If a connect has succeeded or is running, return its result.
 
         If `anew`, a session whose server has died is replaced.
         """
@@ -404,7 +404,7 @@ def _request_error(failed: MCPError, server: m.ServerName, method: str) -> MCPRe
 
 
 def outside_turns(settings: TurnSettings, work: SessionWork[T]) -> Callable[[TurnResources], Awaitable[T]]:
-    """Return `work` as a function for an episode's event loop, which passes in the resources to use.
+    """Return `work` as a function that an episode's event loop calls with the resources to use.
 
     With `keep="sessions"` the work uses the kept sessions; if a turn runs meanwhile, a call waits until the
     turn's current batch of tool calls is done. Otherwise the work opens new sessions and closes them again. A

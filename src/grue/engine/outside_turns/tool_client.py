@@ -141,7 +141,7 @@ class ToolClient(ToolAccess):
     def connect(self, *names: str) -> Mapping[str, m.SessionOpened | m.ServerFailure]:
         """Connect to servers in parallel and return the result for each, in order. Nothing is retried.
 
-        An open session is kept. If its server has died, it is replaced by a new session.
+        An open session is kept, unless its server has died: then a new session replaces it.
 
         Args:
             names: Names of the servers; none: all configured ones.
@@ -255,7 +255,7 @@ class AskedCalls(Struct, frozen=True, kw_only=True):
         questions: The questions that were asked. If `parked`, those that still have to be answered.
         decisions: The valid decisions so far; see `decisions_about`.
         parked: Nobody could answer, and the policy says that the host should wait for decisions.
-        expires_at: With `parked`: Unix time after which no decision counts; `None`: never.
+        expires_at: With `parked`: Unix time after which no decision is accepted; `None`: no limit.
     """
 
     calls: tuple[OwnCall, ...]
@@ -328,7 +328,7 @@ def ask_about(
         given: Decisions that were made since the calls were parked.
         earlier: `AskedCalls.decisions`, as returned when the calls were parked.
         expires_at: `AskedCalls.expires_at`, as returned when the calls were parked. After this time `given`
-            does not count, calls without a decision are denied, and nobody is asked.
+            is ignored, calls without a decision are denied, and nobody is asked.
     """
     questions = tuple(call.question for call in calls if call.question is not None)
     expired = expires_at is not None and expires_at < time.time()
