@@ -210,8 +210,9 @@ def _tools(endpoint: LlmEndpoint, spoken: "_Tried") -> Finding:
 def _open_tools(endpoint: LlmEndpoint, spoken: "_Tried", failure: MCPError) -> Finding:
     """Return the finding about tools if the turn that offers a tool has failed with `failure`.
 
-    If the turn has timed out, send its prompt again with a limit of `_SHORT` tokens for the reply. The short
+    If that turn has timed out, send its prompt again with a limit of `_SHORT` tokens for the reply. The short
     reply may come in time. It reports the prompt's tokens, which show whether the model sees the tool.
+    `spoken` is an earlier turn, without a tool.
     """
     open_question = isinstance(failure, LLMError) and failure.kind == "timed_out"
     brief = _Tried(_brief(endpoint), _CALL, tool=True) if open_question else None

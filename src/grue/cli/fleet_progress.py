@@ -25,7 +25,7 @@ class Seen(Struct, frozen=True, kw_only=True):
 
     Attributes:
         tally: The numbers of episodes: in all, done, failed and so on.
-        running: When each running episode was submitted, in monotonic seconds, by its id.
+        running: By the id of each running episode, when it was submitted, in monotonic seconds.
         costs: The cost of the requests, as counted by the broker (`grue.fleet.broker`), which enforces the
             fleet's limits. In a fleet without limits the broker counts nothing.
         elapsed_s: How long this run of the fleet has lasted.

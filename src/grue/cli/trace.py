@@ -76,7 +76,7 @@ def show(options: ShowOptions) -> bool:
 def _say_if_repeated(episode: EpisodeReader, turns: range) -> None:
     """If the user asked for one turn, and several turns have its number, print how to show only the last.
 
-    A trace has a number several times if a parked turn was resumed, or if turns were run by `Runner.map`,
+    Several turns have the same number if a parked turn was resumed, or if turns were run by `Runner.map`,
     because each call of `map` counts its turns from 1.
     """
     begun, last = [], 0

@@ -471,7 +471,7 @@ def _test(
 
 
 def _cuts(run: RecordedRun, end: m.TurnCompleted) -> Iterator[str]:
-    """Yield source lines that assert which tool results the model has read cut.
+    """Yield source lines that assert which tool results were cut for the model.
 
     Yields none if the turn had the default `max_result_chars` and `long_results`.
     """

@@ -83,7 +83,7 @@ def _call(request: ChatRequest, number: int, name: str, arguments: str) -> Funct
 
 
 def _function(offered: Sequence[Function], name: str) -> Function | None:
-    """Return the function with this name. Only letters and digits are compared, in any case.
+    """Return the function with this name. Only letters and digits are compared, ignoring case.
 
     A name in a request may have other characters in place of its dots.
     """

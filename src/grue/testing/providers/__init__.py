@@ -11,5 +11,5 @@ modules.
   completions and back, their streams, and what they refuse in addition;
 
 Nothing here may import the client's own encoders in `grue.protocol.chat_wire`. The encoders and these modules
-are written separately from the providers' documents, so that tests find a mistake that only one of them has.
+both follow the providers' documents, but not each other, so that tests find a mistake that only one side has.
 """

@@ -588,8 +588,8 @@ class LlmEndpoint:
     def support_check(self) -> SupportCheck:
         """Return when to ask the endpoint whether the model takes tools.
 
-        `before`: before the servers are started. This is chosen if the model takes no tools as far as is
-        known. `beside`: while the servers start. `skip`: not at all.
+        `before`: before the servers are started, because it seems that the model takes no tools. `beside`:
+        while the servers start. `skip`: not at all.
 
         Source: R12, D8
         """
