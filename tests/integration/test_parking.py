@@ -11,9 +11,9 @@ import pytest
 from msgspec.structs import replace
 from parked_turns import DELETE, Job, Stage, runner, wait_until_past
 
-from grue import Recorder, TraceWriter, TurnRequest, parked_turns
+from grue import Budget, Recorder, TraceWriter, TurnRequest, parked_turns
 from grue.engine.conversations.recorded_conversation import resume_conversation
-from grue.errors import ApprovalPending, MCPConfigError, NothingToResume, TraceError
+from grue.errors import ApprovalPending, BudgetSpent, MCPConfigError, NothingToResume, TraceError
 from grue.messages import (
     AssistantReply,
     CompletionReceived,
@@ -23,6 +23,7 @@ from grue.messages import (
     ToolSkipped,
     TurnCompleted,
     TurnResumed,
+    Usage,
     UserText,
 )
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
@@ -172,6 +173,44 @@ def test_a_turn_of_this_process_is_resumed_and_counted_once(job: Job) -> None:
     assert len(called) == len(outcome.tool_calls) == 3
     first, second = bodies(job, RunTurn)
     assert 0 < second.limits.turn_timeout_s < first.limits.turn_timeout_s
+
+
+def test_the_runners_budget_holds_for_a_resumed_turn(job: Job, llm: ScriptedLlmServer) -> None:
+    with runner(job, trace=True) as made:
+        made.budget = Budget(requests=3)
+        with pytest.raises(ApprovalPending) as pending:
+            made.run_turn(TurnRequest(system="s", user="Tidy up."))
+        decisions = [question.approve() for question in pending.value.questions]
+        made.spent = made.spent.plus(1, Usage())  # by other turns, while this one was parked
+        with pytest.raises(BudgetSpent, match=r"Turn 1 cannot be resumed: .* 3 of 3 requests\.\nRaise the"):
+            made.resume(job.folder, decisions)
+        assert bodies(job, TurnResumed) == []
+        made.budget = Budget(requests=4)
+        assert made.resume(job.folder, decisions).response == "The tool said: deleted"
+        assert made.spent.requests == len(llm.requests) + 1 == 4
+
+
+def test_the_budget_of_another_runner_holds_beside_the_recorded_limits(
+    job: Job, stage: Stage, llm: ScriptedLlmServer
+) -> None:
+    stage.do(job)
+    (parked,) = parked_turns(job.folder)
+    assert (parked.requests, parked.usage.input_tokens + parked.usage.output_tokens) == (2, 30)
+    decisions = [question.approve() for question in parked.questions]
+    for spent in (Budget(requests=2), Budget(tokens=30)):
+        with runner(job, trace=False) as made:
+            made.budget = spent
+            with pytest.raises(BudgetSpent, match="Turn 1 cannot be resumed"):
+                made.resume(job.folder, decisions)
+    assert len(llm.requests) == 2
+    with runner(job, trace=False) as made:
+        made.budget = Budget(requests=3, tokens=1000)
+        outcome = made.resume(job.folder, decisions)
+        assert made.spent.requests == 3
+    assert (outcome.kind, outcome.reason, outcome.requests) == ("forced", "budget", 3)
+    first, second = (each.limits for each in bodies(job, RunTurn))
+    assert (first.budget, second.budget) == (Budget(), Budget(requests=3, tokens=1000))
+    assert replace(second, budget=first.budget, turn_timeout_s=first.turn_timeout_s) == first
 
 
 def test_a_turn_is_resumed_in_the_callers_event_loop(job: Job) -> None:

@@ -352,7 +352,8 @@ class Runner(AsyncToolAccess, Closing):
 
         The servers are started and listed again. A question whose tool has another definition by now is asked
         again. Iterations, tokens, cost and the rest of the time limit are carried over; the time in which the
-        turn was parked does not count. The trace is continued, and locked until the runner is closed.
+        turn was parked does not count. The turn's recorded limits hold, and the runner's budget. The trace is
+        continued, and locked until the runner is closed.
 
         A turn whose process was killed can be resumed too, if its policy parks turns. A call that was sent
         and not answered may have taken effect: it is not sent again, and the model is told so.
@@ -371,6 +372,7 @@ class Runner(AsyncToolAccess, Closing):
             NothingToResume: The trace has no turn that can be resumed, or the turn was resumed already.
             ConversationError: The turn's conversation is missing, in use or damaged, or has gone on.
             ChangeRefused: Changed arguments do not fit the tool's input schema. Nothing was started.
+            BudgetSpent: The runner's budget is spent. The turn can still be resumed, with a larger one.
             TraceError: The trace cannot be read or written, another process writes it, or a secret was
                 removed from the turn.
             MCPError: As `run_turn`; or this runner lacks a server of the turn, or the schema of `answer` is

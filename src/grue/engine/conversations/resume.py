@@ -34,9 +34,10 @@ from grue.engine.conversations.recorded_conversation import (
 from grue.engine.turn import EpisodeMemory, HostTurn, Spending, TurnRequest, TurnSettings
 from grue.engine.wiring import Wiring
 from grue.errors import ConversationError, MCPError, TraceError
-from grue.policies import ApprovalDecision
+from grue.policies import ApprovalDecision, Budget
 from grue.protocol.context.history import History
 from grue.protocol.tools.policy import read_decisions
+from grue.protocol.turn.prices import Spent
 from grue.runtime.trace.file import TraceWriter, writers_of
 from grue.runtime.trace.format import TRACE_FILE
 from grue.runtime.trace.recorder import Recorder
@@ -107,6 +108,7 @@ def resumed_turn(
         TraceError: The trace cannot be read or written, or a secret was removed from the turn.
         ConversationError: The turn's conversation is missing, in use or damaged, or has gone on.
         ChangeRefused: Changed arguments do not fit the tool's input schema.
+        BudgetSpent: The runner's budget is spent, also by what the turn had spent before.
         MCPError: The runner cannot go on with the turn (`check_fit`).
     """
     under_way = settings.wiring.under_way
@@ -120,13 +122,14 @@ def resumed_turn(
         where = part.resumption(asked.trace)
         check_fit(part.run, spec_of(asked.answer), settings)
         check_changes(where.parked.questions, asked.decisions)
+        rest = _Rest(settings.spending, where.parked, counted=counted)
+        settings = replace(settings, spending=rest)
+        budget = rest.left_for(part.run, settings.budget)
         with conversation_of(part, where, asked.conversation, asked.trace, settings.wiring) as kept:
             if settings.wiring.presumed is not None:
                 settings.wiring.presumed.recall(part.listings)
             expired = _note(where, part, writer, settings)
-            rest = _Rest(settings.spending, where.parked if counted else None)
-            settings = replace(settings, spending=rest)
-            yield _going_on(asked, part, where, kept, settings, memory, expired=expired)
+            yield _going_on(asked, part, where, kept, settings, memory, budget, expired=expired)
 
 
 def _note(where: m.Resumption, part: RecordedTurn, writer: TraceWriter, settings: TurnSettings) -> bool:
@@ -149,6 +152,7 @@ def _going_on(
     kept: KeptConversation | None,
     settings: TurnSettings,
     memory: EpisodeMemory,
+    budget: Budget,
     *,
     expired: bool,
 ) -> HostTurn[Any]:
@@ -165,7 +169,7 @@ def _going_on(
             history.forget()
     command = replace(
         part.run,
-        limits=replace(part.run.limits, turn_timeout_s=part.time_left_s),
+        limits=replace(part.run.limits, turn_timeout_s=part.time_left_s, budget=budget),
         tool_policy=settings.tool_policy,
         stream=part.run.stream and asked.on_delta is not None,
         support_check="skip",
@@ -228,27 +232,32 @@ def resumed_run(
 
 
 class _Rest(Spending):
-    """Adds a resumed turn's spending to the runner's, without what the runner has counted already."""
+    """Adds a resumed turn's spending to the runner's, without what the runner has counted already.
 
-    def __init__(self, whole: Spending, counted: m.TurnParked | None) -> None:
+    Attributes:
+        spent: What the runner has spent, without this turn.
+    """
+
+    def __init__(self, whole: Spending, parked: m.TurnParked, *, counted: bool) -> None:
         super().__init__()
         self._whole = whole
-        self._requests = counted.requests if counted else 0
-        self._usage = counted.usage if counted else m.Usage()
+        self._before = Spent(requests=parked.requests, usage=parked.usage)
+        self._counted = self._before if counted else Spent()
+        self.spent = whole.spent.less(self._counted)
+
+    def left_for(self, turn: m.RunTurn, episode: Budget) -> Budget:
+        """Return the budget of the whole turn: the recorded one, or the rest of `episode` if that is less.
+
+        Raises `BudgetSpent` if the turn has no budget left to go on with.
+        """
+        all_spent = self.spent.plus(self._before.requests, self._before.usage)
+        all_spent.check(episode, f"Turn {turn.turn} cannot be resumed")
+        return self.spent.left(episode, turn.limits.budget)
 
     def add(self, requests: int, usage: m.Usage) -> None:
         """Add the finished turn to the runner's spending."""
-        before = self._usage
-        cost = None if usage.cost_usd is None else usage.cost_usd - (before.cost_usd or 0.0)
-        rest = m.Usage(
-            input_tokens=usage.input_tokens - before.input_tokens,
-            output_tokens=usage.output_tokens - before.output_tokens,
-            cached_tokens=usage.cached_tokens - before.cached_tokens,
-            cache_write_tokens=usage.cache_write_tokens - before.cache_write_tokens,
-            reasoning_tokens=usage.reasoning_tokens - before.reasoning_tokens,
-            cost_usd=cost,
-        )
-        self._whole.add(requests - self._requests, rest)
+        rest = Spent(requests=requests, usage=usage).less(self._counted)
+        self._whole.add(rest.requests, rest.usage)
 
 
 @contextlib.contextmanager

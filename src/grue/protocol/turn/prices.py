@@ -108,6 +108,20 @@ class Spent(Struct, frozen=True, kw_only=True):
         """Return the total with one more turn added."""
         return Spent(requests=self.requests + requests, usage=self.usage + usage)
 
+    def less(self, other: "Spent") -> "Spent":
+        """Return the total without `other`, which is a part of it. The cost is `None` only if it is here."""
+        mine, theirs = self.usage, other.usage
+        cost = None if mine.cost_usd is None else mine.cost_usd - (theirs.cost_usd or 0.0)
+        usage = m.Usage(
+            input_tokens=mine.input_tokens - theirs.input_tokens,
+            output_tokens=mine.output_tokens - theirs.output_tokens,
+            cached_tokens=mine.cached_tokens - theirs.cached_tokens,
+            cache_write_tokens=mine.cache_write_tokens - theirs.cache_write_tokens,
+            reasoning_tokens=mine.reasoning_tokens - theirs.reasoning_tokens,
+            cost_usd=cost,
+        )
+        return Spent(requests=self.requests - other.requests, usage=usage)
+
     def reached(self, episode: Budget) -> str:
         """Return a sentence that names the limit that is reached; empty if no limit is."""
         for limit, spent, what in (
@@ -119,16 +133,20 @@ class Spent(Struct, frozen=True, kw_only=True):
                 return f"the episode's budget is spent: {spent:.12g} of {limit:.12g} {what}"
         return ""
 
+    def check(self, episode: Budget, what: str = "No further turn can be run") -> None:
+        """Raise `BudgetSpent`, whose text begins with `what`, if the episode's budget is spent."""
+        reached = self.reached(episode)
+        if reached:
+            advice = "Raise the limit in Runner(budget=...) or [tool.grue.budget]."
+            raise BudgetSpent(f"{what}: {reached}.\n{advice}")
+
     def left(self, episode: Budget, turn: Budget) -> Budget:
         """Return the budget of a turn: its own or the rest of the episode's, whichever is less.
 
         Raises:
             BudgetSpent: The episode's budget is spent.
         """
-        reached = self.reached(episode)
-        if reached:
-            advice = "Raise the limit in Runner(budget=...) or [tool.grue.budget]."
-            raise BudgetSpent(f"No further turn can be run: {reached}.\n{advice}")
+        self.check(episode)
         cost = self.usage.cost_usd or 0.0
         return Budget(
             requests=_lesser(turn.requests, episode.requests, self.requests),
