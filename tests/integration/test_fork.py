@@ -383,6 +383,9 @@ def test_the_command(tmp_path: Path, server: ScriptedLlmServer, recorded: Path) 
     assert "servers that are not configured here: box, shed. --misses call wants them in mcp" in called.stderr
     assert "--mcp-config FILE" in called.stderr
     assert "--misses fail needs none" in called.stderr
+    (tmp_path / "mcp_config.json").write_text('{"mcpServers": {"shed": {"command": "${GRUE_UNSET}"}}}')
+    invalid = grue("fork", str(recorded), "--misses", "call", cwd=tmp_path)
+    assert "MCP server 'shed': command needs the environment variable GRUE_UNSET" in invalid.stderr
     refused = grue("fork", str(recorded), "--set", "llm.speed=1", cwd=tmp_path)
     assert refused.returncode != 0
     assert "no setting llm.speed" in refused.stderr

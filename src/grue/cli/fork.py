@@ -2,7 +2,7 @@
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,7 @@ def fork_turn(options: ForkOptions) -> None:
     recorded = read_run(options.trace, options.turn, options.at)
     _refuse_script(recorded, options)
     llm = model_for(recorded.asks, change.llm, options.model, options.base_url)
-    servers = {} if options.misses == "fail" else _servers(options.mcp_config)
+    servers = {} if options.misses == "fail" else _servers(options.mcp_config, recorded.begun.servers)
     lacking = [name for name in recorded.begun.servers if name not in servers]
     if lacking and options.misses != "fail":
         raise MCPConfigError(
@@ -172,8 +172,10 @@ def change_of(options: ForkOptions) -> Change:
     )
 
 
-def _servers(mcp_config: Path | None) -> dict[str, ToolServer]:
-    return {**known_servers(GameConfiguration.of_project(), mcp_config, unasked=True).servers}
+def _servers(mcp_config: Path | None, needed: Iterable[str]) -> dict[str, ToolServer]:
+    """Return the configured servers. If the entry of a needed one is invalid, raise its `MCPConfigError`."""
+    known = known_servers(GameConfiguration.of_project(), mcp_config, unasked=True)
+    return {**known.servers, **{name: known.usable(name) for name in needed if name in known.unusable}}
 
 
 def _pairs(option: str, form: str, given: Sequence[str]) -> list[tuple[str, str]]:

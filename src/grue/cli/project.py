@@ -133,15 +133,17 @@ def only_started(servers: Mapping[str, McpServer]) -> dict[str, StdioServer]:
     return {name: each for name, each in servers.items() if isinstance(each, StdioServer)}
 
 
-def named_server(servers: Mapping[str, McpServer], name: str) -> StdioServer:
+def named_server(known: KnownServers, name: str) -> StdioServer:
     """Return the server of this name, which grue starts as a process.
 
     Raises:
-        MCPConfigError: No server has that name, or grue reaches it by URL.
+        MCPConfigError: No server has that name, its configuration is invalid, or grue reaches it by URL.
     """
-    server = servers.get(name)
+    if name in known.unusable:
+        raise MCPConfigError(known.unusable[name])
+    server = known.servers.get(name)
     if server is None:
-        listed = ", ".join(only_started(servers)) or "none"
+        listed = ", ".join((*only_started(known.servers), *known.unusable)) or "none"
         raise MCPConfigError(
             f"There is no preset and no server {printable(name)!r} to start. Presets: pure, files, web."
             f" Servers: {listed}."
@@ -154,15 +156,14 @@ def named_server(servers: Mapping[str, McpServer], name: str) -> StdioServer:
     return server
 
 
-def watched_server(servers: Mapping[str, McpServer], name: str) -> tuple[StdioServer, Callable[[], str]]:
+def watched_server(known: KnownServers, name: str) -> tuple[StdioServer, Callable[[], str]]:
     """Return a copy of a server that runs without a sandbox and is watched, and a function.
 
     Call the function when the server has ended: it returns, as JSON, the sandbox that would have sufficed.
 
-    Raises:
-        MCPConfigError: There is no such server, or it has a URL, so that grue does not start it.
+    Raises `MCPConfigError` as `named_server` does.
     """
-    server = named_server(servers, name)
+    server = named_server(known, name)
     watch = Watch()
 
     def learned() -> str:

@@ -12,7 +12,7 @@ from typing import Any, get_args
 import msgspec
 
 from grue import messages as m
-from grue.cli.project import known_servers, named_server, only_started, watched_server
+from grue.cli.project import KnownServers, known_servers, named_server, only_started, watched_server
 from grue.cli.saying import say
 from grue.config.settings import GameConfiguration
 from grue.engine.outside_turns.tool_client import ToolClient
@@ -22,7 +22,6 @@ from grue.sandbox.box import Preset, Sandbox, in_words
 from grue.sandbox.launch import boxed, missing_for
 from grue.sandbox.places import places_of
 from grue.sandbox.seatbelt import SCRATCH, profile
-from grue.tool_sessions.server_specs import McpServer
 from grue.tracing.reading import open_episode
 
 _LEAVE_S = 3.0
@@ -38,8 +37,10 @@ def show(name: str | None, mcp_config: Path | None) -> None:
     if name in get_args(Preset):
         _show(f"preset {name}", Sandbox(preset=name), "/bin/sh", (), os.getcwd(), dict(os.environ))  # type: ignore[arg-type]  # noqa: PTH109
         return
-    servers = _servers(mcp_config)
-    for each in [named_server(servers, name)] if name else only_started(servers).values():
+    known = _known(mcp_config)
+    for why in () if name else known.unusable.values():
+        say(printable(f"grue: {why}"), err=True)
+    for each in [named_server(known, name)] if name else only_started(known.servers).values():
         if each.sandbox is None:
             say(f"{each.name}: no box. It can reach all that you can.")
             continue
@@ -61,7 +62,7 @@ def show_seatbelt(name: str | None, mcp_config: Path | None) -> None:
     if name in get_args(Preset):
         box: Sandbox | None = Sandbox(preset=name)  # type: ignore[arg-type]  # just compared
     else:
-        server = named_server(_servers(mcp_config), name)
+        server = named_server(_known(mcp_config), name)
         box, args, env = server.sandbox, tuple(server.args), server.environment()
         cwd = str(Path(server.cwd or "").absolute())
         program = shutil.which(server.command, path=env.get("PATH")) or server.command
@@ -83,7 +84,7 @@ def try_command(name: str, command: list[str], mcp_config: Path | None) -> int:
         box: Sandbox | None = Sandbox(preset=name)  # type: ignore[arg-type]  # just compared
         cwd = None
     else:
-        server = named_server(_servers(mcp_config), name)
+        server = named_server(_known(mcp_config), name)
         box, cwd = server.sandbox, server.cwd
     if box is None:
         raise MCPConfigError(f"The server {name!r} has no box.")
@@ -131,7 +132,7 @@ def learn(path: Path, name: str, traces: list[Path]) -> bool:
     Raises:
         MCPConfigError: There is no such server, or a trace cannot be read.
     """
-    watched, learned = watched_server(_servers(path), name)
+    watched, learned = watched_server(_known(path), name)
     count = failed = 0
     with ToolClient({name: watched}) as client:
         client.connect(name)
@@ -183,5 +184,5 @@ def _show(name: str, box: Sandbox, program: str, args: Sequence[str], cwd: str, 
         say(f"  Not enforced here: {each}.")
 
 
-def _servers(mcp_config: Path | None) -> dict[str, McpServer]:
-    return known_servers(GameConfiguration.of_project(), mcp_config, unasked=True).servers
+def _known(mcp_config: Path | None) -> KnownServers:
+    return known_servers(GameConfiguration.of_project(), mcp_config, unasked=True)

@@ -31,3 +31,39 @@ def test_a_server_that_has_a_url_is_known_and_has_no_process_for_a_sandbox(
     unknown = CliRunner().invoke(app, [word.replace("far", "absent") for word in words])
     assert "There is no preset and no server 'absent' to start" in " ".join(unknown.output.split())
     assert "Servers: near." in " ".join(unknown.output.split())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("sandbox", "show", "odd"),
+        ("sandbox", "show", "odd", "--seatbelt"),
+        ("sandbox", "try", "odd", "--", "true"),
+        ("sandbox", "learn", "mcp_config.json", "odd"),
+        ("chat", "--offline", "--learn", "odd"),
+    ],
+)
+def test_a_server_with_an_invalid_entry_gets_the_error_of_its_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    servers = {"odd": {"command": "true", "args": ["${GRUE_NO_SUCH_VARIABLE}"]}, "near": {"command": "true"}}
+    (tmp_path / "mcp_config.json").write_text(json.dumps({"mcpServers": servers}))
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2, done.output
+    assert "GRUE_NO_SUCH_VARIABLE" in done.output
+    assert "no server" not in done.output
+    unknown = CliRunner().invoke(app, [word.replace("odd", "absent") for word in words])
+    assert "Servers: near, odd." in " ".join(unknown.output.split())
+
+
+def test_show_names_the_servers_whose_entries_are_invalid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    servers = {"odd": {"command": "${GRUE_NO_SUCH_VARIABLE}"}, "near": {"command": "true"}}
+    (tmp_path / "mcp_config.json").write_text(json.dumps({"mcpServers": servers}))
+    done = CliRunner().invoke(app, ("sandbox", "show"))
+    assert done.exit_code == 0, done.output
+    assert done.stdout == "near: no box. It can reach all that you can.\n"
+    assert done.stderr.startswith("grue: MCP server 'odd': command needs the environment variable GRUE_NO")

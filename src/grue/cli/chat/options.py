@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from grue.cli.chat.facts import ChatPast
 from grue.cli.play_options import existing, run_folder, started_options
-from grue.cli.project import BUNDLED, known_servers, watched_server
+from grue.cli.project import BUNDLED, KnownServers, known_servers, watched_server
 from grue.config.mcp_servers import without_network
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import episode_budget, llm_settings, on_tool_drift, tool_lock, turn_limits
@@ -105,21 +105,21 @@ def wire_chat(options: ChatOptions) -> ChatWiring:
     """
     config = GameConfiguration.of_project()
     config.ask(options.base_url, options.model or (MODEL if options.offline else None))
-    servers: dict[str, McpServer] = {}
+    known = KnownServers(source="", servers={})
     notes: tuple[str, ...] = ()
     lock: ToolLock | None = None
     if options.mcp:
         known = known_servers(config, options.mcp_config, unasked=True)
-        servers = known.servers
         if options.offline:
-            servers = {name: without_network(server) for name, server in servers.items()}
+            offline = {name: without_network(server) for name, server in known.servers.items()}
+            known = replace(known, servers=offline)
         notes = (*known.warnings, *(f"{name}: {reason}" for name, reason in known.unusable.items()))
         if options.mcp_config is not None:
             config.mcp_config_file = str(options.mcp_config.absolute())
         lock = None if known.source == BUNDLED else tool_lock(config)
-    learned = None
+    servers, learned = known.servers, None
     if options.learn is not None:
-        watched, learned = watched_server(servers, options.learn)
+        watched, learned = watched_server(known, options.learn)
         servers = {**servers, options.learn: watched}
     return ChatWiring(
         endpoint=_endpoint(options, config),
