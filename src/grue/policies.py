@@ -203,7 +203,7 @@ class ToolPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_
         parking: A turn that needs a person's approval ends, and `Runner.resume` continues it once the person
             has answered. Requires a trace file. Without parking, the turn asks the runner's `approve`
             callback.
-        park_for_s: Seconds after which a parked question expires; its calls are then denied. `None`: never.
+        park_for_s: Seconds after which a parked question expires and its call is denied. `None`: never.
     """
 
     rules: tuple[ToolRule, ...] = ()

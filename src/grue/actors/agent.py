@@ -8,7 +8,7 @@ cancellation.
 The deadline and the actor's own cancellation reach the state machine as events too. Otherwise there would be
 a second way to end a turn, one that skips the machine's rules: sessions would stay open, and the trace would
 not say why the turn ended. So a cancelled agent first shields itself, steps once with `TurnInterrupted`,
-waits for its sessions to close (at most `teardown_s`), and only then lets the cancellation continue.
+waits for its sessions to close (at most `_closing_s`), and only then lets the cancellation continue.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -260,7 +260,7 @@ def batch_form_of(wire: str) -> BatchForm:
 
 
 def batches_in(form: BatchForm, body: bytes) -> tuple[list[BatchState], str]:
-    """Read a page of a provider's list of batches. Return the batches, and the id for the next page, or ''.
+    """Return the batches on a page of a provider's list, and the id for the next page; empty: the last page.
 
     Raises:
         ValueError: The page cannot be read.

@@ -88,7 +88,7 @@ class WireProfile(Struct, frozen=True, kw_only=True):
         must_stream: Whether every request has to be streamed.
         lists_parameters: Whether the endpoint's model list names the parameters of each model, such as
             `tools`, and its kinds of input.
-        reports_cost: Whether the endpoint's replies say what they cost.
+        reports_cost: How often the endpoint's replies say what they cost.
         images: Whether the endpoint accepts images. `True` for an unknown endpoint, until it refuses one.
         audio: Whether it accepts WAV and MP3. Only chat completions can send them.
         files: Whether it accepts PDF files.
