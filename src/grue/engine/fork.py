@@ -308,7 +308,6 @@ def _result(value: object) -> m.ToolCallResult:
 
 
 def _changed(asked: ForkRequest, begun: m.RunTurn) -> m.RunTurn:
-    """Return the recorded `begun` with the changes that `asked` makes."""
     try:
         policy, limits = parted(asked.changes)
         return replace(
@@ -419,7 +418,6 @@ def _past(
     rewrites: tuple[m.HistoryRewritten, ...],
     settings: TurnSettings,
 ) -> TurnsPast:
-    """Return the part of the recorded turn that the fork begins with."""
     begun, seq = run.begun, place.event.seq
     endpoint = settings.wiring.endpoint
     forked = m.TurnForked(

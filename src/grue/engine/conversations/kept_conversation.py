@@ -580,7 +580,6 @@ class KeptConversation:
         self.ledger.save = self._unwritten.append
 
     def _lent(self, lender: LendingFactory, endpoint: LlmEndpoint | None) -> LentConversation:
-        """Return the encoded conversation, for the LLM actor of one turn."""
         self._first, self._endpoint = lender.profile, endpoint
         if self._encoded is None:
             self._encoded = self._encode(lender, endpoint)

@@ -517,7 +517,6 @@ class RecordedTurn:
         return state, commands
 
     def _go_on(self, resumed: m.Resumption) -> None:
-        """Begin another part of the turn."""
         if asks_again(resumed):
             self.said.append(m.ReplyDropped(request=0))
         elif resumed.new:
