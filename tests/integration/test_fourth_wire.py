@@ -1,16 +1,23 @@
 """A further wire format is a row in the table of formats, and one in that of dialects. Here it is made up."""
 
+from pathlib import Path
+
 import httpx
+import msgspec
 import pytest
 from fourth_format import DIALECT, FourthFormat
 from talks import changed_prefixes
+from waiting_batch import batching
 from wire_bodies import call_ids, list_of
 
 from grue import FunctionTools, LlmSettings, Runner, TurnRequest
 from grue.errors import MCPConfigError
+from grue.fleet.batches import FleetBatches
 from grue.messages import TextDelta
+from grue.policies import Batching
 from grue.protocol.chat_wire.batch_forms import batch_form_of
 from grue.protocol.chat_wire.formats import FORMATS
+from grue.protocol.chat_wire.wire_format import WireRequest
 from grue.testing.llm_server import LlmReply, ScriptedLlmServer, text_reply, tool_calls_reply
 from grue.testing.offline.transport import ScriptedModelTransport
 from grue.testing.providers import dialects
@@ -79,6 +86,41 @@ def test_the_offline_model_answers_it(path: str) -> None:
     assert answer.headers["content-type"] == (
         "text/event-stream" if path is IN_PIECES else "application/json"
     )
+
+
+class Batched(FourthFormat):
+    """As providers want it that take batches, each request names its model. The path has it too."""
+
+    batches = "openai"
+
+    def body(self, request: WireRequest) -> bytes:
+        return msgspec.json.encode({"model": MODEL, **msgspec.json.decode(super().body(request))})
+
+
+def test_a_batch_has_the_model_in_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FORMATS, "fourth", Batched())  # type: ignore[arg-type]  # as above
+    url = "/v1/models/house%2Fa%20b:reply?form=2"
+    monkeypatch.setattr("grue.testing.providers.batches._ENDPOINTS", {url})
+    with ScriptedLlmServer([text_reply("A hall.")]) as server:
+        llm = LlmSettings(base_url=f"{server.base_url}/models/other:reply", model=MODEL, api_key="key")
+        with Runner(llm=llm) as runner:
+            (item,) = runner.map([TurnRequest(user="Look.")], batch=batching(tmp_path / "batch"))
+        assert item.outcome is not None, item.error
+        assert item.outcome.response == "A hall."
+        assert [request.path for request in server.requests] == [url]
+
+
+def test_a_fleet_s_batch_has_the_model_in_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FORMATS, "responses", Batched())  # type: ignore[arg-type]  # as above
+    asked = {"key": "1-a", "base_url": "http://model.invalid/v1", "wire": "responses", "model": MODEL}
+    episode = tmp_path / "episode"
+    episode.mkdir()
+    (episode / "requests.jsonl").write_bytes(msgspec.json.encode({**asked, "body": {}}) + b"\n")
+    batches = FleetBatches(tmp_path, Batching(folder=str(tmp_path)))
+    batches.add(episode)
+    batches.close()
+    (stored,) = tmp_path.rglob("requests/*.jsonl")
+    assert msgspec.json.decode(stored.read_bytes())["url"] == "/v1/models/house%2Fa%20b:reply?form=2"
 
 
 def test_it_takes_no_batches() -> None:

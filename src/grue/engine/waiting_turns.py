@@ -152,7 +152,7 @@ class _Turns(Generic[T]):
         self._files = files
         self._settings = replace(settings, limits=replace(settings.limits, max_samplings=0))
         self.account = _Account(settings, endpoint)
-        self._path = FORMATS[files.manifest.wire].path
+        self._path = FORMATS[files.manifest.wire].path_of(files.manifest.model, stream=False)
 
     def known(self, index: int, request: TurnRequest[T]) -> TurnOutcome[Any] | MCPError | None:
         """Return how a turn ended in an earlier run; `None`: the turn has not ended, and is to be run.

@@ -220,7 +220,7 @@ class FleetBatches:
             files, _ = self._of(each)
             item = f"{files.manifest.run}-{episode.name}-{each.key}-{each.tries}"
             if not files.is_wanted(item):
-                files.want(item, FORMATS[each.wire].path, bytes(each.body))
+                files.want(item, FORMATS[each.wire].path_of(each.model, stream=False), bytes(each.body))
             keys[item] = each.key
         self._waiting[episode.name] = (episode, keys)
 

@@ -78,7 +78,7 @@ class BatchDesk:
         self._batching = batching
         self._sleep = sleep
         self._form = folder.form
-        self._path = FORMATS[folder.manifest.wire].path
+        self._path = FORMATS[folder.manifest.wire].path_of(folder.manifest.model, stream=False)
 
     async def send(self) -> None:
         """Send all files of requests in the folder that were not sent before.
