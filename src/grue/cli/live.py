@@ -104,11 +104,14 @@ class JsonLines(JsonPrinter):
                     "reason": decided.reason,
                 }
             case EpisodeEnded() as ended:
+                self._finish_turn(None)
                 self.write({"type": "end", **structs.asdict(ended)})
 
-    def _finish_turn(self, after: Observed) -> None:
+    def _finish_turn(self, after: Observed | None) -> None:
+        """Print the turn if it has a decision. `None`: the game has not answered the command."""
         if "action" in self._turn:
-            self.write({**self._turn, "reply": after.text, "score_after": after.score})
+            reply, score = (None, None) if after is None else (after.text, after.score)
+            self.write({**self._turn, "reply": reply, "score_after": score})
 
 
 Row: TypeAlias = tuple[tuple[str, str], ...]

@@ -46,3 +46,14 @@ def test_json_has_a_line_for_the_episode_each_turn_and_the_end() -> None:
         "score_after": 5,
     }
     assert end_line["reason"] == "won"
+
+
+def test_a_turn_whose_command_got_no_answer_is_printed_before_the_end() -> None:
+    out, recorder = io.StringIO(), Recorder()
+    recorder.add(JsonLines(out))
+    decided = Decided(turn=1, action="north", reasoning="", new_objective=None, kind="answered")
+    for body in (observed("A hall.", 0), decided, EpisodeEnded(reason="failed", detail="it broke", turns=1)):
+        recorder.record(body, sender="host")
+    turn, end = (json.loads(line) for line in out.getvalue().splitlines())
+    assert (turn["action"], turn["reply"], turn["score_after"]) == ("north", None, None)
+    assert end["reason"] == "failed"

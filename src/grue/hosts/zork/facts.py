@@ -146,7 +146,7 @@ class McpInitFailed(Fact, frozen=True, kw_only=True):
 
 
 class Observed(Fact, frozen=True, kw_only=True):
-    """The state of the game before a turn; unknown values are `None`."""
+    """The state of the game before a turn, or at the end of the episode; unknown values are `None`."""
 
     between_turns: ClassVar[bool] = True
     step: ClassVar[Literal["", "begins", "ends"]] = "ends"

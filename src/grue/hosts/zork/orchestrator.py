@@ -680,9 +680,9 @@ class ZorkOrchestratorV2:
             score=seen.score,
             max_score=seen.max_score,
         )
-        # Record the state after the last command. If Ctrl-C ends the episode during a turn, the state was
-        # recorded at the beginning of this turn.
-        if self.game_state.turn == self._end.turns > 0:
+        # Record the state after the last command. If the last turn played none, because it was interrupted or
+        # has failed, the state was recorded at the beginning of this turn.
+        if len(self.game_state.moves) == self.game_state.turn > 0:
             self._note(_observed(self.game_state.turn, seen))
         self._note(self._end)
 
