@@ -7,17 +7,54 @@ import typer
 
 from grue import __version__
 from grue.cli import take_interrupts
-from grue.cli.fleet_app import OtherModel, OtherSystem, OtherUrl, fleet_app
+from grue.cli.fleet_app import fleet_app
+from grue.cli.options import (
+    CONFIGURED,
+    BaseUrl,
+    Changes,
+    Json,
+    JsonLines,
+    Langfuse,
+    McpConfig,
+    McpConfigFile,
+    Model,
+    Offline,
+    Otel,
+    OtherModel,
+    OtherSystem,
+    OtherUrl,
+    Quiet,
+    Stream,
+    TraceFile,
+    TurnNumber,
+    TurnTimeout,
+)
 from grue.cli.plain_errors import FAILED, Commands
 from grue.cli.sandbox_app import sandbox_app
-from grue.cli.trace_app import TraceFile, chosen_trace, trace_app
+from grue.cli.trace_app import chosen_trace, trace_app
 from grue.errors import MCPConfigError
 from grue.policies import Misses, StartAhead, StartWhen
+
+_ABOUT = """Run LLM agents that use MCP tools, and look at what they did.
+
+An episode is one run of an agent: a game, a chat, a task. It consists of
+turns. In a turn the model is asked for one answer, such as a move in the
+game, and may call tools before it answers. Each episode has a run folder, by
+default a new folder in runs. Its file trace.jsonl, the trace, has every
+message between agent, model and MCP servers.
+
+Settings are read from pyproject.toml in the working directory, from the
+tables tool.grue.llm, tool.grue.mcp and others. API keys are read from the
+environment, such as OPENROUTER_API_KEY.
+
+The exit status is 0 if a command succeeds, 1 if it fails, 2 if an option or a
+configuration file cannot be used, and 130 after Ctrl-C.
+"""
 
 app = typer.Typer(
     name="grue",
     cls=Commands,
-    help="Run LLM agents that use MCP tools, and look at what they did.",
+    help=_ABOUT,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -43,117 +80,114 @@ def root(
     del version
 
 
-_Interpreter = Annotated[
-    str | None,
-    typer.Option(
-        metavar="dfrotz|fernz",
-        help="The program that runs a Z-machine story file.",
-        show_default="dfrotz; or fernz, if dfrotz is not installed or leaves out words of the story",
-    ),
-]
-_TurnTimeout = Annotated[
-    float | None,
-    typer.Option(
-        min=0.1,
-        metavar="SECONDS",
-        help="Time limit of a turn.",
-        show_default="1800, or as pyproject.toml says",
-    ),
-]
-_McpConfig = Annotated[
-    Path | None,
-    typer.Option(
-        "--mcp-config",
-        help="File that configures the MCP servers.",
-        show_default="mcp_config.json, or as pyproject.toml says",
-    ),
-]
 _Start = Annotated[
     Literal[StartWhen, StartAhead] | None,
     typer.Option(
         metavar="WHEN",
-        help="When the server of a turn starts:\n\n"
-        "before: before the first request to the model.\n\n"
-        "beside: at the same time as this request, if the server's tools are known from an earlier start; "
-        "otherwise before it.\n\n"
-        "beside_if_locked: like beside, if `grue tools --lock` has approved the tools; otherwise before the "
-        "request.\n\n"
-        "when_called: at the first call of one of its tools, if they are known; otherwise before the "
-        "request.\n\n"
+        help="When the MCP server of a turn starts:\n\n"
+        "before: before the turn's first request to the model.\n\n"
+        "beside: at the same time as that request, if the server's tools are known from an earlier start; "
+        "otherwise like before.\n\n"
+        "beside_if_locked: like beside, if `grue tools --lock` has approved the tools; otherwise like "
+        "before.\n\n"
+        "when_called: when the model calls one of its tools, if they are known from an earlier start; "
+        "otherwise like before.\n\n"
         "after_turn: in advance, when the previous turn has ended.\n\n"
         "beside_turn: in advance, during the previous turn.",
-        show_default="beside_if_locked, or as pyproject.toml says",
+        show_default="start in pyproject.toml, else beside_if_locked",
     ),
 ]
-_Pace = Annotated[
-    float,
-    typer.Option(
-        min=0, max=60, metavar="SECONDS", help="How long to wait before each move.", show_default="0"
-    ),
+
+
+_ServerByUrl = Annotated[
+    str,
+    typer.Argument(metavar="SERVER", help="Name of a server in mcp_config.json that has a URL."),
 ]
-_Langfuse = Annotated[
-    bool,
-    typer.Option("--langfuse", help="Send the trace to Langfuse, as set in the variables LANGFUSE_*."),
-]
-_Offline = Annotated[
-    bool, typer.Option("--offline", help="Use a scripted model instead of an LLM; needs no API key.")
-]
-_Model = Annotated[str | None, typer.Option(help="Name of the model.", show_default="as configured")]
-_BaseUrl = Annotated[
-    str | None,
-    typer.Option(help="URL of the LLM endpoint; most end in /v1.", show_default="as configured"),
-]
-_Otel = Annotated[
-    bool, typer.Option("--otel", help="Send the trace by OpenTelemetry, as set in the variables OTEL_*.")
-]
-_Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result.")]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text, one object per line.")]
-_Stream = Annotated[bool, typer.Option("--stream", help="Stream the model's replies.")]
 
 
 @app.command()
 def play(
     context: typer.Context,
     game: Annotated[
-        str, typer.Option(help="house (the bundled game), or the path of a Z-machine story file.")
+        str,
+        typer.Option(
+            metavar="GAME",
+            help="house (a game that comes with grue), or the path of a Z-machine story file, such as "
+            "zork1.z5.",
+        ),
     ] = "house",
-    interpreter: _Interpreter = None,
-    offline: _Offline = False,
-    model: _Model = None,
-    base_url: _BaseUrl = None,
+    interpreter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="dfrotz|fernz",
+            help="The program that runs a story file.",
+            show_default="dfrotz; fernz if dfrotz is not installed, or would not show all text of this story",
+        ),
+    ] = None,
+    offline: Offline = False,
+    model: Model = None,
+    base_url: BaseUrl = None,
     mcp_config: Annotated[
         Path | None,
         typer.Option(
-            help="File that configures the MCP servers; the first server is used.",
-            show_default="as pyproject.toml says, else a bundled server",
+            metavar="FILE",
+            help='JSON file with the MCP servers, in the form {"mcpServers": ...}. Only the first server is '
+            "used.",
+            show_default="config_file in pyproject.toml, if enabled = true is set there; if not, a server "
+            "that comes with grue is used",
         ),
     ] = None,
     no_mcp: Annotated[bool, typer.Option("--no-mcp", help="Play without tools.")] = False,
     turns: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="The most turns to play.", show_default="60")
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="End the episode after this many turns. A turn is one move.",
+            show_default="60; with --resume, as in the first run",
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Random seed of the game.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Random seed of the game.")] = 0,
     run_dir: Annotated[
-        Path | None, typer.Option(help="Folder for the trace and the logs.", show_default="runs/EPISODE")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Run folder: where the trace, the logs and the result are written.",
+            show_default="a new folder in runs",
+        ),
     ] = None,
-    turn_timeout: _TurnTimeout = None,
+    turn_timeout: TurnTimeout = None,
     resume: Annotated[
         Path | None,
         typer.Option(
             metavar="RUN",
-            help="Resume the episode in this run folder, with the options of its first run. --turns can set "
-            "a new limit.",
+            help="Go on with the episode in this run folder, with the options of its first run. Only "
+            "--turns, --turn-timeout and the options below may be given too.",
         ),
     ] = None,
     start: _Start = None,
-    stream: _Stream = False,
-    pace: _Pace = 0.0,
-    langfuse: _Langfuse = False,
-    otel: _Otel = False,
-    quiet: _Quiet = False,
-    as_json: _Json = False,
+    stream: Stream = False,
+    pace: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=60,
+            metavar="SECONDS",
+            help="Wait this long before each move, so that you can watch.",
+            show_default="0",
+        ),
+    ] = 0.0,
+    langfuse: Langfuse = False,
+    otel: Otel = False,
+    quiet: Quiet = False,
+    as_json: JsonLines = False,
 ) -> bool:
-    """Play an episode of a text adventure with an agent that uses MCP tools."""
+    """Play a text adventure with an agent that uses MCP tools.
+
+    An episode is one game. In each turn the model reads what the game says, may
+    call tools, and decides on one move. To watch an episode without an API key:
+    grue play --offline --pace 1
+    """
     from grue.cli.play import play_episode
     from grue.cli.play_options import PlayOptions
 
@@ -211,18 +245,31 @@ def _refuse_beside_resume(context: typer.Context) -> None:
 
 @app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(help="The project's folder.")] = Path(),
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FOLDER",
+            help="The project's folder; it is made if there is none.",
+            show_default="the working directory",
+        ),
+    ] = Path(),
     sources: Annotated[
         list[Path] | None,
         typer.Option(
             "--from",
             metavar="FILE",
-            help="Copy the MCP servers from a configuration file of Claude, Cursor or another program; "
-            "repeatable.",
+            help="Copy the MCP servers from this configuration file of Claude, Cursor or another program, "
+            "without API keys; repeatable.",
+            show_default="files that are found are offered to you",
         ),
     ] = None,
 ) -> None:
-    """Write a small program, its test and mcp_config.json; existing files are kept."""
+    """Write a small agent program, its test and mcp_config.json. Existing files are kept.
+
+    The program, agent.py, asks a model a question. The model may use the tools
+    of the MCP servers in mcp_config.json. The test, test_agent.py, needs no
+    network and no API key.
+    """
     from grue.cli.init import start_project
 
     take_interrupts()
@@ -234,47 +281,70 @@ def add(
     source: Annotated[
         str,
         typer.Argument(
-            help="A program of yours (server.py), a server.json (file or URL), an .mcpb bundle, npm:PACKAGE, "
-            "pypi:PACKAGE, oci:IMAGE, the URL of a server (with --use remote), or the name of a server in an "
-            "MCP registry."
+            metavar="SOURCE",
+            help="What to add:\n\n"
+            "server.py: a program of yours, in Python or JavaScript.\n\n"
+            "npm:PACKAGE, pypi:PACKAGE, oci:IMAGE: a package, run with npx, uvx or docker.\n\n"
+            "notes.mcpb: an MCP bundle.\n\n"
+            "server.json: a description of a server in the MCP registry's format, as a file or a URL.\n\n"
+            "NAMESPACE/NAME: a server in an MCP registry.\n\n"
+            "URL: a server that runs elsewhere; needs --use remote.",
         ),
     ],
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Arguments of the server's program, after --.",
-            show_default="none; for npm:, pypi: and oci: you are asked for them",
+            metavar="ARGUMENTS",
+            help="Arguments for the server's program, after --, such as -- ./docs. Only for programs of "
+            "yours and npm:, pypi: and oci:.",
+            show_default="none; for npm:, pypi: and oci: you are asked at a terminal",
         ),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(help="The server's name in mcp_config.json.", show_default="made from the source"),
+        typer.Option(
+            metavar="NAME", help="The server's name in mcp_config.json.", show_default="made from SOURCE"
+        ),
     ] = None,
     values: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="NAME=VALUE", help="A value that the server's description asks for; repeatable."
+            "--set",
+            metavar="NAME=VALUE",
+            help="A value that the description or the bundle asks for, such as a folder; repeatable.",
+            show_default="at a terminal you are asked",
         ),
     ] = None,
     kind: Annotated[
         Literal["npm", "pypi", "oci", "mcpb", "remote"] | None,
         typer.Option(
             "--use",
-            help="How to run the server, if the source offers several ways; remote: connect to its URL.",
-            show_default="the first that works on this machine",
+            metavar="KIND",
+            help="How to run the server, if SOURCE offers several ways:\n\n"
+            "npm, pypi, oci: as a package.\n\n"
+            "mcpb: as a bundle, which is downloaded.\n\n"
+            "remote: connect to its URL.",
+            show_default="the first way that works on this machine",
         ),
     ] = None,
-    sha256: Annotated[str | None, typer.Option(help="The SHA-256 that the bundle must have.")] = None,
+    sha256: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HEX",
+            help="The SHA-256 digest that the bundle must have.",
+            show_default="the one in the description; for a file, none",
+        ),
+    ] = None,
     registry: Annotated[
         str | None,
         typer.Option(
             metavar="URL",
-            help="If the source is a server's name: the URL of the MCP registry to look it up in. Needed if "
-            "pyproject.toml names none.",
-            show_default="as pyproject.toml says",
+            help="The MCP registry in which to look up NAMESPACE/NAME. Required for that, if pyproject.toml "
+            "names none.",
+            show_default="registry in pyproject.toml",
         ),
     ] = None,
-    mcp_config: _McpConfig = None,
+    mcp_config: McpConfigFile = None,
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Do not ask: start the server and approve its tools.")
     ] = False,
@@ -282,9 +352,11 @@ def add(
     """Add an MCP server to mcp_config.json.
 
     Shows the command that would run, asks you, starts the server and approves
-    its tools. API keys are not written into the file, only the names of their
-    environment variables, such as ${API_KEY}. A program that is not your own
-    runs in a sandbox (see grue sandbox), if this machine can enforce one.
+    its tools: they are written into mcp_tools.lock, so that a later change of a
+    tool is reported. API keys are not written into mcp_config.json, only the
+    names of their environment variables, such as ${API_KEY}. A program that is
+    not your own runs in a sandbox (see grue sandbox), if this machine can
+    enforce one.
     """
     from grue.cli.add import Adding, add_server
 
@@ -305,10 +377,14 @@ def add(
 
 @app.command()
 def remove(
-    server: Annotated[str, typer.Argument(help="The server's name in mcp_config.json.")],
-    mcp_config: _McpConfig = None,
+    server: Annotated[str, typer.Argument(metavar="SERVER", help="The server's name in mcp_config.json.")],
+    mcp_config: McpConfigFile = None,
 ) -> None:
-    """Remove an MCP server from mcp_config.json, with its approved tools and its downloaded files."""
+    """Remove an MCP server from mcp_config.json.
+
+    Its tools are removed from mcp_tools.lock, and the files that `grue add` has
+    downloaded for it are deleted.
+    """
     from grue.cli.add import remove_server
 
     take_interrupts()
@@ -318,35 +394,57 @@ def remove(
 @app.command()
 def chat(
     context: typer.Context,
-    offline: _Offline = False,
-    model: _Model = None,
-    base_url: _BaseUrl = None,
-    mcp_config: _McpConfig = None,
+    offline: Offline = False,
+    model: Model = None,
+    base_url: BaseUrl = None,
+    mcp_config: McpConfig = None,
     no_mcp: Annotated[bool, typer.Option("--no-mcp", help="Chat without tools.")] = False,
     system: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="The system prompt.", show_default="tells the model to be brief"),
+        typer.Option(
+            metavar="TEXT",
+            help="The system prompt.",
+            show_default="a short one, which tells the model to be brief",
+        ),
     ] = None,
-    ask: Annotated[bool, typer.Option("--ask", help="Ask you before each tool call.")] = False,
+    ask: Annotated[
+        bool, typer.Option("--ask", help="Ask you before each tool call whether to make it.")
+    ] = False,
     run_dir: Annotated[
-        Path | None, typer.Option(help="Folder for trace, logs and conversation.", show_default="runs/CHAT")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Run folder: where the trace, the logs and the conversation are written.",
+            show_default="a new folder in runs",
+        ),
     ] = None,
-    turn_timeout: _TurnTimeout = None,
+    turn_timeout: TurnTimeout = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Continue the chat in this run folder.")
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Go on with the chat in this run folder, with the options of its first run. Only "
+            "--turn-timeout and --quiet may be given too.",
+        ),
     ] = None,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="In a pipe: print only answers and errors.")
+        bool, typer.Option("--quiet", "-q", help="In a pipe, print only answers and errors.")
     ] = False,
     learn: Annotated[
         str | None,
         typer.Option(
             metavar="SERVER",
-            help="Run this server without a sandbox, and at the end print the sandbox that it needs.",
+            help="Run this server without a sandbox, watch it, and print at the end the narrowest sandbox "
+            "that would have sufficed.",
         ),
     ] = None,
 ) -> bool:
-    """Chat with an agent that has MCP tools. In a pipe, each line of the input gets an answer."""
+    """Chat with a model that can use MCP tools. In a pipe, each line of the input is answered.
+
+    At a terminal, type /help for the commands of the chat. A turn is one input
+    with the model's answer. One question from the command line:
+    echo "What is on my list?" | grue chat
+    """
     from grue.cli.chat.options import INSTRUCTIONS, ChatOptions
     from grue.cli.chat.program import chat as run_chat
 
@@ -374,32 +472,71 @@ def chat(
 def run(
     context: typer.Context,
     agent: Annotated[
-        str | None, typer.Argument(metavar="AGENT.yaml", help="The agent's file.", show_default="agent.yaml")
+        str | None,
+        typer.Argument(
+            metavar="AGENT.yaml",
+            help="The file that describes the agent. A single argument that does not end in .yaml or .yml is "
+            "the TASK.",
+            show_default="agent.yaml",
+        ),
     ] = None,
     task: Annotated[
-        str | None, typer.Argument(metavar="TASK", help="The task.", show_default="the one in AGENT.yaml")
+        str | None,
+        typer.Argument(
+            metavar="TASK",
+            help='What to do, in quotes, such as "Sort the invoices."',
+            show_default="task in AGENT.yaml",
+        ),
     ] = None,
     offline: Annotated[
-        bool, typer.Option("--offline", help="Use a scripted model, which can do only the bundled example.")
+        bool,
+        typer.Option(
+            "--offline",
+            help="Use a script in place of an LLM; needs no API key. The script can do only the example.",
+        ),
     ] = False,
-    model: _Model = None,
-    base_url: _BaseUrl = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Name of the model.", show_default="model.name in AGENT.yaml"),
+    ] = None,
+    base_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="URL of the LLM endpoint; most end in /v1.",
+            show_default="model.base_url in AGENT.yaml",
+        ),
+    ] = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="Folder for trace, logs and artifacts.", show_default="runs/RUN")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Run folder: where the trace, the logs and whole results of tools are written.",
+            show_default="a new folder in runs",
+        ),
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Continue the run in this run folder.")
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Go on with the run in this run folder, with the options of its first run. Only the "
+            "options below may be given too.",
+        ),
     ] = None,
-    stream: _Stream = False,
-    langfuse: _Langfuse = False,
-    otel: _Otel = False,
-    quiet: _Quiet = False,
-    as_json: _Json = False,
+    stream: Stream = False,
+    langfuse: Langfuse = False,
+    otel: Otel = False,
+    quiet: Quiet = False,
+    as_json: JsonLines = False,
 ) -> None:
     """Run a task with an agent that plans its actions as JSON and carries them out one by one.
 
-    AGENT.yaml names the model, the servers, the skills and the limits. If there
-    is no agent.yaml, --offline writes an example and runs it.
+    AGENT.yaml names the model, the MCP servers, the skills and the limits. To
+    see an example without an API key, use grue run --offline: if there is no
+    agent.yaml, it writes one into the folder weekly-report and runs it.
+
+    The exit status is 0 if the task is done, 3 if a tool call waits for your
+    approval, 4 if a limit was reached, and 1 after any other end.
     """
     from grue.cli.run import STATUSES, RunOptions, run_task
 
@@ -429,65 +566,71 @@ def run(
 @app.command()
 def fork(
     trace: TraceFile = None,
-    turn: Annotated[
-        int | None, typer.Option(help="Number of the turn.", show_default="the only turn of the trace")
-    ] = None,
+    turn: TurnNumber = None,
     at: Annotated[
         int | None,
         typer.Option(
-            metavar="MESSAGE",
-            help="Number of the first message that is not repeated; `grue trace show` prints the numbers. If "
-            "the turn cannot go on from there, fewer messages are repeated.",
-            show_default="the first of the turn",
+            metavar="N",
+            help="Number of the first message that is not taken from the trace; `grue trace show` prints "
+            "the numbers. A fork can begin at a request to the model, or between a reply and its tool "
+            "calls. If N is another message, the fork begins at the last such place before it.",
+            show_default="the first message of the turn",
         ),
     ] = None,
     model: OtherModel = None,
     base_url: OtherUrl = None,
     system: OtherSystem = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Change a setting of the model, such as llm.temperature=0, or a limit or policy of the "
-            "turn, such as max_tool_iterations=5; repeatable.",
-        ),
-    ] = None,
+    settings: Changes = None,
     tool_result: Annotated[
         list[str] | None,
         typer.Option(
             metavar="CALL=FILE",
-            help="Give the recorded call with this id the result in this file; repeatable. `grue trace show "
-            "--whole` prints the ids.",
+            help="Give the recorded call with the id CALL the result in FILE: a text, or JSON if its name "
+            "ends in .json; repeatable. `grue trace show --whole` prints the ids.",
         ),
     ] = None,
     tools: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Offer the tools in this file instead, such as an mcp_tools.listing.json, which `grue tools "
-            "--lock` writes. `lock`: this project's mcp_tools.listing.json.",
+            help="Offer the model the tools in this file instead: mcp_tools.listing.json, which `grue tools "
+            "--lock` writes, or an edited copy of it. The word lock means the mcp_tools.listing.json of "
+            "this project.",
             show_default="the recorded ones",
         ),
     ] = None,
     misses: Annotated[
         Misses,
         typer.Option(
-            help="What to do about a call that has no recorded result:\n\n"
+            metavar="fail|call|ask",
+            help="What to do about a tool call that has no recorded result:\n\n"
             "fail: let the fork fail.\n\n"
             "call: call the tool.\n\n"
-            "ask: call the tool, if you agree."
+            "ask: ask you at the terminal whether to call it.",
         ),
     ] = "fail",
-    mcp_config: _McpConfig = None,
+    mcp_config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --misses call or ask: JSON file with the MCP servers, in the form "
+            '{"mcpServers": ...}.',
+            show_default=CONFIGURED,
+        ),
+    ] = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="Folder for the fork's trace.", show_default="runs/RUN-fork")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Run folder: where the trace of the fork is written.",
+            show_default="a new folder in runs",
+        ),
     ] = None,
 ) -> None:
-    """Repeat a recorded turn up to a message, and go on with another model, prompt, limit, tool or result.
+    """Run a recorded turn again, with another model, prompt, limit, tool or result.
 
-    The messages before the one that --at names are repeated from the trace.
-    From there on, the model is asked again. If it makes a tool call that the
+    The messages before the one that --at names are taken from the trace. From
+    there on, the model is asked again. If it makes a tool call that the
     recorded turn has made too, with the same arguments, the call gets the
     recorded result, and no tool runs. For other calls, see --misses. To compare
     the fork with the recorded turn, use `grue trace diff`.
@@ -519,7 +662,8 @@ def runs(
     folder: Annotated[
         Path,
         typer.Argument(
-            help="A folder with episodes.",
+            metavar="FOLDER",
+            help="A folder that holds run folders or trace files.",
             show_default="runs and the working directory; with --html or --open only runs",
         ),
     ] = Path("runs"),
@@ -527,12 +671,11 @@ def runs(
         bool,
         typer.Option(
             "--html",
-            help="Write an HTML index into the folder (if you name none, into runs), and a page beside each "
-            "trace.",
+            help="Instead of the list, write index.html into FOLDER, and an HTML page beside each trace.",
         ),
     ] = False,
     open_browser: Annotated[
-        bool, typer.Option("--open", help="Write the HTML index and open it in a browser.")
+        bool, typer.Option("--open", help="Like --html, and open index.html in a browser.")
     ] = False,
 ) -> None:
     """List the recorded episodes in a folder, newest first.
@@ -553,14 +696,28 @@ def runs(
 
 @app.command()
 def tools(
-    server: Annotated[str | None, typer.Argument(help="Only this server.", show_default="all")] = None,
-    mcp_config: _McpConfig = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the tools as one JSON object.")] = False,
+    server: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="SERVER", help="Name of a server: list only its tools.", show_default="all servers"
+        ),
+    ] = None,
+    mcp_config: McpConfig = None,
+    as_json: Json = False,
     lock: Annotated[
-        bool, typer.Option("--lock", help="Approve the listed tools: write them into mcp_tools.lock.")
+        bool,
+        typer.Option(
+            "--lock",
+            help="Approve the listed tools: write them into mcp_tools.lock, beside mcp_config.json. A tool "
+            "that differs later is reported.",
+        ),
     ] = False,
 ) -> bool:
-    """List the tools of the configured MCP servers, or of the bundled server if none is configured."""
+    """List the tools of the configured MCP servers, with their arguments.
+
+    Each server is started, or contacted if it has a URL. The exit status is 1 if
+    one of them fails.
+    """
     from grue.cli.tools import list_tools
 
     take_interrupts()
@@ -569,14 +726,20 @@ def tools(
 
 @app.command()
 def skills(
-    agent: Annotated[Path, typer.Argument(metavar="AGENT.yaml", help="The agent's file.")] = Path(
-        "agent.yaml"
-    ),
+    agent: Annotated[
+        Path,
+        typer.Argument(metavar="AGENT.yaml", help="The file that describes the agent, as for `grue run`."),
+    ] = Path("agent.yaml"),
     approve: Annotated[
-        bool, typer.Option("--approve", help="Approve the listed skills: write mcp_skills.lock.")
+        bool,
+        typer.Option("--approve", help="Approve the listed skills: write them into mcp_skills.lock."),
     ] = False,
 ) -> bool:
-    """List the skills that the MCP servers of an agent offer, and whether they are approved."""
+    """List the skills that the MCP servers in AGENT.yaml offer, and whether you have approved them.
+
+    A skill is a text with instructions for the model. Of the skills that servers
+    offer, `grue run` uses only those that you have approved.
+    """
     from grue.cli.skills import list_served_skills
 
     take_interrupts()
@@ -585,30 +748,39 @@ def skills(
 
 @app.command()
 def call(
-    name: Annotated[str, typer.Argument(metavar="SERVER.TOOL", help="The tool's name.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="SERVER.TOOL", help="The tool, such as files.read_file; `grue tools` lists the names."
+        ),
+    ],
     arguments: Annotated[
         str | None,
-        typer.Argument(metavar="JSON", help="The arguments, as a JSON object.", show_default="none"),
+        typer.Argument(
+            metavar="JSON",
+            help='The tool\'s arguments as a JSON object, such as \'{"path": "notes.txt"}\'.',
+            show_default="none",
+        ),
     ] = None,
     arg: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="One argument, such as path=notes.txt or limit=10; repeatable. It is added to those in "
-            "JSON, or replaces the one of the same name.",
+            help="An argument of the tool, such as path=notes.txt or limit=10; repeatable. It replaces an "
+            "argument of the same name in JSON.",
         ),
     ] = None,
-    mcp_config: _McpConfig = None,
+    mcp_config: McpConfig = None,
     timeout: Annotated[
         float | None,
         typer.Option(
             min=0.1,
             metavar="SECONDS",
             help="Time limit of the call.",
-            show_default="30, or as pyproject.toml says",
+            show_default="tool_call_timeout_seconds in pyproject.toml, else 30",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+    as_json: Json = False,
 ) -> bool:
     """Call a tool of an MCP server and print its result. The exit status is 1 if the call fails."""
     from grue.cli.call import call_tool
@@ -619,18 +791,23 @@ def call(
 
 @app.command()
 def login(
-    server: Annotated[str, typer.Argument(help="Name of a server that has a URL.")],
-    mcp_config: _McpConfig = None,
+    server: _ServerByUrl,
+    mcp_config: McpConfigFile = None,
     scope: Annotated[
         str | None,
         typer.Option(
-            help="OAuth scopes to ask for besides those that the server names, separated by spaces.",
+            metavar="SCOPES",
+            help='OAuth scopes to request besides those that the server asks for, such as "read write".',
             show_default="none",
         ),
     ] = None,
-    browser: Annotated[bool, typer.Option(help="Open the address in a browser, if there is one.")] = True,
+    browser: Annotated[bool, typer.Option(help="Open the address in a browser, or only print it.")] = True,
 ) -> None:
-    """Log in to an MCP server that has a URL: print the address to open, wait, and store the tokens."""
+    """Log in to an MCP server that has a URL.
+
+    Prints an address, opens it in a browser if there is one, waits up to five
+    minutes until you have logged in there, and stores the OAuth tokens.
+    """
     from grue.cli.login import login as log_in
 
     take_interrupts()
@@ -639,10 +816,10 @@ def login(
 
 @app.command()
 def logout(
-    server: Annotated[str, typer.Argument(help="Name of a server that has a URL.")],
-    mcp_config: _McpConfig = None,
+    server: _ServerByUrl,
+    mcp_config: McpConfigFile = None,
 ) -> None:
-    """Delete the stored tokens of an MCP server, and revoke them if its authorization server can."""
+    """Delete the stored OAuth tokens of an MCP server, and revoke them if its authorization server can."""
     from grue.cli.login import logout as log_out
 
     take_interrupts()
@@ -651,19 +828,21 @@ def logout(
 
 @app.command()
 def doctor(
-    mcp_config: _McpConfig = None,
-    model: Annotated[
-        str | None, typer.Option(help="The model to check.", show_default="as configured")
-    ] = None,
-    base_url: Annotated[
-        str | None, typer.Option(help="URL of the endpoint to check.", show_default="as configured")
-    ] = None,
+    mcp_config: McpConfig = None,
+    model: Model = None,
+    base_url: BaseUrl = None,
     no_network: Annotated[
         bool,
-        typer.Option("--no-network", help="Do not contact the LLM endpoint, nor servers that have a URL."),
+        typer.Option(
+            "--no-network", help="Do not contact the LLM endpoint, nor MCP servers that have a URL."
+        ),
     ] = False,
 ) -> bool:
-    """Check the installation, the MCP servers and the model; print what is wrong and how to fix it."""
+    """Check the installation, the MCP servers and the model. Print what is wrong and how to fix it.
+
+    Each server is started, and the model gets a few small requests, which cost
+    some dozen tokens. The exit status is 1 if something is wrong.
+    """
     from grue.cli.doctor import examine
 
     take_interrupts()
@@ -676,22 +855,27 @@ def mock_server(
         str | None,
         typer.Argument(
             metavar="MODULE:NAME",
-            help="A MockServer in your code, as MODULE:NAME or FILE.py:NAME.",
-            show_default="a bundled server with every feature",
+            help="A MockServer in your code, such as my_servers:shop or shop.py:server.",
+            show_default="a server that comes with grue and has every feature",
         ),
     ] = None,
-    stdio: Annotated[bool, typer.Option("--stdio", help="Serve over standard input and output.")] = False,
+    stdio: Annotated[
+        bool, typer.Option("--stdio", help="Serve one client over standard input and output.")
+    ] = False,
     http: Annotated[
         int | None,
         typer.Option(
             min=0,
             max=65535,
             metavar="PORT",
-            help="Serve over HTTP on this port of 127.0.0.1; 0: a free port.",
+            help="Serve over HTTP on this port of 127.0.0.1 and print the URL; 0: a free port.",
         ),
     ] = None,
     sse: Annotated[
-        bool, typer.Option("--sse", help="With --http: use the older transport, HTTP+SSE.")
+        bool,
+        typer.Option(
+            "--sse", help="With --http: use the older transport, HTTP+SSE, in place of Streamable HTTP."
+        ),
     ] = False,
     without: Annotated[
         list[str] | None,
@@ -703,13 +887,18 @@ def mock_server(
     ] = None,
     page_size: Annotated[
         int | None,
-        typer.Option(min=1, help="Most items in a page of a list.", show_default="all in one page"),
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Most items in one answer to tools/list and the like.",
+            show_default="no limit",
+        ),
     ] = None,
     era: Annotated[
         str,
         typer.Option(
             metavar="initialize|stateless|both",
-            help="The revisions of the protocol to speak:\n\n"
+            help="Which revisions of MCP the server speaks:\n\n"
             "initialize: those in which a client first sends the request `initialize`.\n\n"
             "stateless: 2026-07-28, which has no such request.\n\n"
             "both: all of these.",
@@ -718,8 +907,8 @@ def mock_server(
 ) -> None:
     """Run an MCP server that follows the specification, to test MCP clients.
 
-    Say how it is reached: --stdio or --http PORT. Exactly one of the two is
-    required.
+    One of --stdio and --http is required. The options --without, --page-size and
+    --era are for the server that comes with grue, not for MODULE:NAME.
     """
     from grue.cli.mock_server import serve
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from grue.cli import take_interrupts
+from grue.cli.options import Changes, Json, OpenPage, OtherModel, OtherSystem, OtherUrl
 from grue.cli.plain_errors import FAILED, USAGE, Commands
 
 if TYPE_CHECKING:
@@ -14,17 +15,26 @@ if TYPE_CHECKING:
 _ABOUT = """Run thousands of episodes and compare their results.
 
 A sweep is a TOML file. It names a function of yours, the cases to call it
-with, such as questions, and the settings to compare, such as models. Each
-call of the function is an episode. A fleet is the folder with the episodes,
-their traces and their scores. If you change the sweep and run it again, the
-folder keeps the earlier episodes too. The latest sweep is the one that was
-run last in the folder.
+with, such as questions, and the settings to compare, such as models:
+
+work = "my_code:ask"
+grid.model = \\["small", "large"]
+cases = \\[{question = "What is 17 + 25?"}, {question = "What is 9 + 8?"}]
+
+For each case and each combination of the settings in grid, the function is
+called with them as a dict, and returns a score. Such a call is an episode. A
+fleet is the folder with the episodes, their traces and their scores. If you
+change the sweep and run it again, the folder keeps the earlier episodes too.
+The latest sweep is the one that was run last in the folder.
 """
 
 fleet_app = typer.Typer(cls=Commands, help=_ABOUT, no_args_is_help=True)
 
 _Directory = Annotated[
-    Path, typer.Argument(metavar="DIR", help="The fleet's folder, which `grue fleet run` makes.")
+    Path,
+    typer.Argument(
+        metavar="DIR", help="The fleet's folder, such as runs/NAME, which `grue fleet run NAME.toml` makes."
+    ),
 ]
 _Sweep = Annotated[
     Path,
@@ -35,15 +45,21 @@ _Sweep = Annotated[
     ),
 ]
 _Place = Annotated[
-    Path | None, typer.Option("--dir", help="Folder for the episodes.", show_default="runs/SWEEP")
+    Path | None,
+    typer.Option(
+        "--dir",
+        metavar="FOLDER",
+        help="The fleet's folder, for the episodes.",
+        show_default="runs/SWEEP for SWEEP.toml",
+    ),
 ]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 _Workers = Annotated[
     int | None,
     typer.Option(
         min=1,
+        metavar="N",
         help="How many episodes run at the same time.",
-        show_default="as SWEEP.toml says, else one per core",
+        show_default="workers in SWEEP.toml, else one per core",
     ),
 ]
 _Engine = Annotated[
@@ -54,31 +70,18 @@ _Ray = Annotated[
     str | None,
     typer.Option(
         metavar="auto|ADDRESS",
-        help="The Ray cluster to use; auto: the one that runs on this machine.",
-        show_default="start one",
+        help="With --engine ray: the address of the cluster; auto: the cluster that runs on this machine.",
+        show_default="start a cluster on this machine",
     ),
 ]
 
-
-OtherModel = Annotated[
-    str | None, typer.Option(help="Use this model instead.", show_default="the recorded one")
-]
-OtherUrl = Annotated[
-    str | None,
-    typer.Option(help="Use the LLM endpoint at this URL instead.", show_default="the recorded one"),
-]
-OtherSystem = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE", help="Use the system prompt in this file instead.", show_default="the recorded one"
-    ),
-]
 
 _Batch = Annotated[
     bool,
     typer.Option(
         "--batch",
-        help="Send requests through the providers' batch APIs, at half the price; answers may take a day.",
+        help="Send the requests through the provider's batch API, at half the price. The answers may take a "
+        "day.",
     ),
 ]
 
@@ -89,7 +92,10 @@ def run(
     directory: _Place = None,
     plan: Annotated[
         bool,
-        typer.Option("--plan", help="Only print how many episodes are missing, and what they would cost."),
+        typer.Option(
+            "--plan",
+            help="Run nothing. Print how many episodes are not done yet, and what they would cost.",
+        ),
     ] = False,
     workers: _Workers = None,
     engine: _Engine = "local",
@@ -121,10 +127,7 @@ def retry(
     ray: _Ray = None,
     batch: _Batch = False,
 ) -> bool:
-    """Continue a sweep, and also run the episodes again that were given up after three attempts.
-
-    Otherwise this is the same as `grue fleet run`.
-    """
+    """Do the same as `grue fleet run`, and run episodes again that were given up after three attempts."""
     from grue.cli.fleet import run_fleet
 
     options = _options(sweep, directory, workers, engine, ray, batch)
@@ -134,54 +137,72 @@ def retry(
 
 @fleet_app.command()
 def fork(
-    folder: Annotated[Path, typer.Argument(help="A folder with traces, such as runs; or a trace.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FOLDER",
+            help="Fork turns of all traces in this folder and its subfolders, such as runs; or of one trace.",
+        ),
+    ],
     where: Annotated[
         str,
         typer.Option(
             metavar="CONDITION",
-            help='Fork only turns that meet this condition, such as "outcome = forced and tool ~ ^shop".',
+            help='Fork only turns that meet this condition, such as "tool ~ ^shop and calls > 3". A part is '
+            "NAME OPERATOR VALUE. The names are outcome (answered, forced, degraded, fallback, failed or "
+            "parked), tool, error, calls, requests, model, system, user, answer, turn and trace. The "
+            "operators are =, !=, >, < and ~ (a regular expression is found).",
             show_default="all turns",
         ),
     ] = "",
     model: OtherModel = None,
     base_url: OtherUrl = None,
     system: OtherSystem = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Change a setting of the model, such as llm.temperature=0, or a limit or policy of the "
-            "turn, such as max_tool_iterations=5; repeatable.",
-        ),
-    ] = None,
+    settings: Changes = None,
     misses: Annotated[
         str,
         typer.Option(
             metavar="fail|call",
-            help="What to do about a call that has no recorded result:\n\n"
+            help="What to do about a tool call that has no recorded result:\n\n"
             "fail: let the fork fail.\n\n"
-            "call: call the tool.",
+            "call: call the tool, with the servers in mcp_config.json.",
         ),
     ] = "fail",
-    repetitions: Annotated[int, typer.Option(min=1, help="How often to fork each turn.")] = 5,
+    repetitions: Annotated[
+        int, typer.Option(min=1, metavar="N", help="How many times to fork each turn.")
+    ] = 5,
     max_requests: Annotated[
         int | None,
-        typer.Option(min=1, help="The most requests to models, in all forks.", show_default="no limit"),
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="The most requests to the model, in all forks together. The forks that are not done then "
+            "can be run later, by the same command with a larger N.",
+            show_default="no limit",
+        ),
     ] = None,
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="Folder for the forks.", show_default="runs/FOLDER-forks")
+        Path | None,
+        typer.Option(
+            "--dir",
+            metavar="FOLDER",
+            help="The fleet's folder, for the forks.",
+            show_default="runs/FOLDER-forks",
+        ),
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="How many forks run at the same time.", show_default="one per core"),
+        typer.Option(
+            min=1, metavar="N", help="How many forks run at the same time.", show_default="one per core"
+        ),
     ] = None,
 ) -> bool:
     """Fork many recorded turns, with the same change in each. After a stop, the same command continues.
 
-    A fork runs a turn again, but with a change; see `grue fork`. Here, the
-    whole turn is run again. The forks and the recorded turns become episodes of
-    a fleet, and `grue fleet compare` compares them.
+    A fork runs a recorded turn again from its beginning, with another model,
+    prompt, limit or setting; see `grue fork`. The forks and the recorded turns
+    become episodes of a fleet. To compare them, with the folder of --dir:
+    grue fleet compare FOLDER:fork=recorded :fork=changed
     """
     from grue.cli.fleet_fork import FleetForkOptions, fork_fleet
     from grue.cli.fork import ForkOptions
@@ -209,8 +230,11 @@ def fork(
 
 
 @fleet_app.command()
-def status(directory: _Directory, as_json: _Json = False) -> None:
-    """Print how many episodes of a fleet are done."""
+def status(directory: _Directory, as_json: Json = False) -> None:
+    """Print how many episodes of a fleet's latest sweep are done. It may still be running.
+
+    The latest sweep is the one that was run last in this folder.
+    """
     from grue.cli.fleet_view import print_status
 
     take_interrupts()
@@ -224,20 +248,20 @@ def table(
         str | None,
         typer.Option(
             metavar="SETTING,...",
-            help="Print a row for each combination of values of these settings.",
-            show_default="all settings but seed that differ between episodes; only some of these settings "
-            "if all make more than 24 rows",
+            help="Print a row for each combination of values of these settings, such as model,prompt.",
+            show_default="the settings that differ between episodes, without seed; only some of them if all "
+            "would make more than 24 rows",
         ),
     ] = None,
     every: Annotated[
         bool, typer.Option("--all", help="Also count episodes that are not in the latest sweep.")
     ] = False,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
-    """Print a row per combination of settings: mean scores, standard errors, the id of one of its episodes.
+    """Print a table with a row per combination of settings: mean scores and standard errors.
 
-    The table has the episodes of the latest sweep: those of the sweep that was
-    run last in this folder.
+    The table has the episodes of the latest sweep: the one that was run last in
+    this folder. Each row names one of its episodes, for `grue fleet show`.
     """
     from grue.cli.fleet_view import print_table
 
@@ -246,30 +270,32 @@ def table(
     print_table(directory, chosen, as_json=as_json, everything=every)
 
 
+_PASSES = "An episode passes if it has this score or a better one."
 _Pass = Annotated[
     float | None,
     typer.Option(
         "--pass",
         metavar="SCORE",
-        help="An episode passes if it has this score or a better one. If you leave it out: 1 (with "
-        "--lower-is-better 0) if all scores are from 0 to 1; otherwise every score passes.",
+        help=_PASSES,
+        show_default="if all scores are from 0 to 1: 1, or 0 with --lower-is-better; if not, every score "
+        "passes",
     ),
 ]
 _FailedAs = Annotated[
     float | None,
     typer.Option(
         metavar="SCORE",
-        help="The score that an episode counts with if its function has failed. Required with "
-        "--lower-is-better if there is such an episode.",
-        show_default="0",
+        help="The score to use for an episode whose function has failed.",
+        show_default="0; with --lower-is-better there is no default, and a failed episode is an error",
     ),
 ]
 _LowerIsBetter = Annotated[bool, typer.Option("--lower-is-better", help="Smaller scores are better.")]
 _Cell = Annotated[
     str,
     typer.Argument(
-        metavar="DIR[:SETTING=VALUE,...]",
-        help="A: all episodes in a fleet's folder, or those that have these settings.",
+        metavar="A",
+        help="A fleet's folder, for all its episodes; or FOLDER:SETTING=VALUE,... for those with these "
+        "settings, such as runs/sums:model=small.",
     ),
 ]
 
@@ -280,7 +306,8 @@ def compare(
     b: Annotated[
         str,
         typer.Argument(
-            metavar="[DIR][:SETTING=VALUE,...]", help="B, in the same form; without DIR, in the folder of A."
+            metavar="B",
+            help="In the same form as A. Without a folder, such as :model=large, it is that of A.",
         ),
     ],
     score: Annotated[
@@ -288,42 +315,53 @@ def compare(
         typer.Option(
             metavar="NAME",
             help="Name of the score to compare.",
-            show_default="the one named score, else the only one",
+            show_default="score, if the episodes have a score of this name; else the only one",
         ),
     ] = None,
     fail_if_worse: Annotated[
         float | None,
         typer.Option(
             metavar="LOSS",
-            help="For CI: exit with 1 if B is worse by LOSS or more. Exit with 2 if that cannot be told: "
-            "fewer than 15 cases, no extra `evaluate`, or an interval too wide.",
+            help="For CI: exit with 0 if B is not worse than A by LOSS or more, such as 0.05; with 1 if it "
+            "is; and with 2 if that cannot be told: with fewer than 15 cases, or if the interval is too "
+            "wide. Needs numpy and scipy.",
         ),
     ] = None,
-    passing: _Pass = None,
+    passing: Annotated[
+        float | None,
+        typer.Option(
+            "--pass",
+            metavar="SCORE",
+            help=_PASSES,
+            show_default="if all scores are from 0 to 1: 1, or 0 with --lower-is-better; if not, the chances "
+            "to pass are not compared",
+        ),
+    ] = None,
     failed_as: _FailedAs = None,
     cluster: Annotated[
         str | None,
         typer.Option(
             metavar="SETTING,...",
-            help="Settings that tell which cases depend on each other: those with the same values, such as "
-            "questions about the same document.",
+            help="Cases with the same values of these settings depend on each other, such as questions about "
+            "one document. The interval becomes wider.",
             show_default="all cases are independent",
         ),
     ] = None,
     lower_is_better: _LowerIsBetter = False,
-    every: Annotated[bool, typer.Option("--all", help="List every case whose score differs.")] = False,
-    as_json: _Json = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="List all cases whose scores differ, not only some.")
+    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Compare two sets of episodes: is B better than A, is it worse, or can that not be told?
 
     A case is what A and B have in common, such as a question that two models
     were asked. The cases that both sets have are compared one by one, and the
-    mean difference is printed with a confidence interval. With fewer than 15
-    cases, or without the extra `evaluate`, there is no interval, and a sign
-    test decides. If each case was run several times, two chances are compared
-    too: that at least one of N runs passes (pass@N), and that all pass (pass^N).
-    The option --pass says what passes. Without it, the chances are compared only
-    if all scores are from 0 to 1.
+    mean difference B - A is printed with a confidence interval. With fewer than
+    15 cases, or without the packages numpy and scipy, there is no interval, and
+    a sign test decides. If each case was run several times, two chances are
+    compared too: that at least one of N runs passes (pass@N), and that all pass
+    (pass^N). --pass says which scores pass.
     """
     from grue.cli.fleet_view import print_comparison
     from grue.fleet.compare import Options
@@ -350,14 +388,17 @@ def score(
     scorers: Annotated[
         str,
         typer.Argument(
-            metavar="SCORERS.toml|MODULE:FUNCTION", help="A file that names the scorers, or one function."
+            metavar="SCORER",
+            help="MODULE:FUNCTION: a function of yours. It gets a FinishedEpisode, and returns a number.\n\n"
+            "FILE.toml: a file with a table scorer.NAME for each score to compute.",
         ),
     ],
     again: Annotated[
-        bool, typer.Option("--again", help="Also score episodes that have these scores already.")
+        bool,
+        typer.Option("--again", help="Also score the episodes that have these scores already."),
     ] = False,
 ) -> bool:
-    """Compute further scores of finished episodes from their traces. No episode is run again."""
+    """Compute more scores of finished episodes, from their traces. No episode is run again."""
     from grue.cli.fleet_failures import score_episodes
 
     take_interrupts()
@@ -381,15 +422,15 @@ def failures(
     passing: _Pass = None,
     lower_is_better: _LowerIsBetter = False,
     every: Annotated[
-        bool, typer.Option("--all", help="List all episodes of each group, not only examples.")
+        bool, typer.Option("--all", help="List all episodes of each group, not only three of them.")
     ] = False,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Group the failed episodes by what went wrong, and print commands that show their traces.
 
     An episode has failed if its function has failed, if it was given up, or if
-    its score does not pass. Episodes that are not in the latest sweep, the one
-    that was run last in this folder, are left out. Their number is printed.
+    its score does not pass. Only episodes of the latest sweep count: the one that
+    was run last in this folder.
     """
     from grue.cli.fleet_failures import print_failures
 
@@ -415,15 +456,18 @@ def report(
         str | None,
         typer.Option(
             metavar="SETTING,...",
-            help="Show scores for each combination of values of these settings.",
-            show_default="all settings but seed that differ between episodes; only some of these settings "
-            "if all make more than 12 combinations",
+            help="Show the scores for each combination of values of these settings, such as model,prompt.",
+            show_default="the settings that differ between episodes, without seed; only some of them if all "
+            "would make more than 12 combinations",
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The file to write.", show_default="DIR/report.html")
+        Path | None,
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="The file to write.", show_default="DIR/report.html"
+        ),
     ] = None,
-    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    open_browser: OpenPage = False,
 ) -> None:
     """Write an HTML page about the latest sweep: scores by settings, costs, cases, failures, episodes.
 
@@ -455,19 +499,23 @@ def export(
         typer.Option(
             "--as",
             metavar="parquet|samples|atif",
-            help="parquet: tables.\n\n"
+            help="parquet: the tables episodes, turns, calls and requests. Needs the package duckdb.\n\n"
             "samples: JSON Lines for training, one per request to the model.\n\n"
             "atif: one trajectory per episode, in Harbor's format ATIF.",
         ),
     ] = "parquet",
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The folder to write into.", show_default="DIR/export")
+        Path | None,
+        typer.Option(
+            "--out", "-o", metavar="FOLDER", help="The folder to write into.", show_default="DIR/export"
+        ),
     ] = None,
     score: Annotated[
-        str, typer.Option(metavar="NAME", help="The score that samples have as their reward.")
+        str,
+        typer.Option(metavar="NAME", help="Name of the score that becomes the reward in samples and atif."),
     ] = "score",
 ) -> None:
-    """Write a fleet's episodes in a format for other programs. Parquet needs the extra `export`."""
+    """Write a fleet's episodes in a format for other programs."""
     from grue.cli.fleet_export import FORMS, export_fleet
 
     take_interrupts()
@@ -479,9 +527,16 @@ def export(
 @fleet_app.command()
 def show(
     directory: _Directory,
-    episode: Annotated[str, typer.Argument(metavar="ID", help="The beginning of an episode's id.")],
+    episode: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="The id of an episode, or its beginning; `grue fleet table` and `grue fleet failures` print "
+            "ids.",
+        ),
+    ],
 ) -> None:
-    """Show an episode: its settings, its attempts, their scores, and commands that show the traces."""
+    """Show an episode: its settings, and for each attempt the score and a command that shows the trace."""
     from grue.cli.fleet_view import print_episode
 
     take_interrupts()
@@ -490,7 +545,7 @@ def show(
 
 @fleet_app.command()
 def stop(directory: _Directory) -> None:
-    """Stop a fleet: let its running episodes end, and start no others."""
+    """Stop a fleet: let its running episodes end, and start no others. To go on, run the sweep again."""
     from grue.cli.fleet import stop_fleet
 
     take_interrupts()

@@ -51,15 +51,15 @@ class Commands(TyperGroup):
             raise
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Find a command, and let `--help` show its flags without a type (`_show_flags`)."""
+        """Find a command, and let `--help` show its parameters without Python's types (`_show_values`)."""
         command = super().get_command(ctx, cmd_name)
         if command is not None:
-            _show_flags(command.get_params(ctx))
+            _show_values(command.get_params(ctx))
         return command
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the options of the group itself, such as `--version`."""
-        return _show_flags(super().get_params(ctx))
+        return _show_values(super().get_params(ctx))
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         """Parse the group's arguments. The text of a usage error is escaped and redacted."""
@@ -73,10 +73,12 @@ class Commands(TyperGroup):
                 raise typer.Exit(FAILED)
 
 
-def _show_flags(params: list[Any]) -> list[Any]:
-    """Hide the type of flags in `--help`. Otherwise it shows `--all <bool>`, as if the flag took a value."""
+def _show_values(params: list[Any]) -> list[Any]:
+    """Hide Python's types in `--help`: `<bool>` after a flag, as if it took a value, and `<list[Path]>`."""
     for each in params:
-        if getattr(each, "is_flag", False) and each.metavar is None:
+        if each.param_type_name == "argument":
+            each.display_type_rich = lambda ctx: None  # noqa: ARG005 - typer's name
+        elif getattr(each, "is_flag", False) and each.metavar is None:
             each.metavar = ""
     return params
 

@@ -6,33 +6,42 @@ from typing import Annotated
 import typer
 
 from grue.cli import take_interrupts
+from grue.cli.options import FILE_OF_SERVERS, McpConfig
 from grue.cli.plain_errors import Commands
+
+_ABOUT = """Show what a sandbox permits, try a command in one, or find out what a server needs.
+
+A sandbox limits what an MCP server can read, write and connect to. The key
+sandbox of a server in mcp_config.json sets it, to a preset or to an object
+with further keys. With the preset pure, a program can read its own files,
+write into a scratch folder, and has no network. The preset files is pure with
+the working directory, to read and write. The preset web is pure with network.
+"""
 
 sandbox_app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    help="Show what a sandbox permits, try a command in one, or find out which one a server needs.",
+    help=_ABOUT,
 )
-
-_McpConfig = Annotated[
-    Path | None,
-    typer.Option(
-        "--mcp-config",
-        help="File that configures the MCP servers.",
-        show_default="mcp_config.json, or as pyproject.toml says",
-    ),
-]
 
 
 @sandbox_app.command("show")
 def sandbox_show(
     name: Annotated[
         str | None,
-        typer.Argument(help="A server, or a preset: pure, files, web.", show_default="all servers"),
+        typer.Argument(
+            metavar="NAME",
+            help="A server in mcp_config.json, whose sandbox is shown, or a preset: pure, files or web.",
+            show_default="all servers",
+        ),
     ] = None,
-    mcp_config: _McpConfig = None,
+    mcp_config: McpConfig = None,
     seatbelt: Annotated[
-        bool, typer.Option("--seatbelt", help="Print it as a profile for macOS' sandbox-exec instead.")
+        bool,
+        typer.Option(
+            "--seatbelt",
+            help="Print the sandbox as a profile for macOS' sandbox-exec instead; needs NAME.",
+        ),
     ] = False,
 ) -> None:
     """Print what a sandbox permits, path by path, and which of its limits this machine cannot enforce."""
@@ -48,12 +57,22 @@ def sandbox_show(
 @sandbox_app.command("try", context_settings={"ignore_unknown_options": True})
 def sandbox_try(
     name: Annotated[
-        str, typer.Argument(help="A preset (pure, files, web), or a server: its sandbox is used.")
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="A server in mcp_config.json, whose sandbox is used, or a preset: pure, files or web.",
+        ),
     ],
-    command: Annotated[list[str], typer.Argument(help="The command and its arguments, after --.")],
-    mcp_config: _McpConfig = None,
+    command: Annotated[
+        list[str],
+        typer.Argument(metavar="COMMAND", help="The command and its arguments, after --."),
+    ],
+    mcp_config: McpConfig = None,
 ) -> None:
-    """Run a command in a sandbox, at this terminal. The exit status is the command's."""
+    """Run a command in a sandbox, at this terminal. The exit status is that of the command.
+
+    For example: grue sandbox try files -- cat /etc/shadow
+    """
     from grue.cli.sandbox import try_command
 
     take_interrupts()
@@ -62,17 +81,25 @@ def sandbox_try(
 
 @sandbox_app.command("learn")
 def sandbox_learn(
-    mcp_config: Annotated[Path, typer.Argument(help="File that configures the MCP servers.")],
-    server: Annotated[str, typer.Argument(help="The server to watch.")],
+    mcp_config: Annotated[Path, typer.Argument(metavar="FILE", help=FILE_OF_SERVERS)],
+    server: Annotated[str, typer.Argument(metavar="SERVER", help="Name of the server to watch.")],
     trace: Annotated[
         list[Path] | None,
-        typer.Option(help="Make the calls to this server that are in this trace; repeatable."),
+        typer.Option(
+            metavar="TRACE",
+            help="Make the calls to this server that are recorded in this trace, with all their effects; "
+            "repeatable.",
+            show_default="read the calls from standard input",
+        ),
     ] = None,
 ) -> bool:
-    """Run a server without limits, watch it during calls, and print the narrowest sandbox that suffices.
+    """Watch a server during tool calls, and print the narrowest sandbox that suffices for them.
 
-    Without --trace, the calls are read from standard input, one per line:
-    TOOL {"argument": "value"}
+    The server is started, and runs without a sandbox. Without --trace, the calls
+    are read from standard input, one per line, with the arguments as JSON:
+    read_file {"path": "notes.txt"}
+
+    The exit status is 1 if a call fails.
     """
     from grue.cli.sandbox import learn
 

@@ -6,11 +6,19 @@ from typing import Annotated
 import typer
 
 from grue.cli import take_interrupts
+from grue.cli.options import Json, JsonLines, OpenPage, TraceFile, TurnNumber
 from grue.cli.plain_errors import Commands
 
-trace_app = typer.Typer(
-    cls=Commands, no_args_is_help=True, help="Show, compare, replay or convert the trace of an episode."
-)
+_ABOUT = """Show, compare, replay or convert the trace of an episode.
+
+An episode is one run of an agent: a game, a chat, a task. It consists of
+turns, which are numbered from 1. In a turn the model is asked for one answer,
+and may call tools before it answers. The trace of an episode is the file
+trace.jsonl in its run folder. It has every message between agent, model and
+MCP servers, numbered from 1. `grue runs` lists the episodes.
+"""
+
+trace_app = typer.Typer(cls=Commands, no_args_is_help=True, help=_ABOUT)
 
 
 @trace_app.callback()
@@ -19,12 +27,6 @@ def trace_root() -> None:
     from grue.cli.hosts import load_hosts
 
     load_hosts()
-
-
-TraceFile = Annotated[
-    Path | None,
-    typer.Argument(help="A trace.jsonl, or the run folder that holds it.", show_default="the latest"),
-]
 
 
 def chosen_trace(file: Path | None) -> Path:
@@ -40,7 +42,13 @@ def chosen_trace(file: Path | None) -> Path:
 
 
 _Width = Annotated[
-    int | None, typer.Option(min=20, help="Columns of the output.", show_default="the terminal's")
+    int | None,
+    typer.Option(
+        min=20,
+        metavar="N",
+        help="Cut lines that are longer than N characters.",
+        show_default="the terminal's width; in a pipe, no line is cut",
+    ),
 ]
 
 
@@ -49,39 +57,61 @@ def trace_show(
     file: TraceFile = None,
     turn: Annotated[
         list[str] | None,
-        typer.Option(metavar="N|N-M", help="Only these turns; 0: messages outside of turns."),
+        typer.Option(
+            metavar="N|N-M",
+            help="Only messages of turn N, or of the turns N to M; 0: messages outside of turns.",
+        ),
     ] = None,
     message: Annotated[
-        list[str] | None, typer.Option(metavar="N|N-M", help="Only the messages with these numbers.")
+        list[str] | None,
+        typer.Option(metavar="N|N-M", help="Only message N, or the messages N to M."),
     ] = None,
     actor: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Only messages from or to this actor.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Only messages from or to this part: agent, llm (the model), host (the program that runs "
+            "the turns), or the name of a server.",
+        ),
     ] = None,
     kind: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Only messages of this kind; a part of its name is enough."),
+        typer.Option(
+            metavar="NAME",
+            help="Only messages of this kind, such as ToolReturned, or a part of the name that no other kind "
+            "has, such as toolret.",
+        ),
     ] = None,
     text: Annotated[
         list[str] | None,
-        typer.Option(metavar="WORDS", help="Only messages that contain this text in a field."),
+        typer.Option(
+            metavar="TEXT", help="Only messages that contain this text; upper and lower case count as equal."
+        ),
     ] = None,
     failures: Annotated[
-        bool, typer.Option("--failures", help="Only messages that report a failure or a problem.")
+        bool,
+        typer.Option("--failures", help="Only messages that report a failure or a problem, such as a retry."),
     ] = False,
     whole: Annotated[
         bool, typer.Option("--whole", help="Print all fields of each message, not just one line.")
     ] = False,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Wait for new messages until the episode ends or Ctrl-C.")
+        bool,
+        typer.Option(
+            "--follow",
+            "-f",
+            help="Then print new messages as they are recorded, until the episode ends or Ctrl-C.",
+        ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")] = False,
+    as_json: JsonLines = False,
     width: _Width = None,
 ) -> bool:
-    """Show the messages of an episode, one line each; with --whole all their fields.
+    """Show the messages of an episode, one line each, and a summary.
 
-    The options from --turn to --failures are filters. A message has to match
-    all filters that are given. A filter that is given several times matches if
-    one of its values does. The exit status is 1 if no message is shown.
+    The options from --turn to --failures are filters. Only messages that match
+    all given filters are shown, without the summary. A filter can be given
+    several times: --turn 3 --turn 7 shows the messages of both turns. The exit
+    status is 1 if no message matches.
     """
     from grue.cli.trace import ShowOptions, show
 
@@ -105,10 +135,10 @@ def trace_show(
 @trace_app.command("stats")
 def trace_stats(
     file: TraceFile = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    as_json: Json = False,
     width: _Width = None,
 ) -> None:
-    """Count turns, requests, tool calls and tokens, and show where the time went."""
+    """Count an episode's turns, requests, tool calls and tokens, and show what took how long."""
     from grue.cli.trace import stats
 
     take_interrupts()
@@ -118,15 +148,17 @@ def trace_stats(
 @trace_app.command("cache")
 def trace_cache(
     file: TraceFile = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    as_json: Json = False,
     width: _Width = None,
 ) -> None:
-    """Show how much of each prompt a provider could read from its cache, and why not more.
+    """Show how much of each prompt a provider's prompt cache could serve, and why not more.
 
-    Compares each prompt with earlier ones, byte by byte, and names the first
-    difference and the message that caused it. The column `repeats` shows how
-    much of a prompt repeats an earlier one. The column `cached` shows how much
-    of it the provider has read from its cache, as its reply says.
+    Compares the prompt of each request with those of earlier requests, byte by
+    byte, and names the first difference and the message that caused it. In the
+    printed table, `repeats` is the part of a prompt that repeats an earlier one,
+    `cached` is the part that the provider has read from its cache, according to
+    its reply, and `again` is the number of tokens that could have been cached
+    but were paid again.
     """
     from grue.cli.trace_cache import cache
 
@@ -134,14 +166,18 @@ def trace_cache(
     cache(chosen_trace(file), as_json=as_json, width=width)
 
 
-_Turn = Annotated[int | None, typer.Option(min=1, help="Only this turn.", show_default="all")]
+_Turn = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Only this turn.", show_default="all turns")
+]
 
 
 @trace_app.command("diagram")
 def trace_diagram(
     file: TraceFile = None,
     turn: _Turn = None,
-    mermaid: Annotated[bool, typer.Option("--mermaid", help="Print the diagram as Mermaid source.")] = False,
+    mermaid: Annotated[
+        bool, typer.Option("--mermaid", help="Print the diagram as source text for Mermaid.")
+    ] = False,
 ) -> None:
     """Draw the messages of an episode as a sequence diagram."""
     from grue.cli.trace_views import diagram
@@ -152,13 +188,21 @@ def trace_diagram(
 
 @trace_app.command("diff")
 def trace_diff(
-    left: Annotated[Path, typer.Argument(help="A trace.jsonl, or the run folder that holds it.")],
-    right: Annotated[Path, typer.Argument(help="The trace to compare it with.")],
+    left: Annotated[
+        Path, typer.Argument(metavar="A", help="A trace.jsonl, or the run folder that holds it.")
+    ],
+    right: Annotated[
+        Path, typer.Argument(metavar="B", help="Another trace.jsonl, or the run folder that holds it.")
+    ],
     every: Annotated[
         bool, typer.Option("--all", help="Describe all differences in full, not only the first.")
     ] = False,
 ) -> bool:
-    """Show the first difference of two episodes, ignoring ids and times. Exit with 1 if they differ."""
+    """Show the first difference between two traces. Ids and times are not compared.
+
+    The exit status is 0 if the traces are equal apart from ids and times, and 1
+    if they differ.
+    """
     from grue.cli.trace_views import diff
 
     take_interrupts()
@@ -169,12 +213,22 @@ def trace_diff(
 def trace_html(
     file: TraceFile = None,
     other: Annotated[
-        Path | None, typer.Argument(help="A second trace, to show beside the first.", show_default="none")
+        Path | None,
+        typer.Argument(
+            metavar="OTHER", help="A second trace, to show beside the first.", show_default="none"
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The file to write.", show_default="beside the trace")
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="The file to write.",
+            show_default="trace.html beside TRACE; with OTHER: comparison.html beside OTHER",
+        ),
     ] = None,
-    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    open_browser: OpenPage = False,
 ) -> None:
     """Write an HTML page that shows an episode, or two side by side.
 
@@ -192,13 +246,18 @@ def trace_html(
 @trace_app.command("serve")
 def trace_serve(
     file: TraceFile = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port.", show_default="a free one")] = 0,
-    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    port: Annotated[
+        int,
+        typer.Option(
+            min=0, max=65535, metavar="PORT", help="The port of 127.0.0.1.", show_default="a free one"
+        ),
+    ] = 0,
+    open_browser: OpenPage = False,
 ) -> None:
-    """Serve a page that shows an episode while it runs, until Ctrl-C.
+    """Serve a web page that shows an episode, and new messages while it runs.
 
-    Only this machine can reach the page, and only at the printed address, which
-    has a random part.
+    Serves until Ctrl-C. Only this machine can reach the page, and only at the
+    printed address, which has a random part.
     """
     from grue.cli.trace_views import serve
 
@@ -210,19 +269,24 @@ def trace_serve(
 def trace_query(
     sql: Annotated[
         str,
-        typer.Argument(metavar="SQL", help="A query. Its tables are episodes, turns, calls and requests."),
+        typer.Argument(
+            metavar="SQL",
+            help='A query, such as "select tool, count(*) from calls group by tool". The tables are '
+            'episodes, turns, calls and requests; "describe calls" lists the columns of calls.',
+        ),
     ],
     places: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="PLACE...",
-            help="What to query: fleets, run folders, traces, folders of these, or exported tables.",
+            metavar="PLACE",
+            help="What to query: a fleet's folder, a run folder, a trace, a folder that holds several of "
+            "these, or a folder of tables from `grue fleet export`. There can be several.",
             show_default="runs",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")] = False,
+    as_json: JsonLines = False,
 ) -> None:
-    """Query recorded episodes in SQL. Needs the extra `export`."""
+    """Query recorded episodes in SQL, as DuckDB speaks it. Needs the package duckdb."""
     from grue.cli.fleet_export import print_query
     from grue.cli.runs import RUNS
 
@@ -240,15 +304,16 @@ def trace_replay(
             "--set",
             metavar="KEY=VALUE",
             help="Change a limit or policy of the turns, such as after_death=reconnect (if a server dies, "
-            "connect to it again); repeatable.",
+            "connect to it again); repeatable. To list the keys, use a wrong one: --set x=0.",
         ),
     ] = None,
     max_iterations: Annotated[
         int | None,
         typer.Option(
             min=0,
+            metavar="N",
             help="The most replies with tool calls in a turn. After these, the model is asked for its final "
-            "answer.",
+            "answer. The same as --set max_tool_iterations=N.",
             show_default="as recorded",
         ),
     ] = None,
@@ -256,10 +321,11 @@ def trace_replay(
         str | None,
         typer.Option(
             metavar="skip|continue|force",
-            help="What follows a tool call that has timed out:\n\n"
-            "skip: the calls of the same reply that were not sent yet are not made.\n\n"
-            "continue: they are made.\n\n"
-            "force: they are not made, and the model is asked for its final answer.",
+            help="What to do after a tool call has timed out:\n\n"
+            "skip: do not make the other calls of the same reply.\n\n"
+            "continue: make them.\n\n"
+            "force: do not make them, and ask the model for its final answer.\n\n"
+            "The same as --set after_timeout=skip and so on.",
             show_default="as recorded",
         ),
     ] = None,
@@ -270,11 +336,12 @@ def trace_replay(
         ),
     ] = None,
 ) -> bool:
-    """Compute the agent's decisions again from the recorded messages. No model, server or tool runs.
+    """Compute what grue decides after each recorded message, and compare it with the trace.
 
-    The exit status is 1 if a decision differs from the recorded one. If you
-    change settings, the first difference of each turn is where the turn would
-    have gone another way.
+    No model, server or tool runs: their messages are taken from the trace. The
+    options from --set to --system change settings, and show where each turn
+    would have gone another way. The exit status is 1 if a decision differs from
+    the recorded one.
     """
     from grue.cli.trace_replay import changes_from, replay
 
@@ -288,36 +355,44 @@ def trace_replay(
 @trace_app.command("to-test")
 def trace_to_test(
     file: TraceFile = None,
-    turn: Annotated[
-        int | None, typer.Option(help="Number of the turn.", show_default="the only turn of the trace")
-    ] = None,
+    turn: TurnNumber = None,
     tools: Annotated[
         list[str] | None,
         typer.Option(
             metavar="SERVER=MODULE:NAME",
-            help="Take this server's tools from your code: NAME in MODULE holds the functions; repeatable.",
-            show_default="tools that return the recorded results",
+            help="Let the test call your own functions as the tools of SERVER: those that NAME in MODULE "
+            "holds, such as shop=my_agent:TOOLS; repeatable.",
+            show_default="functions that return the recorded results",
         ),
     ] = None,
     answer: Annotated[
         str | None,
         typer.Option(
             metavar="MODULE:NAME",
-            help="Parse the model's replies with your code, so that the test checks that code too: NAME in "
-            "MODULE is the answer's type, or an AnswerSpec (a parsing function and a JSON Schema).",
-            show_default="none: the test has a table of the recorded replies and answers",
+            help="Let the test parse the model's replies with your own code: NAME in MODULE is the type of "
+            "the answer, or an AnswerSpec (a parsing function and a JSON Schema).",
+            show_default="the test has a table of the recorded replies and their answers",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="The file to write.", show_default="test_EPISODE_turn_N.py"),
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="The file to write; it must not exist yet.",
+            show_default="test_EPISODE_turn_N.py",
+        ),
     ] = None,
-    run: Annotated[bool, typer.Option("--run/--no-run", help="Run the test once after writing it.")] = True,
+    run: Annotated[
+        bool, typer.Option("--run/--no-run", help="Run the test once after it is written, or only write it.")
+    ] = True,
 ) -> bool:
-    """Write a pytest file that runs a turn again with the model's recorded replies.
+    """Write a pytest file that runs a recorded turn again.
 
-    The test asserts that the turn makes the recorded tool calls and gives the
-    recorded answer. The exit status is 1 if the test does not pass.
+    In the test, the model gives its recorded replies. The test asserts that the
+    turn makes the recorded tool calls and gives the recorded answer. The exit
+    status is 1 if the test does not pass.
     """
     from grue.cli.trace_to_test import to_test
 

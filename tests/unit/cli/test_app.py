@@ -169,7 +169,25 @@ def test_no_help_names_a_file_that_is_not_installed(run: CliRunner) -> None:
         shown = run.invoke(app, [*path, "--help"])
         assert shown.exit_code == 0
         assert not re.search(r"docs/|\.md\b", shown.output), path
-        assert "<bool>" not in shown.output, path  # a flag takes no value
+        assert not re.search(r"<[A-Za-z\[\] ]+>", shown.output), path  # types of Python, such as <bool>
+
+
+def test_every_word_of_the_help_is_printed_and_no_line_is_broken_at_80_columns(
+    run: CliRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rich takes `[word]` for markup and leaves it out; lines after the first paragraph are not joined."""
+    monkeypatch.setenv("COLUMNS", "80")
+    root = typer.main.get_command(app)
+    for path in helps(root):
+        command: Any = root
+        for name in path:
+            command = command.commands[name]
+        printed = re.sub(r"[\s│]", "", run.invoke(app, [*path, "--help"]).output)
+        texts = [command.help or "", *(each.help or "" for each in command.params)]
+        for text in texts:
+            assert re.sub(r"\s", "", text.replace("\\[", "[")) in printed, (path, text)
+        _, _, further = (command.help or "").partition("\n\n")
+        assert max(map(len, further.splitlines()), default=0) < 79, path
 
 
 def test_errors_in_an_empty_folder_name_what_to_do_next(run: CliRunner) -> None:

@@ -1,0 +1,124 @@
+"""Options and arguments that several commands have, so that each has the same help everywhere."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+FILE_OF_SERVERS = 'JSON file with the MCP servers, in the form {"mcpServers": ...}.'
+CONFIGURED = "config_file in pyproject.toml, else mcp_config.json"
+"""The default of `--mcp-config`."""
+McpConfig = Annotated[
+    Path | None,
+    typer.Option(
+        "--mcp-config",
+        metavar="FILE",
+        help=FILE_OF_SERVERS,
+        show_default=f"{CONFIGURED}; if there is no such file, a server that comes with grue is used",
+    ),
+]
+"""For commands that use the bundled server if none is configured."""
+McpConfigFile = Annotated[
+    Path | None,
+    typer.Option("--mcp-config", metavar="FILE", help=FILE_OF_SERVERS, show_default=CONFIGURED),
+]
+"""For commands that change the file, or need a server of the user's own."""
+TurnTimeout = Annotated[
+    float | None,
+    typer.Option(
+        min=0.1,
+        metavar="SECONDS",
+        help="Time limit of each turn.",
+        show_default="turn_timeout_seconds in pyproject.toml, else 1800",
+    ),
+]
+Langfuse = Annotated[
+    bool,
+    typer.Option(
+        "--langfuse",
+        help="Also send the trace to Langfuse; needs the package langfuse, and LANGFUSE_PUBLIC_KEY and "
+        "LANGFUSE_SECRET_KEY in the environment.",
+    ),
+]
+Otel = Annotated[
+    bool,
+    typer.Option(
+        "--otel",
+        help="Also send the trace by OpenTelemetry, to the URL that OTEL_EXPORTER_OTLP_ENDPOINT in the "
+        "environment names; needs the package opentelemetry-sdk.",
+    ),
+]
+Offline = Annotated[
+    bool,
+    typer.Option("--offline", help="Use a script in place of an LLM; needs no API key."),
+]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Name of the model.",
+        show_default="agent_model in pyproject.toml, else anthropic/claude-haiku-5.5",
+    ),
+]
+BaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="URL of the LLM endpoint; most end in /v1.",
+        show_default="client_base_url in pyproject.toml, else https://openrouter.ai/api/v1",
+    ),
+]
+Stream = Annotated[
+    bool,
+    typer.Option(
+        "--stream", help="Request the model's replies as streams, and show their text while it arrives."
+    ),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result.")]
+JsonLines = Annotated[bool, typer.Option("--json", help="Print JSON instead of text, one object per line.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+OpenPage = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
+
+TraceFile = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="TRACE",
+        help="A trace.jsonl, or the run folder that holds it.",
+        show_default="the latest in runs and the working directory",
+    ),
+]
+TurnNumber = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Number of the turn.",
+        show_default="the only turn of the trace; required if it has several",
+    ),
+]
+OtherModel = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Ask this model instead.", show_default="the recorded one"),
+]
+OtherUrl = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL", help="Use the LLM endpoint at this URL instead.", show_default="the recorded one"
+    ),
+]
+OtherSystem = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Use the system prompt in this file instead.", show_default="the recorded one"
+    ),
+]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a setting of the model, such as llm.temperature=0, or a limit or policy of the turn, "
+        "such as max_tool_iterations=5; repeatable. To list the keys, use a wrong one: --set llm.x=0 or "
+        "--set x=0.",
+    ),
+]
