@@ -105,48 +105,63 @@ _ServerByUrl = Annotated[
 ]
 
 
+_Game = Annotated[
+    str,
+    typer.Option(
+        metavar="GAME",
+        help="house (a game that comes with grue), or the path of a Z-machine story file, such as zork1.z5.",
+    ),
+]
+_Interpreter = Annotated[
+    str | None,
+    typer.Option(
+        metavar="dfrotz|fernz",
+        help="The program that runs a story file.",
+        show_default="dfrotz; fernz if dfrotz is not installed, or would not show all text of this story",
+    ),
+]
+_GameServers = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help='JSON file with the MCP servers, in the form {"mcpServers": ...}. Only the first server is '
+        "used.",
+        show_default="config_file in pyproject.toml, if enabled = true is set there; if not, a server "
+        "that comes with grue is used",
+    ),
+]
+_Turns = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="End the episode after this many turns. A turn is one move.",
+        show_default="60; with --resume, as in the first run",
+    ),
+]
+_Pace = Annotated[
+    float,
+    typer.Option(
+        min=0,
+        max=60,
+        metavar="SECONDS",
+        help="Wait this long before each move, so that you can watch.",
+        show_default="0",
+    ),
+]
+
+
 @app.command()
 def play(
     context: typer.Context,
-    game: Annotated[
-        str,
-        typer.Option(
-            metavar="GAME",
-            help="house (a game that comes with grue), or the path of a Z-machine story file, such as "
-            "zork1.z5.",
-        ),
-    ] = "house",
-    interpreter: Annotated[
-        str | None,
-        typer.Option(
-            metavar="dfrotz|fernz",
-            help="The program that runs a story file.",
-            show_default="dfrotz; fernz if dfrotz is not installed, or would not show all text of this story",
-        ),
-    ] = None,
+    game: _Game = "house",
+    interpreter: _Interpreter = None,
     offline: Offline = False,
     model: Model = None,
     base_url: BaseUrl = None,
-    mcp_config: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help='JSON file with the MCP servers, in the form {"mcpServers": ...}. Only the first server is '
-            "used.",
-            show_default="config_file in pyproject.toml, if enabled = true is set there; if not, a server "
-            "that comes with grue is used",
-        ),
-    ] = None,
+    mcp_config: _GameServers = None,
     no_mcp: Annotated[bool, typer.Option("--no-mcp", help="Play without tools.")] = False,
-    turns: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="End the episode after this many turns. A turn is one move.",
-            show_default="60; with --resume, as in the first run",
-        ),
-    ] = None,
+    turns: _Turns = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Random seed of the game.")] = 0,
     run_dir: Annotated[
         Path | None,
@@ -167,16 +182,7 @@ def play(
     ] = None,
     start: _Start = None,
     stream: Stream = False,
-    pace: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            max=60,
-            metavar="SECONDS",
-            help="Wait this long before each move, so that you can watch.",
-            show_default="0",
-        ),
-    ] = 0.0,
+    pace: _Pace = 0.0,
     langfuse: Langfuse = False,
     otel: Otel = False,
     quiet: Quiet = False,
@@ -276,30 +282,46 @@ def init(
     start_project(folder, sources or ())
 
 
+_Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="SOURCE",
+        help="What to add:\n\n"
+        "server.py: a program of yours, in Python or JavaScript.\n\n"
+        "npm:PACKAGE, pypi:PACKAGE, oci:IMAGE: a package, run with npx, uvx or docker.\n\n"
+        "notes.mcpb: an MCP bundle.\n\n"
+        "server.json: a description of a server in the MCP registry's format, as a file or a URL.\n\n"
+        "NAMESPACE/NAME: a server in an MCP registry.\n\n"
+        "URL: a server that runs elsewhere; needs --use remote.",
+    ),
+]
+_Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="ARGUMENTS",
+        help="Arguments for the server's program, after --, such as -- ./docs. Only for programs of "
+        "yours and npm:, pypi: and oci:.",
+        show_default="none; for npm:, pypi: and oci: you are asked at a terminal",
+    ),
+]
+_Use = Annotated[
+    Literal["npm", "pypi", "oci", "mcpb", "remote"] | None,
+    typer.Option(
+        "--use",
+        metavar="KIND",
+        help="How to run the server, if SOURCE offers several ways:\n\n"
+        "npm, pypi, oci: as a package.\n\n"
+        "mcpb: as a bundle, which is downloaded.\n\n"
+        "remote: connect to its URL.",
+        show_default="the first way that works on this machine",
+    ),
+]
+
+
 @app.command()
 def add(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="SOURCE",
-            help="What to add:\n\n"
-            "server.py: a program of yours, in Python or JavaScript.\n\n"
-            "npm:PACKAGE, pypi:PACKAGE, oci:IMAGE: a package, run with npx, uvx or docker.\n\n"
-            "notes.mcpb: an MCP bundle.\n\n"
-            "server.json: a description of a server in the MCP registry's format, as a file or a URL.\n\n"
-            "NAMESPACE/NAME: a server in an MCP registry.\n\n"
-            "URL: a server that runs elsewhere; needs --use remote.",
-        ),
-    ],
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="ARGUMENTS",
-            help="Arguments for the server's program, after --, such as -- ./docs. Only for programs of "
-            "yours and npm:, pypi: and oci:.",
-            show_default="none; for npm:, pypi: and oci: you are asked at a terminal",
-        ),
-    ] = None,
+    source: _Source,
+    arguments: _Arguments = None,
     name: Annotated[
         str | None,
         typer.Option(
@@ -315,18 +337,7 @@ def add(
             show_default="at a terminal you are asked",
         ),
     ] = None,
-    kind: Annotated[
-        Literal["npm", "pypi", "oci", "mcpb", "remote"] | None,
-        typer.Option(
-            "--use",
-            metavar="KIND",
-            help="How to run the server, if SOURCE offers several ways:\n\n"
-            "npm, pypi, oci: as a package.\n\n"
-            "mcpb: as a bundle, which is downloaded.\n\n"
-            "remote: connect to its URL.",
-            show_default="the first way that works on this machine",
-        ),
-    ] = None,
+    kind: _Use = None,
     sha256: Annotated[
         str | None,
         typer.Option(
@@ -468,26 +479,30 @@ def chat(
     return run_chat(options)
 
 
+_Agent = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="AGENT.yaml",
+        help="The file that describes the agent. A single argument that does not end in .yaml or .yml is "
+        "the TASK.",
+        show_default="agent.yaml",
+    ),
+]
+_Task = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="TASK",
+        help='What to do, in quotes, such as "Sort the invoices."',
+        show_default="task in AGENT.yaml",
+    ),
+]
+
+
 @app.command()
 def run(
     context: typer.Context,
-    agent: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="AGENT.yaml",
-            help="The file that describes the agent. A single argument that does not end in .yaml or .yml is "
-            "the TASK.",
-            show_default="agent.yaml",
-        ),
-    ] = None,
-    task: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="TASK",
-            help='What to do, in quotes, such as "Sort the invoices."',
-            show_default="task in AGENT.yaml",
-        ),
-    ] = None,
+    agent: _Agent = None,
+    task: _Task = None,
     offline: Annotated[
         bool,
         typer.Option(
@@ -563,42 +578,48 @@ def run(
         raise typer.Exit(status)
 
 
+_At = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Number of the first message that is not taken from the trace; `grue trace show` prints "
+        "the numbers. A fork can begin at a request to the model, or between a reply and its tool "
+        "calls. If N is another message, the fork begins at the last such place before it. If several "
+        "turns of the trace have the same number, N also chooses the turn; without it, the last is taken.",
+        show_default="the first message of the turn",
+    ),
+]
+_ToolResult = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="CALL=FILE",
+        help="Give the recorded call with the id CALL the result in FILE: a text, or JSON if its name "
+        "ends in .json; repeatable. `grue trace show --whole` prints the ids.",
+    ),
+]
+_OtherTools = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Offer the model the tools in this file instead: mcp_tools.listing.json, which `grue tools "
+        "--lock` writes, or an edited copy of it. The word lock means the mcp_tools.listing.json of "
+        "this project.",
+        show_default="the recorded ones",
+    ),
+]
+
+
 @app.command()
 def fork(
     trace: TraceFile = None,
     turn: TurnNumber = None,
-    at: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Number of the first message that is not taken from the trace; `grue trace show` prints "
-            "the numbers. A fork can begin at a request to the model, or between a reply and its tool "
-            "calls. If N is another message, the fork begins at the last such place before it.",
-            show_default="the first message of the turn",
-        ),
-    ] = None,
+    at: _At = None,
     model: OtherModel = None,
     base_url: OtherUrl = None,
     system: OtherSystem = None,
     settings: Changes = None,
-    tool_result: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="CALL=FILE",
-            help="Give the recorded call with the id CALL the result in FILE: a text, or JSON if its name "
-            "ends in .json; repeatable. `grue trace show --whole` prints the ids.",
-        ),
-    ] = None,
-    tools: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Offer the model the tools in this file instead: mcp_tools.listing.json, which `grue tools "
-            "--lock` writes, or an edited copy of it. The word lock means the mcp_tools.listing.json of "
-            "this project.",
-            show_default="the recorded ones",
-        ),
-    ] = None,
+    tool_result: _ToolResult = None,
+    tools: _OtherTools = None,
     misses: Annotated[
         Misses,
         typer.Option(

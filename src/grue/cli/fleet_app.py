@@ -135,6 +135,19 @@ def retry(
     return run_fleet(options, retry=True)
 
 
+_Where = Annotated[
+    str,
+    typer.Option(
+        metavar="CONDITION",
+        help='Fork only turns that meet this condition, such as "tool ~ ^shop and calls > 3". A part is '
+        "NAME OPERATOR VALUE. The names are outcome (answered, forced, degraded, fallback, failed or "
+        "parked), tool, error, calls, requests, model, system, user, answer, turn and trace. The "
+        "operators are =, !=, >, < and ~ (a regular expression is found).",
+        show_default="all turns",
+    ),
+]
+
+
 @fleet_app.command()
 def fork(
     folder: Annotated[
@@ -144,17 +157,7 @@ def fork(
             help="Fork turns of all traces in this folder and its subfolders, such as runs; or of one trace.",
         ),
     ],
-    where: Annotated[
-        str,
-        typer.Option(
-            metavar="CONDITION",
-            help='Fork only turns that meet this condition, such as "tool ~ ^shop and calls > 3". A part is '
-            "NAME OPERATOR VALUE. The names are outcome (answered, forced, degraded, fallback, failed or "
-            "parked), tool, error, calls, requests, model, system, user, answer, turn and trace. The "
-            "operators are =, !=, >, < and ~ (a regular expression is found).",
-            show_default="all turns",
-        ),
-    ] = "",
+    where: _Where = "",
     model: OtherModel = None,
     base_url: OtherUrl = None,
     system: OtherSystem = None,
