@@ -34,6 +34,7 @@ from grue.runtime.secrets.secret_forms import secrets_in
 from grue.runtime.trace.file import TraceOptions, TraceWriter
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.runtime.version import __version__
+from grue.tracing.facts import EpisodeResumed, EpisodeStarted
 from grue.tracing.observers.events import Event, EventFeed
 
 RESULT_FILE = "result.json"
@@ -45,7 +46,8 @@ class RunFolder(Closing):
     Messages from and to `host` are flushed before `record` returns, so that a host can record a decision and
     then act on it. The files never contain secrets from the environment.
 
-    Files: `trace.jsonl`, `events.jsonl`, `episode.log`, `result.json`, each readable only by its owner.
+    Files: `trace.jsonl`, `events.jsonl`, `episode.log`, `result.json`, each readable only by its owner. An
+    older `result.json` is removed when the episode starts or is resumed, because that result is not its end.
 
     Args:
         path: The folder; created with its parents if it does not exist.
@@ -91,8 +93,16 @@ class RunFolder(Closing):
             recorder.hide(name, value)
         self._place = (path / "trace.jsonl").absolute()
         self._outside = options.outside
-        for observer in (self._trace, events, log, self._require_place):
+        for observer in (self._remove_old_result, self._trace, events, log, self._require_place):
             recorder.add(observer)
+
+    def _remove_old_result(self, envelope: Envelope[Any], line: bytes) -> None:
+        del line
+        if isinstance(envelope.body, EpisodeStarted | EpisodeResumed):
+            try:
+                self._place.with_name(RESULT_FILE).unlink(missing_ok=True)
+            except OSError as error:
+                raise TraceError(f"Cannot remove {self.path / RESULT_FILE}: {error.strerror}.") from error
 
     def _require_place(self, envelope: Envelope[Any], line: bytes) -> None:
         """Raise `TraceError` if the folder is gone; checked at each message from or to the host."""

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded_turns import Called, Play, Tape
 
+from grue.engine.episode_past import Past
 from grue.errors import TraceError
 from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted, Observed
 from grue.messages import RunTurn
@@ -64,6 +65,24 @@ def test_flush_writes_what_no_host_has_said(path: Path) -> None:
         tape.say(EpisodeEnded(reason="won", detail="", turns=1), sender="somebody")
         assert run.flush()
         assert len(read_episode(path).envelopes) == 1
+
+
+def test_a_result_is_that_of_the_last_end(path: Path) -> None:
+    """A resumed episode was killed before it wrote its result: the one before is not taken for it."""
+    end = EpisodeEnded(reason="won", detail="", turns=1)
+    tape = Tape()
+    with RunFolder(path, tape.recorder, episode_id="ep-1") as run:
+        tape.say(STARTED, end, sender="host")
+        run.write_result({"reason": "won"})
+    with pytest.raises(TraceError, match="it is over"):
+        Past.read(path, over=("won",))
+    tape = Tape()
+    with RunFolder(path, tape.recorder, episode_id="ep-1", resume=True) as run:
+        assert (path / "result.json").exists(), "nothing has been recorded yet"
+        tape.say(EpisodeResumed(episode_id="ep-1", turns=1), sender="host")
+        assert not (path / "result.json").exists()
+        tape.say(end, sender="host")
+    assert Past.read(path, over=("won",)).ended == end
 
 
 def test_an_episode_goes_on_in_the_same_files(path: Path) -> None:
