@@ -148,8 +148,8 @@ def _check_list(file: BufferedReader) -> None:
     if at < 0 or at + _END.size > len(tail):
         raise MCPConfigError("It is not a zip file.")
     _, _, _, _, count, size, _, _ = _END.unpack_from(tail, at)
-    # Refuse the ZIP64 format, which is for archives with more than 65,535 files. Such an archive has a second
-    # count of its files. `zipfile` would use the second count, and the check below reads the first.
+    # Refuse ZIP64, the format for archives with more than 65,535 files. It has a second field for the number
+    # of files. `zipfile` would believe that field, and the check below looks only at the first one.
     if tail[max(0, at - _LOCATOR_BYTES) :].startswith(_LOCATOR_MARK) or size > _MOST_LISTED:
         raise MCPConfigError("It lists too many files.")
     if count > MOST_FILES:

@@ -396,7 +396,7 @@ class GameConfiguration(_Table):
 
 
 def _whole(error: MCPConfigError) -> list[MCPConfigError.Problem]:
-    """Convert an error that has no `problems` to one problem, which is about the whole table."""
+    """Return the error's text as a problem without keys, which means that the whole table is wrong."""
     return [MCPConfigError.Problem((), str(error))]
 
 

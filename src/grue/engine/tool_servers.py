@@ -178,10 +178,11 @@ def starts_when_called(server: object) -> bool:
 
 
 def first_connects(servers: Mapping[m.ServerName, ToolServer]) -> dict[str, OnFirstConnect]:
-    """Return what to do if the first connect fails, for servers whose own options decide about that.
+    """Return `raise` or `disable` for each server whose options say what a failed first connect does.
 
-    A server that starts when it is called is required only if its options say so: if it fails to start, the
-    turn has already done work, and the model can go on without the call.
+    The option `required` decides. If it is not set, a server with `start="when_called"` is disabled: when it
+    fails to start, the turn is under way already, and the model can go on without it. Servers for which
+    neither option is set are left out.
     """
     chosen: dict[str, bool] = {}
     for name, server in servers.items():

@@ -540,10 +540,13 @@ class HostTurn(Generic[T]):
         answer: How to validate and parse the answer.
         progress: What the turn is doing. Readable from any thread.
         is_resumed: The turn was parked or killed, and goes on now.
-        record: The recorded part of the turn, if it is a fork, or if it has waited for a batch.
+        record: The recorded events with which the turn begins, if it is a fork or has waited for a batch;
+            otherwise `None`.
         waits: The turn's requests wait for the provider's batches.
-        earlier: For a fork: the results of earlier turns in the trace of the forked turn.
-        begun: The turn's entries before it was parked or killed; `None` if it begins now.
+        earlier: For a fork: the tool results of the conversation's earlier turns, read from the trace of the
+            forked turn; otherwise `None`.
+        begun: The entries that the turn had added to its conversation before it was parked or killed; `None`
+            for a new turn.
         started_by: The recorded message that started the turn; `None`: `command` makes the message from the
             request.
     """

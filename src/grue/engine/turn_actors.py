@@ -111,11 +111,11 @@ class EarlyRequest:
         return note_and_release
 
     def sent(self) -> None:
-        """Let the imports begin, because the request has been written to the network."""
+        """End `wait_sent`, because the request has been written to the network."""
         self._sent.set()
 
     def stepped(self) -> None:
-        """Let the imports begin if no request will be sent before the servers have started.
+        """End `wait_sent` if the model will not be asked before the servers have started.
 
         Called after each event of the agent.
         """

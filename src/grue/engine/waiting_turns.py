@@ -78,7 +78,7 @@ class _Account:
         self._lock = threading.Lock()
 
     def admits(self, turn: int, body: bytes) -> bool:
-        """Reserve the most that a request can cost; return `False` if that would exceed the budget."""
+        """Reserve the highest possible cost of a request; return `False` if it would exceed the budget."""
         if not self._counts:
             return True
         most = most_usage(len(body), 3.0, limit_in(body), self._endpoint.price)
@@ -95,7 +95,7 @@ class _Account:
             return True
 
     def ended(self, turn: int) -> None:
-        """Release what a turn has reserved, because its true cost is counted now."""
+        """Release the turn's reservation: the runner counts the turn's real cost from now on."""
         with self._lock:
             self._reserved.pop(turn, None)
 

@@ -171,8 +171,8 @@ class EventBuffer(LineBuffer):
     def feed(self, chunk: bytes) -> None:
         """Add a chunk."""
         super().feed(chunk)
-        # Search only if the chunk contains the end of a line, because only then it can complete a comment. So
-        # a long comment that arrives in many chunks is searched once.
+        # Without a newline, the chunk cannot complete a comment. Do not search then: otherwise a long comment
+        # would be searched from its start again at each of its chunks.
         if self._head is None and b"\n" in chunk:
             ignored = _IGNORED.match(self._received)
             if ignored is not None:

@@ -205,7 +205,7 @@ def _move(name: str, source: int, other: str, target: int) -> None:
 
 
 def _unlocked(name: str, folder: int) -> int:
-    """Give the owner all permissions for a folder, and open it. Symbolic links are not followed."""
+    """Set the mode of the folder `name` in `folder` to 0o700, and open it. Do not follow symbolic links."""
     place = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
     try:
         os.chmod(f"/proc/self/fd/{place}", 0o700)  # noqa: PTH101

@@ -251,7 +251,7 @@ class WrappedConnection:
         return exclusive(self._connection)
 
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
-        """Return the tools if they have changed."""
+        """Return the tools if they have changed since the last listing; otherwise `None`."""
         return await self._connection.refresh_tools(timeout_s)
 
     @property

@@ -87,7 +87,10 @@ class EarlierResults:
         return tuple(self._turns)
 
     def begin(self, turn: int, trace: Path | None) -> bool:
-        """Note the turn that begins, and its trace; return whether this has added a pair to `turns`."""
+        """Prepare for a turn that begins now. Return whether it was added to `turns`.
+
+        A turn without a trace is not added, nor a resumed turn that is the last one in `turns` already.
+        """
         self._trace = trace
         if trace is None or (turn, trace) in self._turns[-1:]:
             return False

@@ -231,10 +231,10 @@ class ServerSessions:
     async def request_all(
         self, server: str, method: str, params: m.JsonObject, timeout_s: float
     ) -> tuple[m.JsonObject, ...]:
-        """Send a listing request for each of its pages and return the items of all pages.
+        """Send a listing request, such as `resources/list`, page by page; return the items of all pages.
 
-        A repeated cursor ends the listing, and so does the 100th page. Raises `ValueError` if the method has
-        no pages.
+        The listing also ends when a cursor is repeated, and after 100 pages. Raises `ValueError` if the
+        method's results have no pages.
         """
         member = _PAGED.get(method)
         if member is None:

@@ -139,7 +139,7 @@ class ApprovalsAsked(_TurnFact, frozen=True, kw_only=True, tag="skillagent.Appro
     expires_at: float | None = None
 
     def summary(self) -> str:
-        """Return the name of each tool, with the person's decision."""
+        """Return the tools and their decisions, such as `mail.send: approve, files.write: no answer`."""
         decided = {each.call_id: each.verdict for each in self.decisions}
         said = (f"{each.name}: {decided.get(each.call_id, 'no answer')}" for each in self.questions)
         return f"{', '.join(said)}{' (parked)' if self.parked else ''}"

@@ -128,8 +128,8 @@ class McpManager:
     def routes(self) -> ToolRoutes:
         """The tools' definitions, by name.
 
-        `listed` has each tool once, by its name in `tools`; `called` has it by every name that `call_tool`
-        accepts.
+        In `listed` each tool stands once, under its name in `tools`. In `called` a tool stands under every
+        name that `call_tool` accepts for it.
         """
         return tool_routes(()) if self._connected is None else self._connected.routes
 

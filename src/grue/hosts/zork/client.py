@@ -285,7 +285,7 @@ class _AskedByClient(LlmEndpoint):
         self._client = client
 
     def support_check(self) -> SupportCheck:
-        """Return `before`: ask the client before a server starts; or `skip` if tool support is forced."""
+        """Return `skip` if `force_tool_support` is set, otherwise `before`: check before a server starts."""
         return "skip" if self.settings.force_tool_support else "before"
 
     async def tool_support(self) -> m.ToolSupportChecked:

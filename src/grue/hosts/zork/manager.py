@@ -199,7 +199,7 @@ class MCPManager:
         self._startup_failure = None
         limit_s = self._startup_limit_s() if turn is None else turn.startup_timeout_s
         command = m.OpenSession(server=self.server_name, turn=self._sessions, timeout_s=limit_s)
-        # The session must not refer to the manager, or an open session would keep the manager alive.
+        # Pass `config`, not `self`: an open session that refers to the manager would keep it alive.
         pins = pinning(self.tool_lock, self.server_name, on_tool_drift(self.config))
         options = ClientOptions(pinning=pins, on_secret=self.recorder.hide)
         connect = connect_to(self.server_name, self.tool_server, self._registry, options)

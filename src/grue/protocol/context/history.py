@@ -38,13 +38,13 @@ class Ledger:
     """Counts and digests the entries of a conversation that outlives its turns.
 
     Args:
-        save: Called with the JSON of each entry as soon as it is known. A reply is saved before it is an
-            entry; if it does not become one, a call with `b""` removes it again.
+        save: Called with the JSON of each entry. A reply is saved when it arrives, before it is an entry; if
+            the turn then drops the reply, `save` is called with `b""` to remove the reply from the file.
 
     Attributes:
         length: How many entries were added. A rewrite of earlier entries counts as one.
-        digest: The SHA-256 of the digest before the last entry and of that entry's JSON, in hexadecimal;
-            empty if there is no entry. So a digest can be continued without the entries before it.
+        digest: A hash chain over the entries, in hexadecimal: each entry sets it to the SHA-256 of the
+            previous digest followed by the entry's JSON. Empty if there is no entry.
     """
 
     def __init__(self, save: Callable[[bytes], None] | None = None) -> None:
@@ -281,7 +281,7 @@ class History:
             self.ledger.add(entry)
 
     def forget(self) -> None:
-        """Drop the reply that the turn has not read, if there is one."""
+        """Drop `unread`, also from the conversation's file."""
         if self.unread is not None:
             self.unread = None
             if self.ledger is not None:

@@ -255,7 +255,7 @@ def step_early(state: s.Presuming | s.AwaitingDrop, event: m.TurnEvent) -> Trans
         case s.Presuming(reply=None), m.CompletionReceived() | m.CompletionFailed():
             return _replied(state, event)
         case s.AwaitingDrop(turn=turn), m.CompletionReceived(usage=usage):
-            # The reply was on its way when the command to drop it was sent. Count its tokens.
+            # The reply arrived although the agent has sent `DropCompletion`. Count its tokens.
             return replace(state, turn=turn.count(usage)), ()
         case s.AwaitingDrop(), m.CompletionFailed():
             return state, ()

@@ -327,7 +327,7 @@ CallNote: TypeAlias = m.ToolRejected | m.ToolDenied | m.ToolSkipped
 
 
 class PlacedNote(Struct, frozen=True):
-    """A note to be recorded as soon as the number of settled calls of the reply has reached `settled`."""
+    """A note that is recorded as soon as `settled` calls of the reply are settled."""
 
     settled: int
     note: CallNote

@@ -439,7 +439,7 @@ def _without(questions: tuple[ApprovalQuestion, ...], decided: Decisions) -> tup
 def _send(
     turn: Turn, reply: s.JudgedReply, decisions: Decisions, notes: tuple[m.TurnNote, ...]
 ) -> Transition:
-    """Answer the calls that were denied, and have the others made."""
+    """Answer the calls that a person has denied, and start the others."""
     approved: list[ValidCall] = []
     denied: list[Unmade] = []
     changed = _changed_before(turn.open_tasks)

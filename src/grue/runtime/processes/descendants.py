@@ -70,7 +70,7 @@ class HostMark:
         return int(f"{digits}{next(self._serial) % 10**9:09d}") if digits else None
 
     def forget(self) -> None:
-        """Choose new digits at the next use; called in a forked child."""
+        """Drop the digits, so that the next use chooses new ones. A forked child calls this first."""
         self._digits = None
 
 

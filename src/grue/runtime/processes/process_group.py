@@ -322,11 +322,13 @@ class ProcessRegistry:
         return self._admit(leader, boxed, released=not shim)
 
     def kill_now(self) -> None:
-        """Send SIGKILL to every group and return at once. Tasks that wait for the exits reap the processes.
+        """Send SIGKILL to every group and return at once.
 
-        May be called from a signal handler, and is used there for a second Ctrl-C. Raising an exception in
-        the handler instead would not be safe: it can strike inside the event loop's own code and lose the
-        wake-up of a task, which then waits for ever.
+        The processes are reaped elsewhere, by the tasks that wait for their exits.
+
+        The signal handler calls this at a second Ctrl-C. If the handler raised an exception instead, the
+        exception could strike inside the event loop's own code. A task's wake-up could be lost there, and the
+        task would wait for ever.
         """
         for group in list(self._groups.values()):
             group.signal(signal.SIGKILL)

@@ -207,8 +207,8 @@ class TraceReader(Generic[B]):
                 if stop() or (last is not None and over(last)):
                     return
                 time.sleep(poll_s)
-                # Read the line from its start again. A resumed writer cuts an incomplete line off and writes
-                # another one in its place.
+                # The line is incomplete. Next time, read it from its start: a writer that resumes the trace
+                # cuts the incomplete line off, and writes another line at the same place.
                 file.seek(start)
 
     def decoded(self, number: int, line: TraceLine) -> Envelope[B]:

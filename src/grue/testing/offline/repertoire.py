@@ -88,7 +88,7 @@ def _choices(situation: Situation) -> Iterator[tuple[str, str]]:
         yield from _things(situation)
     named = list(_named_ways(situation))
     if not named:
-        # Games describe a place in full only at the first visit, so `look` gets the exits again.
+        # Games print only a place's name at a later visit. `look` prints the description with the exits.
         yield "look", "Nothing that I was told last names a way out of here."
     if situation.known.issuperset(named) and (not named or situation.turn % _TRY_EVERY == 0):
         yield from _unnamed_ways(situation)

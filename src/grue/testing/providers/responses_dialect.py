@@ -451,8 +451,9 @@ def _pairs(items: list[Json]) -> Iterator[str]:
 
 
 def _reasoning(items: list[Json], owed: Owed, *, kept: bool) -> Iterator[str]:
-    """Yield what is wrong with repeated reasoning: changed, or left out although tool calls followed it.
+    """Check the reasoning items that a request repeats from earlier replies. Yield a text for each error.
 
+    A client must not change a reasoning item, and must not leave it out if it repeats the tool call after it.
     With `kept`, the endpoint stores its replies, so a request may repeat just the id of an item.
     """
     # Leave out reasoning from replies in the other two formats: it has no ids.

@@ -357,7 +357,10 @@ class SpanFeed:
         self._close(scope, span, self._now, outcome, verdict_of(outcome))
 
     def _change_asked(self, scope: SpanScope, envelope: Envelope[Any]) -> None:
-        """If the LLM actor reports that it changed the settings of the request under way, record that."""
+        """Record in the request's open span that the LLM actor has changed a setting of the request.
+
+        For example, it has left out `temperature`, or has lowered `max_tokens`. Other messages do nothing.
+        """
         match envelope.body:
             case m.SettingsLeftOut(settings=names):
                 changed: m.JsonObject = dict.fromkeys(names)

@@ -473,7 +473,8 @@ class Authorizer:
 
     def _issuers(self, provider: httpx2.Auth) -> list[str]:
         """Return the known issuers: the configured one first, then the one that the server names."""
-        context = getattr(provider, "context", None)  # an identity exchange has no context
+        # The SDK's providers have a `context`. The provider for an identity assertion has none.
+        context = getattr(provider, "context", None)
         return [issuer for issuer in (self._auth.issuer, getattr(context, "auth_server_url", None)) if issuer]
 
     async def _exchange(self, request: httpx2.Request) -> httpx2.Response:

@@ -126,13 +126,13 @@ class _Schemas:
 
 
 class InputSchemas(_Schemas):
-    """The schemas of the arguments. A call whose arguments cannot be checked is sent."""
+    """The schemas of the arguments. If the arguments of a call cannot be checked, the call is sent anyway."""
 
     _field, _value = "input_schema", "arguments"
 
 
 class OutputSchemas(_Schemas):
-    """The schemas of the results. A result that cannot be checked passes."""
+    """The schemas of the results. If a result cannot be checked, it is accepted."""
 
     _field, _value = "output_schema", "a result"
 

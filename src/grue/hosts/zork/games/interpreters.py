@@ -183,7 +183,7 @@ def _end(process: subprocess.Popen[bytes], folder: str) -> None:
 
 FIRST_VERSION_WITH_STYLES: Final = 4
 
-_CODE_AT: Final = 0x240  # after the header (64 bytes) and the table of 240 global variables
+_CODE_AT: Final = 0x240  # where the code starts: after a header of 64 bytes and 240 global variables
 _LONGEST_S: Final = 20.0  # seconds; playing the tiny story takes 10 ms
 _BOLD, _ITALIC, _ROMAN = 2, 4, 0
 _WORDS: Final = ("bold", "underlined")
