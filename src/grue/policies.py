@@ -266,15 +266,15 @@ class ApprovalQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
     input_schema: dict[str, object] | None = None
 
     def approve(self) -> ApprovalDecision:
-        """Return the decision that the call is made with the arguments of the question."""
+        """Return the decision to make the call with the arguments in this question."""
         return self._decision(verdict="approve")
 
     def deny(self, reason: str = "") -> ApprovalDecision:
-        """Return the decision that the call is not made. The model is sent `reason`."""
+        """Return the decision not to make the call. The model is sent `reason`."""
         return self._decision(verdict="deny", reason=reason)
 
     def change(self, arguments: dict[str, object]) -> ApprovalDecision:
-        """Return the decision that the call is made with other arguments. The model is sent these, too.
+        """Return the decision to make the call with other arguments. The model is sent these, too.
 
         Arguments that do not fit `input_schema` are refused later, by the runner.
         """

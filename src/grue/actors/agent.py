@@ -134,7 +134,7 @@ class AgentActor(Actor[m.TurnEvent]):
 
     @property
     def progress(self) -> TurnProgress:
-        """How far the turn has come. May be read from any thread, because states are immutable."""
+        """What the turn is doing, and its counts. Any thread may read it, because states are immutable."""
         seen, before = self._state, self._before
         if not isinstance(seen, Finished):
             return progress_of(seen)

@@ -204,8 +204,7 @@ class Asking:
         if shown:
             self._thoughts = ThoughtSplitter()
         body = await self._body(settings, stream=stream)
-        # Some gateways stream even if no stream is asked for, so every reply is read as one that may be a
-        # stream.
+        # Make a `Streamed` for every request: some gateways stream the reply even if no stream is asked for.
         show = self._show if shown else _unshown
         streamed = Streamed(self._conversation.format.assembler(), show, asked=stream and profile.streams)
         permit = await self._permit(len(body), settings.max_tokens)

@@ -191,8 +191,8 @@ class Past(Struct, Generic[_Started], kw_only=True):
                 return Spent()
             case m.TurnResumed():
                 return Spent()
-            # Count the agent's requests only. The `requests` and the `usage` of a turn's end do not include
-            # those that a server makes through sampling, either.
+            # Count the agent's requests only, as the message that ends a turn does. Requests that a server
+            # makes through sampling are not counted.
             case m.RequestCompletion() if envelope.sender == "agent":
                 return Spent(requests=unended.requests + 1, usage=unended.usage)
             case m.CompletionReceived(usage=usage) if envelope.receiver == "agent":

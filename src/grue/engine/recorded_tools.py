@@ -256,7 +256,10 @@ class ForkSettings(Struct, frozen=True, kw_only=True):
 
 
 class RecordedApproval(Approval, frozen=True, kw_only=True):
-    """Answers the approval questions of a fork as a person answered them in the recorded turn."""
+    """Answers the approval questions of a fork with the decisions recorded in the forked turn.
+
+    For a question without a recorded decision, `fork.misses` says whether a person is asked.
+    """
 
     fork: ForkSettings
 
@@ -298,7 +301,7 @@ class _Asking:
         self._asked = 0
 
     async def arguments(self, definition: m.ToolDefinition, arguments: m.JsonObject) -> m.JsonObject | None:
-        """Return the arguments to call the tool with; `None`: the person denies the call."""
+        """Ask a person whether to make a call. Return the arguments for it; `None`: the person denies it."""
         assert self._ask is not None, "its policy asks"
         self._asked += 1
         question = question_about(f"miss-{self._asked}", definition, arguments, NOT_RECORDED)

@@ -438,7 +438,7 @@ class TurnActors:
         return llm
 
     def _when_called(self) -> m.RunTurn:
-        """Return the turn's command, extended by the listings of servers that start when they are called."""
+        """Return the turn's `RunTurn` with `when_called`: the servers that start at their first call."""
         presumed, command = self._wiring.presumed, self._command
         if presumed is None or self._past is not None or self._goes_on is not None:
             # A fork, and a turn that has waited for a batch, repeat the recorded command unchanged.
@@ -582,8 +582,8 @@ def _note_and_show(
 ) -> Envelope[Any]:
     """Record a message. If it is a piece of a streamed reply, then call `on_delta` with it.
 
-    `host_code` marks exceptions from the host's observers and its callback, so that the LLM actor does not
-    take them for failures of its request.
+    The host's observers and `on_delta` may raise. `host_code` marks these exceptions, because the LLM actor
+    would otherwise report them as a failure of its request.
     """
     with host_code(""):  # no name, because the recorder has added the observer's name to the exception
         envelope = note(body, sender=sender, cause=cause)

@@ -180,8 +180,8 @@ def _of_table(table: Mapping[Any, Any]) -> Sandbox:
     try:
         return msgspec.convert(dict(table), Sandbox)
     except (msgspec.ValidationError, MCPConfigError) as error:
-        # msgspec's text does not reveal a secret: it names the key and the types. The only value that it
-        # shows is that of an unknown preset.
+        # The error's text can be shown, because it reveals no secret: it has the key and the types, and a
+        # value only if that is the name of an unknown preset.
         raise ValueError(str(error).removeprefix("sandbox: ").rstrip(".")) from None
 
 

@@ -217,8 +217,7 @@ def _unlocked(name: str, folder: int) -> int:
 class Watching(Sandbox, frozen=True, kw_only=True):
     """A box that limits nothing and records what the program does.
 
-    `start` returns the `Boxed` object for a start of the program. The function `boxed` calls `start` instead
-    of making a `Boxed` itself.
+    `start` makes the `Boxed` object for each start of the program; the function `boxed` calls it.
     """
 
     start: Callable[..., Boxed]

@@ -247,7 +247,7 @@ class WrappedConnection:
         return await finish_task(self._connection, tool, task, timeout_s)
 
     def exclusive(self) -> contextlib.AbstractAsyncContextManager[object]:
-        """Keep other users of the wrapped connection's session waiting, if the session has any."""
+        """Return a context manager in which other users of the session wait; see the function `exclusive`."""
         return exclusive(self._connection)
 
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:

@@ -433,8 +433,8 @@ class CachedPrompts:
         )
         if earlier is None:
             return found
-        # The first prompt of a conversation is compared with a prompt of another conversation. Of these two,
-        # only tools and system text can be the same.
+        # The first prompt of a conversation was compared with a prompt of another conversation. Then only the
+        # tools and the system text (`head`) can be the same.
         shared, ends = (len(earlier.whole), len(sent.whole)) if talk.last else (earlier.head, sent.head)
         if same >= shared:
             return found

@@ -142,8 +142,8 @@ class EpisodeReader(TraceReader[EpisodeBody]):
         """Return the class of a line's message, from its tag; `None`: only decoding the line can tell."""
         tag = line.tag
         kind = self.kinds.get(tag)
-        # If the fact's host is not loaded, its class is created only when the fact is decoded. So return the
-        # base class of all facts.
+        # A fact whose host's module is not imported has no class yet: decoding the fact creates it. Return
+        # `Fact`, the base class.
         return Fact if kind is None and line.line.receiver == NOTES and can_be_fact(tag) else kind
 
     def _body(self, line: TraceLine, written: bytes) -> EpisodeBody:

@@ -647,7 +647,7 @@ class KeptConversation:
     def _learn(self, encoded: EncodedConversation) -> None:
         if self._first is None:
             return
-        # A fallback model may have answered, so look for the answering model in the endpoint's chain.
+        # Find the model that answered: the endpoint's own, or one of its fallback models.
         chain = () if self._endpoint is None else self._endpoint.chain
         asked = (
             each for each in chain if (each.settings.model, each.profile) == (encoded.model, encoded.profile)

@@ -171,7 +171,7 @@ class ToolClient(ToolAccess):
         )
 
     def _outside_turns(self, work: SessionWork[T]) -> T:
-        """Run `work` in the sessions' loop and wait. An interrupted wait cancels the work."""
+        """Run `work` in the sessions' event loop, and wait for its result. Ctrl-C cancels the work."""
         loop, sessions = self._loop, self._sessions
         if loop is None:
             raise RuntimeError("use the ToolClient in a `with` block")

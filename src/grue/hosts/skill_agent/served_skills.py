@@ -49,7 +49,7 @@ class AsksServers(Protocol):
         ...
 
     def request_all(self, server: str, method: str) -> tuple[m.JsonObject, ...]:
-        """Return the items of all pages of a listing."""
+        """Send a listing request, such as `resources/list`, for each page; return the items of all pages."""
         ...
 
 

@@ -266,8 +266,8 @@ def _of_failing(status: int, text: str) -> FailureReason:
 
 def _of_status(status: int, text: str) -> FailureReason:
     match status:
-        # An error object without a status (200) counts as temporary. A 409 means that something is locked for
-        # a moment.
+        # 200: the reply is an error object that names no status; take the failure for a temporary one. 409:
+        # something is locked for a moment.
         case 200 | 409:
             return "overloaded"
         case 404 if says(r"\bmodel\b", text):

@@ -214,8 +214,8 @@ class ResponsesAssembler:
             place = index if isinstance(index, int) else len(self._items)
             if place in self._items and not _differs(self._items[place], item):
                 raise DamagedStream(f"ends item {place} a second time")
-            # The place may be taken. Some gateways give two items the same index. Others send no index and
-            # leave out the end of an item: then the number of ended items, used as the index, is too low.
+            # Another item may have this place already: some gateways give two items the same index, and some
+            # send no index, so that `place` is a guess. Take the next free place.
             while place in self._items:
                 place += 1
             self._room(self._items)
@@ -372,7 +372,7 @@ class Responses(w.WireFormat):
     def encode_items(
         self, items: Sequence[w.WireItem], marked: Collection[int], profile: WireProfile
     ) -> w.EncodedItems:
-        """Encode each item as a separate input item; the format has no cache markers."""
+        """Encode each item as one item of `input`. `marked` is ignored: the format has no cache markers."""
         del marked
         return w.EncodedItems(messages=tuple(to_json(_input(item, profile)) for item in items))
 

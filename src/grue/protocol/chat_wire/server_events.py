@@ -30,7 +30,7 @@ _SHORTEST_NAME = 4
 
 
 class DamagedStream(Exception):  # noqa: N818 - the name says what happened
-    """A stream is damaged. The text completes a sentence that begins with words such as "event 7"."""
+    """A stream is damaged. The text is the end of a sentence, such as `is not JSON` after "event 7"."""
 
 
 class OversizedStream(Exception):  # noqa: N818 - the name says what happened

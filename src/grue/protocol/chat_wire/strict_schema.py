@@ -56,8 +56,8 @@ def _strict(schema: object) -> m.JsonObject:
     # A reference may have no siblings, such as the description that Pydantic puts beside it.
     if "$ref" in rest and len(rest) > 1:
         rest["anyOf"] = [{"$ref": rest.pop("$ref")}]
-    # Of the unions, the dialect has only `anyOf`. That accepts more values than `oneOf`, but the host's check
-    # of the answer follows.
+    # The dialect has no `oneOf`: use `anyOf` instead. It accepts more values, but the host checks the answer
+    # afterwards.
     for union in _UNIONS:
         if union in rest:
             rest["anyOf"] = [_strict(choice) for choice in _list(rest.pop(union))]

@@ -76,8 +76,9 @@ class Run(Struct, frozen=True):
     """Consecutive calls to one server, sent to its session as one batch.
 
     Attributes:
-        parallel: Whether the run may be under way together with parallel runs of other servers. Such a run
-            has only one call, because a call that has been sent can no longer be skipped after a timeout.
+        parallel: Whether the run may be under way together with parallel runs of other servers. A parallel
+            run has only one call. If it had more, a timeout at another server could not skip the later ones,
+            because they would already be with their session.
     """
 
     server: m.ServerName

@@ -425,7 +425,8 @@ def _below(applied: list[m.JsonObject]) -> list[list[m.JsonObject]]:
         others[int].append((_schemas(rest), frozenset(items)))
         others[int].append((_schemas(part.get("contains")), frozenset()))
         keys += _schemas(part.get("propertyNames"))
-    for kind, name in ((str, ""), (int, -1)):  # "" and -1 stand for members and items that no part names
+    # The key "" stands for all members that no part names, and -1 for all items that no part names.
+    for kind, name in ((str, ""), (int, -1)):
         others[kind] = [(schemas, own) for schemas, own in others[kind] if schemas]
         named.setdefault(name, [])
     if len(named) * max(map(len, others.values())) > _MOST_WORK:

@@ -296,7 +296,7 @@ def judged(decision: ApprovalDecision) -> Judged:
 
 
 def sound(decision: ApprovalDecision) -> ApprovalDecision:
-    """Return a decision as plain data that shares nothing with `decision`; a denial if it is malformed."""
+    """Return a copy of a decision, with its own copy of the arguments; a denial if it is malformed."""
     verdict: object = decision.verdict
     reason = well_formed(decision.reason) if isinstance(decision.reason, str) else ""
     if verdict == "approve" and decision.arguments is None:

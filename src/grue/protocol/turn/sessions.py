@@ -329,7 +329,7 @@ def _when_verified(state: s.Presuming) -> Transition:
 def _go_on(
     turn: Turn, reply: m.CompletionReceived | m.CompletionFailed | None, notes: Commands
 ) -> Transition:
-    """Act on the reply, if it has arrived; otherwise wait for it."""
+    """Act on `reply`. If it is `None`, the reply has not arrived: the next state waits for it."""
     state = s.AwaitingCompletion(turn, "loop")
     match reply:
         case None:

@@ -179,7 +179,7 @@ class MainThreadWork(Generic[T]):
 
     async def run(self) -> None:
         """Run the work, in the loop that `run_within` has started."""
-        with contextlib.suppress(WorkInterrupted):  # `run_within` raises it, after the loop's end
+        with contextlib.suppress(WorkInterrupted):  # `run_within` raises `KeyboardInterrupt` instead
             self._result.append(await self._work.run(self._function))
 
     def run_within(self, run_loop: Callable[[Callable[[], Awaitable[None]]], object]) -> T:

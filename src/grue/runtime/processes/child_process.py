@@ -142,9 +142,9 @@ class ChildProcess:
             if not leaves_no_time(exc_type):
                 await self._leave()
         finally:
-            # Usually the group has ended by now and this does nothing. It matters if `_leave` was skipped, or
-            # was broken off in spite of its shield, for example by a second Ctrl-C. Then the event loop is
-            # being torn down and nothing can be awaited, so this blocking call kills the group.
+            # Usually `_leave` has ended the group already, and this call does nothing. But `_leave` may have
+            # been skipped, or interrupted in spite of its shield, for example by a second Ctrl-C. Then the
+            # event loop is closing and nothing can be awaited, so this blocking call kills the group.
             self._group.end()
             self._gone.set()
             self._close_descriptors()

@@ -53,7 +53,7 @@ class Found(NamedTuple):
     is_number: bool = False
 
     def merged(self, other: Self) -> "Found":
-        """Return one span for two that overlap."""
+        """Return one span that covers this one and `other`, with the replacement of the lower rank."""
         first = min(self, other, key=lambda found: found.rank)
         return first._replace(start=min(self.start, other.start), end=max(self.end, other.end))
 
@@ -353,7 +353,7 @@ class Redaction:
             yield last
 
     def _in_piece(self, written: bytes, start: int, end: int, *, in_json: bool) -> Iterator[Found]:
-        """Yield the spans that begin from `start` to before `end`, from left to right."""
+        """Yield the spans whose first byte is in `written[start:end]`, from left to right."""
         found = self._secrets_in(written, start, end)
         if in_json:
             found = [_in_one_string(written, spans) for spans in found]

@@ -135,10 +135,10 @@ class TraceReader(Generic[B]):
             yield LinePlace(offset, number, size), self.decoded(number, line)
 
     def at(self, place: LinePlace) -> Envelope[B]:
-        """Read one envelope again. It costs a few system calls.
+        """Return the envelope at a place that `with_places` has yielded. This costs a few system calls.
 
         Raises:
-            TraceError: The file has changed since, or cannot be read.
+            TraceError: The file has changed since `place` was yielded, or cannot be read.
         """
         with _opened(self.path) as file:
             file.seek(place.offset)

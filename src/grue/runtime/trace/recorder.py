@@ -78,7 +78,7 @@ class Backlog:
         self.check()
 
     async def wait_async(self) -> None:
-        """Wait without blocking the event loop. Cancellation ends the wait only, not the calls."""
+        """Do the same as `wait`, without blocking the event loop. A cancelled wait does not end the calls."""
         while self.busy:
             await anyio.to_thread.run_sync(wait, list(self.calls), abandon_on_cancel=True)
         self.check()

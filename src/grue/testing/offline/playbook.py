@@ -74,9 +74,9 @@ def position(commands: Sequence[str], turn: int, recent: Sequence[str]) -> int |
     """Return how many commands of a script were played; `None` if the last commands are not in the script.
 
     If `recent` equals the script's commands just before this turn, every turn has followed the script, and
-    the result is `turn - 1`. Otherwise, idle commands such as `look` are dropped from `recent`, because a
-    host plays them when a turn fails, and the result is the latest place in the script at which the rest
-    matches.
+    the result is `turn - 1`. Otherwise some turns may have failed: a host then plays an idle command such as
+    `look`. So idle commands are dropped from `recent`, and the result is the last place in the script before
+    which the remaining commands stand.
 
     Args:
         commands: The script.

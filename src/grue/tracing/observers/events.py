@@ -104,7 +104,7 @@ class _TurnLines:
         self._broken_by: str | None = None
 
     def lines(self, body: object) -> Iterator[LogLine]:
-        """Take the next message, and yield its log lines that depend on earlier messages too."""
+        """Take the next message, and yield the log lines for it that need earlier messages of the turn."""
         match body:
             case m.ConnectFailed(server=server):
                 self._attempts[server] = body

@@ -259,7 +259,7 @@ class EpisodeLog:
         self._skipping: tuple[int, object] | None = None
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Append the lines of the events that `envelope` makes."""
+        """Append the log lines for this envelope, if it has any."""
         del line
         for event in self._feed.feed(envelope):
             for text in self._lines(event):

@@ -81,7 +81,10 @@ class MessageStream(ABC):
 
 
 def is_closed(error: SdkError, stream: MessageStream) -> bool:
-    """Return whether an error means a broken connection, not a server's own error with the same code."""
+    """Return whether `error` was raised because the stream is broken.
+
+    A server may answer with an error of the same code, `CONNECTION_CLOSED`. Then the stream is intact.
+    """
     return (
         stream.broken is not None
         and error.code == types.CONNECTION_CLOSED

@@ -172,7 +172,7 @@ def _fields(content: bytes) -> list[tuple[str, object]]:
 
 
 def _life(seconds: object) -> object:
-    """Return the lifetime of a token in seconds, at most ten years. Other values stay as they are."""
+    """Return `seconds` as an integer from 0 to ten years. Return a value that is not a number unchanged."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float | str):
         return seconds
     try:
@@ -302,7 +302,7 @@ class Authorizer:
                 if refreshed:
                     return refreshed
             if refusal is None:
-                return used  # it may still be valid: the server decides
+                return used  # the server has not refused this token yet, so try it
             if self._auth.grant == "identity_assertion":
                 return await self._asserted(refusal)
             if self._auth.grant == "client_credentials":

@@ -323,7 +323,7 @@ class HttpStream(MessageStream):
         return True
 
     def leave_session(self) -> None:
-        """Send further requests without the id of a session."""
+        """From now on, send requests without the header `Mcp-Session-Id`."""
         self.sessionless = True
 
     def break_off(self, fault: WireFault) -> None:

@@ -194,8 +194,8 @@ class TaskOfCall:
     async def result(self, *, at_once: bool = False) -> m.JsonObject:
         """Wait for the result and return it, as `tools/call` would have returned it.
 
-        If the caller is cancelled, or gives the task up, the server is told to cancel the task, and gets a
-        second to answer that.
+        The server is told to cancel the task if the caller is cancelled, if the server refuses to tell the
+        task's state, or if host code that answers its questions fails. It gets a second to answer that.
 
         Args:
             at_once: Ask the first time without waiting, because the task was created some time ago.
