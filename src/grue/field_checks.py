@@ -24,7 +24,7 @@ _OWNERS: dict[str, Collection[str]] = {}  # The keywords of each public class, b
 
 
 class OwnKeywords(StructMeta):
-    """Metaclass of Structs whose `TypeError` for an unknown keyword says which class has that keyword."""
+    """Metaclass of Structs. If a call has an unknown keyword, the `TypeError` names the class that has it."""
 
     def __init__(self, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **_: Any) -> None:
         super().__init__(name, bases, namespace)

@@ -406,7 +406,7 @@ class LentConversation(Struct):
     async def answered(
         self, command: m.RequestCompletion, asked: EncodedConversation, reply: Reply, elapsed_s: float
     ) -> m.CompletionReceived:
-        """Add the reply to the conversation, save it, and return the event for the agent.
+        """Add the reply to `asked`, save the conversation, and return the event for the agent.
 
         If `command.aside` is set, `asked` is a copy of the conversation, and nothing is saved.
 
@@ -670,7 +670,7 @@ class LlmActor(Actor[m.LlmCommand]):
     def _judge_shape(
         self, command: m.RequestCompletion, reply: Reply, say: Callable[[m.LlmNote], object]
     ) -> None:
-        """If the reply does not fit the schema that was sent, write the schema into later prompts."""
+        """If the reply does not fit the answer's schema, write the schema into the text of later prompts."""
         endpoint = self._endpoint
         answer = command.mode.answer if isinstance(command.mode, m.RequireAnswer) else None
         judged = reply.content and not (
@@ -749,8 +749,8 @@ class LendingFactory(Protocol):
     def lending(self, lent: LentConversation) -> LlmFactory:
         """Return a factory for one turn, whose actor continues `lent`.
 
-        For requests with the conversation id `lent.id`, the actor calls `lent.ask` and `lent.answered`. It
-        keeps any other conversation itself.
+        For a request with the conversation id `lent.id`, the actor calls `lent.ask` and `lent.answered`. The
+        histories of other conversations are kept by the actor itself.
         """
         ...
 
@@ -809,5 +809,5 @@ class EndpointActors:
         return EndpointActors(self._endpoint, self._lent, on_sent)
 
     def support_check(self) -> SupportCheck:
-        """Return whether and when the turn checks that the model can call tools, such as `"before"`."""
+        """Return when a turn checks that the model can call tools, such as `"before"` its first request."""
         return self._endpoint.support_check()

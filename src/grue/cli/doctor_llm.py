@@ -86,8 +86,8 @@ def look_at_llm(config: GameConfiguration, *, network: bool, named: bool) -> Ite
     Args:
         config: The settings.
         network: Whether requests may be sent to the endpoint.
-        named: Whether the project, a Python file of the folder or the command line names this endpoint;
-            otherwise it is the default.
+        named: Whether the user has chosen this endpoint: in `pyproject.toml`, in a Python file of the
+            folder or on the command line. `False`: it is the default endpoint.
     """
     url = shown_endpoint(config.client_base_url)
     try:

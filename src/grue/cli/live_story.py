@@ -58,8 +58,8 @@ class Line(Struct, frozen=True):
 def _wrapped(text: str, width: int, hanging: str) -> list[str]:
     if cells(text) <= len(text):
         return textwrap.wrap(text, width, subsequent_indent=hanging) or [""]
-    # `textwrap` counts characters, not columns. So put a placeholder after each wide character. If a row
-    # breaks between a character and its placeholder, the row is one column too long: wrap at `width - 1`.
+    # `textwrap` counts characters, not columns. So put a placeholder after each wide character. Wrap at
+    # `width - 1`: if a row is broken between a character and its placeholder, it gets one column longer.
     spaced = "".join(char + _SECOND_COLUMN * (cells(char) - 1) for char in text)
     rows = textwrap.wrap(spaced, width - 1, subsequent_indent=hanging)
     return [row.replace(_SECOND_COLUMN, "") for row in rows]

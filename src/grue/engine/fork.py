@@ -435,8 +435,8 @@ def _past(
     if not place.events:
         return TurnsPast(forked=forked, copied=run.earlier, rewrites=rewrites)
     told = {each.seq for each in run.envelopes if each.seq < seq and each.receiver == AGENT}
-    # Copy the messages before the fork, and those that the agent sent later because of an event before the
-    # fork: the agent may get the next event before it sends them.
+    # Copy the messages before the fork. Copy also the agent's later messages whose cause is an event before
+    # the fork: the next event may have been recorded before the agent had sent them.
     copied = [
         each
         for each in run.envelopes
@@ -462,7 +462,7 @@ def _past(
 
 
 def _names(asked: ForkRequest) -> Iterator[str]:
-    """Yield a short text for each change of the fork, such as `system`."""
+    """Yield a name for each change that the fork asks for, such as `system` or `tools of files`."""
     if asked.system is not None:
         yield "system"
     yield from asked.changes

@@ -329,7 +329,8 @@ class PresumedListings:
         servers = [name for name in command.servers if name not in waiting]
         on = [name for name in servers if not isinstance(connections.get(name), Disabled)]
         starting = [name for name in on if not isinstance(self._servers[name], HostFunctions | HostCommands)]
-        # Decide this first: most turns have to wait, and then the host's functions need not be listed here.
+        # Check this before any listing is made: most turns have to wait, and for them the host's functions
+        # need not be listed here.
         if not starting or not all(self._is_known(name) for name in starting):
             return None
         listings = [self._of(name, command.policy, registry) for name in on]

@@ -360,7 +360,7 @@ class ProgressSource:
         self._last = TurnProgress(doing="waiting for its turn")
 
     def enter(self, actors: TurnActors) -> None:
-        """From now on report the progress of these actors."""
+        """Make `progress` return the progress of these actors, until `leave` is called."""
         self._actors = actors
 
     def leave(self) -> None:

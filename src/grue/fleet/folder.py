@@ -410,7 +410,10 @@ def _commit_at(folder: Path, commit: Commit) -> bool:
 
 
 def _rename_into_place(draft: Path, held: Path) -> bool:
-    """Move `draft` into a new folder, and rename that folder to `held`; `False`: `held` has a commit."""
+    """Commit `draft`: move it into a new folder, and rename that folder to `held`.
+
+    Return `False` if the folder `held` exists already and contains a commit.
+    """
     holder = Path(tempfile.mkdtemp(prefix=f".{held.name}.", dir=held.parent))
     try:
         draft.rename(holder / COMMIT)

@@ -26,10 +26,10 @@ class Passing(Struct, frozen=True):
 
     @classmethod
     def of(cls, scores: Iterable[float], worst: float | None, *, lower_is_better: bool) -> "Passing":
-        """Return which of these scores pass.
+        """Return the rule for scores like `scores`; `worst` is the worst score that passes.
 
-        If `worst` is `None` and all scores are from 0 to 1, the worst score that passes is 1 (0 if lower is
-        better). If `worst` is `None` and the scores have another range, every score passes.
+        If `worst` is `None` and all scores are from 0 to 1, only 1 passes (or only 0, if lower is better). If
+        `worst` is `None` and a score is outside this range, every score passes.
         """
         known = list(scores)
         if worst is None and known and all(0 <= score <= 1 for score in known):

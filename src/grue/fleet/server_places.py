@@ -54,7 +54,7 @@ class ServerPlaces:
         return self._held.total()
 
     def wants_too_many(self, worker: str) -> bool:
-        """Return whether a worker already has `an_episode` server processes."""
+        """Return whether a worker already has as many server processes as one episode may have."""
         return self._held[worker] >= self._cap.an_episode
 
     def take(self, worker: str) -> bool:

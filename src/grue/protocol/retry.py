@@ -119,7 +119,8 @@ def next_delay(
         return None
     if failure.kind == "unreachable":
         delay = min(delay, _UNREACHABLE_DELAY_S)
-    # The jitter only adds: a request before the time that the endpoint asks for would be refused again.
+    # The jitter never shortens the delay: a request before the time that the endpoint has asked for would be
+    # refused again.
     return delay * (1 + policy.jitter_factor * jitter)
 
 
@@ -207,7 +208,7 @@ def _until(value: str, now: float) -> float | None:
 
 
 def _left(date: datetime, now: float) -> float:
-    """Return the seconds until a date; one that names no zone is in UTC, as HTTP's dates are."""
+    """Return the seconds from `now` until `date`. A date without a time zone counts as UTC."""
     date = date if date.tzinfo else date.replace(tzinfo=UTC)
     return max(0.0, date.timestamp() - now)
 

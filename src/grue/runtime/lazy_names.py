@@ -24,9 +24,8 @@ def lazy_names(module: str, file: str) -> tuple[object, object, list[str]]:
             elsewhere = _public_home(name) if name[:1].isupper() else None
             where = f"; it is in {elsewhere}: from {elsewhere} import {name}" if elsewhere else ""
             text = f"module {module!r} has no attribute {name!r}{where}"
-            # `from grue import X` replaces an AttributeError by an ImportError with a text of its own, and
-            # our hint would be lost. So raise an ImportError there, and an AttributeError, which `hasattr`
-            # needs, everywhere else.
+            # For `from grue import X` raise an ImportError: Python would replace an AttributeError by an
+            # ImportError without our hint. Otherwise raise an AttributeError, because `hasattr` needs it.
             importing = sys._getframe(1).f_code.co_name == "_handle_fromlist"  # noqa: SLF001 - the only way to tell
             raise ImportError(text, name=module) if importing and elsewhere else AttributeError(text)
         home = importlib.import_module(homes[name])

@@ -358,7 +358,7 @@ class ConfinedThread(Generic[Started]):
         return self._result
 
     def go_on(self) -> None:
-        """Let the thread call `afterwards` and end. Safe to repeat."""
+        """Tell the thread to call `afterwards` and to end. A second call has no effect."""
         self._goes_on.put(None)
 
     def end(self) -> None:

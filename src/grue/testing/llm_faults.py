@@ -46,7 +46,10 @@ def broken_off(reply: LlmReply = _GOOD_REPLY, *, after: float = 0.5) -> LlmReply
 
 
 def truncated(reply: LlmReply = _GOOD_REPLY, *, after: float = 0.5) -> LlmReply:
-    """Send a fraction of the body as if it were all of it; of a stream, leave out the last events."""
+    """Send only the first part of the body, the fraction `after`, as if it were complete.
+
+    If the reply is streamed, the last events are left out.
+    """
     return replace(reply, after=after)
 
 

@@ -58,7 +58,7 @@ _REF = "#/$defs/{name}"
 
 
 class _Omitted:
-    """Stands for an argument that was not given, if pydantic reads the parameter."""
+    """Class of `_OMITTED`: stands for an argument that was not given, of a parameter that pydantic reads."""
 
 
 _OMITTED = _Omitted()

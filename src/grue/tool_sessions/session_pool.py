@@ -401,7 +401,7 @@ class _SessionUser:
 
 
 class LeasedConnection(_SessionUser):
-    """A `ToolConnection` that one turn has leased from the pool. Leaving it gives it back to the pool."""
+    """A `ToolConnection` that a turn leases from the pool. At its exit the connection is given back."""
 
     def __init__(self, pool: SessionPool, prewarmed: PooledConnection | None, request: LeaseRequest) -> None:
         super().__init__(pool, prewarmed)
@@ -510,7 +510,7 @@ _METHOD_NOT_FOUND = -32601
 
 
 class SharedSession(_SessionUser):
-    """A `ToolConnection` to a kept session, for calls outside turns. Leaving it leaves the session open."""
+    """A `ToolConnection` to a kept session, for calls outside turns. At its exit the session stays open."""
 
     def __init__(self, pool: SessionPool, server: m.ServerName, connect: Connect) -> None:
         super().__init__(pool)

@@ -266,7 +266,11 @@ class _TurnDiff:
     def _paired(
         self, left: _Siblings, right: _Siblings
     ) -> Iterator[tuple[EpisodeEnvelope | None, EpisodeEnvelope | None]]:
-        """Pair siblings of one kind: in order, or by content if one side has more (and not too many)."""
+        """Pair the siblings of one kind.
+
+        If both sides have equally many, or one has more than `_MOST_MATCHED`, pair them in order; otherwise
+        pair those with the same content.
+        """
         if len(left) == len(right) or max(len(left), len(right)) > _MOST_MATCHED:
             yield from zip_longest(left, right)
             return

@@ -156,9 +156,10 @@ def log_lines(body: Struct) -> tuple[LogLine, ...]:
 
 
 def told_lines(body: Struct) -> Iterator[tuple[str, str]]:
-    """Yield pairs `(key, line)` about a message, for a program that prints lines and has no recorder.
+    """Yield pairs `(key, line)`: lines about a message, for a program that prints them and has no recorder.
 
-    The program may skip a line if it has printed a line with the same key. The text is untrusted.
+    Lines with the same key report the same problem, so the program may print only the first of them. The text
+    is untrusted.
     """
     match body:
         case m.ServerDied(server=server, failure=failure):

@@ -170,10 +170,10 @@ class ImageTable:
             yield name, *self.image(name)
 
     def image(self, name: str) -> tuple[str, bytes]:
-        """Return an image's media type and its base64.
+        """Return the media type and the base64 of the image with the id `name`.
 
         Raises:
-            KeyError: No image has the id `name`.
+            KeyError: No image has this id.
         """
         mime, start, length = self._places[name]
         self._spool.seek(start)

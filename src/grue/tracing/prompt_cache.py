@@ -152,9 +152,9 @@ class _Prompted(Struct, kw_only=True):
     Attributes:
         whole: Whether the trace holds all earlier messages of the conversation.
         sent: The last prompt with tools (`True`) and the last without (`False`).
-        blame: What has changed the messages of the last prompt since it was sent. Each entry: how many bytes
-            at the beginning of the messages are still the same, and number and kind of the trace message that
-            made the change.
+        blame: The changes of the last prompt's messages since it was sent. Each entry: how many bytes at the
+            beginning of the messages a change has left the same, and the number and the kind of the trace
+            message that reports the change.
         adapted: Number and kind of the trace message that changed how requests are encoded; `None`: nothing
             has changed since the last prompt.
         notes: Possible reasons if the next request offers no tools. Each entry: number and kind of a trace
@@ -300,8 +300,8 @@ class CachedPrompts:
             try:
                 talk.encoded.ask(command.new, command.mode)
             except ValueError:
-                # The messages do not continue the known history: an old version of grue recorded messages
-                # again after a resume, or a secret was redacted. So the sizes count as incomplete.
+                # The new messages cannot follow the messages before: an old version of grue recorded messages
+                # again after a resume, or a secret was redacted. So the sizes are reported as incomplete.
                 talk.whole = False
                 talk.encoded.history.forget()
 

@@ -143,9 +143,10 @@ _READ = frozenset(
 
 
 def trace_rows(trace: Path, episode: str) -> Iterator[Row]:
-    """Yield the rows of an episode: each turn, with its calls, and each request when it has ended.
+    """Yield the rows of an episode: one for each turn, tool call and request.
 
-    Turns and requests that have not ended come last.
+    A turn's row and the rows of its calls are yielded when the turn has ended, a request's row when the
+    request has ended. The rows of turns and requests without an end come last.
 
     Args:
         trace: The trace, or its run folder.

@@ -43,7 +43,7 @@ class UserSaid(Fact, frozen=True, kw_only=True, tag="chat.Said"):
     size: int
 
     def summary(self) -> str:
-        """Return the file and size of the conversation before the turn."""
+        """Return the conversation's file, and the file's size in bytes before the turn."""
         return f"turn {self.turn}, from byte {self.size} of {self.file}"
 
     def severity(self) -> Severity:

@@ -286,8 +286,8 @@ def begin_of_turn(saved: SavedConversation, began: m.HistoryReference) -> tuple[
     for number, line in enumerate(saved.lines, start=1):
         before.take(line)
         if isinstance(line, TurnMark) and (line.state, line.began) == ("running", began.digest):
-            # The last line before this mark may be a reply. `History` makes a reply an entry only at the next
-            # `say`, and `began` counts it as an entry. So call `say` with no texts.
+            # The last line before this mark may be a reply. `began` counts the reply as an entry, but
+            # `History` makes it an entry only at the next call of `say`. So call `say` without texts.
             before.history.say(())
             ledger = before.history.ledger
             found = ledger is not None and (ledger.length, ledger.digest) == (began.length, began.digest)

@@ -255,7 +255,7 @@ class _Rest(Spending):
         return self.spent.left(episode, turn.limits.budget)
 
     def add(self, requests: int, usage: m.Usage) -> None:
-        """Add the finished turn to the runner's spending."""
+        """Add to the runner's spending what the finished turn has spent since it was resumed."""
         rest = Spent(requests=requests, usage=usage).less(self._counted)
         self._whole.add(rest.requests, rest.usage)
 

@@ -279,8 +279,8 @@ def judge_calls(
         policy: The policy that judges the calls.
         approved: Canonical names of tools that were approved in advance: the policy does not ask about them.
             A tool that the policy denies stays denied.
-        made: The tools that were called already for the same reply of the model, one item for each call, for
-            example by a process that was killed. These calls count towards `max_calls`.
+        made: The tool of each call that was already made for the same reply of the model, for example by a
+            process that was killed. These calls count towards the policy's `max_calls`.
     """
     _, used = judge(policy, made, {})
     terms, _ = judge(policy, [call.tool for call in calls], used)

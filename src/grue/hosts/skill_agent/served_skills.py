@@ -135,8 +135,8 @@ def read_file(asks: AsksServers, skill: ServedSkill, path: str = SKILL_FILE) -> 
     """Read one file of a skill, check its digest and size, and return its text.
 
     Raises:
-        ValueError: There is no such file, it differs from its entry, is too long, or is not text. The error's
-            text is for the model.
+        ValueError: The skill has no such file, or the file is too long, is not text, or has another digest or
+            size than the server has listed. The error's text is for the model.
         MCPError: The server does not answer.
     """
     listed = skill.files.get(path)

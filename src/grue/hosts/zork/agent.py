@@ -123,10 +123,10 @@ def add_loggers(recorder: Recorder, *loggers: Any, episode_id: str) -> None:
 
 
 def add_langfuse(recorder: Recorder, client: Any, *, session_id: str | None) -> LangfuseObserver | None:
-    """Add an observer for a Langfuse client, unless the recorder has one for it.
+    """Add an observer for a Langfuse client, and return it; the caller has to close it.
 
-    Return the observer, which the caller has to close; `None` if no observer was added. If `client` is
-    `None`, nothing is added. Without a `session_id`, the observer makes one.
+    If `client` is `None`, or the recorder already has an observer for this client, add nothing and return
+    `None`. If `session_id` is `None`, the observer generates one.
     """
     observed = (each for each in recorder.observers if isinstance(each, LangfuseObserver) and not each.closed)
     if client is None or any(each.client is client for each in observed):
@@ -485,10 +485,10 @@ class ZorkAgent:
             weakref.finalize(self, observer.close, timeout_s=0)
 
     def _wait_for_langfuse(self) -> None:
-        """Wait until the manager's Langfuse client has received the turn's events, for its `flush` to send.
+        """Wait until the turn's events have been given to the manager's Langfuse client.
 
-        If the client once takes longer than `_TOLD_S` seconds, later turns do not wait, because a slow client
-        would delay every one of them.
+        So a call of the client's `flush` after the turn sends them. If the client once takes longer than
+        `_TOLD_S` seconds, later turns do not wait, because a slow client would delay each of them.
         """
         if self._langfuse is not None and self._langfuse_keeps_up:
             self._langfuse_keeps_up = self._langfuse.wait_idle(_TOLD_S)

@@ -1,4 +1,6 @@
-"""Read what a program's client and manager return: grue's own objects, an SDK's, or objects like these.
+"""Read what the methods of a program's LLM client and MCP manager return.
+
+The client and the manager may be grue's own, an SDK's, or the program's own with the same methods.
 
 If a client that is not an `LLMClient` has a method `_supports_tool_calling`, that method decides whether a
 model can call tools.

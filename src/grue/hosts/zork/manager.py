@@ -55,12 +55,12 @@ class TurnUse(Struct, frozen=True):
 class SessionNews:
     """An observer of a manager's sessions.
 
-    During a turn, the session's messages are not passed to the manager's observers. They would get each
-    connect and tool call twice, because the turn reports these to the same observers. A message that the turn
-    does not report, such as a changed tool, is noted in the turn's trace.
+    Outside turns it passes the session's messages to the manager's observers. During a turn it does not,
+    because the turn reports each connect and tool call to the same observers itself. Messages that the turn
+    does not report, such as a changed tool, are then recorded in the turn's trace.
 
-    This class must not refer to the manager. A session refers to it, so an open session would keep the
-    manager alive.
+    This class must not refer to the manager. A session refers to this observer, so an open session would keep
+    the manager alive.
 
     Attributes:
         observers: The manager's observers.

@@ -320,5 +320,5 @@ class OverriddenManagerConnection(ManagerConnection):
 
 
 def connect_overridden(manager: MCPManager) -> Connect:
-    """Return a tool server for a `Runner` that connects and makes calls by the manager's methods."""
+    """Return a tool server for a `Runner` that connects and makes calls by the overridden methods."""
     return lambda note: OverriddenManagerConnection(manager, note)

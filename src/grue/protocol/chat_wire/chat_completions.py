@@ -490,7 +490,7 @@ class _Calls:
         """Add a piece of a call, and return the number of characters to add to `ChatAssembler.held`.
 
         Raises:
-            DamagedStream: The piece does not belong to a call that has begun, and does not begin one.
+            DamagedStream: The piece is malformed, comes after the end of its call, or belongs to no call.
         """
         said = intact(_member(intact(piece, _PIECE).get("function") or {}, "function"), _FUNCTION)
         call = self._of(piece, said)

@@ -49,10 +49,10 @@ MARK = b',"cache_control":' + to_json(w.EPHEMERAL)
 
 
 class EncodedMessages:
-    """Encoded messages in order. Only the newest `room` marked messages keep their cache markers.
+    """The messages of a prompt as JSON, in order. Only the newest `room` cache markers are kept.
 
     Args:
-        room: How many messages may have a marker. It may be lowered before the first message is marked.
+        room: How many messages may have a cache marker. May be lowered before the first marker is added.
 
     Attributes:
         size: Bytes of all messages.

@@ -164,7 +164,7 @@ class ResponsesAssembler:
         return ()
 
     def body(self) -> bytes:
-        """Return the response. If it has no items, the items of the events before it are put in."""
+        """Return the response as JSON. If its `output` is empty, use the items that earlier events had."""
         if self._items and self._response.get("output") == []:
             return to_json({**self._response, "output": list(self._items.values())})
         return to_json(self._response)
@@ -299,7 +299,7 @@ class ResponsesAssembler:
         return call
 
     def _alike(self, item: m.JsonObject, index: int) -> Iterator[_CallEvents]:
-        """Yield the calls that an item of the response may repeat, the likeliest first."""
+        """Yield the calls of earlier events that may be the same call as `item`, the likeliest first."""
         ids = _ids(item)
         for given in ids:
             calls = self._by_id.get(given, [])

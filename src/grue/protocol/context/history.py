@@ -67,7 +67,7 @@ class Ledger:
         self._saved(line)
 
     def forget(self) -> None:
-        """Take back the reply that was saved early."""
+        """Remove the reply that was saved early from the conversation's file."""
         self._early = None
         self._saved(b"")
 

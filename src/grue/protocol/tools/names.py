@@ -89,11 +89,11 @@ def is_wire_name(name: str) -> bool:
 
 
 class WireNames:
-    """A two-way table of canonical names and wire names; entries are added, and never changed.
+    """A two-way table of canonical names and wire names. Once added, an entry never changes.
 
-    A name that needs no encoding is its own wire name. Other names get a readable wire name, with a hash at
-    its end if the readable one is taken or too long. The order of the names in one call of `add` does not
-    matter.
+    If a canonical name is a valid wire name, it stays unchanged. Any other name gets a readable wire name; if
+    that is taken or too long, a hash is put at its end. The result of a call of `add` does not depend on the
+    order of its names.
 
     Args:
         style: `canonical` leaves names unchanged; `encoded` makes them match `[A-Za-z][A-Za-z0-9_-]{0,63}`.

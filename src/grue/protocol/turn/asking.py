@@ -332,6 +332,6 @@ def _with_handle(turn: Turn, item: Item, cut: Collection[m.CallId], named: Mappi
 
 
 def _named(turn: Turn, new: tuple[m.ConversationItem, ...]) -> dict[str, str]:
-    """Return the name of the tool of each call that `new` answers, by call id."""
+    """Return the tool names of the calls whose results are in `new`, by call id."""
     answers = sum(isinstance(item, m.ToolMessage) for item in new)
     return {record.call_id: record.name for record in turn.records[len(turn.records) - answers :]}

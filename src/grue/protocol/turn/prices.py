@@ -109,7 +109,10 @@ class Spent(Struct, frozen=True, kw_only=True):
         return Spent(requests=self.requests + requests, usage=self.usage + usage)
 
     def less(self, other: "Spent") -> "Spent":
-        """Return the total without `other`, which is a part of it. The cost is `None` only if it is here."""
+        """Return this total minus `other`, which is a part of it.
+
+        The cost is `None` if this total's cost is `None`. If the cost of `other` is `None`, it counts as 0.
+        """
         mine, theirs = self.usage, other.usage
         cost = None if mine.cost_usd is None else mine.cost_usd - (theirs.cost_usd or 0.0)
         usage = m.Usage(

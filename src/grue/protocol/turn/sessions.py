@@ -49,7 +49,10 @@ def begin(run: m.RunTurn) -> Transition:
 
 
 def open_all(turn: Turn, *, asking: bool) -> Transition:
-    """Open the sessions at the turn's start; `asking`: meanwhile check that the model can call tools."""
+    """Open the sessions at the turn's start.
+
+    With `asking`, also check that the model can call tools, while the sessions open.
+    """
     opening = tools.servers_at_start(turn)
     commands: Commands = tuple(tools.open_session(turn.run, server) for server in opening)
     state = s.AwaitingSessions(turn, opening, turn.opening, asking)

@@ -157,7 +157,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def callable(self) -> tuple[m.ToolDefinition, ...]:
-        """The tools that a call may name, whether they are offered or found by a search."""
+        """The tools that the model may call: those that are offered, and those that a search can find."""
         return (find_tools(self.run.servers), CALL_TOOL, *self.tools) if self.searching else self.tools
 
     def meant(self, call: m.ToolCall) -> m.ToolCall:

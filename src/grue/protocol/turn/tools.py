@@ -164,7 +164,7 @@ def _next_run(state: s.AwaitingTools) -> Run | None:
 def called_first(
     state: s.AwaitingTools, event: m.SessionOpened | m.McpDisabled | m.StartupFailed
 ) -> Transition:
-    """Go on after a server that was called has started or has failed to start."""
+    """Handle the start, or the failed start, of a server that was started because a tool of it was called."""
     match event:
         case m.SessionOpened():
             state, verified = started(state, event)
@@ -542,7 +542,7 @@ def _check(turn: Turn, phase: Phase, reply: m.CompletionReceived) -> Transition:
 
 
 def refuse_answer(state: s.AwaitingVerdict, reason: str) -> Transition:
-    """Go on after the host's check has refused a text."""
+    """Handle the host's refusal of a reply's text: ask the model for a repair, or end the turn."""
     reason = CUT.format(reason=reason) if state.cut else reason
     return refuse(state.turn, state.phase, m.NoAnswer(reason=reason, raw=state.content))
 
@@ -660,7 +660,10 @@ def start_called(state: s.AwaitingTools) -> tuple[s.AwaitingTools, Commands]:
 
 
 def started(state: s.AwaitingTools, event: m.SessionOpened) -> tuple[s.AwaitingTools, m.ToolsVerified]:
-    """Take over the tools of a server that was called; the next request offers them if they have changed."""
+    """Add the tools of a server that was started because the model called one of its tools.
+
+    If they differ from the tools that the model was offered, the next request offers the new ones.
+    """
     offered, turn = state.turn, with_report(state.turn, event)
     changed = changed_tools(offered.tools, without_doubles(turn.tools)[0])
     if not changed and not event.serves_unlisted:

@@ -107,11 +107,11 @@ def start_in_daemon_thread(call: Callable[[], T]) -> Future[T]:
 
 
 def context_of(library: str | None) -> Context:
-    """Return a copy of the caller's context in which sniffio's variable is set to `library`.
+    """Return a copy of the caller's context in which sniffio's context variable is `library`.
 
-    If sniffio is installed, anyio and httpx ask it which async library is running, and it reads this context
-    variable. In a plain copy it would name the library that runs in the caller's thread, and `anyio.run`
-    would refuse to start a loop in another thread. `library=None`: the code will run under no async library.
+    If sniffio is installed, anyio and httpx ask it which async library is running, and sniffio reads this
+    variable. An unchanged copy would still name the library that runs in the caller's thread, so in a new
+    thread `anyio.run` would refuse to start a loop. `library=None`: no async library is running.
     """
     context = copy_context()
     if _library is not None:
@@ -148,7 +148,10 @@ class Pace:
         self._due = 0.0
 
     async def pause(self) -> None:
-        """If the last pause was `STRETCH_S` ago, let other tasks run, or raise a pending cancellation."""
+        """If the last pause was at least `STRETCH_S` ago, let other tasks run.
+
+        If the task has been cancelled meanwhile, the pause raises the cancellation.
+        """
         if time.monotonic() >= self._due:
             await anyio.lowlevel.checkpoint()
             self.paused()

@@ -48,9 +48,9 @@ def blame(error: BaseException, whose: str) -> None:
 
 @contextlib.contextmanager
 def calling(called: object, what: str) -> Iterator[None]:
-    """If the block raises, `blame` the host's code `called`. Code of grue is not blamed.
+    """If the block raises, mark the exception as raised by `called`, unless `called` is code of grue.
 
-    The mark is `what` and the name of `called`, such as "the observer print".
+    The mark consists of `what` and the name of `called`, such as "the observer print"; see `blame`.
     """
     try:
         yield

@@ -185,10 +185,10 @@ class MainThreadWork(Generic[T]):
     def run_within(self, run_loop: Callable[[Callable[[], Awaitable[None]]], object]) -> T:
         """Run the work in the loop that `run_loop` runs, and return its result.
 
-        Our SIGINT handler is set before the loop starts, and the former one is restored after the loop's end.
-        asyncio finds our handler and sets none of its own. Its handler would cancel the main task at the
-        first press, even while the loop starts or ends. If Ctrl-C is pressed after the end of the work, the
-        `KeyboardInterrupt` is raised when the loop has ended.
+        grue's SIGINT handler is set before the loop starts, and the former one is restored after the loop's
+        end. asyncio sets no handler of its own if there is one already. asyncio's handler would cancel the
+        main task at the first Ctrl-C, even while the loop starts or ends. If Ctrl-C is pressed after the end
+        of the work, the `KeyboardInterrupt` is raised when the loop has ended.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed. The work has had time to clean up.

@@ -134,7 +134,10 @@ A worker thread that the call uses has the same value."""
 
 
 def _refuse_in_shared_loop() -> None:
-    """Raise if the caller runs in the loop that all greenlets share: the awaited call runs there, too."""
+    """Raise `MCPError` if the caller runs in the event loop that all greenlets share.
+
+    The call that the caller would wait for runs in the same loop, so the wait would never end.
+    """
     if in_shared_loop():
         raise MCPError(WAITS_FOR_ITSELF.format(instead="a greenlet of its own: gevent.spawn"))
 

@@ -146,13 +146,13 @@ def _can_mark() -> bool:
 
 
 def _room() -> int:
-    """Return from how many values `digits` can choose, under this process's hard limit for RLIMIT_RTTIME."""
+    """Return how many different host marks this process's hard limit for RLIMIT_RTTIME allows."""
     hard = resource.getrlimit(resource.RLIMIT_RTTIME)[1]
     return 10**9 if hard == resource.RLIM_INFINITY else min(10**9, (hard - _BASE) // 10**9)
 
 
 def carries_host_mark(pid: int) -> bool:
-    """Return whether the process was started by a server of this host, or by a descendant of the server."""
+    """Return whether the process is a server that this host has started, or a descendant of such a server."""
     digits = host_mark.digits()
     return bool(digits) and _mark_of(pid) // 10**9 == int(digits)
 

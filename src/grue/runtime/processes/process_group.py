@@ -163,7 +163,10 @@ class SpawnError(MCPError):
 
 
 class ProcessGroup:
-    """A process that leads its own POSIX session and group, with its children. The registry makes it."""
+    """A process that leads its own POSIX session and process group, and its children.
+
+    Made by `ProcessRegistry`.
+    """
 
     def __init__(
         self, leader: subprocess.Popen[bytes], registry: "ProcessRegistry", boxed: "Boxed | None" = None

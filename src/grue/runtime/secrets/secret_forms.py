@@ -132,9 +132,10 @@ def _escaped(secret: str) -> bytes:
         elif _NEVER_ESCAPED.fullmatch(part):
             parts.append(re.escape(part.encode()))
         else:
-            # A pattern that begins with any number of backslashes takes quadratic time on a text full of
-            # them, so the first part matches at most one. A part after one that ends with backslashes matches
-            # none, because the part before has matched them already.
+            # `escape` matches the backslashes before an escaped form of this character. At the start of the
+            # pattern it matches only one: a pattern that begins with any number of backslashes takes
+            # quadratic time on a text full of them. After a part of backslashes it matches none, because
+            # that part has matched them already.
             escape = rb"\\" if first else b"" if after_backslashes else rb"\\+"
             may_escape = b"" if first or after_backslashes else rb"\\*"
             parts.append(_char(part, escape, may_escape))

@@ -165,7 +165,10 @@ class Recorder:
         self.around_call: Callable[[int], AbstractContextManager[object]] = contextlib.nullcontext
 
     def for_another_trace(self) -> "Recorder":
-        """Return a new recorder that hides the same secrets. It has no observers, and counts from 1."""
+        """Return a new recorder that hides the same secrets.
+
+        It has no observers, and its first envelope gets number 1.
+        """
         other = Recorder(clock=self._clock, wall_clock=self._wall_clock)
         other._redaction = self._redaction
         return other
@@ -310,9 +313,9 @@ class Recorder:
         return envelope
 
     def _show_piece(self, envelope: Envelope[Any]) -> None:
-        """Pass on the part of a piece that cannot belong to a secret.
+        """Show the observers the part of the text so far that cannot belong to a secret.
 
-        If that part is empty, this envelope is not recorded, and the next one gets its number.
+        If that part is empty, they are shown nothing, and the next envelope gets this envelope's number.
         """
         texts = self._texts.setdefault((envelope.sender, envelope.turn), {})
         key = replace(envelope.body, text="")

@@ -38,7 +38,7 @@ class _Row(Struct, frozen=True):
 
 
 class _Results(Struct, frozen=True):
-    """The results in a conversation, oldest first."""
+    """The results of the actions in a conversation, oldest first."""
 
     all: list[m.JsonObject]
 

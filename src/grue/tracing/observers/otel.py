@@ -192,8 +192,8 @@ class _OtelSink(SpanSink):
             self.ids.next_span = self.ids.span_of(event.subject.message)
         span = self._tracer.start_span(
             name,
-            # Pass the parent's context explicitly, and for an episode an empty one. Otherwise the span that
-            # is current in this thread would become the parent.
+            # Pass a context explicitly: that of the parent span, or for an episode, which has no parent, an
+            # empty one. Otherwise the span that is current in this thread would become the parent.
             context=Context() if inside is None else set_span_in_context(inside, Context()),
             kind=SpanKind.CLIENT if _is_remote(event) else SpanKind.INTERNAL,
             attributes=present(attributes),

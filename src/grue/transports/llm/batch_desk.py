@@ -188,7 +188,7 @@ class BatchDesk:
                 await patience.after(broken.fault)
 
     async def _first_item(self, batch: BatchState) -> str:
-        """Return the id of a batch's first request whose result can be read; empty if there is none."""
+        """Return the request id of the batch's first readable result; empty if no result can be read."""
         for path in batch.results:
             async for line in self._lines(path):
                 result = self._read(line)

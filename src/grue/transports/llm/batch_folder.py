@@ -42,8 +42,8 @@ class BatchManifest(Struct, frozen=True, kw_only=True):
     """The content of `batch.json`: the model that a folder's requests are for.
 
     Attributes:
-        run: A part of the id of each request, so that no other folder has the same ids.
-        address: The endpoint, without credentials.
+        run: Id of the folder. It is a part of each request's id, so that no other folder has the same ids.
+        address: The URL of the endpoint, without credentials.
         model: The model.
         wire: The wire format.
     """

@@ -141,8 +141,8 @@ class _Stage:
     def _step(self, data: bytes) -> bytes:
         if self._plain:
             return data
-        # Keep the first two bytes, which may arrive in separate chunks. If zlib refuses them, decompress them
-        # again with the next window setting, or find that the body is not compressed at all.
+        # Keep the body's first two bytes: zlib refuses a wrong window setting at these bytes, and they may
+        # arrive in separate chunks. They are then decompressed again with the next window setting.
         before = len(self._head)
         self._head = (self._head + data)[:2]
         try:
@@ -299,8 +299,8 @@ def _network(*, https: bool, proxy: str | None) -> httpx.AsyncBaseTransport:
         return httpx.AsyncHTTPTransport(
             verify=tls() if https else _no_tls(),
             proxy=proxy,
-            # No limit on the number of connections: a connection that a cancellation has left half closed
-            # counts as one, and would keep the next request waiting.
+            # No limit on the number of connections: with a limit, the next request might have to wait for a
+            # connection that a cancellation has left half closed.
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=1, keepalive_expiry=_KEPT_S),
         )
     except (OSError, ValueError, ImportError, httpx.InvalidURL) as error:

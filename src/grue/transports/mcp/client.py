@@ -200,7 +200,7 @@ class McpClient:
     async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
         """Return why the tool's input schema refuses a call; `None`: the call can be sent.
 
-        A `call` with the same arguments afterwards does not repeat the check.
+        If `call` is then called with the same `arguments` object, it does not repeat the check.
         """
         if not self._server.options.check_arguments:
             return None

@@ -355,7 +355,10 @@ async def node_too_old(
 
 
 def oldest_allowed(wanted: str) -> Version | None:
-    """Return the oldest version that a range such as `>=18.17 <21 || ^22` allows; `None` for any version."""
+    """Return the oldest version that a range such as `>=18.17 <21 || ^22` allows.
+
+    `None`: the range has no lower bound.
+    """
     lowest = [_lower_bound(alternative) for alternative in wanted.split("||")]
     return min((bound for bound in lowest if bound), default=None) if all(lowest) else None
 

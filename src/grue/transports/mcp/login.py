@@ -76,7 +76,10 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 10.0
 
     def do_GET(self) -> None:
-        """Take the first request to `_PATH`, and answer with a page; answer any other request with 404."""
+        """Keep the query of the first request to `_PATH`, and answer with a page.
+
+        Answer every other request with 404.
+        """
         parts = urlsplit(self.path)
         if parts.path != _PATH or not self.server.first.acquire(blocking=False):
             self.send_error(404)
@@ -236,7 +239,7 @@ async def _modern_answer(client: httpx2.AsyncClient, url: str, method: str) -> h
 async def _answer(
     client: httpx2.AsyncClient, method: str, url: str, message: dict[str, object] | None = None
 ) -> httpx2.Response:
-    """Send a request and return the head of the server's answer. The body is not read."""
+    """Send a request and return the status and headers of the response. Its body is not read."""
     async with client.stream(method, url, json=message) as response:
         return response
 

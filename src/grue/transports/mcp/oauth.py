@@ -280,12 +280,13 @@ class Authorizer:
         return response.is_success
 
     async def renew(self, used: str, refusal: httpx2.Response | None = None) -> str:
-        """Return another token, because the server has refused a request, or the token expires soon.
+        """Return another token than `used`, which the server has refused, or which expires soon.
 
         Args:
             used: The token of the request; empty if the request had none.
-            refusal: The server's answer, with the status 401, or 403 if the token's scope is too small;
-                `None`: the token was not refused.
+            refusal: The server's answer to the refused request: its status is 403 if the token's scope is too
+                small, else 401. `None`: no request was refused, and `used` expires soon; if it cannot be
+                renewed, it is returned.
 
         Raises:
             AuthorizationRefused: No other token can be obtained.

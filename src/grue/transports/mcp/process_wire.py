@@ -146,7 +146,10 @@ class ProcessWire:
 
 
 def _check_npx_package(server: StdioServer) -> None:
-    """Raise `SpawnError` if npx must not install the missing server: npx would take seconds to fail."""
+    """Raise `SpawnError` if the server's npm package is missing and npx is not allowed to install it.
+
+    npx would report the same, but only after some seconds.
+    """
     package = launchers.missing_npx_package(server)
     if package is not None:
         raise SpawnError(

@@ -17,7 +17,8 @@ class Room(Struct, frozen=True):
         name: The heading of its description.
         text: The part of its description that never changes.
         exits: The room in each direction.
-        feature: A flag, and two sentences for the description: before the flag is set, and after.
+        feature: The name of a flag, and two sentences: the description has the first one until the flag is
+            set, and the second one from then on.
         dark: Whether the player sees nothing here without the lit lantern.
     """
 

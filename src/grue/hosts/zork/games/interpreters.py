@@ -321,14 +321,16 @@ class Choice(Struct, frozen=True):
 
 
 def choose_interpreter(version: int, name: str | None = None) -> Choice:
-    """Choose a story's interpreter: the named one, or the first installed one that prints all of the story.
+    """Choose the interpreter for a story of the Z-machine's version `version`.
 
-    If none prints all of the story, the first installed one is returned, and `Choice.reason` says what is
+    It is the interpreter called `name`. If `name` is `None`, it is the first installed interpreter that
+    prints all text of such a story; if none does, the first installed one. `Choice.reason` then says what is
     lost.
 
     Raises:
-        GameError: There is no interpreter with this name.
-        MissingDependencyError: The named interpreter is not installed, or none is.
+        GameError: grue knows no interpreter of this name.
+        MissingDependencyError: The interpreter is not installed; or `name` is `None`, and no interpreter is
+            installed.
     """
     first = find_interpreter(name)
     if version < FIRST_VERSION_WITH_STYLES or _prints_all(first):
@@ -347,11 +349,12 @@ def choose_interpreter(version: int, name: str | None = None) -> Choice:
 
 
 def find_interpreter(name: str | None = None) -> Interpreter:
-    """Return the interpreter with this name; `None`: the first that is installed.
+    """Return the interpreter called `name`; if `name` is `None`, the first one that is installed.
 
     Raises:
-        GameError: There is no interpreter with this name.
-        MissingDependencyError: The named interpreter is not installed, or none is.
+        GameError: grue knows no interpreter of this name.
+        MissingDependencyError: The interpreter is not installed; or `name` is `None`, and no interpreter is
+            installed.
     """
     if name is not None:
         if name not in INTERPRETERS:
