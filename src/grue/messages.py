@@ -1139,7 +1139,7 @@ class McpDisabled(Message, frozen=True, kw_only=True):
 
     @property
     def why(self) -> str:
-        """Why the server is disabled, for people: `reason`, followed by `last_words`."""
+        """Why the server is disabled, for people: `reason`, and the server's last line on stderr, if any."""
         if not self.last_words:
             return self.reason
         return f"{self.reason.removesuffix('.')}. Its last line on stderr: {self.last_words}"
@@ -1666,8 +1666,8 @@ class TurnFailed(Message, frozen=True, kw_only=True):
 
     Attributes:
         untold: As in `TurnCompleted`.
-        unread: The turn ended while it waited for the model. If a reply came later, the conversation does not
-            contain it.
+        unread: Whether the turn of a conversation ended while it waited for a reply of the model. The
+            conversation does not contain that reply, even if it came later.
     """
 
     turn: int

@@ -187,8 +187,8 @@ class AgentActor(Actor[m.TurnEvent]):
             self._pace.paused()  # other tasks have run while this one waited, so its time slice begins anew
         for place, command in enumerate(commands):
             if len(commands) > _MANY:
-                # A reply may hold thousands of invalid calls, which are answered without a server. Let
-                # other tasks run in between.
+                # A reply may hold thousands of invalid calls. Their answers need no server, so nothing is
+                # awaited in between: let other tasks run.
                 await self._pace.pause()
             elif place:
                 # Recording a message of megabytes takes some milliseconds, so let other tasks run before the

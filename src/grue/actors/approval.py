@@ -33,6 +33,6 @@ class ApprovalActor(Actor[m.AskApproval]):
         self._answer = answer
 
     async def receive(self, envelope: Envelope[m.AskApproval]) -> None:
-        """Get the answers to the questions about one reply, and send them to the agent."""
+        """Ask the host about the calls of one reply of the model, and send the agent what it decides."""
         answer = await self._answer(envelope.body.questions)
         await self._agent.send(answer, sender=self.name, cause=envelope.seq)

@@ -809,5 +809,5 @@ class EndpointActors:
         return EndpointActors(self._endpoint, self._lent, on_sent)
 
     def support_check(self) -> SupportCheck:
-        """Return when a turn checks that the model can call tools, such as `"before"` its first request."""
+        """Return when a turn checks that the model can call tools, such as `"before"`; `"skip"`: never."""
         return self._endpoint.support_check()

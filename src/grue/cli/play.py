@@ -146,7 +146,10 @@ def _finish(
 
 
 def _configuration(options: PlayOptions) -> tuple[GameConfiguration, Any]:
-    """Return the settings, and the bundled MCP server if no other is configured, else `None`."""
+    """Return the settings, and the bundled MCP server if the episode has to use it.
+
+    `None` instead of the server: the user has configured other servers, or has turned MCP off.
+    """
     config = GameConfiguration.of_project()
     model = options.model
     if options.offline:
@@ -168,7 +171,7 @@ def _configuration(options: PlayOptions) -> tuple[GameConfiguration, Any]:
     config.mcp_enabled = True
     if options.output not in ("json", "quiet"):
         why = "no MCP servers are configured"
-        if (file := config.mcp_config_path).is_file():  # `grue tools` uses it, so say why `play` does not
+        if (file := config.mcp_config_path).is_file():  # `grue tools` uses this file; say why `play` does not
             why = f"{shown_path(file)} is not used without --mcp-config, or enabled = true"
         say(
             f"grue: {why}, so the bundled server, {BUNDLED_NAME!r}, is used. For none:"

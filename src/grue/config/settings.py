@@ -411,7 +411,10 @@ def _chosen(table: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
 def _unknown_keys(
     project: ProjectTables, known: Mapping[str, Sequence[str]]
 ) -> Iterator[MCPConfigError.Problem]:
-    """Yield a problem for each unknown key, except below `[tool.zorkgpt]` in tables other than `mcp`."""
+    """Yield a problem for each unknown key of a table.
+
+    Below `[tool.zorkgpt]`, only the table `mcp` is checked, because other programs may use the other tables.
+    """
     for (table, key), root in project.roots.items():
         names = known.get(table)
         if names is None or key in names or (root == ZORKGPT and table != "mcp"):

@@ -282,9 +282,12 @@ class Runner(AsyncToolAccess, Closing):
     def remember(
         self, server: str, connection: Settled | None, listing: Sequence[m.ToolDefinition] = ()
     ) -> None:
-        """Restore what an earlier run of the episode knew about a server, and the tools that it listed last.
+        """Restore what an earlier process knew about a server of this episode.
 
-        `connection` is what `Runner.connection` returned then; `None` leaves the present state unchanged.
+        Args:
+            server: The server's name.
+            connection: What `Runner.connection` returned in that process; `None`: leave the state unchanged.
+            listing: The tools that the server listed last; empty: they are not known.
         """
         self._memory.learn({} if connection is None else {m.ServerName(server): connection})
         self._presumed.recall({m.ServerName(server): tuple(listing)})
@@ -297,8 +300,8 @@ class Runner(AsyncToolAccess, Closing):
         `start="after_turn"`, the turn's server processes are ended in the background, before the next turn's
         first tool call.
 
-        A call inside a running event loop works too, with a warning. If a signal handler raises, the turn
-        ends.
+        A call inside a running event loop works too, with a warning. If one of the program's signal handlers
+        raises an exception during the turn, the turn ends.
 
         Raises:
             MCPServerStartupError: The episode's first connect to a server failed, and `policy` says to raise.

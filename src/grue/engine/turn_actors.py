@@ -189,8 +189,9 @@ class TurnActors:
         command: The message that starts the turn.
         check: The host's check of a final text.
         on_delta: Called with each piece of a streamed reply.
-        earlier: The results of the conversation's earlier turns; `None`: the turn continues none.
-        past: Set if the turn is a fork, or goes on after it has waited for a batch.
+        earlier: The tool results of earlier turns of the conversation; `None`: the turn continues none.
+        past: What was recorded of the turn before, if it is a fork, or goes on after it has waited for a
+            batch.
     """
 
     def __init__(

@@ -530,7 +530,7 @@ def export_tables(episodes: Iterable[EpisodeRow], target: Path) -> Exported:
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """The answer of a query: its columns, its rows, and the counts of the rows that the query read."""
+    """The answer of a query: the names of its columns, and its rows. `read` counts the rows of the tables."""
 
     columns: list[str]
     rows: list[tuple[Any, ...]]

@@ -169,8 +169,8 @@ class LocalEngine:
             self._workers.append(_Worker(self._context, self._place))
             self._failing_since = math.inf
         except (OSError, EOFError) as error:
-            # Try again later. Either the machine has no free process or descriptor now, or the work has
-            # killed the fork server, which multiprocessing replaces only after it has ended.
+            # Try again later. Perhaps the machine has no free process or descriptor now. Or the work has
+            # killed multiprocessing's fork server, and a new one is started only after the old one has ended.
             self._failing_since = min(self._failing_since, now)
             self._start_at = now + _START_AGAIN_S
             if now - self._failing_since > _START_S:

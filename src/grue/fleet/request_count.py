@@ -47,7 +47,10 @@ class RequestCount:
         return permit if isinstance(permit, str) else _Counted(self, permit, wanted.model)
 
     async def admit_only(self, wanted: WantedRequest) -> Permit | str | None:
-        """Return the inner gate's answer; `None`: there is no inner gate. The caller has to call `add`."""
+        """Return the inner gate's answer; `None`: there is no inner gate.
+
+        The permit does not count the request, so the caller has to call `add` when the request has ended.
+        """
         permit = None if self._inner is None else await self._inner.admit(wanted)
         if isinstance(permit, str):
             self.refused = permit

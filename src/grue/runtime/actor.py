@@ -102,8 +102,8 @@ class Mailbox(Generic[M]):
     ) -> Envelope[M]:
         """Put a message in, waiting while the mailbox is full.
 
-        `reply_to` is for `ask`, which passes its `ReplyChannel`. If this call is cancelled while it waits,
-        the message is neither sent nor recorded.
+        Only `ask` passes `reply_to`: the `ReplyChannel` for the reply. If this call is cancelled while it
+        waits, the message is neither sent nor recorded.
 
         Raises:
             MailboxClosed: The reader is gone.

@@ -176,7 +176,11 @@ class Gate:
     def _decide(
         self, listener: int, key: int, pid: int, call: int, arguments: list[int]
     ) -> tuple[int, int] | None:
-        """Return the errno (0: success) and the flags of the answer; `None`: another thread will answer."""
+        """Make the program's call of `listen` or `connect`, if it is allowed.
+
+        Return the errno (0: success) and the flags of the answer. `None`: the call may block, so another
+        thread makes it and answers.
+        """
         if call == _listen_number():
             return self._listen(listener, key, pid, arguments[0], arguments[1] & 0xFFFF), 0
         found = self._asked(listener, key, pid, *arguments[:3])
@@ -399,7 +403,11 @@ class Gate:
         return any(each.covers(host, port) for each in self._hosts)
 
     def _may_be(self, host: str, address: str, port: int) -> bool:
-        """Return whether an address of a listed host is allowed: it has to be public, or itself listed."""
+        """Return whether a program may connect to `address`, which belongs to the allowed host `host`.
+
+        A private address has to be in the box's list of hosts itself. Two exceptions: a loopback address of
+        `localhost`, and any address if the gate only records.
+        """
         if self._record or not _is_private(address):
             return True
         return self._allows(address, port) or (host.lower() in _LOOPBACK_NAMES and _is_loopback(address))

@@ -130,7 +130,7 @@ def confine(ruleset: int, rules: Iterable[Rule], wanted: Wanted, mark: str = "")
 
     Args:
         ruleset: A ruleset that `ruleset_of` made for the same `network`. `confine` closes it.
-        rules: What the box opens in addition to the rules in `ruleset`.
+        rules: Files and folders that the box may access, besides those that the rules of `ruleset` allow.
         wanted: The parts of the box that the seccomp filter enforces.
         mark: A name for the thread, of at most 15 characters. If it is given and the kernel can do it, the
             kernel writes refusals to the audit log. The first record of a box contains the thread's name.
@@ -265,7 +265,10 @@ def watch(calls: tuple[str, ...]) -> int | None:
 
 
 def connect(descriptor: int, address: bytes) -> int:
-    """Connect a socket to an address given as the bytes of a `sockaddr`. Return 0 or the errno."""
+    """Connect a socket to an address. Return 0, or the errno of the failure.
+
+    `address` has the bytes of a C `sockaddr`, of any family. `socket.connect` takes other forms of addresses.
+    """
     done = _libc().connect(descriptor, address, len(address))
     return 0 if done == 0 else ctypes.get_errno()
 

@@ -401,7 +401,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self._now
 
     async def idle(self) -> None:
-        """Wait until all other tasks wait, without letting time pass."""
+        """Wait until no other task can run before the virtual clock moves on. The clock stays where it is."""
         waiter: asyncio.Future[None] = self.create_future()
         self._waiting_for_idle.append(waiter)
         await waiter

@@ -7,7 +7,7 @@ then asks the client as the connection's protocol revision prescribes: by a requ
 the result of the call.
 """
 
-# First: where `mcp` is missing, this import fails with an error that says how to install it.
+# This import comes first, because without the package `mcp` it raises an error that says how to install it.
 from grue.testing.mock_server import MockServer
 
 # isort: split

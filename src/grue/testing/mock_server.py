@@ -93,7 +93,7 @@ class WithoutInitialize(ObjectReceiveStream[SessionMessage | Exception]):
             await self._write.send(SessionMessage(message=refusal))
 
     async def aclose(self) -> None:
-        """Close the inner stream, from which this one reads."""
+        """Close the inner stream."""
         await self._read.aclose()
 
 

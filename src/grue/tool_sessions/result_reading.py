@@ -229,9 +229,9 @@ def _pieces(text: str, quick: _Test) -> Iterator[tuple[int, int, str]]:
 
 
 def _test_of(pattern: str) -> tuple[_Test, _Test]:
-    """Return an exact test for a piece of a line, and a quick test for a block of lines.
+    """Return two tests for a regular expression: an exact one for a part of a line, a quick one for a block.
 
-    A block that has a match passes the quick test, but not every block that passes has a match.
+    A block of lines that fails the quick test has no match. A block that passes it may have one.
     """
     if len(pattern) > _LONGEST_PATTERN:
         raise CannotReadError(f"a pattern has at most {_LONGEST_PATTERN} characters")

@@ -325,11 +325,11 @@ class SessionPool:
             self._forget_gone()
 
     async def _wait_for_room(self, starting: PooledConnection) -> None:
-        """Wait until all processes that are three or more generations older than a new connection are gone.
+        """Before a new connection starts, wait until the processes of three or more turns ago are gone.
 
         Only cancelled turns leave such processes, because a cancelled turn does not wait until the processes
-        of earlier turns are gone. Without this wait, any number of cancelled turns could leave processes
-        behind at the same time.
+        of earlier turns are gone. Without this wait, many cancelled turns in a row could leave any number of
+        processes alive.
         """
         newest = starting.generation - _GENERATIONS
         while old := [each for each in self._leaving if each.generation <= newest and not each.gone.is_set()]:

@@ -54,10 +54,11 @@ def unknown_fact(body: bytes) -> Fact:
 
 
 def with_hosts_fields(fact: Fact, body: bytes) -> Fact:
-    """Return an `EpisodeStarted`, `EpisodeResumed` or `EpisodeEnded` with the fields that its host has added.
+    """Return `fact` with the fields of its JSON `body` that the host has added to the class of `fact`.
 
-    If a loaded host has declared a subclass with such fields, the fact is read into that class. Otherwise a
-    class is made that has these fields too, with plain JSON as their values.
+    Only an `EpisodeStarted`, `EpisodeResumed` or `EpisodeEnded` can have such fields; another fact is
+    returned unchanged. If an imported host declares a subclass with these fields, the result is of that
+    class. Otherwise a subclass is generated, whose added fields have plain JSON values.
     """
     if type(fact) not in EPISODE_FACTS:
         return fact

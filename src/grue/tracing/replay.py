@@ -306,8 +306,9 @@ def _orders(turn: AgentTurn) -> Iterator[Sequence[EpisodeEnvelope]]:
     """Yield the orders in which the agent can have handled its events, the most likely first.
 
     Messages in the mailbox keep their order. But the agent handles an event from the clock or the supervisor
-    at once, while older messages may still be in the mailbox. So the place of such an event among the
-    messages is uncertain. It comes after each message that had an effect recorded before the event.
+    at once, while older messages may still be in the mailbox. So the trace does not show which of these
+    messages the agent handled before the event. If a message has an effect that was recorded before the
+    event, the agent handled that message, and all messages before it, first.
     """
     answered = {envelope.cause: envelope.seq for envelope in reversed(turn.said)}
     places: list[range] = []
@@ -349,9 +350,9 @@ _CUT = "… [cut: "
 
 
 def same_redacted(one: str, other: str) -> bool:
-    """Return whether two texts differ only around placeholders.
+    """Return whether two texts are equal, apart from quotes and punctuation next to placeholders.
 
-    If a text was cut, only the part before the cut is compared.
+    If a text was cut to a length, only the parts before the cut are compared.
     """
     first, second = _around_placeholders(one), _around_placeholders(other)
     if first == second:

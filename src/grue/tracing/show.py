@@ -123,7 +123,7 @@ def render(
 
     Args:
         episode: As `open_episode` returns it; read twice.
-        wanted: Messages to show.
+        wanted: Selects the messages to show.
         width: Columns of the terminal, to which each line is cut; `None`: lines are not cut.
         colour: Colour the lines by escape sequences; leave it off for a pipe.
         watch: Called with each message that is shown.

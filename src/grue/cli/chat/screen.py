@@ -211,7 +211,7 @@ class _WaitingRow:
         self._thread: threading.Thread | None = None
 
     def show(self, what: str) -> None:
-        """Show the row with this text. The thread draws it at its next tick."""
+        """Show the row with this text. A background thread draws it, at its next tick."""
         if not self._output.redraws or self._closing.is_set():
             return
         with self._lock:

@@ -59,7 +59,7 @@ class FileHeader(Struct, frozen=True, kw_only=True, tag="conversation"):
 
 
 class Learned(Struct, frozen=True, kw_only=True, tag="learned"):
-    """What earlier requests used and learned, so that the next request can begin with the same bytes.
+    """What earlier requests have used and shown, saved so that the next request begins with the same bytes.
 
     Attributes:
         model: The model that was asked.

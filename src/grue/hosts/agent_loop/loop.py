@@ -558,8 +558,8 @@ class AgentLoop:
 
 
 def _next(events: "SimpleQueue[Any]") -> Any:
-    # If the operating system delivers a signal to another thread, `get` is not interrupted. So wake up now
-    # and then, which lets Python run the signal's handler.
+    # Python runs signal handlers in the main thread. If the operating system delivers a signal to another
+    # thread, a blocking `get` in the main thread goes on. So return from `get` now and then.
     while True:
         try:
             return events.get(timeout=_NOTICE_S)

@@ -79,7 +79,10 @@ def playable(response: AgentResponse) -> AgentResponse:
 
 
 def answer_spec() -> AnswerSpec[AgentResponse]:
-    """Return the form of a turn's answer: a playable `AgentResponse`, with the fallback command `look`."""
+    """Return the form of a turn's answer: an `AgentResponse` with one command that the game takes.
+
+    The fallback, if the model gives no such answer, is the command `look`.
+    """
     return AnswerSpec.from_model(
         AgentResponse, check=playable, fallback=AgentResponse(thinking="", action=FALLBACK_ACTION), told=True
     )

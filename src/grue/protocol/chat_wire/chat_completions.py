@@ -388,7 +388,7 @@ class ChatAssembler:
         return [delta for choice in w.listed(choices) for delta in self._add(_member(choice, "choice"))]
 
     def body(self) -> bytes:
-        """Return the completion that has arrived so far."""
+        """Return the completion so far as JSON, as an endpoint sends it without streaming."""
         message: m.JsonObject = {"role": "assistant"}
         message |= {key: "".join(pieces) for key, pieces in self._texts.items()}
         if self._details:

@@ -618,7 +618,8 @@ def _remedy(
                 "Raise timeout_seconds under retry (in code RetryPolicy(timeout_s=...)), set max_tokens, or"
                 " choose a faster model."
             )
-        # Some endpoints, such as Groq, check the model's tool calls, and answer a malformed call with a 400.
+        # Some endpoints, such as Groq, check the calls that the model writes. If a call is malformed, they
+        # answer the request with a 400 instead of a completion.
         case "reply" if fault.status not in (None, 200):
             return "Choose a model that is better at calling tools."
         # Endpoints do not send garbled bytes, so a proxy or a gateway has probably changed the stream.

@@ -499,7 +499,10 @@ class Assembler(Protocol):
         ...
 
     def body(self) -> bytes:
-        """Return the reply so far as a body for `WireFormat.decode`; after an error event, an error body."""
+        """Return the JSON body that the reply so far would have without streaming, for `WireFormat.decode`.
+
+        If the endpoint has sent an error event, this is the body of an error.
+        """
         ...
 
 

@@ -154,7 +154,7 @@ def definitions_of(
     tools: Iterable[m.ToolDefinition],
     serving_unlisted: tuple[m.ServerName, ...] = (),
 ) -> dict[str, str]:
-    """Return digests of the definitions of the called tools, by name; `""` for an unknown tool."""
+    """Return, by name, the digest of each called tool's definition; `""` if `tools` has no such tool."""
     listed = {tool.name: tool for tool in tools}
     found = {call.name: tool_of(call.name, listed, serving_unlisted) for call in calls}
     return {name: "" if tool is None else definition_digest(tool) for name, tool in found.items()}

@@ -118,7 +118,7 @@ def check_of(schema: m.JsonObject) -> Check:
 
 
 def fault_of(schema: m.JsonObject, value: object) -> str | None:
-    """Return why a schema refuses a value; `None` if it accepts the value or cannot be used."""
+    """Return why `schema` refuses `value`; `None`: it accepts the value, or the schema itself is unusable."""
     try:
         return check_of(schema)(value)
     except Exception:  # noqa: BLE001 - an untrusted schema may make the validator raise anything

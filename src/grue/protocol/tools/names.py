@@ -114,8 +114,8 @@ class WireNames:
     def to_wire(self, name: str) -> str:
         """Return the wire name, and add the name if it is new.
 
-        A name that the model invented is added too. In the history it has to match the endpoint's pattern,
-        and it must not look like a call to an existing tool.
+        A name that the model invented is added too. The history that is sent to the endpoint contains the
+        call, so its name has to match the endpoint's pattern, and must not be that of an existing tool.
         """
         if self.style == "canonical":
             return name

@@ -44,7 +44,7 @@ _STRICTNESS: dict[Verdict, int] = {"allow": 0, "ask": 1, "deny": 2}
 
 
 class ToolHints(Struct, frozen=True, kw_only=True):
-    """A tool's annotations. Missing ones have the defaults of the MCP specification."""
+    """A tool's annotations. A hint that the server leaves out has the MCP specification's default."""
 
     read_only: bool = False
     destructive: bool = True

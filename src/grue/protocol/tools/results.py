@@ -560,9 +560,9 @@ def without_middle(text: str, kept: int) -> str:
 
 
 def _bounded(shown: m.JsonObject, max_chars: int, whole: str) -> str:
-    """Return an object's JSON text (`whole`), or a shorter one if it is longer than `max_chars`.
+    """Return `whole`, the JSON text of `shown`. If it is longer than `max_chars`, cut long members.
 
-    In the shorter text each member is cut to the room that the members before it have left.
+    Each member may have as many characters as the members before it have left of `max_chars`.
     """
     if len(whole) <= max_chars:
         return whole

@@ -208,7 +208,10 @@ def _are_many(turn: Turn, search: ToolSearch) -> bool:
 def _make_room(
     turn: Turn, new: tuple[m.ConversationItem, ...], *, may_summarise: bool
 ) -> tuple[Turn, fit.Fit]:
-    """Decide what is cleared or cut so that a request that adds `new` fits; update the turn's ledger."""
+    """Make a request that adds `new` fit the context window.
+
+    Return the turn with its ledger updated, and what has to be cleared, cut or summarised.
+    """
     policy, ledger = _kept(turn)
     if turn.relisted:
         ledger = ledger.offer(turn.offered)

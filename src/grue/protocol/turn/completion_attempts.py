@@ -95,7 +95,7 @@ class Sent(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Ended(Struct, frozen=True):
-    """The completion has its outcome."""
+    """State: the completion has succeeded or failed; no further request is sent."""
 
 
 AttemptState: TypeAlias = Sent | Ended

@@ -215,7 +215,10 @@ def supported(state: s.AwaitingSupport | s.AwaitingSessions) -> Transition:
 
 
 def _ask_early(state: s.AwaitingSessions) -> Transition:
-    """Send the first request with the presumed tools, if there are any and the turn may send it now."""
+    """Send the first request with presumed tools, before the servers have listed theirs.
+
+    Do nothing if no tools are presumed, or if the turn must not send the request yet.
+    """
     turn, presumed = state.turn, state.presumed
     if presumed is None or state.asking or not state.pending or not _may_ask(turn):
         return state, ()

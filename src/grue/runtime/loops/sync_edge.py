@@ -71,8 +71,8 @@ def run_blocking(
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed. The loop has had time to clean up.
-        MCPError: The caller is a signal handler that has interrupted grue or an import. Or it runs in an
-            event loop, and threads are gevent's greenlets.
+        MCPError: The caller is a signal handler that has interrupted grue or an import. Or the caller runs in
+            an event loop, and gevent has replaced threads by greenlets.
     """
     refuse_reentry()
     try:
@@ -228,7 +228,7 @@ class _SharedLoop:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def run(self, function: Callable[[], Awaitable[T]]) -> T:
-        """Run `function` as a task and return its result.
+        """Run `function` as a task of the shared loop, and block the caller's greenlet until it has a result.
 
         If gevent kills the caller's greenlet, the task is cancelled.
         """

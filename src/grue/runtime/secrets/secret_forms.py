@@ -30,7 +30,7 @@ shorter secret may occur in a text by chance."""
 
 
 class SecretPattern(NamedTuple):
-    """A family of the forms in which one secret may be written, such as its base64 forms.
+    """Matches one secret in several similar forms, such as its base64 encodings.
 
     Attributes:
         probe: Bytes that each form contains.

@@ -111,7 +111,7 @@ class ScriptedBatches:
         self._lock = threading.RLock()
 
     def takes(self, path: str) -> bool:
-        """Whether a path is about files or batches."""
+        """Return whether a request with this path is about files or batches."""
         plain = path.partition("?")[0]
         return re.search(r"/v1/(files|batches|messages/batches)(/|$)", plain) is not None
 

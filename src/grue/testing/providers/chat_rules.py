@@ -78,7 +78,7 @@ def signature_of(thinking: str) -> str:
 
 
 def sealed(reasoning: str) -> str:
-    """Return reasoning in a form that looks encrypted. `is_sealed` detects a change of it."""
+    """Return reasoning encoded so that it looks encrypted. If it is changed, `is_sealed` returns false."""
     text = base64.urlsafe_b64encode(reasoning.encode()).decode()
     return f"{_SEALED}{number_of('sealed', reasoning)}.{text}"
 

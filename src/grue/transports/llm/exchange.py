@@ -368,10 +368,10 @@ class HttpReply:
             await stream.aclose()
 
     async def _silent(self, stream: Any) -> bool:
-        """Return whether no bytes have arrived after the end of the reply.
+        """Return whether no bytes have been read from the socket after the end of the reply.
 
-        Such bytes can be in the buffers of h11, of TLS, or of the event loop, which reads up to 256 KiB at
-        once while httpx asks for 64 KiB. Bytes that are still in the socket need no check, because httpx
+        Such bytes would be in the buffers of h11, of TLS, or of the event loop, which reads up to 256 KiB at
+        once while httpx asks for 64 KiB. Bytes that are still in the socket need no check here, because httpx
         looks for them before the next request.
         """
         try:
@@ -943,9 +943,9 @@ def not_sent(why: str) -> Fault:
 
 
 def request_outcome(answer: Answered | Fault, reply: Reply | Fault) -> RequestOutcome:
-    """Return the result of a request that was sent.
+    """Return the outcome of a request that was sent, for the `RequestGate`.
 
-    `answer` is the result of the exchange, and `reply` is what was decoded from it.
+    `answer` is what the endpoint sent, and `reply` is what was decoded from it.
     """
     usage = reply.usage if isinstance(reply, Reply) else None
     return RequestOutcome(

@@ -224,8 +224,7 @@ def login_fault(
         cause = "the server wants a login"
     remedy = f"Run: grue login {server}" + ("" if scope is None else f' --scope "{scope}"')
     if not had_token and scope is None and not offers_login(challenge):
-        # A server that wants an API key, and has no authorization server to log in to, may refuse in the same
-        # way: with a challenge that does not say where to log in.
+        # The challenge does not say where to log in. Perhaps the server has no login, and wants an API key.
         remedy += ". If it has no OAuth, set the key that it wants under `headers` in its configuration."
     return WireFault(f"{cause} (HTTP {status})", ends_session=True, remedy=remedy, needs_login=True)
 

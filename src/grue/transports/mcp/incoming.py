@@ -160,7 +160,7 @@ def _decode_large(line: bytes) -> object:
 
 
 def _decode_damaged(line: bytes) -> object:
-    """Decode JSON with invalid UTF-8, a NaN or a lone surrogate, so that the answer is not lost."""
+    """Decode a server's line although it has invalid UTF-8, a NaN or a lone surrogate; `None`: no JSON."""
     text = line.decode("utf-8", "replace")
     try:
         return json.loads(text, parse_int=_integer)
@@ -199,9 +199,9 @@ class _Error(Struct):
 
 
 def _decode_partly(line: bytes) -> object:
-    """Decode an answer with more than `MAX_VALUES` values, but keep its large parts as text.
+    """Decode a server's answer that has more than `MAX_VALUES` values: keep its large parts as JSON text.
 
-    Return `None` for a message that is not an answer.
+    Return `None` for a message that is not an answer to a request.
     """
     try:
         envelope = msgspec.json.decode(line, type=_Undecoded)

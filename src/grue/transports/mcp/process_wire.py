@@ -118,7 +118,7 @@ class ProcessWire:
 
     @cached_property
     def address(self) -> str:
-        """The command line as one would type it."""
+        """The server's command line as a person would type it, with secrets redacted."""
         return self.redactor.command_line(self._server.command, self._server.args)
 
     @property

@@ -483,7 +483,7 @@ class _Client(httpx2.AsyncClient):
     async def _judge(
         self, request: httpx2.Request, response: httpx2.Response, head: "_Head"
     ) -> httpx2.Response | WireFault:
-        """Return a response that the SDK's transport can use, or the fault."""
+        """Return `response`, or another one that the SDK's transport can use, or the fault of the request."""
         following = response.next_request
         # Let the SDK follow a redirect to the same server with the same method; its next request comes here
         # again. Refuse any other redirect: a POST would become a GET (301, 302, 303), or the user's headers,

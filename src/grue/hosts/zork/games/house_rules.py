@@ -133,8 +133,8 @@ def find(state: State, words: Words, *, asks: str = "") -> str:
     """Return the one thing that a noun phrase, without articles, refers to.
 
     Raises:
-        RefusalError: There is no such thing here, or more than one. If there is more than one, the error's
-            text asks which one is meant, and the error's attribute `asks` is the argument `asks`.
+        RefusalError: There is no such thing here, or several things fit. If several fit, the error's text
+            asks the player which one is meant, and the error's attribute `asks` is the argument `asks`.
     """
     reach = within_reach(state)
     if words in (("it",), ("them",), ("him",), ("her",)):
@@ -699,7 +699,8 @@ THING_RULES: Final[dict[str, ThingRule]] = {
     "smell": _smell,
     "use": _use,
 }
-# Rules for verbs without a thing. "go" and "dial" find the direction and the number in the phrase.
+# Rules for verbs that have no thing as their object. "go" finds a direction in the words after the verb, and
+# "dial" a number.
 PLAIN_RULES: Final[dict[str, PlainRule]] = {
     "go": _go,
     "look": _look,
