@@ -357,12 +357,12 @@ class AssistantText(Struct, frozen=True, tag="assistant"):
 
 
 class Echo(Struct, frozen=True, kw_only=True):
-    """What later requests must send back to the provider with a reply: thoughts, signatures, their order.
+    """The parts of a reply that later requests must send back unchanged, such as thoughts and signatures.
 
     Attributes:
         wire: The wire format that `data` is written in.
         model: The model, as the settings name it. Another model cannot read `data`.
-        data: A JSON object; its keys differ between wire formats.
+        data: The parts, as a JSON object. Each wire format has its own keys.
     """
 
     wire: str

@@ -716,9 +716,9 @@ class LlmActor(Actor[m.LlmCommand]):
 
 
 def _patience(endpoint: LlmEndpoint) -> RetryPolicy:
-    """Return the retry policy of an endpoint that has fallbacks.
+    """Return the retry policy for a request to an endpoint that has fallbacks.
 
-    If the endpoint's last request failed, it gets no retries, so that a fallback is asked soon.
+    If the endpoint's last request failed, this one is not retried, so that a fallback is asked soon.
     """
     retry = endpoint.settings.retry
     return replace(retry, max_retries=0) if endpoint.breaker.failures else retry

@@ -349,7 +349,7 @@ class SessionActor(Actor[m.SessionCommand]):
             result=result,
             duration_s=lasted(),
             request_id=sent_id,
-            # If the client refused the call before it was sent, the code is not the server's.
+            # Without `sent_id` the call was not sent: then the code is the client's own, and is left out.
             error_code=error_code if sent_id else None,
         )
 

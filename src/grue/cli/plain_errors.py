@@ -42,7 +42,7 @@ class Commands(TyperGroup):
     """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command. If there is none of this name, the error may propose one from `_MEANT`."""
+        """Find the command. If only `_MEANT` has the name, the error says which command to write instead."""
         try:
             return super().resolve_command(ctx, args)
         except _UsageError as error:

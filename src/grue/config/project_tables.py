@@ -45,7 +45,7 @@ class ProjectTables(Struct, frozen=True):
         return self.document.errors([self.placed(table, each) for each in problems])
 
     def placed(self, table: str, problem: MCPConfigError.Problem) -> MCPConfigError.Problem:
-        """Return `problem`, whose path starts at the table, with the path from the top of the file."""
+        """Return `problem` with a path from the top of the file. Its own path starts at the table."""
         place = self.place(table, str(problem.keys[0]) if problem.keys else "")
         return MCPConfigError.Problem((*place.split("."), *problem.keys), f"[{place}] {problem.text}")
 

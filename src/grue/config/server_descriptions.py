@@ -412,10 +412,10 @@ class _Entry:
             self.entry["env"] = env
 
     def secret(self, variable: str, *, required: bool) -> tuple[str, ...]:
-        """Return a tuple with the text `${NAME}`; NAME is `variable`, which holds a secret.
+        """Return a tuple with the value for a secret in the entry, such as `${API_KEY}` for `API_KEY`.
 
         If the secret is not required and the variable is not set, return an empty tuple, and add the variable
-        to `self.optional`, of which the user is told.
+        to `self.optional`, so that the user is told about it.
         """
         if required or variable in self._env:
             self.variables.append(variable)

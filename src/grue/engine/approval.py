@@ -128,8 +128,8 @@ class Approval(Struct, frozen=True):
 
     Attributes:
         approve: The host's callback; `None`: the host has given none.
-        parking: Given if turns may be parked, or may wait for a provider's batches. The trace is then flushed
-            before each call of a tool that is not read-only. `None`: no turn is parked or waits.
+        parking: Checks whether a turn can be parked, or can wait for a provider's batch; `None`: no turn can.
+            If it is given, the trace is flushed before each call of a tool that is not read-only.
     """
 
     approve: Approve | None = None

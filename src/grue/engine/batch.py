@@ -152,10 +152,10 @@ class CompletedTurns:
             self._known[_asked(begun.run, after)] = _Completed(end, took_s)
 
     def recall(self, command: m.RunTurn, answer: AnswerSpec[Any]) -> RecalledTurn | None:
-        """Return the completed turn of a request; `None`: it was not completed, or its request has changed.
+        """Return the turn of an earlier run that completed the same request; `None`: there is no such turn.
 
-        `command` is the message that would start the turn now. An outcome that `answer` refuses is not
-        returned.
+        `command` is the message that would start the turn now. A request that has changed is not the same. An
+        outcome that `answer` refuses is not returned.
         """
         known = self._known.get(_asked(command, command.history))
         if known is None:

@@ -342,7 +342,7 @@ class CurrentEpisode:
     def _running(self, users: int = 0) -> Episode:
         """Return the current episode. If there is none, or its loop has failed, start a new one.
 
-        `users`: how many calls begin to use the episode now. Call `_leave` when each of them is done.
+        `users` is added to the number of calls that use the episode. Call `_leave` at the end of each.
         """
         refuse_reentry()
         with self._lock:

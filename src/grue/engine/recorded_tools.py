@@ -127,7 +127,7 @@ class TurnRecord:
         return Listing(tools=tools, protocol_version=listing.protocol_version if listing else "")
 
     def next(self, server: m.ServerName, tool: str, arguments: m.JsonObject) -> RecordedCall | None:
-        """Return the recorded call whose result answers this call, without using it up."""
+        """Return the recorded call with the same arguments that `take` would return; do not use it up."""
         key = server, tool, digest(arguments)
         left = self._left.get(key)
         if left:

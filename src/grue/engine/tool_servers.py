@@ -232,7 +232,11 @@ def _right_form(server: object) -> str:
 
 
 def _may_connect(function: Callable[..., object]) -> bool:
-    """Return whether a function may be a factory of connections, which takes one argument, a `Note`."""
+    """Return whether a function may be a factory that makes a connection, given a `Note`.
+
+    A function of Python's own is none, and neither is one whose argument or result is annotated as a plain
+    type, such as `str`. Those are functions that the user wanted to offer as tools.
+    """
     if isinstance(function, BuiltinFunctionType):
         return False
     try:

@@ -106,7 +106,7 @@ def _number(value: float) -> str:
 
 
 class Limits(Struct, frozen=True):
-    """The budget, the rate, and the cap on server processes of each machine."""
+    """The limits of a fleet: its budget, its request rate, and the number of server processes per machine."""
 
     budget: FleetBudget = FleetBudget()
     rate: Rate = Rate()

@@ -171,9 +171,9 @@ def _line(text: str) -> str:
 
 
 def _fixed(text: str) -> tuple[str, ...]:
-    """Return the pieces of a line between numbers, ids and quoted texts.
+    """Split a line at its numbers, ids and quoted texts, and return the other pieces.
 
-    Lines with equal pieces are in one group.
+    Failures whose lines have equal pieces are in one group.
     """
     pieces, room = [], _MOST_TEXT
     for piece in _VARIES.split(_line(text)):

@@ -175,7 +175,7 @@ class RayEngine:
                 self.ended.put((job, self._failed))
 
     def _look(self) -> None:
-        """Wait a moment for attempts to end, and end those that take too long."""
+        """Wait up to `_LOOK_S` for an attempt to end, and take its outcome. Cancel attempts that are late."""
         with self._lock:
             references = list(self._tasks)
         if references:

@@ -189,7 +189,7 @@ _TOO_DEEP = "[nested too deeply]"
 
 def is_crowded(text: str | bytes, most: int = MAX_VALUES) -> bool:
     """Return whether JSON text contains more than `most` values; stops counting when it does."""
-    # Each value has a quote, a bracket or a comma, so a text with few of these needs no exact count.
+    # There are no more values than quotes, opening brackets and commas, and these are counted fast.
     if len(text) <= most or count_of(text, '"[{,') <= most:
         return False
     found = _IN_TEXT.finditer(text) if isinstance(text, str) else _IN_BYTES.finditer(text)

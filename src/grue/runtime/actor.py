@@ -274,7 +274,10 @@ class Actor(Generic[M]):
         self.name = mailbox.name
 
     async def run(self) -> None:
-        """Receive until the mailbox is closed. A cancellation ends this at once: clean up in `around`."""
+        """Receive messages until the mailbox is closed.
+
+        A cancellation ends this method at once. So a subclass has its clean-up in `around`.
+        """
         async with self.around():
             async for envelope in self.mailbox:
                 await self.receive(envelope)

@@ -321,7 +321,7 @@ def _if_equal(argument: int, value: int) -> list[bytes]:
 
 
 def _only(*values: int) -> list[bytes]:
-    """Refuse a call unless its first arguments have these values."""
+    """Return code that allows a system call only if its first arguments are `values`."""
     code = []
     for argument, value in enumerate(values):
         code += [_stmt(_LOAD, _low(argument)), _jump(_EQUAL, value, 1, 0), _stmt(_RETURN, _ERRNO | EPERM)]

@@ -449,7 +449,8 @@ class _JumpingSelector(selectors.BaseSelector):
         self._real = selectors.DefaultSelector()
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        # The first file is the pipe by which other threads wake the loop. Refuse all others.
+        # Accept only the first file, which is the loop's own pipe: other threads wake the loop by it. A test
+        # with any other file would need real time.
         if self._real.get_map():
             raise RuntimeError(_REAL_TIME)
         return self._real.register(fileobj, events, data)

@@ -193,8 +193,8 @@ in an earlier turn and kept since."""
 class SessionPool:
     """Holds the open sessions of an episode. Use it only in the episode's event loop, for one turn at a time.
 
-    The owner tasks run in `group`; cancelling it closes all connections. If `expects_turn` says that no
-    further turn is expected, nothing is prewarmed.
+    Each connection is opened and closed by a task in `group`, so cancelling the group closes all of them. No
+    connection is prewarmed when `expects_turn` returns `False`.
 
     Attributes:
         sessions: Which sessions the pool has: `ahead`, `beside` or `kept`, as the module's docstring says.
@@ -415,8 +415,9 @@ class LeasedConnection(_SessionUser):
         if owned is None:
             return
         try:
-            # A turn's first call waits until older processes have ended. A turn without calls has to wait
-            # here, or else a series of such turns could leave any number of closing processes behind.
+            # Wait until the processes that the pool is closing have ended. A turn with tool calls has done so
+            # before its first call. A series of turns without calls would otherwise leave more and more of
+            # them behind.
             await self._pool.wait_closed()
         finally:
             self._pool.give_back(owned, usable=exc_type is None and not self._broken)

@@ -153,7 +153,7 @@ def _turn_time(envelope: EpisodeEnvelope, begun: EpisodeEnvelope, old: TurnLimit
 
 
 def _work_s(limits: TurnLimits) -> float:
-    """Return the part of a turn's time that is not reserved for closing sessions."""
+    """Return a turn's time limit less the time reserved for closing its sessions; `inf`: no limit."""
     if limits.turn_timeout_s is None:
         return float("inf")
     return limits.turn_timeout_s - kept_for_closing(limits)

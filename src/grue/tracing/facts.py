@@ -80,7 +80,7 @@ class Fact(m.Message, frozen=True, kw_only=True):
         return ""
 
     def mark(self) -> str:
-        """Return a word for the problem that the fact reports; empty if it reports none."""
+        """Return the problem that the fact reports, such as `bad config`; empty: it reports no problem."""
         return ""
 
     def headline(self) -> str:

@@ -537,7 +537,10 @@ class _Session:
                 pass
 
     def _attempt(self, attempt: Attempt, cause: EpisodeEnvelope) -> ConnectionCommand | None:
-        """Return the command that follows an attempt to connect; `None`: its result is not recorded."""
+        """Replay an attempt to connect with its recorded result, and return the command that follows.
+
+        Return `None` if the trace ends before the result.
+        """
         if not self._sent:
             return None
         recorded = self._sent[0]
@@ -724,7 +727,7 @@ def _place(divergence: Divergence) -> float:
 
 
 def _excluded(turn: AgentTurn, turn_slice: TurnSlice, changes: Changes) -> Iterator[Divergence]:
-    """Yield a divergence for the first event that the changed limits make impossible, if there is one."""
+    """Yield a divergence for the first recorded event that is impossible under the changed limits, if any."""
     for envelope in turn_slice.envelopes:
         if reason := changes.excludes(envelope, turn.begun):
             yield turn.unexpected(envelope, reason)

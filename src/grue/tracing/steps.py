@@ -102,7 +102,7 @@ class StepTracker:
         return self._changes
 
     def finish(self) -> list[StepChange]:
-        """Abandon the steps that are open at the end of the trace."""
+        """End the steps that are open at the end of the trace, and return these ends."""
         self._changes = []
         self._abandon_all()
         return self._changes

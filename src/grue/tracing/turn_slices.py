@@ -115,9 +115,9 @@ class TurnSplitter:
         return turn_slice
 
     def _of(self, turn: int) -> TurnSlice | None:
-        """Return the slice of the turn with the number `turn`; `None`: there is none.
+        """Return the slice for the envelopes of a turn; `None`: no slice has this turn yet.
 
-        If `turn` is 0, or the last slice has no turn yet, return the last slice.
+        It is the last slice if `turn` is 0, and also if the last slice has not been given a turn yet.
         """
         last = self.slices[-1] if self.slices else None
         if turn == 0 or last is None or last.turn in (0, turn):

@@ -282,7 +282,11 @@ class TalkReader:
 
 
 def _resume(talk: Talk, resumed: m.Resumption) -> None:
-    """Drop the last reply if its request is sent again. Set `flaw` if that request is in `talk` twice."""
+    """Take a turn's resumption into account.
+
+    Drop the last reply if the resumed turn sends the request again. Set `flaw` if `talk` already ends with
+    what the resumed turn says next.
+    """
     if asks_again(resumed):
         talk.history.forget()
     last = talk.history.entries[-1] if talk.history.entries else None

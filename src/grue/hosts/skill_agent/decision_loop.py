@@ -137,7 +137,7 @@ def is_repeatable(tool: m.ToolDefinition | None) -> bool:
     The server itself says so, in the tool's annotations. They are trusted here, because a malicious server
     can do its harm in the first call.
     """
-    # `hints_of` sets `idempotent` for read-only tools, too.
+    # This covers read-only tools: `hints_of` sets `idempotent` for them, too.
     return hints_of(None if tool is None else tool.annotations).idempotent
 
 
@@ -263,7 +263,7 @@ class DecisionLoop:
         return self._after(self._steps.end(failed.ended("failed", error=error)))
 
     def _carry_out(self, plan: ActionsPlanned) -> RunEnd | None:
-        """Carry out the actions of a plan that have no result yet; return the run's end if the run ends."""
+        """Carry out the actions of a plan that have no result yet. Return how the run ends, or `None`."""
         run = self._run
         run.turn = plan.turn
         done = [each for each in run.results if each.turn == plan.turn]

@@ -175,7 +175,7 @@ class Route(Struct, frozen=True):
 
 
 def own_manager(manager: object) -> MCPManager | None:
-    """Return the manager if it is an `MCPManager`; `None` for any other object, such as a mock of one."""
+    """Return the manager if it is a real `MCPManager`; `None` if it is another object, or a mock."""
     return manager if isinstance(manager, MCPManager) and issubclass(type(manager), MCPManager) else None
 
 

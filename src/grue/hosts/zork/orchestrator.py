@@ -376,7 +376,7 @@ class ZorkOrchestratorV2:
         self.recorder: Recorder = self.setup.recorder or Recorder()
         self.recorder.add(self._count)
         if self.setup.logger is not None:
-            # Add the log before anything is recorded: it has to show MCP configuration errors too.
+            # Add the logger before anything is recorded, so that it also logs MCP configuration errors.
             self.recorder.add(LoggerObserver(self.setup.logger, episode_id=episode_id))
         self._langfuse: LangfuseObserver | None = None
         if self.setup.langfuse_client is not None:

@@ -404,7 +404,10 @@ def _wait_of(error: object) -> float | None:
 
 
 def _wait_in_headers(error: object, now_s: float | None) -> float | None:
-    """Return the wait that an upstream provider's headers ask for; OpenRouter's errors contain them."""
+    """Return the wait that the upstream provider asks for, in seconds; `None`: the error does not say it.
+
+    OpenRouter's errors contain the headers of the provider's response.
+    """
     match error:
         case {"error": {"metadata": {"headers": dict() as headers}}} if now_s is not None:
             return asked_wait({str(name).lower(): str(value) for name, value in headers.items()}, now_s)

@@ -185,13 +185,15 @@ _MOST_COPIES = 8
 
 
 def unless_cut(calls: Sequence[m.ToolCall], given: object) -> tuple[m.ToolCall, ...]:
-    """Return the calls of a cut reply. If the last one may look complete, `CUT_MARK` ends its arguments.
+    """Return the calls of a reply that was cut off. If needed, mark the last one as incomplete.
+
+    The mark is `CUT_MARK` at the end of the call's arguments, which makes them invalid JSON.
 
     Args:
         calls: The calls, in order.
-        given: The last call's arguments as the endpoint sent them. Text gets no mark, because parsing it
-            later shows whether it is complete. Blank text gets the mark: the arguments may not have arrived.
-            An object gets it too: a gateway has built the object, and may have closed what was cut off.
+        given: The last call's arguments as the endpoint sent them. A text needs no mark: if it was cut off,
+            it is not valid JSON. A blank text gets the mark, because the arguments may not have arrived. An
+            object gets it too, because a gateway may have made it by closing a text that was cut off.
     """
     if not calls or (isinstance(given, str) and given.strip()):
         return tuple(calls)
@@ -355,12 +357,12 @@ def sent(message: m.ToolMessage | m.UserText, profile: WireProfile) -> tuple[m.A
 
 
 def result_text(message: m.ToolMessage | m.UserText, profile: WireProfile, *, shown: str = "") -> str:
-    """Return the text of a message, with a line for each attachment that is not in that message.
+    """Return the text of a message, with a line for each attachment that is not sent in this message.
 
     Args:
         message: The message.
-        profile: The endpoint's profile.
-        shown: The text for attachments that are sent in another message; empty if they are in this one.
+        profile: The endpoint's profile. Attachments that the model does not accept get a line.
+        shown: The line for an attachment that is sent in another message; empty: it is sent in this one.
     """
     lines = [message.text if isinstance(message, m.UserText) else message.content]
     for each in message.attachments:

@@ -395,10 +395,10 @@ def cut_last(
 
 
 def without_oldest(ledger: ContextLedger, most: int) -> tuple[ContextLedger, float] | None:
-    """Return the ledger without the oldest exchanges, and the share of the removable parts that stays.
+    """Return a ledger that is cut to `most` tokens, and the share that is kept of the parts after the first.
 
-    All parts after the first entry count as removable. `None`: there is nothing to leave out before the last
-    reply.
+    The first part is always kept. The others lose their oldest tokens. `None`: there is nothing to leave out
+    before the last reply.
 
     Args:
         ledger: The sizes of the conversation's parts.

@@ -150,8 +150,7 @@ class WireNames:
         readable = name if is_wire_name(name) else _readable(name)
         wire, attempt = readable[:MAX_WIRE_NAME], 0
         while wire in self._canonical or (attempt == 0 and len(readable) > MAX_WIRE_NAME):
-            # The attempt is hashed too, so that a name whose digest is taken gets another digest the next
-            # time.
+            # Hash `attempt` together with the name, so that each attempt makes another wire name.
             digest = hashlib.sha256(f"{attempt}:{name}".encode("utf-8", "surrogatepass")).hexdigest()[:10]
             wire = f"{readable[: MAX_WIRE_NAME - len(digest) - 1]}_{digest}"
             attempt += 1

@@ -606,7 +606,10 @@ def _readable_resource(resource: m.JsonObject, room: MediaRoom | None) -> m.Json
 
 
 def _binary(kind: str, holder: m.JsonObject, data: str, room: MediaRoom | None) -> m.JsonObject:
-    """Return the members that describe base64 data to the model, and attach the data if that is possible."""
+    """Return members for the model about base64 data: its size, and its text or why it could not be attached.
+
+    Data that is not text is attached to the result, if `room` allows it. `room` is `None`: only the size.
+    """
     size = known_bytes(data)
     described: m.JsonObject = {} if size is None else {"bytes": size}
     if room is None:

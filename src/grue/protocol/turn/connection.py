@@ -101,7 +101,7 @@ ConnectionEvent: TypeAlias = ConnectRequested | ConnectSucceeded | AttemptFailed
 
 
 class Attempt(Struct, frozen=True, tag=True):
-    """Try to connect; `number` counts the attempts of the turn."""
+    """Try to connect. `number` is the number of the attempt in this turn."""
 
     number: int
 

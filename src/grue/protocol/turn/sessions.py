@@ -116,7 +116,7 @@ def unsupported(state: s.AwaitingSupport | s.AwaitingSessions, event: m.ToolSupp
 
 
 def reported(state: s.AwaitingSessions, event: m.SessionOpened | m.McpDisabled) -> Transition:
-    """Take over the tools of a session that has opened, or go on without those of a disabled server."""
+    """Add the tools of a session that has opened. If the server is disabled, go on without it."""
     turn, pending = tools.with_report(state.turn, event), without(state.pending, event.server)
     return when_all_reported(replace(state, turn=turn, pending=pending))
 

@@ -331,9 +331,9 @@ def call(
 def _noted(
     turn: Turn, reply: s.JudgedReply, notes: tuple[s.CallNote, ...]
 ) -> tuple[s.JudgedReply, tuple[s.CallNote, ...]]:
-    """Keep the notes until the calls before them are settled.
+    """Store the notes in `reply`: each is recorded when the calls before it are settled.
 
-    In the replay of an old trace (without `RunTurn.binds_calls`) the notes are returned, to be recorded now.
+    In the replay of an old trace (without `RunTurn.binds_calls`), return them to be recorded now.
     """
     if not turn.run.binds_calls:
         return reply, notes
@@ -354,7 +354,7 @@ def _is_outdated(each: ValidCall, definitions: Mapping[str, str]) -> bool:
 def _ask(
     turn: Turn, reply: s.JudgedReply, decisions: tuple[ApprovalDecision, ...], notes: tuple[m.TurnNote, ...]
 ) -> Transition:
-    """Ask about the calls that no earlier decision answers; if no question is left, have the calls made."""
+    """Ask about the calls that `decisions` does not answer. If it answers all of them, start the calls."""
     questions = _questions(turn, reply)
     accepted, ignored = settled_decisions(questions, decisions)
     notes = (*notes, *ignored)
@@ -365,7 +365,7 @@ def _ask(
 
 
 def decide(state: s.AwaitingApproval, event: m.CallsDecided) -> Transition:
-    """Take the decisions; when the last one is in, send the calls."""
+    """Take the decisions. If no question is left, start the calls."""
     accepted, ignored = settled_decisions(state.questions, event.decisions, state.decisions)
     state = replace(state, questions=_without(state.questions, accepted), decisions=accepted)
     if state.questions:
@@ -424,7 +424,7 @@ def _in_order(calls: tuple[m.ToolCall, ...], judged: tuple[ValidCall, ...]) -> t
 
 
 def _changed_before(tasks: Mapping[m.CallId, m.OpenTask]) -> dict[m.CallId, m.JsonObject]:
-    """Return the arguments that a person had changed before the calls were sent by an earlier process."""
+    """Return, by call id, the arguments that a person changed before an earlier process sent the call."""
     return {
         call_id: task.changed_arguments
         for call_id, task in tasks.items()

@@ -142,7 +142,7 @@ STRETCH_S = 0.005
 
 
 class Pace:
-    """Lets other tasks run whenever a loop has worked for `STRETCH_S` without awaiting anything."""
+    """Lets other tasks run at least every `STRETCH_S` seconds during a long loop that calls `pause`."""
 
     def __init__(self) -> None:
         self._due = 0.0

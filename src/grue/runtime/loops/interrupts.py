@@ -291,10 +291,10 @@ def _take_deferred() -> bool:
 
 @contextlib.contextmanager
 def restore_interrupt() -> Iterator[None]:
-    """Raise a Ctrl-C as `KeyboardInterrupt`, even if it struck inside a lock's own code.
+    """Raise `KeyboardInterrupt` if Ctrl-C in the block has led to a `RuntimeError` about a lock.
 
-    A `threading.Condition` that is interrupted while it releases its lock raises a `RuntimeError` about the
-    lock instead (seen in CPython 3.11). The interrupt is then only that error's context.
+    If Ctrl-C interrupts a `threading.Condition` while it releases its lock, the condition raises a
+    `RuntimeError`, whose `__context__` is the `KeyboardInterrupt` (seen in CPython 3.11).
     """
     try:
         yield

@@ -388,7 +388,7 @@ class EpisodeLoop:
                     self._start_submitted(group)
             finally:
                 self._ending = True  # `_run` fails the calls that were submitted but not started
-                # Servers may be in their normal grace period. From now on they get at most `CLOSE_GRACE_S`.
+                # Some servers may have been told to exit, and still have time to do so. Limit it from now on.
                 self._loop.call_later(CLOSE_GRACE_S, self._force_kill)
 
     def _start_submitted(self, group: TaskGroup) -> None:

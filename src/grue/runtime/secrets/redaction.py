@@ -533,7 +533,10 @@ def _end_of_run(step: re.Pattern[bytes], written: bytes, at: int) -> int:
 
 
 def crosses_strings(written: bytes, start: int, end: int) -> bool:
-    """Return whether a JSON string begins or ends between two positions. `start` must not be in an escape."""
+    """Return whether `written[start:end]` has an unescaped quote, where a JSON string begins or ends.
+
+    `start` must not be in the middle of an escape.
+    """
     at = start
     while (at := written.find(b'"', at, end)) >= 0:
         before = written[start:at]

@@ -351,8 +351,8 @@ class TraceWriter(Closing):
         if not written.endswith(b"\n"):
             line = _line(written)
             if line is not None or self._file.size == after:
-                # Only the newline is missing. Readers accept such a line, and the host may already have
-                # resumed its state from it, so it must be kept.
+                # The line is complete except for its newline. Keep it: readers accept such a line, and the
+                # host may have restored its state from it already.
                 self._file.write(b"")
                 return line
             self._file.cut(self._file.size - len(written))
@@ -376,7 +376,7 @@ class TraceWriter(Closing):
         self._file.require_not_deleted()
 
     def _shortened(self, written: bytes, strings: list[tuple[int, int]]) -> bytes:
-        """Move a line's long strings into files, and its body if that is still too long. Return the line."""
+        """Move a line's long strings into files, then its body if still too long. Return the new line."""
         view = memoryview(written)
         pieces: list[memoryview] = []
         extracts: list[Extract] = []

@@ -413,7 +413,7 @@ def _line(envelope: Envelope[Any], body: bytes) -> TraceLine:
 
 
 class _Text:
-    """A text that arrives in pieces, with its last piece."""
+    """A streamed text: its redacted pieces, and the envelope of the last piece."""
 
     def __init__(self, pieces: TextPieces, last: Envelope[Any]) -> None:
         self.pieces = pieces

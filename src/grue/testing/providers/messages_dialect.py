@@ -328,7 +328,7 @@ def admission(headers: Mapping[str, str]) -> tuple[int, str] | None:
 
 
 def refusals(body: Json, owed: Owed) -> Iterator[str]:
-    """Yield why the request is refused. A request must repeat the thinking in `owed`."""
+    """Yield a text for each error in a request. A request must repeat the thinking blocks in `owed`."""
     for field in ("model", "messages", "max_tokens"):
         if field not in body:
             yield f"{field}: Field required"

@@ -193,7 +193,7 @@ def verdict_of(
     | m.CompletionFailed
     | m.ToolCallRecord,
 ) -> Verdict:
-    """Return the verdict on a span's outcome."""
+    """Return how a span ended: its level (`error`, `warning` or `default`), error type and details."""
     match outcome:
         case m.CompletionReceived():
             return Verdict()

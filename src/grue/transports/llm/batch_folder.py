@@ -218,7 +218,7 @@ class BatchFolder(Closing):
                 yield Submission(number=number, items=items)
 
     def keep(self, submission: Submission) -> Submission:
-        """Record the progress of a submission on disk."""
+        """Store a submission on disk in place of its earlier state, and return it."""
         with self.using():
             write_whole(self._submission_of(submission.number), msgspec.json.encode(submission), fsync=True)
         self.submissions[submission.number] = submission

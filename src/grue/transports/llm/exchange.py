@@ -449,7 +449,7 @@ def tls() -> ssl.SSLContext:
 
 @functools.cache
 def _no_tls() -> ssl.SSLContext:
-    """Return an empty context, for a plain HTTP URL. It trusts no certificate."""
+    """Return a context without certificates, for `http://` URLs: loading certificates would take time."""
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
@@ -706,8 +706,9 @@ def _answered(reply: HttpReply, body: bytes, first_chunk_s: float | None) -> Ans
 class _Incoming:
     """A reply while it arrives. It counts as a stream if events arrive, whatever its content type is.
 
-    `streamed` receives the events; `None`: no stream is expected. `named`: the content type is
-    `text/event-stream`.
+    Args:
+        streamed: Receives the events; `None`: no stream is expected.
+        named: Whether the content type is `text/event-stream`.
 
     Attributes:
         first_event_at: When the first event arrived, on the event loop's clock; `None` before that.

@@ -403,7 +403,7 @@ class McpClient:
         except TimeoutError:
             return False
         except sdk.SdkError as error:
-            # A JSON-RPC error is an answer too: the server knows the session.
+            # If the server answers the ping with a JSON-RPC error, it still knows the session.
             return not isinstance(error.data, WireFault) and not sdk.is_closed(error, link.stream)
         return True
 

@@ -136,7 +136,7 @@ class Link:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        # Do not pass on the body's exception: the session's task group would wrap it in an ExceptionGroup.
+        # Pass `None`, not `exc_info`: the session's task group would wrap the exception in an ExceptionGroup.
         await self._subscriptions.__aexit__(None, None, None)
         if self._free_slots.value == _MAX_CONCURRENT:
             # No request of the server is being answered, and our own requests have ended, so nothing more is
@@ -149,7 +149,7 @@ class Link:
         self._notify("noise", record.getMessage())
 
     def _callbacks(self) -> dict[str, Any]:
-        """Return the SDK's callbacks. The SDK announces each ability whose callback is not `None`."""
+        """Return callbacks for the SDK, which announces an ability only if it gets the callback for it."""
         offered = self._abilities
         return {
             "sampling_callback": None if offered.sample is None else self._sample,

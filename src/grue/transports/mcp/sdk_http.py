@@ -443,7 +443,7 @@ class _Client(httpx2.AsyncClient):
         self._max_event_bytes = limits.max_line_bytes
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        """Send a request. A fault goes to `HttpStream`; the SDK then gets a response that it ignores."""
+        """Send a request. If it fails, report the fault to `HttpStream`; the SDK gets an empty response."""
         head = await _head(request)
         if self._stream.sessionless:
             request.headers.pop(_SESSION_ID, None)

@@ -335,7 +335,7 @@ class KeyringStore(TokenStore):
             if isinstance(error, KeyringLocked):
                 raise AuthorizationRefused(keyring_fault(self._name, "is locked")) from error
             if isinstance(error, KeyringError | ImportError | AttributeError | OSError | RuntimeError):
-                # Leave out the error's text, because a backend may put the value to store into it.
+                # Leave out the error's text: it may contain the tokens that the backend was to store.
                 words = f"cannot be used ({type(error).__name__})"
                 raise AuthorizationRefused(keyring_fault(self._name, words)) from error
         raise error

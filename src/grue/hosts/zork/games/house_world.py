@@ -229,8 +229,8 @@ BARRIERS: Final = {
         "The vault is shut, and means it. It wants three figures on its dials.",
     ),
 }
-# Actions that kill the player at the second attempt: the flag that the first attempt sets, and the warning
-# that it gives.
+# Dangerous actions, each with a flag and a warning. The first attempt sets the flag and prints the warning.
+# The second attempt kills the player.
 HAZARDS: Final = {
     "well": (
         "well_warned",
