@@ -1037,7 +1037,8 @@ class FormAdapted(LlmNote, frozen=True, kw_only=True):
     Attributes:
         request: The request that was refused.
         changed: The fields of `WireProfile` whose values have changed, with their new values.
-        rewritten: Earlier messages are encoded in another way than before, so prompt caches begin anew.
+        rewritten: Whether messages that were sent before are now encoded differently. Then the provider's
+            prompt cache for this conversation begins anew.
     """
 
     request: int

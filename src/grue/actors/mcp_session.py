@@ -292,7 +292,7 @@ class SessionActor(Actor[m.SessionCommand]):
         )
 
     async def _refused(self, connection: ToolConnection, call: m.ToolCalled) -> m.ToolSkipped | None:
-        """Return the result of a call that the connection refuses to send; `None`: it can be sent."""
+        """Return the `ToolSkipped` of a call that the connection refuses to send; `None`: it can be sent."""
         if call.task is not None:
             return None
         reason = await refusal(connection, call.tool, call.arguments)

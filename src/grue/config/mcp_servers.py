@@ -141,7 +141,7 @@ def _sandbox(value: Any) -> Any:
 
 
 def _auth_form(value: object) -> str | None:
-    """Return which form of `_Auth` a value has: the tag of a table or of a boolean; `None`: neither."""
+    """Return the tag of the form of `_Auth` that a value has: `_SWITCH` or `_TABLE`; `None`: neither."""
     if isinstance(value, bool):
         return _SWITCH
     return _TABLE if isinstance(value, Mapping | AuthConfig) else None

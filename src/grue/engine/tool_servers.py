@@ -271,7 +271,9 @@ _GLOB = re.compile(r"[*?[]")
 
 
 def usable_policy(policy: ToolPolicy | None, servers: Mapping[m.ServerName, ToolServer]) -> ToolPolicy:
-    """Return the policy, with servers of host functions and host commands added to `trusted`.
+    """Return the policy, with the names of the host's own servers added to `trusted`.
+
+    These are the `HostFunctions` and `HostCommands`, whose tools run code of the host.
 
     If `policy` is `None`, return the default policy, which allows all calls.
 

@@ -177,7 +177,8 @@ class TurnOutcome(Struct, Generic[T], frozen=True, kw_only=True):
         requests: Number of requests to the model.
         duration_s: Duration of the whole turn.
         said: What was said in the turn, oldest first: your text, the replies, the results of tools. Pass
-            `history=(*earlier, *outcome.said)` to the next turn. Empty if `map` has recalled the outcome.
+            `history=(*earlier, *outcome.said)` to the next turn. Empty if `map` has read the outcome from
+            the trace of an earlier run.
     """
 
     turn: int

@@ -158,9 +158,9 @@ class GoesOn(Struct, frozen=True, kw_only=True):
     """The state of a turn that waited for a batch and now goes on, in the same trace.
 
     Attributes:
-        begun: The turn's last `RunTurn`.
-        events: The events that the agent got from that message on.
-        asked: The request whose reply the agent gets next.
+        begun: The last `RunTurn` in the turn's trace.
+        events: The events that the agent received so far, from `begun` on.
+        asked: The request for whose reply the turn waited.
     """
 
     begun: Envelope[Any]

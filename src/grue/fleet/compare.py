@@ -513,7 +513,7 @@ def compare_results(
 
 
 class _Cases:
-    """The episodes of one side that count, grouped by case."""
+    """One side's episodes that the comparison counts (played, with the score), grouped by case."""
 
     def __init__(
         self, found: Sequence[Result], score: str, failed_as: float, no_case: AbstractSet[str], earlier: int

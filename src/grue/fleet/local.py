@@ -78,8 +78,8 @@ class LocalEngine:
         self._place = Place(self._broker.address, limits, list(sys.path), str(Path.cwd()))
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([name for name in _PRELOADED if _can_import(name)])
-        # Start the resource tracker before the `with`, because its start would unblock the signals that
-        # `born_without_interrupts` blocks.
+        # Start the resource tracker before the `with`. Inside it, signals are blocked, and the start of the
+        # tracker would unblock them.
         multiprocessing.resource_tracker.ensure_running()
         with born_without_interrupts():
             multiprocessing.forkserver.ensure_running()

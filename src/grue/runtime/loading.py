@@ -124,7 +124,10 @@ def _let_others_go_on() -> None:
 
 
 def _work_elsewhere() -> dict[int, str]:
-    """Return the result of `_work_in` for each other thread that runs grue or an import, by thread id."""
+    """Return what the other threads are doing (`_work_in`), by thread id.
+
+    Threads that neither import nor run grue are left out, and those for whose imports no fork waits any more.
+    """
     frames = sys._current_frames()  # noqa: SLF001 - the documented name
     del frames[threading.get_ident()]
     found = {thread: _work_in(frame) for thread, frame in frames.items()}

@@ -220,7 +220,7 @@ def calls_program(here: Machine, calls: tuple[str, ...]) -> bytes:
 
 
 def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
-    """Return checks of arguments, by call, for the calls that are refused only with some arguments."""
+    """Return the BPF code that checks the arguments of a system call, by the call's name."""
     found = [
         ("socket", _sockets(wanted)),
         ("socketpair", _pairs(wanted)),
@@ -248,7 +248,7 @@ def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
         # With an IPv6 routing header, packets go to another address than the one that the gate has checked.
         found.append(("setsockopt", _routes()))
     if not wanted.watches:
-        # Landlock has no rule for inotify, which shows a program which files are used, in any folder.
+        # By inotify, a program could watch which files are used in any folder. Landlock cannot refuse that.
         found.append(("inotify_add_watch", [_stmt(_RETURN, _ERRNO | EACCES)]))
     return dict(found)
 
@@ -329,7 +329,10 @@ def _only(*values: int) -> list[bytes]:
 
 
 def _limit_is_set() -> list[bytes]:
-    """Refuse prlimit64(pid, limit, new, old) for another process, and for RTTIME unless `new` is null."""
+    """Return the check of prlimit64(pid, limit, new, old).
+
+    It refuses limits of other processes, and a new value of RTTIME (`new` is not null).
+    """
     return [
         _stmt(_LOAD, _low(0)),
         _jump(_EQUAL, 0, 1, 0),

@@ -1,10 +1,10 @@
-"""The reference server: a mock server with one of everything that the protocol has.
+"""The reference server: a mock server that uses each feature of the protocol.
 
-The official conformance suite asks servers for certain tools, resources and prompts. Here these are all
-resources, all prompts, the tool `json_schema_2020_12_tool`, and the tools whose names begin with `test_`. A
-tool that needs something from the client (sampling, elicitation, roots) declares a parameter for it. The SDK
-then asks the client as the connection's protocol revision prescribes: by a request, or since 2026-07-28 in
-the result of the call.
+The official conformance suite asks servers for certain tools, resources and prompts. This server has them:
+they are all its resources and prompts, the tool `json_schema_2020_12_tool`, and the tools whose names begin
+with `test_`. A tool that needs something from the client (sampling, elicitation, roots) declares a parameter
+for it. The SDK then asks the client as the connection's protocol revision prescribes: by a request, or since
+2026-07-28 in the result of the call.
 """
 
 # This import comes first, because without the package `mcp` it raises an error that says how to install it.

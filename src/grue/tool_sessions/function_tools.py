@@ -154,8 +154,8 @@ class Parameters:
         for name, text in texts.items():
             parameter_read = self._by_pydantic.get(name)
             if parameter_read is not None and not parameter_read.described:
-                # Replace the docstring of the parameter's class, which pydantic has put here. The docstring
-                # says what the class is, but the LLM has to know what the parameter is for.
+                # Pydantic has put the docstring of the parameter's class here, which says what the class is.
+                # But the LLM has to know what the parameter is for.
                 properties[name]["description"] = text
             properties[name].setdefault("description", text)
         if components:

@@ -91,8 +91,8 @@ def inherited(environ: Mapping[str, str], how: InheritEnv) -> dict[str, str]:
 def visible_keys(environment: Mapping[str, str], host: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of the variables of a process's `environment` that hold a key, sorted.
 
-    A variable holds a key if its name is in `OWN_KEYS` or looks like the name of a secret, or if its value
-    is that of a variable in `OWN_KEYS` in the `host`'s environment.
+    A variable holds a key if its name is in `OWN_KEYS` or looks like the name of a secret, or if it has the
+    same value as a variable of the host's environment (`host`) whose name is in `OWN_KEYS`.
     """
     keys, values = OWN_KEYS, _own_values(host)
     return tuple(
@@ -107,8 +107,8 @@ def visible_keys(environment: Mapping[str, str], host: Mapping[str, str]) -> tup
 def is_own_key(name: str, environment: Mapping[str, str], host: Mapping[str, str]) -> bool:
     """Return whether a variable of a process's `environment` holds a key that grue uses itself.
 
-    The variable holds such a key if `name` is in `OWN_KEYS` (such as `OPENAI_API_KEY`), or if its value is
-    that of a variable in `OWN_KEYS` in the `host`'s environment.
+    The variable holds such a key if `name` is in `OWN_KEYS` (such as `OPENAI_API_KEY`), or if it has the same
+    value as a variable of the host's environment (`host`) whose name is in `OWN_KEYS`.
     """
     return name in OWN_KEYS or environment[name].strip() in _own_values(host)
 

@@ -228,7 +228,7 @@ class SessionPool:
         return bool(self._waiting)
 
     def lacks(self, server: m.ServerName) -> bool:
-        """Return whether a connection to this server has to be opened for the next turn."""
+        """Return whether the pool expects a next turn and has no connection to this server for it."""
         return server not in self._waiting and self._expects_turn(self)
 
     def prepare(self, server: m.ServerName, connect: Connect, timeout_s: float) -> None:

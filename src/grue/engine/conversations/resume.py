@@ -246,9 +246,10 @@ class _Rest(Spending):
         self.spent = whole.spent.less(self._counted)
 
     def left_for(self, turn: m.RunTurn, episode: Budget) -> Budget:
-        """Return the budget of the whole turn: the recorded one, or the rest of `episode` if that is less.
+        """Return the budget for a turn, of which it has already spent a part before it was parked.
 
-        Raises `BudgetSpent` if the turn has no budget left to go on with.
+        This is its recorded budget, or what other turns have left of `episode` if that is less. Raises
+        `BudgetSpent` if nothing is left for the rest of the turn.
         """
         all_spent = self.spent.plus(self._before.requests, self._before.usage)
         all_spent.check(episode, f"Turn {turn.turn} cannot be resumed")

@@ -170,7 +170,8 @@ class DecisionLoop:
         self._last_turn = 0 if past is None else past.last_turn
         self._begun = 0 if past is None else past.begun
         self._resumed = past is not None
-        # The last reply, if the process was killed after the reply came and before its actions were recorded.
+        # In a resumed run: the last reply, if the earlier process was killed before it recorded the reply's
+        # actions.
         self._answered = past.end if past is not None and isinstance(past.end, m.TurnCompleted) else None
 
     def run(self) -> RunEnd:

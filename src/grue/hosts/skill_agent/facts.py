@@ -146,7 +146,7 @@ class ApprovalsAsked(_TurnFact, frozen=True, kw_only=True, tag="skillagent.Appro
 
 
 class McpServersConnected(EventFact, frozen=True, kw_only=True, tag="skillagent.McpServersConnected"):
-    """All servers that could be connected are connected. `tools` has the names by which tools are called."""
+    """The run's servers have started. Servers that could not be connected are left out."""
 
     event: ClassVar[str] = "mcp_servers_connected"
 

@@ -273,10 +273,10 @@ class MCPManager:
             return tool_results.call_failed(str(error))
 
     def lend(self, turn: TurnUse) -> None:
-        """Let a turn use the coroutines until `give_back`.
+        """Let a turn use this manager until `give_back`.
 
-        Until then `connect_session` makes one attempt with the turn's time limit. `logger` and
-        `langfuse_client` get no events from the sessions, because they get the turn's events.
+        Until then `connect_session` tries only once, with the turn's time limit. The sessions' events are not
+        passed to `logger` and `langfuse_client`, because the turn reports the same events to them.
         """
         self._news.turn = turn
 

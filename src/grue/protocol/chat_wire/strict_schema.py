@@ -17,7 +17,7 @@ _UNSAYABLE = {
 
 def strict_format(answer: m.AnswerSchema) -> m.JsonObject:
     """Return an answer's schema and name in OpenAI's format; strict if the dialect can express the schema."""
-    # The name of a schema has to match the same pattern as the name of a tool.
+    # OpenAI allows the same characters in the name of a schema as in the name of a tool.
     name = WireNames("encoded").to_wire(answer.name)
     try:
         return {"name": name, "strict": True, "schema": strict_schema(answer.schema)}
@@ -88,8 +88,8 @@ def _closed(schema: m.JsonObject) -> m.JsonObject:
 
 def _nullable(schema: m.JsonObject) -> m.JsonObject:
     kind = schema.get("type")
-    # With `enum` or `const`, adding `null` to the type would not allow `null`. So a union with `null` is
-    # made.
+    # Beside `enum` or `const`, a `null` in `type` would allow nothing more. Such a schema becomes one choice
+    # of an `anyOf`, and `null` the other.
     if isinstance(kind, str) and "enum" not in schema and "const" not in schema:
         return schema if kind == "null" else {**schema, "type": [kind, "null"]}
     if isinstance(kind, list) and "enum" not in schema and "const" not in schema:

@@ -386,10 +386,10 @@ def label(message: m.ToolMessage) -> str:
 
 
 def with_shown(items: Sequence[WireItem], profile: WireProfile) -> tuple[WireItem, ...]:
-    """Insert a user message with the attachments after each run of tool messages that has attachments.
+    """Insert user messages with the attachments of the tool messages.
 
-    The user message comes after the last tool message of the run, because providers require the results of
-    all calls before any other message.
+    Tool messages that follow each other share one user message, after the last of them, because providers
+    require the results of all calls before any other message.
     """
     arranged: list[WireItem] = []
     waiting: list[m.ToolMessage] = []

@@ -597,7 +597,7 @@ def _bare(text: str, known: Iterable[str]) -> Written | None:
 
 
 def _named(text: str, known: Iterable[str]) -> Written | None:
-    """Find a call written as `>>>name`, with its arguments in the next line, which are not read."""
+    """Find a call written as `>>>name`. Its arguments, in the next line, are not read."""
     if text.startswith("{") or not text.endswith("}"):
         return None
     fences = at = 0

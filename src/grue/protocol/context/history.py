@@ -72,7 +72,7 @@ class Ledger:
         self._saved(b"")
 
     def add(self, entry: m.HistoryEntry) -> None:
-        """Count an entry, and save it unless it was saved early."""
+        """Count an entry, and pass it to `save`. A reply is only counted, because `expect` has saved it."""
         early = self._early
         line = early[1] if early is not None and early[0] is entry else msgspec.json.encode(entry)
         if isinstance(entry, m.AssistantReply):

@@ -128,7 +128,9 @@ _ACTS = (m.RequestCompletion, m.CallTools, m.AskApproval, m.CheckAnswer)
 
 
 def can_fork_at(before: TurnState, after: TurnState, commands: Iterable[m.TurnCommand | m.TurnNote]) -> bool:
-    """Return whether a turn can be forked at an event: nothing but the event's commands may be under way.
+    """Return whether a turn can be forked at an event.
+
+    It cannot if something else is under way than `commands`, such as another tool call.
 
     Args:
         before: The state in which the event arrived.

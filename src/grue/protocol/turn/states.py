@@ -105,7 +105,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def open_tasks(self) -> Mapping[m.CallId, m.OpenTask]:
-        """The calls of a resumed turn that an earlier process has sent, and whose results are asked for."""
+        """The MCP tasks that an earlier process has started; the resumed turn asks for their results."""
         resumed = self.resuming
         return {} if resumed is None else {each.call.call_id: each for each in resumed.tasks}
 

@@ -539,7 +539,7 @@ class Command(ChildProcess):
         return self.stdout.size + self.stderr.size > self._max_written_bytes
 
     async def finish(self, stdin: bytes = b"") -> bool:
-        """Send `stdin` and wait for the exit. Safe to cancel; leaving then ends the command.
+        """Send `stdin` and wait for the exit. Safe to cancel: leaving the `async with` ends the command.
 
         Returns:
             Whether the command has exited. `False`: it has written too much and still runs.

@@ -180,10 +180,11 @@ def _exited(pidfd: int, within_s: float) -> bool:
 
 
 def _ids_since(first: int, age_s: float) -> Iterable[int]:
-    """Return ids that include those of all processes younger than `first`, which started `age_s` seconds ago.
+    """Return the ids of all processes that started after `first` did (`age_s` seconds ago), and some others.
 
-    The kernel assigns ids in order. So these are the ids between `first` and the newest: usually few, while a
-    machine may have thousands. If the kernel may have begun again with low ids, more ids are returned.
+    The kernel assigns ids in ascending order. So these are the ids between `first` and the newest: usually
+    few, while a machine may have thousands. If the kernel may have begun again with low ids since then, more
+    ids are returned.
     """
     highest, newest = _highest_id(), _newest_id()
     if age_s > highest / _IDS_PER_S:

@@ -141,7 +141,7 @@ def long_strings(written: bytes) -> list[tuple[int, int]]:
             end = written.find(b'"', start + 1)
             if end < 0:
                 break
-            # A string with a backslash is not base64, and the quote found may be an escaped one.
+            # If there is a backslash, the string is not base64, and the quote at `end` may be inside it.
             if end - start >= MIN_EXTRACT_BYTES and written.find(b"\\", start, end) < 0:
                 found.append((start, end + 1))
             at = written.find(member, start + 1)

@@ -157,7 +157,7 @@ class TraceReader(Generic[B]):
             yield RecordedLine(line, number, self)
 
     def _placed(self) -> Iterator[tuple[int, int, int, TraceLine]]:
-        """Yield offset, number and size of each line, and its fields but the body."""
+        """Yield the offset, number and size of each line, and the line without its body."""
         self.cut_short = False
         path, number, seq = self.path, 2, 0
         with _opened(path) as file:

@@ -355,8 +355,8 @@ class Recorder:
 
     def _show(self, envelope: Envelope[Any], written: bytes) -> None:
         if len(written) >= LONG or self._late:
-            # Pass the JSON in a list. `_pass_on` takes it out and is then the only one that refers to it, so
-            # that megabytes are freed as soon as they are not needed any more.
+            # Pass the JSON in a list, from which `_pass_on` removes it. If the lambda referred to the JSON
+            # itself, its megabytes would stay in memory until `_pass_on` returns.
             left = [written]
             self._backlog.add(lambda: self._pass_on(envelope, left))
             return

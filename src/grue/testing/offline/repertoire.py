@@ -230,7 +230,7 @@ _ZORK_ROUNDS: Final = {
             "Behind the house one window is slightly ajar. It is small, but so is my luggage: an egg.",
         ),
     ),
-    # Three replies: the last thought revises an earlier one.
+    # Three replies. The thought of the third reply corrects that of the second.
     "move rug": (
         _round("The living room has a door to the west that is nailed shut, a case, a lamp and a large rug."),
         _round("The lamp must be for some dark place. The only way on seems to be the nailed door, then."),

@@ -71,7 +71,10 @@ class Dialect(Struct, frozen=True, kw_only=True):
     stream_path: str = ""
 
     def told(self, path: str) -> Json | None:
-        """Return the fields in a request's path, such as `model`; `None`: the path has another format."""
+        """Return the fields that a request's path contains, such as `model`.
+
+        `None`: it is not a path of this dialect.
+        """
         for known, fields in ((self.path, {}), (self.stream_path, {"stream": True})):
             pattern = re.escape(known).replace(r"\{model\}", "(?P<model>[^/]+)")
             found = re.search(rf"{pattern}\Z", path.partition("?")[0].rstrip("/"))

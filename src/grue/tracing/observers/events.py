@@ -270,7 +270,7 @@ class EventFeed:
         self._running: dict[int, _TurnLines] = {}  # by turn; `Runner.map` runs several at once
 
     def feed(self, envelope: Envelope[Any]) -> list[Event]:
-        """Return the events that `envelope` makes, in order; most envelopes make none or one."""
+        """Return the events for a message, in order: none or one for most messages."""
         body = envelope.body
         if isinstance(body, EpisodeStarted | EpisodeResumed):
             self._episode_id = body.episode_id

@@ -45,7 +45,7 @@ from grue.tracing.observers.spans import (
 
 
 def said(items: tuple[m.ConversationItem | m.AssistantReply, ...], *, capture: bool) -> dict[str, Any]:
-    """Return the attributes for the messages that the model was sent; without `capture`, only their size."""
+    """Return the span attributes for the messages of a request; without `capture`, only their size."""
     if not capture:
         return {"grue.input_chars": len(json_text(chat_messages(items)))}
     instructions = [_text(item.text) for item in items if isinstance(item, m.SystemText)]

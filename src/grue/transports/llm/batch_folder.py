@@ -152,8 +152,8 @@ class BatchFolder(Closing):
         for each in (item for item in same if item.digest == digest):
             if each.attempt == attempt or self.result(each.id) is None or self._succeeded(each.id):
                 return each.id
-        # An earlier process may have made the turn's request of this number with another body, and got a
-        # reply. Use that reply, because sending the request again would cost twice.
+        # No earlier request has this body. But the request of this number may have got a reply in an earlier
+        # process, where it had another body. Use that reply, because a new request would be paid again.
         for each in (item for item in same if item.request == request):
             if self._succeeded(each.id):
                 return each.id

@@ -408,7 +408,7 @@ def exchange_error(error: httpx.HTTPError) -> ExchangeError:
 
 
 def timeouts_of(patience: RetryPolicy) -> dict[str, float]:
-    """Return the limits in the form of httpx: for the connect, and for each single read and write."""
+    """Return the time limits by httpx's names: for the connect, for each read, and for each write."""
     timeout_s = patience.timeout_s
     connect_s = min(patience.connect_timeout_s, timeout_s)
     return {"connect": connect_s, "read": timeout_s, "write": timeout_s, "pool": timeout_s}

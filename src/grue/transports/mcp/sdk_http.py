@@ -113,10 +113,10 @@ class FilteredEvents(httpx2.AsyncByteStream):
         source: The original body.
         request_id: Id of the request that the body answers; `None`: the body is the stream of the server's
             own messages.
-        answers: This object adds the large answers here, by the id of the stand-in for each.
+        answers: This object adds each large answer here, by the id that its stand-in has.
         notify: Receives a notice for each event that is left out.
-        limits: Two lengths in bytes. A longer event than the first is left out; one longer than the second
-            breaks the stream.
+        limits: Two lengths in bytes. An event longer than the first is left out. An event longer than the
+            second ends the stream with an error.
     """
 
     def __init__(

@@ -277,7 +277,7 @@ def gift_and_receiver(state: State, words: Words) -> tuple[str, str] | None:
 def hand_over(turn: Turn, name: str, receiver: str) -> str:
     """Give one thing to one character."""
     if turn.phrase.preposition == "with" and receiver in PORTABLE:
-        name, receiver = receiver, name  # as in "feed the cat with sardines"
+        name, receiver = receiver, name  # "feed the cat with sardines" names the receiver first
     if turn.state.places.get(name) != PLAYER:
         raise RefusalError(f"You are not holding {the(name)}.")
     match receiver, name:
