@@ -229,10 +229,10 @@ def _not_shown(counts: tuple[int, int]) -> Finding:
 
 
 def _left_out(endpoint: LlmEndpoint, offered: "_Tried", spoken: "_Tried") -> tuple[int, int] | None:
-    """Return how many tokens a prompt has with and without a tool, if the model does not see the tool.
+    """If the model does not see an offered tool, return a prompt's tokens with the tool, and without it.
 
-    Return `None` if the prompt has more tokens with the tool, because then the model sees the tool. Also
-    return `None` if the endpoint does not count tokens: it reports no count, or the same count for the two
+    The model does not see the tool if both counts are about equal. `None`: the model sees the tool, or the
+    endpoint does not count tokens. In the second case it reports no count, or the same count for the two
     different prompts `_CALL` and `_SAY`.
     """
     bare = _Tried(_brief(endpoint), _CALL)

@@ -105,6 +105,6 @@ def _error(keys: KeyPath, text: str) -> MCPConfigError:
 
 
 def _said(keys: KeyPath) -> str:
-    """Return a path in words: `rules, number 2, verdict: `."""
+    """Return a path of keys in words: `rules, number 2, verdict: ` for `("rules", 1, "verdict")`."""
     words = [f"number {key + 1}" if isinstance(key, int) else key for key in keys]
     return f"{', '.join(words)}: " if keys else ""

@@ -424,7 +424,10 @@ class TurnActors:
         return tools.mailbox
 
     def _result_of(self, handle: str) -> m.ToolCallResult | None:
-        """Return the whole result of a call of this turn, or of an earlier turn of its conversation."""
+        """Return the uncut result of a tool call, by the call's id.
+
+        The call may be of this turn, or of an earlier turn of its conversation. `None`: no such result.
+        """
         call_id = m.CallId(handle)
         found = None if self._agent is None else self._agent.result_of(call_id)
         return found if found is not None or self._earlier is None else self._earlier.find(call_id)

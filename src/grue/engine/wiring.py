@@ -261,7 +261,7 @@ def recorder_that_tells() -> Recorder:
 def _tell(recorder: Recorder, body: Struct) -> None:
     match body:
         case m.ReplyCut(retried_with=int()):
-            return  # No warning: the request is sent again, with a larger limit.
+            return  # no warning: the reply was cut, but the request is sent again with a larger limit
         case m.ServerNoted(kind=kind) if kind != "bad_tool":
             return
         case m.McpDisabled(newly=False):

@@ -27,7 +27,10 @@ from grue.transports.llm.endpoint import api_key
 
 
 class PlayCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings of a case. `project` is a hash of `[tool.grue]` in `pyproject.toml`."""
+    """The settings of a case: one game to play.
+
+    `project` is a hash of `[tool.grue]` in `pyproject.toml`, so that cases under other settings differ.
+    """
 
     game: str = "house"
     seed: int = 0

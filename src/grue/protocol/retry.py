@@ -166,7 +166,8 @@ def asked_wait(headers: Mapping[str, str], now: float) -> float | None:
         and "reset" in name
         and _number(headers.get(name.removesuffix("-after").replace("reset", "remaining"))) == 0
     ]
-    # The IETF's draft, in its older and newer form: `limit=9, remaining=0, reset=12` and `"all";r=0;t=12`.
+    # The header `RateLimit` of an IETF draft. Older form: `limit=9, remaining=0, reset=12`; newer form:
+    # `"all";r=0;t=12`.
     drafted = re.search(_DRAFTED, headers.get("ratelimit", ""), re.IGNORECASE)
     spent.append(float(drafted[1]) if drafted else None)
     return max((wait for wait in spent if wait is not None), default=None)

@@ -163,7 +163,7 @@ class Mailbox(Generic[M]):
         self._entrance.send_nowait(envelope)
 
     def expect_reply(self, sender: str) -> "ReplyChannel":
-        """Return a reply channel for a message that will be put in with `put_recorded` and not with `ask`."""
+        """Return a reply channel for a question that is put in by `put_recorded`; `ask` makes its own."""
         reply = ReplyChannel(self.name, sender, self._tap)
         self._asks.add(reply)
         return reply

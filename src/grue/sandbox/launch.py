@@ -199,7 +199,7 @@ def _empty(folder: int, target: int, prefix: str, count: int) -> int:
 def _move(name: str, source: int, other: str, target: int) -> None:
     try:
         os.rename(name, other, src_dir_fd=source, dst_dir_fd=target)
-    except PermissionError:  # to move a folder, write permission for it is needed
+    except PermissionError:  # a folder can be moved only with write permission for the folder itself
         os.close(_unlocked(name, source))
         os.rename(name, other, src_dir_fd=source, dst_dir_fd=target)
 

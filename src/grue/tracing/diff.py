@@ -307,8 +307,9 @@ class _TurnDiff:
 def _gist(body: object, common: Callable[[str, object], object]) -> bytes:
     """Return a digest of a message, without the ignored fields and with each id replaced by `common`.
 
-    `common` returns the id in the right trace that is paired with the given one, or `None` if none is paired
-    yet. So two messages that differ only in paired ids have the same digest.
+    `common(field, id)` returns the id that plays the same part in the right trace, or `None` if it is not
+    known yet. So a message of the left trace has the same digest as one of the right trace if they differ
+    only in such ids.
     """
     return hashlib.sha256(msgspec.json.encode(_counting(body, common))).digest()
 

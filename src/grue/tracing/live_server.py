@@ -100,11 +100,13 @@ class LiveFeed:
         return EpisodePage(title=title, header=header, file=self.reader.path.name, live=True)
 
     def answer(self, first: int) -> bytes:
-        """Return new pieces for a page, as JSON.
+        """Return new pieces of the trace for a page, as JSON.
 
-        The answer has four members: `pieces`, from number `first` on; `next`, the number of the piece to ask
-        for next; `over`, whether these pieces complete the episode; and `error`, the reason why no further
-        pieces will come, or an empty text.
+        The JSON object has four members:
+        - `pieces`: the pieces from number `first` on, as many as fit into one answer;
+        - `next`: the number of the piece to ask for next;
+        - `over`: whether the episode has ended with these pieces;
+        - `error`: why no further pieces will come, or an empty text.
 
         Raises:
             ValueError: `first` is negative, or higher than the number of pieces so far.

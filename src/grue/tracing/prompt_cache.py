@@ -69,7 +69,8 @@ class CachedPrompt(Struct, frozen=True, kw_only=True):
         prompt_bytes: Size of the prompt's tools, system text and messages, as far as the trace has them.
         repeated_bytes: How many bytes at the prompt's beginning equal those of the earlier prompt.
         compared_with: Number of the request with the earlier prompt; `None`: there was no earlier prompt.
-        after_s: Seconds between that request and this one. Caches forget, most of them after 5 minutes.
+        after_s: Seconds between the request with the earlier prompt and this one. Most providers' caches keep
+            a prompt for 5 minutes.
         input_tokens: Tokens of the prompt, as the endpoint has counted them; 0 if it has reported none.
         cached_tokens: How many of these tokens the endpoint reports as read from its cache.
         whole: Whether the trace holds all messages of the prompt. If not, the sizes include only the

@@ -596,7 +596,7 @@ class _Session:
         return replace(settled, batch=called.batch)
 
     def _expect(self, body: m.TurnEvent | m.SessionNote, cause: EpisodeEnvelope) -> None:
-        """Compare the next recorded message with `body`; if the session was cancelled, there may be none."""
+        """Compare `body` with the next recorded message. A cancelled session may have recorded no more."""
         if not self._sent:
             return
         recorded = self._sent[0]
@@ -703,9 +703,9 @@ def _replay_turn(
     agent = replay_agent(turn, changes)
     compared, found = replay_sessions(turn, turn_slice, connections, agent.commands if changes else {})
     if found and not changes:
-        # Turns of one `Runner.map` do not share what they learn about servers. If this turn is one of them,
-        # the states of servers from earlier turns may have led to wrong differences. So try again without
-        # these states.
+        # The turns of one `Runner.map` do not know the states that servers had in each other. If this turn is
+        # one of them, `connections` may have led to wrong differences. So replay it again without these
+        # states.
         alone, differences = replay_sessions(turn, turn_slice, Connections(), {})
         compared, found = (compared, found) if differences else (alone, [])
     found += [*_llm_divergences(turn, turn_slice), *_excluded(turn, turn_slice, changes)]

@@ -701,7 +701,7 @@ def require_not_parked(mark: TurnMark | None, name: str) -> None:
 
 
 def given_up(mark: TurnMark | None) -> m.TurnParked | None:
-    """Return the end of a parked turn that is given up; `None`: no turn is parked."""
+    """Return how a parked turn ended, for a conversation that goes on without it; `None`: none is parked."""
     if mark is None or mark.state == "running":
         return None
     return m.TurnParked(turn=mark.turn, untold=mark.untold)

@@ -299,9 +299,10 @@ def judge_calls(
 def decisions_about(
     questions: Iterable[ApprovalQuestion], answer: bool | Iterable[ApprovalDecision]
 ) -> dict[str, ApprovalDecision]:
-    """Return the valid decisions, by call id.
+    """Return the decisions about the questions, by call id.
 
-    A decision is valid if it is about one of these questions, with the same arguments and tool definition.
+    `answer` is `True` (approve all), `False` (deny all), or one decision for each call. A decision about
+    other arguments or another tool definition than the question's is ignored.
     """
     asked = tuple(questions)
     if isinstance(answer, bool):

@@ -116,7 +116,7 @@ def list_skills(asks: AsksServers, server: str) -> tuple[list[ServedSkill], list
 
 
 def get_skill(asks: AsksServers, server: str, uri: str) -> ServedSkill:
-    """Return the entry of one skill; `uri` is that of its `SKILL.md`. Reads no file.
+    """Ask a server for one skill, by the URI of its `SKILL.md`. The files of the skill are not read.
 
     Raises:
         MCPError: The server knows no such skill, or its entry cannot be used.

@@ -248,7 +248,7 @@ class History:
             self.rewrite(m.Rewritten(start, stop, entries))
 
     def _shorten(self, share: float) -> None:
-        # The entries that stay begin with a user's text, so that no tool result loses its call.
+        # Cut before an entry without tool results, so that no tool result stays whose call is cut off.
         begins = [
             at
             for at, entry in enumerate(self.entries)

@@ -378,7 +378,10 @@ def raw_text(result: m.ToolCallResult) -> str:
 
 
 class Told(NamedTuple):
-    """A result as text for the model. `whole_chars`: length of the uncut text; 0: the text is not cut."""
+    """A tool result as text for the model.
+
+    `whole_chars` is the length of the text before it was cut; 0: it was not cut.
+    """
 
     text: str
     attachments: tuple[m.Attachment, ...]

@@ -178,9 +178,9 @@ def heard(turn: Turn, reply: m.CompletionReceived) -> Turn:
     if turn.ledger is None:
         return turn
     ledger = turn.ledger.counted(reply.prompt_tokens)
-    # `usage` counts all tries of a request, `prompt_tokens` the prompt of the last try. If they differ, an
-    # earlier try was cut short, and the output tokens are not of this reply alone. With 0 the ledger
-    # estimates the reply's size.
+    # `usage` counts all tries of a request, `prompt_tokens` the prompt of the last try. If the input tokens
+    # differ, there was an earlier try that was cut short, and `output_tokens` includes what it produced. Then
+    # pass 0, for which the ledger estimates the reply's size.
     output = reply.usage.output_tokens if reply.prompt_tokens == reply.usage.input_tokens else 0
     if turn.run.binds_calls:
         # `output` may include thoughts, which are not part of the next prompt. If the ledger counted them,
@@ -235,7 +235,7 @@ def _may_summarise(turn: Turn) -> bool:
 
 
 def _said(turn: Turn, new: tuple[m.ConversationItem, ...]) -> Turn:
-    """Add the sizes of the messages of a request to the ledger."""
+    """Add the sizes of the new messages of a request to the turn's ledger."""
     _, ledger = _kept(turn)
     last = tuple(item for item in new if isinstance(item, m.ToolMessage))
     # A turn's own text is its task, so only a later turn may clear it.

@@ -234,8 +234,8 @@ def _ask_early(state: s.AwaitingSessions) -> Transition:
         or rewritten
         or not isinstance(request, m.RequestCompletion)
     ):
-        # The history has to be shortened, and by how much depends on the tools. So wait until they are
-        # listed.
+        # The history has to be shortened first. By how much depends on the size of the tools, so wait until
+        # the servers have listed them.
         return state, ()
     following = s.Presuming(
         turn=replace(asked.turn, tools=turn.tools, relisted=turn.relisted),

@@ -518,7 +518,7 @@ def _no_answer(reply: m.CompletionReceived, reason: str) -> m.NoAnswer:
 
 
 def _why_not(reply: m.CompletionReceived) -> str:
-    """Return why the text of a reply is not an answer; empty: it may be one."""
+    """Return why a reply cannot be the turn's answer; empty: its text may be the answer."""
     if reply.stopped:
         return STOPPED.format(why=reply.stopped)
     if reply.written is not None:

@@ -317,7 +317,7 @@ class Redaction:
             try:
                 return self._redact_message(written, body, select)
             except msgspec.ValidationError:
-                continue  # the type requires a number or a word that equals a secret: retry with fewer spans
+                continue  # a secret equals a number or a word that the type requires: replace fewer of them
         return self._redact_message(written, body, in_prose)
 
     def _redact_message(self, written: bytes, body: Any, select: _Select) -> tuple[bytes, Any]:

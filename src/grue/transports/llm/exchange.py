@@ -564,8 +564,8 @@ async def exchange(
 ) -> Answered | Fault:
     """Send a request over one of the connections, and return the answer or the fault.
 
-    `patience` has the time limits. `streamed` receives the reply if it is streamed; `None`: no stream is
-    expected. `on_sent` is called when the request has been written, or has failed.
+    `patience` has the time limits. `streamed` receives a streamed reply; `None`: the request asks for no
+    stream. `on_sent` is called when the request is written, and once more when the exchange ends.
     """
     request.extensions["timeout"] = timeouts_of(patience)
     try:

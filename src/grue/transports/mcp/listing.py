@@ -284,7 +284,9 @@ class ListingCache:
             return 0
 
     def _path(self, server: McpServer, *, make_key: bool = False) -> Path | None:
-        """Return the path of a server's file; `None`: there is no key for names, and `make_key` is false.
+        """Return the path of a server's file, whose name is an HMAC of the server's settings.
+
+        `None`: the folder has no key for the HMAC. With `make_key`, a key is made then.
 
         Raises:
             OSError, ValueError: The folder or the key cannot be used.

@@ -430,9 +430,8 @@ MAX_STREAMS = 32
 class Subscriptions:
     """The open streams of change notices of one session.
 
-    The same task must enter and leave this object; any task may use it.
-
-    Leaving ends all streams, and tells the server that they have ended.
+    An async context manager: leaving it ends all streams, and tells the server that they have ended. The same
+    task must enter and leave it; any task may call `start`.
 
     For each stream that ends while the session goes on, `notify` receives an `updates_ended` notice.
     """
