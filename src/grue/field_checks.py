@@ -63,7 +63,10 @@ def _refuse_others(kind: str, keywords: Collection[str], names: Collection[str],
 
 
 def _meant(keyword: str, names: Collection[str], typed: object) -> str:
-    """Return the end of the error for an unknown keyword: which class has it, or a similar keyword."""
+    """Return the end of an error text about an unknown keyword.
+
+    It names the class that has this keyword, or a similar one of the `names` that are allowed.
+    """
     owners = [owner for owner, known in _OWNERS.items() if keyword in known]
     if not owners:
         from difflib import get_close_matches  # imported here, because only a mistake needs it

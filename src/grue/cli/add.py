@@ -338,7 +338,7 @@ def _check_answer(answer: object, name: str) -> None:
 
 
 def _fetched(url: str) -> object:
-    """Fetch a description of at most 1 MiB, with one request: redirects are errors, no API key is sent."""
+    """Fetch a server's description, at most 1 MiB, by one request without an API key. Refuse redirects."""
     content = b"".join(_pieces(url, most=_MOST_FETCHED))
     where = printable(_address(url).hostname or "")
     try:

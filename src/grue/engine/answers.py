@@ -218,7 +218,10 @@ class _Reader:
         self.schema = _wrapped(schema) if self._bare else schema
 
     def read(self, text: str) -> Any:
-        """Return the first value in `text` that has the reader's type; raises `ValueError` if none has."""
+        """Return the first JSON value in `text` that fits the reader's type, converted to that type.
+
+        Raises `ValueError` if no value fits.
+        """
         first_error: ValueError | None = None
         for candidate in self._candidates(text):
             try:

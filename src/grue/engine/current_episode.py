@@ -158,8 +158,8 @@ class Episode:
     def _expects_turn(self, pool: "SessionPool") -> bool:
         """Return whether a further turn will need sessions of `pool`.
 
-        If `expects_turns` is false, only the turns that wait for a slot are left. Each other pool with
-        prewarmed sessions will serve one of them; `pool` is needed if there are fewer such pools than turns.
+        If `expects_turns` is false, the only further turns are those that wait for a slot. Each other pool
+        that has prewarmed sessions serves one of them. So `pool` is needed only if more turns wait.
         """
         if self.expects_turns:
             return True

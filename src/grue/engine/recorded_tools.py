@@ -414,7 +414,10 @@ class RecordedConnection:
         return relisted
 
     def exclusive(self) -> contextlib.AbstractAsyncContextManager[object]:
-        """Keep other users of the live server's session waiting; without a live server, do nothing."""
+        """Return a block in which other users of the live server's session wait.
+
+        Without a live server the block does nothing.
+        """
         return exclusive(self._live)
 
     @property

@@ -281,7 +281,7 @@ class TurnActors:
         if limits.turn_timeout_s is None:
             return None
         kept_s = kept_for_closing(limits) if self._has_sessions_to_close() else 0.0
-        # `RunTurn` is recorded with this value, so the trace shows how much time was reserved.
+        # The turn's `RunTurn` is recorded with this `teardown_s`, so the trace shows the reserved time.
         self._command = replace(self._command, limits=replace(limits, teardown_s=kept_s))
         self._end_at = anyio.current_time() + limits.turn_timeout_s
         self._deadline = self._end_at - kept_s

@@ -418,8 +418,8 @@ class _Rounds(Generic[T]):
             item = BatchItem(index=index, error=BudgetSpent(f"Turn {index + 1} goes on waiting: {spent}."))
         except Exception as error:  # noqa: BLE001 - a failed turn must not end the others
             item = BatchItem(index=index, error=as_ours(error))
-        # `BudgetSpent` does not end a turn: it goes on waiting, because the budget has no room for its next
-        # request. So what it has reserved is not released.
+        # After `BudgetSpent` the turn still waits: its next request does not fit into the budget now. So do
+        # not release the part of the budget that the turn has reserved.
         if not isinstance(item.error, BudgetSpent):
             self._turns.account.ended(index + 1)
         self._asked.pop(index, None)

@@ -233,7 +233,7 @@ def _endpoint(llm: object) -> LlmEndpoint:
 
 
 def _flat(settings: LlmSettings) -> tuple[LlmSettings, ...]:
-    """Return a model's settings without `then`, followed by the settings that `then` has."""
+    """Return the settings of a model, followed by those of its fallbacks (`then`)."""
     return (replace(settings, then=()), *settings.then)
 
 

@@ -211,7 +211,8 @@ class LocalEngine:
     def _hear(self, worker: "_Worker") -> None:
         """Read a worker's report, if a whole report has arrived.
 
-        Raises `ValueError` or `RecursionError` if it is no `WorkerSaid` in JSON, or the worker has no job.
+        Raises `ValueError` or `RecursionError` if the report is not the JSON of a `WorkerSaid`, or if the
+        worker was given no job.
         """
         line = worker.line()
         if line is None:

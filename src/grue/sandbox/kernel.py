@@ -255,7 +255,9 @@ def _install_code(code: bytes, *, listens: bool) -> int | None:
 
 
 def watch(calls: tuple[str, ...]) -> int | None:
-    """Report these system calls of the calling thread to a listener; refuse none. Return the descriptor.
+    """Report `calls` (system calls) of this thread to a listener, and return the listener's descriptor.
+
+    No call is refused.
 
     Raises:
         SandboxError: The kernel refused.

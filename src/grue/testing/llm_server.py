@@ -256,7 +256,7 @@ def _reply(given: object) -> LlmReply | None:
 
 
 def _last_of(request: LlmRequest) -> str:
-    """Describe a request for an error message: its last message, and whether this asks to repair a reply."""
+    """Describe a request for an error text: its last message, and whether a reply was refused before it."""
     from grue.messages import REPAIR_REQUEST  # here, because it is seldom needed
     from grue.runtime.safe_text import printable
 
@@ -376,7 +376,10 @@ class ScriptedLlmServer:
         self._thread.join()
 
     def answer(self, path: str, headers: Mapping[str, str], raw: bytes) -> LlmReply:
-        """Return the reply to a POST. An error without `Retry-After` gets the constructor's `retry_after`."""
+        """Return the reply to a POST.
+
+        An error reply without a header `Retry-After` gets the `retry_after` of the constructor.
+        """
         reply = self._answer(path, headers, raw)
         if self._retry_after is None or reply.status < _FIRST_ERROR:
             return reply

@@ -85,7 +85,7 @@ def faulty_mcp_server() -> "MakesFaultyServer":
 def mock_mcp_server(request: pytest.FixtureRequest) -> "Iterator[ServesMockServer]":
     """Serve correct MCP servers over HTTP, from a thread; they are stopped after the test.
 
-    `mock_mcp_server()` serves the reference server, which has one of everything. `mock_mcp_server(server)`
+    `mock_mcp_server()` serves the reference server (`grue.testing.mock_features`). `mock_mcp_server(server)`
     serves your `grue.testing.mock_server.MockServer`. Both return an `HttpServer`, for a `Runner` or a
     `ToolClient`.
     """

@@ -340,4 +340,4 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
-        """Print nothing, because a log line would show the path with the random word."""
+        """Print nothing: a log line would show the random word in the URL, which keeps strangers out."""

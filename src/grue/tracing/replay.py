@@ -512,7 +512,7 @@ class _Session:
 
     def _open(self, command: m.OpenSession, cause: EpisodeEnvelope) -> None:
         first = self._sent[0].body if self._sent else None
-        at_s = math.inf  # a disabled server may be tried again, unless the recording shows otherwise
+        at_s = math.inf  # so late that a disabled server is tried again, unless the recording denies it
         if isinstance(first, m.McpDisabled) and not first.newly:
             # A host may disable a server between two turns, with a reason of its own. So take the reason from
             # the recording.

@@ -540,7 +540,8 @@ class Waited(Struct, frozen=True, kw_only=True):
     Attributes:
         events: The events that the agent got, from the last `RunTurn` on.
         history: The history before the request whose reply the turn waits for.
-        unrecorded: This request, if the trace does not have it because the process was killed; else `None`.
+        unrecorded: The request itself, if the process was killed before it recorded the request; else
+            `None`.
     """
 
     events: tuple[m.TurnEvent, ...]

@@ -200,7 +200,7 @@ class AsyncToolAccess(ToolAccess):
 
     @abstractmethod
     async def _outside_turns_async(self, work: "SessionWork[T]") -> T:
-        """Run `work` and return its result."""
+        """Call `work` with the sessions for calls outside turns, and return its result."""
 
     async def tools_async(self) -> tuple[m.ToolDefinition, ...]:
         """Return the tools of all servers, as `tools` does."""

@@ -267,7 +267,7 @@ class ResponsesAssembler:
         if self._gap and not repeated:
             # An event is missing. The last event does not repeat the items, so nothing shows what was lost.
             raise DamagedStream(f"follows a gap: one {self._gap}")
-        # The response may have fewer items than the events: some servers do not repeat all of them.
+        # Compare the items that the response has. Some servers do not repeat all items of the events in it.
         for index, item in enumerate(output):
             _compare(item, self._texts.get(index, []), self._items.get(index, {}))
         self._compare_calls(output, whole=status == "completed")

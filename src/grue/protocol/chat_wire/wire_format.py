@@ -554,7 +554,7 @@ class WireFormat(Protocol):
         return path.replace("{model}", quote(model, safe="", errors="replace"))
 
     def ending(self, path: str) -> str:
-        """Return the request path, for any model, that `path` ends with; empty: it ends with none."""
+        """Return the end of `path` that is a request path of this format (for any model); empty: none is."""
         known = (each.partition("?")[0] for each in (self.path, self.stream_path) if each)
         ends = "|".join(re.escape(each).replace(r"\{model\}", "[^/]+") for each in known)
         found = re.search(rf"(?:{ends})\Z", path)
@@ -657,7 +657,7 @@ def _is_blank(text: str) -> bool:
 
 
 def shortened(tool: m.ToolDefinition, max_chars: int | None) -> m.ToolDefinition:
-    """Return the tool with its description cut to `max_chars`."""
+    """Return the tool with its description cut to `max_chars`; `None`: not cut."""
     if max_chars is None or len(tool.description) <= max_chars:
         return tool
     return msgspec.structs.replace(tool, description=f"{tool.description[: max_chars - 1]}…")

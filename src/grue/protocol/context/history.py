@@ -131,9 +131,9 @@ class History:
         *,
         beside_tools: bool = False,
     ) -> tuple[m.Said | m.AssistantReply, ...]:
-        """Add the texts and results of a request, and return the entries that this adds.
+        """Add a request's texts and tool results to the history, and return the new entries.
 
-        The reply before the request becomes an entry, without the calls that `new` does not answer.
+        The last reply becomes an entry first. Calls of that reply that `new` does not answer are left out.
 
         Args:
             new: The texts and results.

@@ -61,7 +61,7 @@ class ValidCall(Struct, frozen=True):
     """A call that its server can take: the server serves the tool, and the arguments are an object.
 
     Attributes:
-        task: The MCP task into which the server has turned the call, if an earlier process has sent it.
+        task: If an earlier process has sent the call: the MCP task by which the server runs it.
         terms: What the policy says about the call.
     """
 

@@ -209,7 +209,10 @@ class ToolRoutes(Struct, frozen=True):
 
 
 def tool_routes(tools: Iterable[m.ToolDefinition]) -> ToolRoutes:
-    """Return the names of tools. If several tools have the same bare name, the last of them gets it."""
+    """Return the names by which tools are listed and called.
+
+    If several tools have the same bare name, the last of them gets that name.
+    """
     tools = tuple(tools)
     bare: dict[str, m.ToolDefinition] = {}
     shadowed = []

@@ -145,7 +145,7 @@ class SendRequest(Struct, frozen=True, gc=False):
 
 
 class AdaptProfile(Struct, frozen=True):
-    """Adapt the endpoint's profile to this refusal, and encode the conversation anew for that profile."""
+    """Change the endpoint's profile so that it avoids this refusal, and encode the conversation anew."""
 
     fault: Fault
 

@@ -405,8 +405,8 @@ _running_loops: set[EpisodeLoop] = set()
 
 def _close_all() -> None:
     loops = list(_running_loops)
-    # Called while the interpreter exits. A Ctrl-C makes `close` kill the processes, so that the exit is
-    # faster. It raises nothing, because no code of the host is left to interrupt.
+    # This runs while the interpreter exits. A Ctrl-C makes `close` kill the processes, so that the exit is
+    # faster. Its `KeyboardInterrupt` is dropped, because no code of the host is left to interrupt.
     with contextlib.suppress(KeyboardInterrupt), defer_interrupts():
         for loop in loops:
             loop.end()

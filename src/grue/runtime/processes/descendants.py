@@ -126,7 +126,7 @@ class Descendants:
 
 
 def unmark(pid: int) -> None:
-    """Remove the mark that a child inherited from this process, if this process is part of a server."""
+    """If this process was started by a marked server, remove the mark that its child `pid` inherited."""
     if _can_mark() and _mark_of(os.getpid()) >= _BASE:
         _set_mark(pid, _BASE - 1)  # not unlimited, because a hard limit can only be lowered
 

@@ -274,8 +274,9 @@ class Recorder:
     ) -> Envelope[B]:
         """Record `body` and return its envelope, unredacted.
 
-        Outside an event loop this waits until the observers have seen the envelope. Inside one, they may see
-        a long message later; `shown` waits for that. Text that is held back (`hold_back`) is recorded later.
+        Outside an event loop this waits until the observers have seen the envelope. Inside an event loop, a
+        long message may reach them after this returns; await `shown` to wait for them. Text that is held back
+        (`hold_back`) is recorded later.
         """
         # A piece without text says that the reply starts again. It is recorded like any other message.
         piece = body.__class__ is self._piece and bool(body.text)  # type: ignore[attr-defined]  # a piece has it

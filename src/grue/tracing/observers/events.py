@@ -76,7 +76,7 @@ _CALL_SKIPPED = "Tool call skipped: "
 
 
 class _Call(Struct, frozen=True):
-    """A tool call of the latest reply. `name` is the tool's, such as `files.read`."""
+    """A tool call of the latest reply. `name` is the name of the tool, such as `files.read`."""
 
     name: str
     server: str

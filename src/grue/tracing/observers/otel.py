@@ -173,7 +173,7 @@ class _OtelSink(SpanSink):
         self._root: Any = None
 
     def context_of(self, message: int) -> Any:
-        """Return the context of a call's span; `message` is the number of its `ToolCalled`. Thread-safe."""
+        """Return the `SpanContext` of a tool call, by the number of its `ToolCalled`. Thread-safe."""
         from opentelemetry.trace import SpanContext, TraceFlags
 
         assert self.ids is not None, "asked for only if there are ids"

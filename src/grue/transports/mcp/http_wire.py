@@ -118,5 +118,5 @@ class HttpWire:
 
     @property
     def status(self) -> ConnectionStatus:
-        """The state of a server by URL: there is no process, and only the server knows whether it runs."""
+        """The state of the connection: only the address, because grue did not start the server's process."""
         return ConnectionStatus(address=self.address)

@@ -497,8 +497,8 @@ class _Client(httpx2.AsyncClient):
             await response.aclose()
             return COMPRESSED
         if awaited and response.is_success and _content_type(response) == _EVENTS:
-            # The stream that answers a POST belongs to that request, the stream of a GET to none. The stream
-            # is not closed here, because the SDK's transport reads it to its end.
+            # A stream in response to a POST answers the request that was posted; the stream of a GET answers
+            # no request. Do not close the stream here, because the SDK's transport reads it to its end.
             answered = head.id if request.method == "POST" else None
             limits = (self._max_message_bytes, self._max_event_bytes)
             stream = self._stream
@@ -511,8 +511,8 @@ class _Client(httpx2.AsyncClient):
             # A GET asks for a stream of the server's own messages, so an answer of another type is useless.
             if response.is_success and request.method == "GET":
                 return content_fault(response.status_code, _content_type(response))
-            # Ignore the body. A notification has no answer. And with the old transport the answer to a POST
-            # comes on the stream of the GET; the POST itself gets an acknowledgement with any body.
+            # Ignore the body in two cases. A notification has no answer. With the old transport (`sse`), the
+            # answer comes on the stream of the GET, and the body of the POST's response means nothing.
             if not awaited or (response.is_success and self._stream.transport == "sse"):
                 return _empty_success(request)
             return await self._read(request, response, head)
