@@ -74,7 +74,8 @@ def add_server(adding: Adding) -> bool:
     A server whose environment variables are not set yet is added without being started.
 
     Raises:
-        MCPConfigError: The description, the file or an answer is not usable, or the user did not agree.
+        MCPConfigError: The description, the file or an answer of the user is not usable, or the user did not
+            agree.
     """
     config = GameConfiguration.of_project()
     path = adding.mcp_config or config.mcp_config_path

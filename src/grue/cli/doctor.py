@@ -315,8 +315,8 @@ def _named_llm(config: GameConfiguration, *, chosen: bool) -> Iterator[Finding]:
     """Yield a finding for each endpoint that a Python file of this folder names.
 
     Args:
-        config: The settings. Unless `chosen`, the first endpoint that is found replaces the endpoint in
-            `config`, so that later checks use it.
+        config: The settings. If `chosen` is false, this function sets their endpoint to the first one that it
+            finds, so that later checks use that endpoint.
         chosen: Whether the project or the command line names an endpoint.
     """
     for named in dict.fromkeys(_programs()):

@@ -74,7 +74,7 @@ class JsonLines(JsonPrinter):
         self._turn: dict[str, object] = {}
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Take the next message of the trace. Print an object if the message completes one."""
+        """Read the next message of the trace, and print the JSON object that it completes, if any."""
         del line
         match envelope.body:
             case EpisodeStarted() as started:

@@ -157,7 +157,7 @@ def named_server(known: KnownServers, name: str) -> StdioServer:
 
 
 def watched_server(known: KnownServers, name: str) -> tuple[StdioServer, Callable[[], str]]:
-    """Return a copy of a server that runs without a sandbox and is watched, and a function.
+    """Return a copy of a server that is watched and has no sandbox, and a function that proposes a sandbox.
 
     Call the function when the server has ended: it returns, as JSON, the sandbox that would have sufficed.
 

@@ -55,11 +55,11 @@ class Task(Struct, frozen=True, kw_only=True):
     folder: Path
 
     def prepare(self) -> None:
-        """Import the modules that the task needs.
+        """Import the modules that the task needs, before the worker calls `make`.
 
-        The worker calls this first. Then it records the state of its process (working directory, signal
-        handlers, ...), calls `make`, and is replaced if the state has changed. So the modules are imported
-        here, because an import that changes the state during `make` would cost the worker.
+        The worker records the state of its process (working directory, signal handlers, ...) before it calls
+        `make`, and is replaced if `make` has changed the state. Some imports change it. After an import here,
+        the worker need not be replaced.
         """
         raise NotImplementedError
 

@@ -185,7 +185,10 @@ def _fixed(text: str) -> tuple[str, ...]:
 
 
 def _shared(texts: Sequence[str], fixed: tuple[str, ...]) -> str:
-    """Return the line of a group: the `fixed` pieces, between them the most frequent values in `texts`."""
+    """Return one line for a group of error texts that differ in some values.
+
+    It has the pieces that all `texts` have (`fixed`), and between them the most frequent values.
+    """
     if len(set(texts)) == 1:
         return shortened(_line(texts[0]), 2 * _MOST_TEXT)
     values = [Counter[str]() for _ in fixed[1:]]

@@ -36,7 +36,8 @@ class ForkCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     Attributes:
         trace: Path of the recorded trace.
         turn: Number of the turn in that trace.
-        at: Number of the turn's first message; `None`: the turn is the last one with its number.
+        at: Number of the turn's first message, if several turns in the trace have the number `turn`; `None`:
+            the last of them.
         fork: Whether the recorded turn is repeated, or is run again with the change.
         llm: Changed settings of the model, as in `--set llm.NAME=VALUE`.
         changes: Changed limits and policies, as in `Runner.fork`.
@@ -206,10 +207,10 @@ def _check(name: str, sign: str, wanted: str, written: str) -> Callable[[TurnToF
 
 
 def turns_in(folder: Path) -> Iterator[TurnToFork]:
-    """Yield the turns of all traces below a folder, or of one trace. Traces that cannot be read are left out.
+    """Yield the turns of all traces below a folder, or of one trace.
 
-    Turns that are themselves forks (made by `Runner.fork`) are left out, and turns without an end that were
-    run again.
+    Left out are traces that cannot be read, turns that `Runner.fork` has made, and interrupted turns that
+    were run again.
     """
     traces = [folder] if folder.is_file() else sorted(folder.rglob("*.jsonl"))
     for path in traces:

@@ -209,8 +209,8 @@ class RayEngine:
     def _end(self, reference: Any, outcome: Attempted | Lost) -> None:
         with self._lock:
             job, _ = self._tasks.pop(reference)
-        # Call this even if the attempt has ended by itself: the work may have left a runner open, with
-        # requests and servers.
+        # Call `lost` even if the attempt has ended by itself: the work may have left a runner open, for whose
+        # requests and servers the broker still holds reservations and places.
         self._broker.lost.remote(job.folder.name)
         self.ended.put((job, outcome))
 

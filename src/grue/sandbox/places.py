@@ -66,7 +66,7 @@ class Places(Struct, frozen=True):
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """The rules for the system's files and for all other files."""
+        """All rules of the box: `system` and `own`."""
         return (*self.system, *self.own)
 
 
@@ -336,7 +336,8 @@ def _distinct(rules: Iterable[Rule]) -> tuple[Rule, ...]:
 
 
 def _base_python() -> tuple[str, ...]:
-    # The folder of grue's own Python is opened, because servers are often started with it through a link.
+    # Servers are often started with grue's own Python, through the link in a virtual environment. So open the
+    # folder that the link leads to.
     base = real_path(sys.base_prefix)
     return () if is_too_wide(base) or base.startswith("/usr") else (base,)
 

@@ -444,7 +444,10 @@ class CachedPrompts:
         return replace(found, broken=_broken(_Compared(earlier, sent, same), talk, asked, tokens))
 
     def _nearest(self, talk: _Prompted, sent: _Sent) -> _Sent | None:
-        """Return the earlier prompt with the longest common beginning; of two equally long, the later one."""
+        """Return the earlier prompt that has the longest beginning in common with `sent`.
+
+        If two have an equally long beginning in common, return the later of the two.
+        """
         if talk.last is None:
             return self._heads.get(sent.model) if talk.run is not None and talk.whole else None
         return max(talk.sent.values(), key=lambda each: (common_bytes(each.whole, sent.whole), each.seq))

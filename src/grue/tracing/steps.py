@@ -174,7 +174,10 @@ class StepTracker:
         return self._asked_as(number, kind=kind)
 
     def _asked_as(self, number: int | None, turn: int | None = None, kind: StepKind = "model") -> Hashable:
-        """Return the key of the request under way with this number; `turn` limits the search to a turn."""
+        """Return the key of the request under way that has this number; `None`: there is none.
+
+        If `turn` is given, only requests of that turn are searched.
+        """
         for key, step in self.open.items():
             asked = getattr(step.began.body, "request", None)
             if step.kind == kind and asked == number and turn in (None, step.turn):

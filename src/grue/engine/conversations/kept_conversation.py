@@ -387,7 +387,7 @@ class KeptConversation:
     def between_turns(self) -> Iterator[bool]:
         """Keep turns from continuing the conversation within the block; yield whether `add` may be called.
 
-        It may not be called if a turn is running or parked, or if the file could not be written.
+        `add` may not be called if a turn is running or parked, or if the file could not be written.
         """
         if not self._in_turn.acquire(blocking=False):
             yield False

@@ -179,7 +179,7 @@ def _in_valid_text(reply: w.Reply, profile: WireProfile) -> w.Reply:
 
 
 def _without_text(echo: m.JsonObject, profile: WireProfile) -> m.JsonObject:
-    """Return the echo of a reply whose text was changed; `{}` if this format's echoes repeat the old text."""
+    """Return the echo of a reply whose text was changed; `{}` if the echo contains the old text."""
     return {} if FORMATS[profile.wire].echoes_text else echo
 
 

@@ -289,9 +289,9 @@ class ResponsesAssembler:
                 raise DamagedStream("lacks a tool call of the events before it")
 
     def _told(self, item: m.JsonObject, index: int) -> _CallEvents | None:
-        """Find the call in the events that an item of the response repeats; set its `told`, and return it.
+        """Return the call that an item of the response repeats, as the events before gave it; set its `told`.
 
-        A call whose `told` is set is not found again, so no two items are compared with the same call.
+        A call whose `told` is set is not returned again, so no two items are compared with the same call.
         """
         call = next((call for call in self._alike(item, index) if not call.told), None)
         if call is not None:

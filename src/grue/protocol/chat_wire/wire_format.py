@@ -161,7 +161,7 @@ def _without_copies(text: str) -> str:
     try:
         return _one_of_equals(text)
     except (ValueError, RecursionError):
-        # ValueError: no JSON, or an integer of more digits than Python reads.
+        # `ValueError`: the text is no JSON, or has an integer with more digits than Python converts.
         return text
 
 
@@ -374,7 +374,7 @@ def result_text(message: m.ToolMessage | m.UserText, profile: WireProfile, *, sh
 
 
 def user_text(message: m.UserText, profile: WireProfile) -> m.UserText:
-    """Return a user's text with a line for each attachment that the endpoint does not accept."""
+    """Return a user's text, with a line added that describes each attachment that the endpoint rejects."""
     if len(sent(message, profile)) == len(message.attachments):
         return message
     return replace(message, text=result_text(message, profile))

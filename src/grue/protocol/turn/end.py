@@ -87,8 +87,8 @@ def with_calls_ended(
 ) -> tuple[Turn, tuple[s.CallNote, ...]]:
     """Add the records and answers of the last reply's calls to a turn that ends while calls are under way.
 
-    Return also the notes about calls that are not made, as far as they are not recorded yet. The sessions of
-    the servers that are `starting` are closed as soon as they have opened.
+    Return the turn, and the notes about calls that are not made which are not recorded yet. The servers that
+    are `starting` count as open, so that their sessions are closed as soon as they have opened.
     """
     turn = state.turn
     unsent = {call.call_id for run in state.unsent for call in run.calls}

@@ -96,7 +96,11 @@ class HostGuard:
             self._send(f"+{pgid}")
 
     def release(self, pgid: int) -> None:
-        """Remove a group from the list. Call this before the leader is reaped, because that frees the id."""
+        """Remove a group from the list.
+
+        Call this before the group's leader is reaped: afterwards another process could get the id, and the
+        guard would kill that process.
+        """
         with self._lock:
             self._groups.discard(pgid)
             if self._shell is not None:

@@ -608,7 +608,7 @@ class TextPieces:
 
 
 class _BeginningMatcher:
-    """Finds the longest suffix of a text that is a prefix of a form of a secret, but not the whole form."""
+    """Finds the longest end of a text that is an incomplete secret: the beginning of one of its forms."""
 
     def __init__(self, spellings: Iterable[Spelling]) -> None:
         self._spellings = tuple(spellings)

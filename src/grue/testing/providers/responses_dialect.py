@@ -350,7 +350,7 @@ _PARTS = {
 
 
 def refusals(body: Json, owed: Owed) -> Iterator[str]:
-    """Yield why the request is refused. A request must repeat the reasoning in `owed`."""
+    """Yield each reason to refuse a request, for example that it does not repeat the reasoning in `owed`."""
     for field in body.keys() - _FIELDS:
         if field in _MOVED:
             yield (

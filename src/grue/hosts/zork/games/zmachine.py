@@ -151,10 +151,10 @@ class ZMachineGame:
     Values that the story does not print are `None`. The room is known once the game has printed its heading.
     Score and moves come from the status line if the game prints one. Otherwise the command SCORE is sent
     after each command, because it takes no game time. It is not sent after a question of the game, which
-    would take SCORE for the answer, nor after an unknown word, which the next command may correct ("oops"). The
-    inventory is always `None`, because asking for it takes a turn. A question of the game ("Do you wish to
-    leave?") is an ordinary observation, and the next command answers it. A game that waits for a single key
-    gets the first character of the next command.
+    would take SCORE for the answer, nor after an unknown word, which the next command may correct ("oops").
+    The inventory is always `None`, because asking for it takes a turn. A question of the game ("Do you wish
+    to leave?") is an ordinary observation, and the next command answers it. A game that waits for a single
+    key gets the first character of the next command.
 
     Args:
         story: The story file.
