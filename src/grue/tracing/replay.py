@@ -123,7 +123,7 @@ class AgentTurn(Struct, frozen=True, kw_only=True):
         return self.cut_off or self.crash is not None or self.interrupted or not self.said
 
     def up_to(self, envelope: EpisodeEnvelope) -> tuple[EpisodeEnvelope, ...]:
-        """Return the messages of the turn that led to an envelope, the first cause first, and the envelope."""
+        """Return the messages that led to an envelope of the turn, oldest first, and the envelope itself."""
         return (*causes(envelope, self.by_seq), envelope)
 
     def unexpected(
