@@ -411,8 +411,8 @@ class Shortened(Struct, frozen=True, tag="shortened"):
     """A change of a conversation's history: its oldest exchanges after the first entry are left out.
 
     Attributes:
-        share: The entries that are kept have at most this fraction (0 to 1) of the size of all entries after
-            the first. The last user text and the entries after it are kept in any case.
+        share: Of the size of all entries after the first, the fraction (0 to 1) that is kept at most. The
+            last user text and the entries after it are kept in any case, even if they are larger.
     """
 
     share: float
@@ -1215,9 +1215,9 @@ class ToolSkipped(TurnNote, frozen=True, kw_only=True, omit_defaults=True):
     """session -> agent, or a note of the agent: the call was not sent to its server.
 
     Attributes:
-        refused: The reason is the call itself, so the model can correct it: its arguments do not fit the
-            tool's schema, for example, or the tool has changed since the model chose it. Not set if the
-            reason is another, such as a server that has ended or an earlier call that timed out.
+        refused: `True`: the call itself was wrong, and the model can correct it. For example, its arguments
+            do not fit the tool's schema, or the tool has changed since the model chose it. `False`: there is
+            another reason, such as a server that has ended, or an earlier call that timed out.
     """
 
     batch: BatchId

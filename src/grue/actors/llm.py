@@ -256,7 +256,7 @@ class Asking:
 
     async def _permit(self, size: int, max_tokens: int | None) -> Permit | str | None:
         if self._room is not None:
-            return None  # nothing is sent now: the request is stored, to be sent in a provider's batch
+            return None  # the request is only stored now; a provider's batch sends it later
         model = self._endpoint.settings.model
         return await permit_for(WantedRequest(model=model, prompt_bytes=size, max_tokens=max_tokens))
 

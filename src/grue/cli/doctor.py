@@ -344,7 +344,7 @@ def _server_file(known: KnownServers, mcp_config: Path | None) -> Iterator[Findi
 
 
 def _lock(known: KnownServers, config: GameConfiguration, mcp_config: Path | None) -> Iterator[Finding]:
-    """Report a tool lock that cannot be read, or that is required and missing. Either stops every turn."""
+    """Report a tool lock that cannot be read, or that is required and missing. No turn can start then."""
     try:
         list(drifts(known, {}, config))
         if mcp_config is None and known.source != BUNDLED:

@@ -174,8 +174,8 @@ def _checked(listed: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
             raise MCPConfigError(f"It has a file with the name '{printable(name, 200)}'.")
         if stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
             raise MCPConfigError(f"'{printable(name, 200)}' is a link or a device, and not a file.")
-        # Other compression methods are rare in bundles. For these, `read(n)` of `zipfile` may unpack much
-        # more than n bytes into memory.
+        # Refuse other compression methods: for these, `read(n)` of `zipfile` may unpack much more than n
+        # bytes into memory. They are rare in bundles.
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise MCPConfigError("It is damaged, encrypted, or packed in an unusual way.")
         if name.endswith("/"):

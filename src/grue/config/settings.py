@@ -413,7 +413,7 @@ def _unknown_keys(
 ) -> Iterator[MCPConfigError.Problem]:
     """Yield a problem for each unknown key of a table.
 
-    Below `[tool.zorkgpt]`, only the table `mcp` is checked, because other programs may use the other tables.
+    Below `[tool.zorkgpt]`, only the table `mcp` is checked: the other tables belong to a larger project.
     """
     for (table, key), root in project.roots.items():
         names = known.get(table)

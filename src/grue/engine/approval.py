@@ -142,7 +142,7 @@ class Approval(Struct, frozen=True):
         return None if writer is None else writer.path.absolute()
 
     def require_parking(self, command: m.RunTurn, *, given_history: bool = False) -> None:
-        """Raise `MCPConfigError` if parking is configured but this turn could not be parked."""
+        """If parking is configured, raise `MCPConfigError` unless this turn could be parked and resumed."""
         if self.parking is not None:
             self.parking.require(command, given_history=given_history)
 

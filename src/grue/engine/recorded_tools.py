@@ -370,10 +370,11 @@ class RecordedConnection:
         return listing
 
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
-        """Return the recorded result of this call. If it has none, do what `ForkSettings.misses` says.
+        """Return the recorded result of this call.
 
-        Raises `ForkMissed` if the call has no result and must not be made. Raises the errors of a
-        `ToolConnection` too: those of a call that is made, and those that were recorded for this call.
+        If no such call was recorded, `ForkSettings.misses` decides whether the call is made. Raises
+        `ForkMissed` if it must not be made. Raises also the errors of `ToolConnection.call`: those of a call
+        that is made, and one that was recorded for this call.
         """
         found = self._fork.record.take(self._server, tool, arguments)
         if found is not None:

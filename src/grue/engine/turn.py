@@ -702,7 +702,7 @@ class HostTurn(Generic[T]):
     def recalled_command(self, number: int) -> m.RunTurn:
         """Return the message that would start the turn now, without a budget.
 
-        It serves to find the turn in the trace of an earlier run.
+        It is compared with the `RunTurn` messages in the trace of an earlier run, to find the turn there.
         """
         images = read_images(self._request.images, self._settings.limits)
         kept = _continued(self._request, number)

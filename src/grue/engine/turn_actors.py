@@ -218,8 +218,9 @@ class TurnActors:
         self._sessions: dict[m.ServerName, SessionActor] = {}
         self._before: Mapping[m.ServerName, Settled] = {}
         self._end_at = self._deadline = float("inf")
-        # Turns without a pool may run in parallel. Each of them has its own sessions, and answers the
-        # sampling requests that arrive in these sessions.
+        # Turns without a pool may run in parallel. Each has sessions of its own, so each gets a
+        # `CurrentSampler` of its own for the sampling requests that arrive in its sessions. With a pool, a
+        # session serves one turn after the other, so the turns share one.
         self._sampling = CurrentSampler() if resources.pool is None else resources.sampling
 
     @property

@@ -64,7 +64,7 @@ class _AskedOnFile(Struct, frozen=True, kw_only=True):
 class _Replied(Struct, frozen=True, kw_only=True):
     """The reply to a request; a line of `replies.jsonl`.
 
-    `result` is `None` if the provider failed to answer and the request is to be sent again.
+    `result` is `None` if the provider has not answered the request, so that it has to be sent again.
     """
 
     key: str

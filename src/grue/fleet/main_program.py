@@ -61,9 +61,10 @@ def _is_left_out(main: Any) -> bool:
 
 
 def _is_guarded(path: Path, line: int) -> bool:
-    """Return whether an `if` up to `line` may keep a worker that imports the file from starting the fleet.
+    """Return whether the start of the fleet in `line` of a file may be guarded by an `if`.
 
-    Such an `if` tests a name in `_TELLING_APART`, such as `__name__`. `True` if the file cannot be read.
+    A worker imports the file and must not start the fleet again. A guard is an `if` up to `line` that tests a
+    name in `_TELLING_APART`, such as `__name__`. `True` if the file cannot be read.
     """
     try:
         tree = ast.parse(path.read_bytes())

@@ -55,9 +55,10 @@ class RayBroker:
         return await claims.answer(id_, wanted, claims.begin(id_))
 
     async def give_back(self, attempt: str, id_: int, outcome: RequestOutcome) -> None:
-        """Withdraw the question `id_` if it has no answer yet.
+        """End what the attempt asked for with the question `id_` of `ask`.
 
-        Otherwise charge the request, or count the server process as ended.
+        If the question has no answer yet, it is withdrawn. Otherwise the request is charged, or the server
+        process counts as ended.
         """
         if attempt in self._claims:
             self._claims[attempt].give_back(id_, outcome)

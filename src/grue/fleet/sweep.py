@@ -191,7 +191,7 @@ def _refuse_repeated(file: _File, name: str, values: Sequence[Any]) -> None:
 
 
 def _check_work(sweep: Sweep, file: _File) -> None:
-    """Check that the sweep's work can be imported, and that the work takes the settings of the cases."""
+    """Check that the sweep's work can be imported, and that it accepts each setting that the sweep names."""
     try:
         declared = find_work(sweep.work).settings
     except FleetError as error:

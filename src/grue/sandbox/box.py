@@ -70,7 +70,10 @@ class HostPort(Struct, frozen=True):
         return cls(host.lower().rstrip("."), (int(port),) if port else _WEB_PORTS)
 
     def covers(self, host: str, port: int) -> bool:
-        """Return whether this entry allows a port of a host. `host` is the name that the program used."""
+        """Return whether this entry allows a connection to `port` of `host`.
+
+        `host` is the name or the address as the program wrote it; it is not resolved.
+        """
         host = host.lower().rstrip(".")
         if port not in self.ports:
             return False

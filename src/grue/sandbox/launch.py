@@ -295,7 +295,10 @@ _ahead: dict[bool, _Ahead] = {}
 
 
 def _take_ahead(system: tuple[Rule, ...], *, any_network: bool) -> int:
-    """Return a ruleset with the rules `system`: the one made in advance, or a new one if they changed."""
+    """Return a ruleset with the rules `system`: the one that `_make_ahead` has made, or a new one.
+
+    A new one is made if `system` has changed since, or if this process was forked since.
+    """
     found = _ahead.pop(any_network, None) if system else None
     if found is not None:
         if found.system is system and found.process == os.getpid():

@@ -198,9 +198,10 @@ def program(here: Machine, wanted: Wanted) -> bytes:
 
 
 def _search(rows: list[tuple[int, list[bytes]]]) -> list[bytes]:
-    """Return instructions that find the last row whose number is at most the call's, and run the row's code.
+    """Return instructions that find the row for a system call, and run the row's code.
 
-    The search is binary, because the kernel runs the filter once for each possible call when it is installed.
+    It is the last row whose number is not above that of the call. The search is binary, because the kernel
+    runs the filter for each possible call once, when the filter is installed.
     """
     if len(rows) == 1:
         return rows[0][1]

@@ -160,7 +160,7 @@ SENDER = "test"
 
 
 class Asked:
-    """An ask that the test has sent to the actor."""
+    """The reply, awaited or arrived, to an ask that the test has sent to the actor."""
 
     def __init__(self, question: object) -> None:
         self._question = question

@@ -59,7 +59,7 @@ class FakeToolServer:
         self._changed = False
 
     def __call__(self, note: object) -> Self:
-        """Return the connection for one session. `Runner` calls this."""
+        """Return the connection for a session: this object itself. `Runner` calls this once per session."""
         del note
         return self
 

@@ -167,7 +167,10 @@ def fake_tool_session() -> "Callable[[str], FakeToolServer]":
 
 @pytest.fixture
 def function_tools() -> "Callable[[Mapping[str, Callable[..., Any]]], FunctionTools]":
-    """Make tool servers from Python functions, by tool name: `function_tools({"add": add})`."""
+    """Return a function that makes a tool server from functions: `function_tools({"add": add})`.
+
+    The keys are the names of the tools.
+    """
     from grue.tool_sessions.function_tools import FunctionTools
 
     return FunctionTools

@@ -467,7 +467,7 @@ class LeasedConnection(_SessionUser):
         """Wait until no process of an earlier turn is alive, then return the tools if they have changed.
 
         The session actor calls this at the start of a batch, before it records the batch's first call. So
-        the trace has the end of the older process before the first call of the newer one.
+        in the trace the end of a server's old process comes before the first call of its new process.
         """
         await self._pool.wait_closed()
         return await super().refresh_tools(self._request.within(timeout_s))

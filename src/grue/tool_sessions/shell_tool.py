@@ -268,9 +268,9 @@ class _Commands:
         finished: bool | None = None
         try:
             async with command:
-                # The scope is inside `async with command`. So it does not shorten the time that `spec.limits`
-                # gives the command to exit after `timeout_s`. Only the turn's limit or a cancellation, which
-                # come from outside, can shorten that time.
+                # The scope is inside `async with command`, so it has ended when `command` is closed. After
+                # `timeout_s` the command therefore has the whole time that `spec.limits` gives it to exit.
+                # Only the turn's time limit or a cancellation from outside can shorten that time.
                 with anyio.move_on_after(spec.timeout_s):
                     finished = await command.finish(stdin.encode("utf-8", "replace"))
         except SpawnError as error:

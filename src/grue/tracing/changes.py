@@ -59,7 +59,8 @@ class Changes(Struct, frozen=True, kw_only=True):
         """Return the replay's `command`, but with the limits and policies of the `recorded` command.
 
         Commands repeat limits of the turn, for example `OpenSession.timeout_s`. If the replay's commands had
-        the changed limits, each would be reported as a difference, even in a turn that never reaches it.
+        the changed limits, each of them would be reported as a difference, even in a turn in which no limit
+        takes effect.
         """
         if not self or type(command) is not type(recorded):
             return command

@@ -99,7 +99,7 @@ def render(divergences: Iterable[Divergence], *, every: bool = False) -> Iterato
 
     Args:
         divergences: The results of `diff`.
-        every: Describe every divergence in full.
+        every: Yield all divergences in full, and no number.
     """
     count = 0
     for divergence in divergences:

@@ -110,8 +110,8 @@ class Comparison:
     def _holds_special(self, value: object) -> bool:
         if isinstance(value, Struct):
             return not self._special.isdisjoint(_fields_within(type(value)))
-        # Only fields of Structs can be ignored or hold ids. Among the containers in a message, only tuples
-        # can have Structs in them; lists and dicts are plain JSON.
+        # Only a field of a Struct can be ignored, or hold an id. So look for Structs: in a message they are
+        # in fields and in tuples only, because lists and dicts hold plain JSON.
         return isinstance(value, tuple) and any(map(self._holds_special, value))
 
 

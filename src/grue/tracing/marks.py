@@ -55,7 +55,7 @@ class Mark(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def name(self) -> str:
-        """Scorer and version, as in the file's name."""
+        """`SCORER@VERSION`, the name of the mark's file without its suffix."""
         return f"{self.scorer}@{self.version}"
 
 

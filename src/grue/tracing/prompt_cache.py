@@ -137,7 +137,8 @@ class _Asked(Struct, frozen=True, kw_only=True):
     """A request under way.
 
     Attributes:
-        listed: By server, the number and kind of the message with its latest list of tools.
+        listed: For each server, the trace message with its latest list of tools: the message's number and
+            kind.
     """
 
     seq: int

@@ -403,7 +403,11 @@ class Connections:
         return self._known.get(server, Untried())
 
     def begin(self, turn_slice: TurnSlice) -> None:
-        """Begin a turn. If the episode was resumed just before it, use each server's last recorded state."""
+        """Begin a turn.
+
+        If the episode was resumed just before this turn, the states of the servers are those that the
+        resuming process read from the trace: of each server the last one that was recorded.
+        """
         if turn_slice.resumed:
             self._known = dict(self._recorded)
 

@@ -152,7 +152,7 @@ def render(
 
 
 class _Measured:
-    """Finds the width of each column, without formatting every message."""
+    """Finds the width of each column before the table is printed, without formatting every message."""
 
     def __init__(self) -> None:
         self._last_seq = self._last_cause = 0

@@ -232,7 +232,11 @@ class TalkReader:
         self._mark(self.talks[name], envelope)
 
     def _go_on(self, run: m.RunTurn, past: m.HistoryReference) -> None:
-        """Find what the turn continues: its own conversation, or one that its conversation branched from."""
+        """Bring the turn's conversation to the state `past` in which the turn began.
+
+        That is the state in which the turn before has left it, or a state at which it branched from another
+        conversation.
+        """
         place = (past.length, past.digest)
         talk = self.talks.get(past.conversation)
         if talk is not None:

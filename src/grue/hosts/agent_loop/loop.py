@@ -449,7 +449,7 @@ class AgentLoop:
 
     @property
     def mcp_calls(self) -> tuple[McpCall, ...]:
-        """The calls of the function `invoke_mcp_tool` in the last input; empty without such a function."""
+        """The calls of `invoke_mcp_tool` for the last input; empty if no such function was injected."""
         return tuple(self._injected.calls) if self._injected is not None else ()
 
     def run(self, text: str, *, images: Sequence[Image] = (), turn: int | None = None) -> str:

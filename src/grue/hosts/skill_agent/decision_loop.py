@@ -157,7 +157,7 @@ class RunEnd(Struct, frozen=True):
 
 
 class DecisionLoop:
-    """Carries out a run, or the rest of a resumed run. Other parts of the agent read its state from `Run`."""
+    """Carries out a run, or the rest of a resumed run. The run's state is in the `Run` that it is given."""
 
     def __init__(self, run: Run, conversation: Conversation, judge: Judge, past: RunPast | None) -> None:
         self._run = run

@@ -192,10 +192,10 @@ class ActionTypes:
         self.types[name] = ActionType(name, params, run, said, annotations or ToolAnnotations())
 
     def answer_spec(self, offered: Iterable[ActionType] | None = None) -> AnswerSpec[ActionReply]:
-        """Return the schema of a valid reply: an object with actions, or a single action.
+        """Return the schema of a valid reply, and its parser. A reply has several actions, or one.
 
-        The schema has only the `offered` types; `None`: all. A reply with a type that is not offered is
-        accepted, too, if the type is in `types`.
+        The schema names only the types of action in `offered`; `None`: all. The parser accepts every type in
+        `types`, even if it is not offered.
         """
         return AnswerSpec(self.read, schema=self.schema(offered), name="actions", told=True)
 

@@ -65,7 +65,7 @@ def completion_failure(error: Exception, client: object, model: str) -> m.LlmFai
 
 
 def tool_result(answer: object) -> m.ToolCallResult:
-    """Return the result of a manager's `call_tool`, which may be a result object or a plain value."""
+    """Convert what a manager's `call_tool` has returned: an object like a `ToolCallResult`, or any value."""
     if isinstance(answer, Mapping) or not (hasattr(answer, "content") and hasattr(answer, "is_error")):
         return tool_results.success(answer)
     if answer.is_error is True:

@@ -85,7 +85,7 @@ class _Block(Struct):
 
 
 class AnthropicAssembler:
-    """Assembles a message from its events. Each delta is added to the open block that has its `index`."""
+    """Assembles a message from its events. A delta is added to the open block with the same `index`."""
 
     def __init__(self) -> None:
         self.finished = False

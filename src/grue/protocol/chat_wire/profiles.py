@@ -186,7 +186,7 @@ PROFILES: dict[str, tuple[WireProfile, ...]] = {
 _REASONING = re.compile(r"(?:^|/)(?:o[1-9]|gpt-(?:[5-9]|[1-9]\d))(?![^/]*chat)")
 # The first reasoning models accept neither the role system nor developer.
 _NO_INSTRUCTIONS = re.compile(r"(?:^|/)o1-(?:mini|preview)")
-# Models that do not reason refuse the reasoning fields.
+# OpenAI's models that do not reason. They refuse request fields about reasoning.
 _UNREASONING = re.compile(r"(?:^|/)(?:gpt-(?:3\.5|4)|chatgpt-4)")
 # Since Opus 4.7 Anthropic's models refuse a token budget for thinking.
 _STEADY = re.compile(r"claude-(?:opus-4-[7-9]|[a-z]+-(?:[5-9]|[1-9]\d)(?!\d))")

@@ -352,7 +352,7 @@ WireItem: TypeAlias = m.SystemText | m.UserText | m.AssistantText | NamedResult 
 
 
 def sent(message: m.ToolMessage | m.UserText, profile: WireProfile) -> tuple[m.Attachment, ...]:
-    """Return the attachments of a message that the endpoint accepts."""
+    """Return those attachments of a message whose kind the endpoint accepts."""
     return tuple(each for each in message.attachments if each.kind in profile.inputs)
 
 

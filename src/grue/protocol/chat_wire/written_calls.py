@@ -457,7 +457,7 @@ def _mistral(text: str, at: int, _tools: _Tools) -> _Found:
         if name is None:
             calls += _objects(text[begun:end].strip())
         else:
-            # Mistral's newer form: the name, perhaps an id, and the arguments.
+            # Mistral's newer form: the name, perhaps an id, then `[ARGS]` and the arguments.
             arguments = text[name.end() : end]
             _, marked, after = arguments.partition("[ARGS]")
             calls.append(WrittenCall(name[0], _object_text(after if marked else arguments)))

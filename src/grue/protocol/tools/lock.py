@@ -59,7 +59,10 @@ class ToolLock(Struct, frozen=True):
         return self.servers.get(server, {})
 
     def listing(self, server: str) -> tuple[m.ToolDefinition, ...] | None:
-        """Return a server's tools as they were approved; `None`: no listing in the lock fits its digests."""
+        """Return a server's tools as they were approved.
+
+        `None`: the lock has no listing of the server, or the listing does not fit the lock's digests.
+        """
         tools = self.listings.get(server)
         return None if tools is None or drift(self.pins(server), tools) else tools
 

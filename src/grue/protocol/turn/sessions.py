@@ -291,7 +291,10 @@ def _replied(state: s.Presuming, event: m.CompletionReceived | m.CompletionFaile
 
 
 def _not_started(state: s.Presuming, event: m.StartupFailed) -> Transition:
-    """End the turn, because a server did not start. The cost of the request is counted first."""
+    """End the turn, because a server did not start.
+
+    If the request with the presumed tools is still under way, drop it first, so that its cost is counted.
+    """
     others = without(state.pending, event.server)
     turn = replace(state.turn, open=(*state.turn.open, *others))
     if state.reply is not None:

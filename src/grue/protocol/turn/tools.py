@@ -365,7 +365,7 @@ def _ask(
 
 
 def decide(state: s.AwaitingApproval, event: m.CallsDecided) -> Transition:
-    """Take the decisions. If no question is left, start the calls."""
+    """Add the decisions in `event`. If each question now has a decision, send the calls."""
     accepted, ignored = settled_decisions(state.questions, event.decisions, state.decisions)
     state = replace(state, questions=_without(state.questions, accepted), decisions=accepted)
     if state.questions:

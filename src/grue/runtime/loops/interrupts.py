@@ -370,8 +370,8 @@ def refuse_reentry() -> None:
     while frame is not None and is_ours(frame):
         frame = frame.f_back  # skip the frames of this function and its callers in grue
     begun = frame
-    # `_is_handler` reads a frame's locals, which keeps their values alive. So find out first whether the
-    # stack has a frame of grue or of an import. If it has none, no locals need to be read.
+    # `_is_handler` reads a frame's local variables, which keeps their values alive for longer. So find out
+    # first whether the stack has a frame of grue or of an import. If it has none, do not call `_is_handler`.
     while frame is not None and not (is_ours(frame) or _is_import(frame)):
         frame = frame.f_back
     while begun is not None and begun is not frame and frame is not None:

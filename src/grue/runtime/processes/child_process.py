@@ -222,7 +222,7 @@ class ChildProcess:
         raise NotImplementedError
 
     def _on_exit(self) -> None:
-        """React to the process's exit. Its group has already been killed."""
+        """Called when the process has exited and its group is killed; for a subclass to override."""
 
     def _read_rest(self) -> None:
         """Read what is left in the process's pipes, just before they are closed. Must not block."""

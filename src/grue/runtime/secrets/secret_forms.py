@@ -183,7 +183,11 @@ def _by_bytes(char: str) -> bytes:
 
 
 def _base64_cores(data: bytes) -> list[str]:
-    """For 0, 1 and 2 other bytes before `data`, return the base64 characters that depend on `data` alone."""
+    """Return the parts of base64 texts that show that `data` was encoded within longer data.
+
+    The encoding depends on the number of bytes before `data`, modulo 3. So return three texts, for 0, 1 and 2
+    bytes before it, each with the characters that depend on `data` alone.
+    """
     cores = []
     for before in range(3):
         encoded = b64encode(b"\0" * before + data).decode()
@@ -315,7 +319,10 @@ def _basic_password(credentials: str) -> str:
 
 @functools.lru_cache(maxsize=_MOST_NAMES)
 def looks_secret(name: str) -> bool:
-    """Return whether a variable of this name probably holds a secret, and not just the path of one."""
+    """Return whether a variable of this name, such as `API_KEY`, probably holds a secret.
+
+    `API_KEY_FILE` does not: its value is only the path of a secret.
+    """
     words = [word.upper() for word in _WORDS.findall(name)]
     if not words or words[-1] in _PLACES or name.upper() in _NOT_SECRET:
         return False

@@ -56,7 +56,7 @@ class Backlog:
         return bool(self.calls) and not self.calls[-1].done() and self._process == os.getpid()
 
     def add(self, function: Callable[[], None]) -> None:
-        """Queue a call of `function`."""
+        """Have the backlog's thread call `function`, after the calls that were added before."""
         if self._thread is None or self._process != os.getpid():
             self.calls.clear()
             self._process = os.getpid()

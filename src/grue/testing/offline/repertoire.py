@@ -53,7 +53,7 @@ def _round(*texts: str, revises: int | None = None, branches_from: int | None = 
 
 
 def explore(situation: Situation) -> Step:
-    """Choose a command without a script. The same situation always gives the same step."""
+    """Choose the player's next command if no script fits. The same situation always gives the same step."""
     command, why = _choose(situation)
     place = situation.location or "wherever this is"
     thought = Thought(f"I am in {place}, without a script. {why} So I try this: {command}.")

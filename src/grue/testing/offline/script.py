@@ -67,9 +67,10 @@ def reply(request: ChatRequest, playbook: Playbook | None = None) -> Reply:
 
 
 def _think(tool: ThinkingTool, step: Step, done: int, situation: Situation) -> tuple[FunctionCall, ...]:
-    """Return the calls of the next reply, one per thought. `done` replies with calls came before it.
+    """Return the calls of the turn's next reply: a call of the thinking tool for each of its thoughts.
 
-    Thoughts are numbered from 1 through all replies of the turn.
+    `done` earlier replies of the turn had such calls. The thoughts of all these replies are numbered from 1
+    on, without a new start in each reply.
     """
     total = sum(map(len, step.rounds))
     first = sum(map(len, step.rounds[:done])) + 1

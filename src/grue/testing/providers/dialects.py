@@ -130,7 +130,10 @@ def _chat_owed(completion: Json) -> dict[str, list[Json]]:
 
 
 def _chat_refusals(body: Json, owed: Owed) -> Iterator[str]:
-    """Yield errors for reasoning that a request lacks or has changed. DeepSeek and OpenRouter check this."""
+    """Yield an error for each message that does not repeat the reasoning of the reply it stands for.
+
+    DeepSeek and OpenRouter refuse such requests.
+    """
     for message in body["messages"] if owed else ():
         wanted: Json = {}
         for call in message.get("tool_calls") or ():

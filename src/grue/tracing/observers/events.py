@@ -279,7 +279,7 @@ class EventFeed:
             return []
         if isinstance(body, m.RunTurn):
             self._latest = self._running[envelope.turn] = _TurnLines(body.servers, self._attempts)
-        # Messages outside turns, such as the host's own calls, are handled with the turn that began last.
+        # Add messages outside turns, such as the host's own calls, to the lines of the turn that began last.
         of_turn = self._running.get(envelope.turn, self._latest)
         if isinstance(body, m.TurnEnd):
             self._running.pop(envelope.turn, None)

@@ -130,7 +130,8 @@ class OtelObserver(Outbox):
 def _provider_from_environment(warn: Warn) -> tuple[Any, bool]:
     """Return a tracer provider, and whether the observer has to shut it down.
 
-    The provider is `None` if none can be made; `warn` has then been called with the reason.
+    The provider is the program's own, or else one for the endpoint that the environment names. It is `None`
+    if there is neither; `warn` has then been called with the reason.
     """
     if not _installed():
         warn(f"{INSTALL}. The episode continues without it.")

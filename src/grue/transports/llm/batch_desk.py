@@ -151,7 +151,10 @@ class BatchDesk:
         return await self._endpoint.call("POST", self._form.path, upload=self._list_of(record.number))
 
     async def _found(self, record: Submission) -> BatchState | None:
-        """Return the provider's batch for a file that may have been sent; `None`: the provider has none."""
+        """Find the batch of a file of requests in the provider's list of batches; `None`: it is not there.
+
+        An earlier process may have sent the file, and may have been killed before it stored the batch's id.
+        """
         known = {each.batch_id for each in self._folder.submissions.values()}
         async for batch in self._batches(record.begun_at - _SKEW_S):
             if isinstance(self._form, OpenAIBatches):

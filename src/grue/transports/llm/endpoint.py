@@ -574,7 +574,10 @@ class LlmEndpoint:
         return price.in_batches if price is not None and current_room() is not None else price
 
     def counts_cost(self) -> bool | None:
-        """Return whether the cost of all replies of the chain is known; `None`: only replies will show it."""
+        """Return whether the costs of replies are known at each endpoint of the chain.
+
+        `None`: at some endpoints only a reply will show it, and at the others they are known.
+        """
         counted = [each.reports_cost for each in self.chain]
         return None if None in counted and False not in counted else all(counted)
 

@@ -333,7 +333,8 @@ class HttpReply:
         self.headers = dict(response.headers.items())
         self._read_already = response.is_stream_consumed
         if self._read_already:
-            # A scripted transport made this response, and httpx has read and decompressed it already.
+            # A scripted transport made this response, and httpx has decompressed its body already. Remove the
+            # header, so that the body is not decompressed a second time.
             self.headers.pop("content-encoding", None)
 
     async def chunks(self) -> AsyncIterator[bytes]:

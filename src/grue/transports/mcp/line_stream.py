@@ -66,7 +66,7 @@ class LineStream(MessageStream):
             raise
 
     def end_input(self) -> None:
-        """Close the server's standard input, so that it exits while the session is closed."""
+        """Close the server's standard input, so that the server exits while the session is being closed."""
         self._process.ask_to_exit()
 
     async def _encoded(self, message: types.JSONRPCMessage) -> bytes:

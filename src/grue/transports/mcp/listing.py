@@ -238,9 +238,9 @@ class ListingCache:
     def save(self, server: McpServer, seen: SeenListing) -> None:
         """Store the listing that a server has sent, unfiltered.
 
-        If the listing is private to a logged-in user, the server's file is removed instead, because a file's
-        name does not say who is logged in. The file is replaced as a whole. Nothing is stored, and nothing
-        raised, if the folder cannot be used.
+        The server's file is replaced as a whole. If the listing is private to the logged-in user, the file is
+        removed instead: another user may log in later, and there is only one file for the server. If the
+        folder cannot be used, nothing is stored and nothing is raised.
         """
         document = _File(1, [as_listed(tool) for tool in seen.tools], seen.protocol_version, seen.expires_at)
         try:

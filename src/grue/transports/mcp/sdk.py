@@ -488,7 +488,10 @@ class Subscriptions:
         return stream.agreed
 
     def end(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """End a stream by its `subscriptionId`, which `notifications/cancelled` names as `requestId`.
+        """End a stream.
+
+        Args:
+            params: Those of `notifications/cancelled`: `requestId` is the stream's `subscriptionId`.
 
         Raises:
             SdkError: No stream with this id is open.

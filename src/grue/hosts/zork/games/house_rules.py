@@ -714,7 +714,7 @@ PLAIN_RULES: Final[dict[str, PlainRule]] = {
     "knock": _saying("You knock. It is, in a manner of speaking, your own house: nobody answers but you."),
     "sing": _saying("You sing a little. Somewhere a window is closed, gently."),
 }
-# The thing that a verb means when it is used alone, if that thing is within reach.
+# The thing that a verb acts on if the player names none ("talk" means "talk to pym"), if it is within reach.
 IMPLIED: Final[dict[str, Words]] = {
     "talk": ("pym",),
     "light": ("lantern",),
