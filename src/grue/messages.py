@@ -393,8 +393,8 @@ class Cleared(Struct, frozen=True, kw_only=True, tag="cleared", omit_defaults=Tr
 
     Attributes:
         results: The tool messages that replace earlier ones with the same call ids. They have no attachments.
-        texts: How many user texts are replaced by their stubs: the oldest ones that have a stub and were not
-            replaced before.
+        texts: How many user texts are replaced by their stubs. Of the texts that have a stub and were not
+            replaced before, these are the oldest.
     """
 
     results: tuple[ToolMessage, ...] = ()
@@ -1125,9 +1125,9 @@ class McpDisabled(Message, frozen=True, kw_only=True):
         newly: This turn disabled the server. Otherwise an earlier turn did.
         last_words: The last line that the server wrote to stderr before it was given up; empty: it wrote
             none.
-        retry_s: Seconds until a turn tries to connect again; `None`: no turn of the episode does. Also
-            `None` if this turn did not try: then an earlier turn's `McpDisabled` has the number. Old traces
-            lack this field and `last_words`.
+        retry_s: Seconds until a turn tries to connect again. `None`: no turn of the episode tries again, or
+            this turn did not try. In the second case the `McpDisabled` of the turn that tried last has the
+            number. Old traces lack this field and `last_words`.
 
     Source: R6.9, R6.10, P27
     """
@@ -1507,7 +1507,8 @@ class ReplyUnusable(TurnNote, frozen=True, kw_only=True):
     """agent: the model's reply is empty, or it contains a tool call that was written as text.
 
     Attributes:
-        seen: What the reply contains instead of an answer; empty: nothing.
+        seen: What the reply contains instead of an answer, such as `thoughts and nothing else`; empty:
+            nothing.
 
     Source: R5.10
     """

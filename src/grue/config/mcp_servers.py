@@ -536,7 +536,7 @@ def edit_servers(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
     Raises:
         MCPConfigError: The file is invalid, would become invalid, or cannot be written.
     """
-    path = path.resolve()  # so that a symbolic link is kept, and the file that it points to is changed
+    path = path.resolve()  # if `path` is a symbolic link, change the file that it points to
     try:
         with _one_at_a_time(path.parent):
             there = path.exists()
@@ -566,7 +566,7 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
 
 
 def _in_our_words(name: str, entry: Any, startup_key: str, place: Callable[..., str]) -> Any:
-    """Return an entry with `startup_timeout_seconds` in place of `startup_key`."""
+    """Return the entry with its key `startup_key` renamed to `startup_timeout_seconds`."""
     if startup_key == _STARTUP or not isinstance(entry, Mapping) or startup_key not in entry:
         return entry
     if _STARTUP in entry:

@@ -103,7 +103,7 @@ class OfferedBundle(Struct, frozen=True, kw_only=True):
         name: The server's name in `mcp_config.json`, unless the user gives another.
         url: The address that the bundle is downloaded from.
         sha256: The SHA-256 that the downloaded file must have, in lower-case hexadecimal.
-        others: Other ways to run the server that the description has.
+        others: Further ways that the description names to run the server, such as `pypi` or `remote`.
     """
 
     name: str

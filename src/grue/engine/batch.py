@@ -84,11 +84,11 @@ class _Completed(Struct, frozen=True):
 
 
 class CompletedTurns:
-    """Finds the outcome of a completed turn by its number and its request.
+    """The completed turns of an earlier run. `recall` finds one by its number and its request.
 
     In memory are the outcome of each turn, a digest of its request, and what was said in the turns of
-    conversations. A turn is run again if a secret in its request or outcome was redacted, because the trace
-    does not contain the original text.
+    conversations. If a secret in a turn's request or outcome was redacted, the turn is not recalled but run
+    again, because the trace does not contain the original text.
 
     A turn of a conversation is recalled in two cases. If the conversation is in the state before that turn,
     the turn's entries are added to the conversation from the trace. If the conversation is in the state after

@@ -130,7 +130,7 @@ class Episode:
             return self._loop.submit(lambda: work(self.resources)).wait(force_kill=self._registry.kill_now)
 
     async def beside_async(self, work: Work[T]) -> T:
-        """Run something as `beside` does. The caller's own event loop goes on meanwhile."""
+        """Run something that is not a turn, as `beside` does, without blocking the caller's event loop."""
         self._loop.loop_thread.refuse_waiting()
         return await self._result(self._loop.submit(lambda: work(self.resources)))
 
@@ -144,7 +144,7 @@ class Episode:
         self._loop.close()
 
     def abandon(self) -> None:
-        """As `close`, but return at once. For finalizers, which must not wait."""
+        """Do the same as `close`, but return at once. Finalizers call this, because they must not wait."""
         self._loop.end()
 
     async def _in_turn(self, work: Work[T]) -> T:
@@ -356,7 +356,7 @@ class CurrentEpisode:
             return episode
 
     def _leave(self, episode: Episode) -> None:
-        """Note that a call is done. The end of the last call ends the loop, unless `self.lasting`."""
+        """Count one call as done. If no other call uses the episode, end its loop, unless `self.lasting`."""
         with self._lock:
             episode.users -= 1
             if episode.users or self.lasting or self._episode is not episode:

@@ -117,7 +117,7 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
 
     @property
     def asks(self) -> m.ModelAsked | None:
-        """The model that was asked last; `None`: the trace does not name it."""
+        """The model in the last `RunTurn` or `TurnForked` that names one; `None`: none of them names one."""
         told = (each.body.asks for each in self.envelopes if isinstance(each.body, m.RunTurn | m.TurnForked))
         return next((asks for asks in reversed([*told]) if asks is not None), None)
 

@@ -197,8 +197,8 @@ class TurnRecord:
         if not isinstance(settlement, m.ToolReturned | m.ToolTimedOut | m.ToolSkipped | m.ServerDied):
             return
         call = self._calls.get((settlement.batch, settlement.call_id))
-        # If a recorded call was skipped because another call had failed, it has no result that a call of the
-        # fork could get.
+        # Ignore a `ToolSkipped` that is not `refused`: the call was skipped because another call had timed
+        # out or a server had died. So there is no result that the same call in the fork could get.
         if call is not None and (not isinstance(settlement, m.ToolSkipped) or settlement.refused):
             call.seq, call.settlement, call.redacted = envelope.seq, settlement, envelope.redacted
 
@@ -343,7 +343,7 @@ class RecordedConnection:
                 await self._live.__aenter__()
                 self._entered = True
             except ServerFailed as failed:
-                # Raise `failed` only if a call needs the server: all calls may have recorded results.
+                # Do not raise `failed` yet: if all calls have recorded results, no call needs the server.
                 self._down = failed
         return self
 

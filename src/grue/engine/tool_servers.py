@@ -128,7 +128,10 @@ def usable_servers(servers: Mapping[str, ToolServer]) -> dict[m.ServerName, Tool
 
 
 def load_sessions(servers: Collection[ToolServer]) -> None:
-    """Import what these servers' sessions need; start the guard, which kills servers if grue is killed."""
+    """Import the modules that the sessions of these servers need.
+
+    For servers over stdio, also start the guard, a process that kills the servers if grue is killed.
+    """
     if any(isinstance(server, McpServer) for server in servers):
         load("grue.transports.mcp.session_parts")
     if any(isinstance(server, HttpServer) for server in servers):

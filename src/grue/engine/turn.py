@@ -712,7 +712,7 @@ class HostTurn(Generic[T]):
     def _support_check(self) -> SupportCheck:
         states = self._memory.connections
         if all(isinstance(states.get(name), Disabled) for name in self._settings.wiring.servers):
-            return "skip"  # a turn without servers offers no tools
+            return "skip"  # all servers are disabled, so the turn offers no tools
         check = getattr(self._settings.wiring.llm, "support_check", None)
         return "skip" if check is None else check()
 

@@ -257,9 +257,10 @@ class _Turns(Generic[T]):
     def _going_on(
         self, request: TurnRequest[T], part: RecordedTurn, waited: Waited, settings: TurnSettings
     ) -> HostTurn[T]:
-        """Return a turn that goes on with the reply to its last request.
+        """Return a turn that goes on by reading the reply to the last request of `waited`.
 
-        Its state machine gets the recorded events again.
+        The turn's state machine first gets the recorded events again, which lead to the state in which the
+        turn waits.
         """
         wiring = settings.wiring
         asked: Envelope[Any] | None = part.asked

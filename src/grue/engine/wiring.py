@@ -94,8 +94,8 @@ class Wiring(Struct, frozen=True, kw_only=True):
 
     Attributes:
         llm: Makes the LLM actor of a turn.
-        endpoint: The endpoint that these actors ask; `None` if `llm` is a factory of the host's.
-        approval: Gets answers when the policy asks about a tool call.
+        endpoint: The endpoint that the LLM actors ask; `None`: the host passed its own factory as `llm`.
+        approval: Gets a person's decision about each tool call for which the policy requires one.
         under_way: The turns that are running.
         presumed: Earlier listings, which turns may use before the servers have started; `None`: they may not.
     """

@@ -459,8 +459,8 @@ def compare_results(
 ) -> Comparison:
     """Compare two sets of episodes. Raises what `compare` raises.
 
-    `left_out`: for each set, how many episodes of earlier sweeps the caller has left out of it. The
-    comparison only reports these two numbers.
+    `left_out`: for each set, how many episodes the caller has left out because they are of earlier sweeps.
+    The comparison reports these two numbers, and does not depend on them.
     """
     score = options.score or _only_score((*first, *second))
     failed_as = failed_score((*first, *second), options.failed_as, lower_is_better=options.lower_is_better)

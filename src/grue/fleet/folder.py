@@ -66,7 +66,10 @@ FORMAT = 1
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
-    """A description of the fleet for displays; `fleet.json`. The commits show which episodes are done."""
+    """The file `fleet.json`: what displays show about a fleet.
+
+    It does not say which episodes are done. The commits in the episodes' folders show that.
+    """
 
     format: int = FORMAT
     work: str = ""
@@ -128,11 +131,11 @@ class Commit(Struct, frozen=True, kw_only=True):
 
 
 class CaseFile(Struct, frozen=True, kw_only=True):
-    """The work and the settings of an episode; `case.json`.
+    """The file `case.json`: the work and the settings of an episode.
 
     Attributes:
-        planned: The settings as the sweep gave them, before the work added its own; `None`: the work added
-            none, so `settings` are those of the sweep.
+        planned: The settings from the sweep alone, if the work has added others to `settings`; `None`: it
+            has added none, and all `settings` are from the sweep.
     """
 
     work: str

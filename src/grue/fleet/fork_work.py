@@ -222,7 +222,9 @@ def turns_in(folder: Path) -> Iterator[TurnToFork]:
 
 def _turns_of(path: Path) -> Iterator[TurnToFork]:
     found: dict[int, TurnToFork] = {}  # by the number of the turn's first message
-    parts: dict[int, int] = {}  # a turn that was parked has several `RunTurn`: its first, by each of them
+    # A turn that was parked has several `RunTurn`. The keys are the numbers of all of them; the value of each
+    # is the number of the turn's first.
+    parts: dict[int, int] = {}
     last: dict[int, int] = {}  # by the turn's number
     forks: set[int] = set()
     reader = open_episode(path)

@@ -44,10 +44,11 @@ class Passing(Struct, frozen=True):
 
 
 def failed_score(found: Iterable[Result], failed_as: float | None, *, lower_is_better: bool) -> float:
-    """Return the score that failed episodes count with: `failed_as`, or 0 if it is `None`.
+    """Return the score with which a failed episode is counted: `failed_as`, or 0 if it is `None`.
 
     Raises:
-        FleetError: An episode has failed, lower is better, and `failed_as` is `None`.
+        FleetError: `failed_as` is `None`, lower scores are better, and an episode has failed: 0 would be a
+            good score.
     """
     if failed_as is not None:
         return failed_as

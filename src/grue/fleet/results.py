@@ -101,7 +101,7 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return FleetFolder(Path(fleet)).episode(self.id).path
 
     def run(self, fleet: str | os.PathLike[str]) -> Path:
-        """Return the folder of the attempt that counts; the folder need not exist."""
+        """Return the folder of the attempt that counts, such as `attempt-1`. It need not exist."""
         return self.folder(fleet) / f"attempt-{self.attempt}"
 
 

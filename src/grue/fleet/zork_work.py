@@ -114,7 +114,10 @@ def _played(case: PlayCase, episode: Episode) -> EpisodeResult:
 
 
 def _past(episode: Episode) -> GamePast | None:
-    """Copy an interrupted attempt into this one, and return its state; `None`: play from the beginning."""
+    """Copy the files of an interrupted attempt into this one, and return how far its game got.
+
+    `None`: no attempt can be continued, so the game is played from the beginning.
+    """
     if not continue_interrupted(episode):
         return None
     try:

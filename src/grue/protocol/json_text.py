@@ -75,10 +75,13 @@ def _decode(body: bytes) -> object:
 def _readable(value: object, depth: int = MAX_DEPTH, *, called: bool = False) -> object:
     """Replace what `json.loads` accepts although it is not JSON.
 
-    `NaN` and infinities become `null`. In the arguments of a tool call `null` would change what the call
-    does, so such arguments become text, and the code that reads them refuses the call. In an object with the
-    member `name`, all other members are taken for arguments, because each wire format has its own word for
-    them. `called`: `value` is part of arguments in which no `NaN` and no infinity was found.
+    `NaN` and infinities become `null`, except in the arguments of a tool call, where `null` would change what
+    the call does. Arguments that contain such a number become a string, and the code that reads them later
+    refuses the call.
+
+    Each wire format has a different key for arguments, but each has the key `name` in the same object. So in
+    an object with the key `name`, every other value is treated as arguments. `called`: `value` is part of
+    arguments that were searched already and contain no such number.
     """
     match value:
         case dict() | list() if depth < 1:

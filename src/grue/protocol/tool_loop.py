@@ -144,7 +144,7 @@ def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
         ) if event.server in starting:
             return tools.called_first(state, event)  # rule 12: servers that start when called
         case s.AwaitingTools(turn=turn), m.ToolsChanged(server=server, tools=listed) if server in turn.open:
-            return replace(state, turn=turn.relist({server: listed})), ()  # rule 5: the tools listed last
+            return replace(state, turn=turn.relist({server: listed})), ()  # rule 5: offer these tools
         case s.AwaitingReconnect(server=server), m.SessionClosed() if event.server == server:
             return sessions.reopen(state)  # rule 4: reconnect
         case s.AwaitingVerdict(turn=turn), m.AnswerAccepted(answer=answer):

@@ -190,8 +190,8 @@ class Gate:
             return self._connect(found), 0
 
     def _reply(self, key: int, error: int, flags: int = 0) -> None:
-        # While the lock is held, no thread closes the listener. If it were closed, the number of its
-        # descriptor could already belong to another file.
+        # Hold the lock, so that no other thread closes the listener: the number of a closed descriptor may
+        # soon belong to another file.
         with self._changed, contextlib.suppress(OSError):  # the program may have ended while it waited
             if self._listener is not None:
                 fcntl.ioctl(self._listener, SEND, bytearray(ANSWER.pack(key, 0, -error, flags)))

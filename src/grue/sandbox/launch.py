@@ -280,7 +280,7 @@ def opens_home(box: Sandbox, cwd: str) -> bool:
 
 
 class _Ahead(Struct, frozen=True):
-    """A ruleset that was made in advance for the next start, because making it takes 5 us a rule.
+    """A ruleset made in advance, so that the next program starts sooner: making one takes 5 us for each rule.
 
     `process` is the id of the process that made it. A forked child of this process inherits the ruleset's
     descriptor, but must not use it: rules that the child adds would apply to the parent's next program, too.

@@ -309,8 +309,8 @@ def _system_rules(_state: object, *, executable: bool) -> tuple[Rule, ...]:
     rules += [Rule(path, READ_FILE) for path in _existing(_DEVICES_READ)]
     rules += [Rule(path, READ_FILE | WRITE_FILE) for path in _existing(_DEVICES_WRITE)]
     if not executable:
-        # Also needed are the dynamic loader, and `/bin/sh`: grue starts a program through a shell that waits
-        # until the limits are set.
+        # A boxed program always has to be able to execute the dynamic loader, and `/bin/sh`: grue starts the
+        # program through a shell that waits until the limits are set.
         loaders = [f"/lib64/{name}" for name in _listed("/lib64") if name.startswith("ld-")]
         loaders += [f"/lib/{name}" for name in _listed("/lib") if name.startswith("ld-")]
         rules += [Rule(real_path(path), READ_FILE | EXECUTE) for path in ("/bin/sh", *loaders)]
@@ -392,7 +392,8 @@ def _without_links(paths: Iterable[str], written: list[str]) -> list[str]:
         real = real_path(path)
         found.append(real)
         if _is_interpreter(path) and _is_interpreter(real):
-            # Allowed, because a virtual environment links to its Python. An interpreter contains no secret.
+            # Allow it: in a virtual environment `python` is a link to an interpreter outside of the folder,
+            # and an interpreter contains no secret.
             continue
         for folder, base in bases:
             # A link to the folder itself is allowed: the program can change only what is in the folder.

@@ -136,7 +136,8 @@ REFUSED = (
         "The administration of the machine; it matters if grue runs as root.",
     ),
     Refused(
-        # It is not enough to refuse the calls that return an id: an id is a small number that can be guessed.
+        # Refuse the calls that take an id (`shmat`) too, and not only those that return one (`shmget`): an id
+        # is a small number, so a program could guess it.
         "shmget shmat shmctl semget semop semtimedop semctl msgget msgsnd msgrcv msgctl mq_open",
         "Memory and queues that other programs of this user share, which are not files.",
     ),

@@ -293,7 +293,9 @@ class ActorHarness:
         return await self.idle()
 
     async def ask(self, body: object, *, timeout_s: float | None = None) -> Asked:
-        """Send an ask to the actor. Return the ask when the actor waits again, whether it has replied or not.
+        """Send an ask to the actor, and return it as soon as the actor waits for a message again.
+
+        The actor may have replied by then or not: see `Asked.is_answered`.
 
         Args:
             body: The question.

@@ -500,7 +500,8 @@ def _rendered(said: LlmReply, dialect: Dialect, request: Json) -> tuple[LlmReply
     if events:
         return _streamed(said, dialect, events), wants_back
     if said.amid:
-        said = replace(said, after=None)  # with `amid`, `after` only matters for a stream
+        # `after` says where in a stream to send `amid`. This reply is not a stream.
+        said = replace(said, after=None)
     # In the format of chat completions, send the bytes of the script unchanged.
     return (said if dialect is CHAT else replace(said, body=json.dumps(reply).encode())), wants_back
 

@@ -91,10 +91,10 @@ class Weather(BaseModel):
 
 
 def reference_server(**options: Any) -> MockServer:
-    """Return a server with one of everything.
+    """Return a server that shows MCP's features: tools, progress, content, sampling, resources, prompts.
 
     Args:
-        options: As for `MockServer`.
+        options: Arguments of `MockServer`.
 
     Source: L1, L3
     """

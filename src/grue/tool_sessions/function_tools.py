@@ -750,7 +750,10 @@ class FunctionConnection:
         return functools.partial(function.call, **given)
 
     def _given(self, tool: str, arguments: m.JsonObject) -> dict[str, Any]:
-        """Convert the arguments for the function; raises `ToolRefusedError`."""
+        """Convert the arguments to the types of the tool's parameters.
+
+        Raises `ToolRefusedError` if they do not fit, or if there is no such tool.
+        """
         function = self._functions.get(tool)
         if function is None:
             if self._catch_all is None:

@@ -524,7 +524,7 @@ class SharedSession(_SessionUser):
         pass
 
     async def open(self, timeout_s: float) -> Listing:
-        """Wait until the kept session is open. If the pool has none, or it is lost, open a new one."""
+        """Return the listing of the server's kept session. If it is lost or missing, open a new session."""
         self._owned = owned = await self._pool.open_kept(self._server, self._connect, timeout_s)
         assert owned.listing is not None, "a connection that opened without failing has listed its tools"
         self._seen = owned.listing.tools

@@ -349,7 +349,7 @@ def lean_turns(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:
         envelopes: A reader of a file, or a collection of envelopes, which stay in memory.
     """
     splitter = TurnSplitter()
-    kept: dict[int, int] = {}  # by `id()` of a slice: bytes of its messages in memory
+    kept: dict[int, int] = {}  # key: `id()` of a slice; value: bytes of its messages in memory
     for envelope, stub, size in _with_stubs(envelopes):
         for complete in splitter.completed_by(envelope):
             kept.pop(id(complete), None)

@@ -4,8 +4,8 @@ The page of a finished trace, the comparison of two, and the page that follows a
 `PageFeed`. The messages are in pieces, so that the page can show the first ones while it reads the others.
 
 Each turn has a summary: where its time went, and what went wrong in it. A span says how long a step took, in
-which actor, and how it ended; `steps.py` decides which messages begin and end a step. A span whose end is not
-recorded ends with the trace, with its turn, or where the host was killed.
+which actor, and how it ended; `steps.py` decides which messages begin and end a step. If the end of a step is
+not recorded, its span ends where the turn or the trace ends, or where the host was killed.
 
 The story groups messages that belong together, in the order in which a person reads them. It is a list of
 passages: a fact of the host, the host's text for the agent, a reply of the model with its request, a tool

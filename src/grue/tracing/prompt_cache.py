@@ -460,7 +460,7 @@ class CachedPrompts:
         for late in [seq for seq, asked in self._asked.items() if asked.command.conversation == name]:
             del self._asked[late]
         if talk.run is not None and talk.run.history is None:
-            del self._talks[name]  # the turn was in no conversation, so no later turn continues it
+            del self._talks[name]  # this was a turn outside conversations: no later turn continues it
             return
         try:
             talk.encoded.close(end)
@@ -477,11 +477,11 @@ class _Compared(Struct, frozen=True):
 
 
 def _blame(talk: _Prompted, place: tuple[int, str]) -> None:
-    """Record what changed a conversation, if messages that were in its last prompt have changed.
+    """Compare a conversation with its last prompt. If messages of that prompt have changed, record `place`.
 
     Args:
-        talk: The conversation after the change.
-        place: Number and kind of the trace message that made the change.
+        talk: The conversation.
+        place: Number and kind of the trace message that has just been applied to it.
     """
     last = talk.last
     if last is not None:

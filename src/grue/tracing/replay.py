@@ -439,8 +439,8 @@ def _after(outcome: _Outcome) -> Settled:
         case m.SessionOpened():
             return Proven()
         case m.McpDisabled(reason=reason):
-            # `until_s=0.0` allows the next turn to connect again. `_Session._open` finds in the recording
-            # whether that turn tried.
+            # `until_s=0.0`: the next turn may try to connect again. The recording shows whether that turn
+            # tried; `_Session._open` reads it there.
             return Disabled(reason, until_s=0.0)
         case m.StartupFailed():
             return Untried()

@@ -94,8 +94,8 @@ class PhaseClock:
             resumed: Whether no host ran since the last envelope. If so, the time since then is not counted.
         """
         if resumed or t < self._last:
-            # Do not count the time since the last envelope: no host ran, or this is the first envelope. If
-            # the time has gone back, another run of the host has begun.
+            # Do not count the time since the last envelope. If `resumed`, no host ran in it. If `t` is before
+            # that envelope, another run of the host has begun, or this envelope is the first one.
             self._count_until(self._last)
             self._counted = round(t * 1e6)
         elif changes:

@@ -24,7 +24,7 @@ class EpisodeStarted(facts.EpisodeStarted, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """The name of this kind of episode in headings: "a chat"."""
+        """The episode's name in headings. It is the same for all chats."""
         return "a chat"
 
 

@@ -62,7 +62,7 @@ class Talk(Struct):
     parked: m.TurnParked | None = None
 
     def close(self) -> None:
-        """Answer the calls that a turn has left open, because the turn was not resumed."""
+        """Answer the calls that `turn` has left open, because it is not resumed."""
         self.history.close(self.parked)
         self.turn = self.parked = None
 
@@ -571,9 +571,9 @@ def listing_in(envelope: EpisodeEnvelope) -> dict[m.ServerName, tuple[m.ToolDefi
 
 
 def read_turns(path: str | PathLike[str]) -> dict[int, RecordedTurn]:
-    """Return the last part of each turn, by the turn's number.
+    """Return the last part of each turn, by the turn's number. Each resumption begins a new part of its turn.
 
-    For a turn that is over, the returned part has only `run` and `end`.
+    If a turn cannot be resumed any more, only `run` and `end` of its part are set.
     """
     parts: dict[int, RecordedTurn] = {}
     listings: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = {}

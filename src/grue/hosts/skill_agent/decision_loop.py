@@ -270,7 +270,8 @@ class DecisionLoop:
         done = [each for each in run.results if each.turn == plan.turn]
         todo = plan.actions[len(done) :]
         for action, result in zip(plan.actions, done, strict=False):
-            if _has_finished(result):  # an earlier process was killed before it recorded the run's end
+            # This action has ended the run, but an earlier process was killed before it recorded the end.
+            if _has_finished(result):
                 return self._finished(action, result, todo)
         judged = self._judge.judge(todo, plan.actions[: len(done)])
         if run.asked is not None:

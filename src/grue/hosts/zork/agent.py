@@ -350,10 +350,10 @@ class ZorkAgent:
             self._langfuse.close()
 
     def recall(self, end: m.TurnCompleted | m.TurnFailed) -> dict[str, str | None]:
-        """Return the decision of a turn that an earlier run of the program finished; sends no request.
+        """Return the decision of a turn that an earlier run of the program finished. No request is sent.
 
         Raises:
-            MCPError: The turn failed; this is its error.
+            MCPError: The turn failed, with this error.
         """
         self.turn = end.turn
         if isinstance(end, m.TurnFailed):

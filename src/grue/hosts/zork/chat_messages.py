@@ -81,7 +81,7 @@ class Sampling(TypedDict, total=False):
 
 
 def model_settings(model: str, sampling: Sampling) -> ModelSettings:
-    """Return the settings of a model for the wire formats."""
+    """Return `ModelSettings` with this model and this sampling. A single `stop` text becomes a tuple."""
     stop = sampling.get("stop") or ()
     chosen: dict[str, Any] = {**sampling, "stop": (stop,) if isinstance(stop, str) else tuple(stop)}
     return ModelSettings(model=model, **chosen)

@@ -331,8 +331,8 @@ def fault_of_status(
         body: The reply's body: JSON in one of many shapes, a web page, or nothing.
         location: The address that a redirect points to.
         retry_after_s: The wait that the headers ask for.
-        now_s: The current time, in seconds since the epoch, to read errors that name the time of the next try
-            and not a wait; `None`: such times are not read.
+        now_s: The current time, in seconds since the epoch. Some errors give the time of the next try: it
+            is converted to a wait from `now_s`. `None`: such times are ignored.
     """
     if 300 <= status < 400:
         words = f"redirects to {location or 'nowhere'}"

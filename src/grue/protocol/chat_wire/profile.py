@@ -174,7 +174,7 @@ def left_out(profile: WireProfile, settings: ModelSettings) -> frozenset[str]:
 
 
 def with_inputs(profile: WireProfile, inputs: Collection[str]) -> WireProfile:
-    """Return the profile with these kinds of input besides text, and no others."""
+    """Return the profile for an endpoint that accepts text and only these other inputs, such as `image`."""
     return msgspec.structs.replace(
         profile, images="image" in inputs, audio="audio" in inputs, files="file" in inputs
     )

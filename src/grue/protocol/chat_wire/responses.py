@@ -72,9 +72,9 @@ class _CallEvents(Struct):
     Attributes:
         name: The tool's name; `None`: no event has named it.
         pieces: The arguments, in pieces.
-        whole: The arguments, if one event has contained all of them.
+        whole: All arguments, from one event; `None`: no event has contained all of them.
         done: Whether the event that ends the call has arrived.
-        told: Whether an item of the response in the last event repeats the call.
+        told: Whether the call was also found in the response that the last event contains.
         ids: The ids that events give to the call.
     """
 
@@ -274,9 +274,9 @@ class ResponsesAssembler:
         self.finished = True
 
     def _compare_calls(self, output: list[m.JsonObject], *, whole: bool) -> None:
-        """Check the calls of the response against those of the events before it.
+        """Check that the last event, whose items are `output`, has the same calls as the events before it.
 
-        A response that is not `whole` was cut. It may lack a call whose end has not arrived.
+        `whole`: the response is complete. If it was cut, it may lack a call whose end has not arrived.
         """
         for index, item in enumerate(output):
             call = self._told(item, index)

@@ -27,9 +27,10 @@ def strict_format(answer: m.AnswerSchema) -> m.JsonObject:
 
 
 def strict_schema(schema: m.JsonObject) -> m.JsonObject:
-    """Return `schema` in the strict dialect. It accepts the same values, with `null` for a missing property.
+    """Return a schema in OpenAI's strict dialect that accepts the same values as `schema`.
 
-    Objects allow no further properties, and all properties are required; optional ones become nullable.
+    Objects allow no further properties, and all properties are required: instead of leaving out an optional
+    property, the model writes it as `null`.
     Defaults and discriminators are removed, `oneOf` becomes `anyOf`, and a `$ref` with siblings is wrapped.
 
     Raises:

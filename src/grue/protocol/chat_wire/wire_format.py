@@ -204,8 +204,8 @@ def unless_cut(calls: Sequence[m.ToolCall], given: object) -> tuple[m.ToolCall, 
 def as_it_ended(reply: Reply) -> Reply | Fault:
     """Return the reply without the calls that may be incomplete, or a fault if the reply broke off.
 
-    `finish_reason` says how the reply ended. If the endpoint stopped it, or gives an unknown reason, all
-    calls are left out: a call whose arguments had not arrived yet may look like a call without arguments.
+    `finish_reason` says how the reply ended. If the endpoint stopped it (`content_filter`), or the reason is
+    unknown, all calls are left out: a call whose arguments have not arrived may look like one without any.
     """
     reason = (reply.finish_reason or "").strip().lower()
     if reason in _BROKEN:

@@ -242,7 +242,7 @@ def _split_harmony(text: str) -> tuple[str, str]:
 
 
 def _messages(text: str) -> Iterable[tuple["re.Match[str]", str, int]]:
-    """Yield each message of a text in harmony format: its matched header, its text, where its text ends."""
+    """Yield the messages of a text in harmony format: for each, its header, its text, and the text's end."""
     head = _HARMONY.match(text)
     while head is not None:
         ending = _HARMONY_END.search(text, head.end())
@@ -322,9 +322,9 @@ def _marked(text: str, tools: _Tools) -> Written | None:
 
 
 def _attached_mark(text: str) -> "re.Match[str] | None":
-    """Return the first mark directly after other text: no space, quote, backtick or bracket is between.
+    """Return the first mark that follows other text without a space, quote, backtick or bracket between them.
 
-    `None`: there is no such mark, or the text begins like a JSON object, which is an answer.
+    `None`: there is no such mark, or the text begins with `{`, so it is an answer in JSON.
     """
     if text.startswith("{"):
         return None

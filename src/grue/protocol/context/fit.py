@@ -262,7 +262,10 @@ class Fit(Struct, frozen=True, kw_only=True):
 
 
 def room_in(policy: ContextPolicy, window_tokens: int) -> Room:
-    """Return `high_water` and `low_water` in tokens: shares of the window without the reply's room in it."""
+    """Return `high_water` and `low_water` in tokens.
+
+    They are shares of the window minus the tokens that are reserved for the reply.
+    """
     usable = window_tokens - min(policy.reply_tokens, window_tokens // 2)
     return Room(int(usable * policy.high_water), int(usable * policy.low_water))
 

@@ -201,7 +201,7 @@ def _is_plain(schema: Any) -> bool:
 
 
 def _fits_plainly(schema: Any, value: object) -> bool:
-    """Return whether a value fits a plain schema and has no members but those that the schema names."""
+    """Return whether a value fits a plain schema (`_is_plain`), which also names each member of the value."""
     if type(value) not in _PLAIN_TYPES[schema["type"]]:
         return False
     if not isinstance(value, dict):
@@ -405,10 +405,10 @@ def _applied(
 
 
 def _below(applied: list[m.JsonObject]) -> list[list[m.JsonObject]]:
-    """Return the parts that apply to each member, each item and the member names of a value.
+    """Return the parts that apply inside a value: a list for each member or item, and one for member names.
 
     Args:
-        applied: The parts that apply to the value itself.
+        applied: The parts of the schema that apply to the value itself.
     """
     named: dict[object, list[m.JsonObject]] = defaultdict(list)
     others: dict[type, list[tuple[list[m.JsonObject], frozenset[object]]]] = {str: [], int: []}

@@ -120,9 +120,9 @@ class RequestFailed(Struct, frozen=True, kw_only=True):
 
     Attributes:
         fault: Why the request gave no completion.
-        failure: The fault, described for a person, without the number of attempts.
-        profile: The profile that the request followed.
-        attachments: Whether the conversation holds images or files that can be left out.
+        failure: The fault, described for a person. The number of attempts is not filled in.
+        profile: The endpoint's profile for which the request was encoded.
+        attachments: Whether the conversation holds images or files. A further attempt may leave them out.
         shown: Whether any text of the reply was shown while it was streamed.
         jitter: A random number from 0 to 1.
     """

@@ -52,7 +52,10 @@ def closed(state: s.AwaitingClose, server: m.ServerName) -> Transition:
 
 
 def abandon(state: s.LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> Transition:
-    """End the turn, in any state. A tool call that is under way gets no `ToolCallRecord`."""
+    """End a turn whose time is up or that was interrupted, whatever its state.
+
+    A tool call that is under way gets no `ToolCallRecord`.
+    """
     turn = state.turn
     notes: tuple[s.CallNote, ...] = ()
     match state:
@@ -77,7 +80,7 @@ def abandon(state: s.LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> 
         failure = m.Interrupted(reason=event.reason)
     following, commands = fail(turn, failure, notes, unread=isinstance(state, _ASKED))
     if isinstance(state, s.AwaitingReconnect):
-        # The turn has already told the session of the dead server to close.
+        # The turn closed the dead server's session before this state, and must not close it twice.
         commands = tuple(item for item in commands if item != m.CloseSession(server=state.server))
     return following, commands
 

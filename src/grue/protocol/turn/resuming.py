@@ -140,7 +140,7 @@ def can_fork_at(before: TurnState, after: TurnState, commands: Iterable[m.TurnCo
     if isinstance(after, _NOT_ALL_REPORTED):
         return False
     if isinstance(before, s.AwaitingTools) and isinstance(after, s.AwaitingTools):
-        return False  # when one call has ended, others may be under way
+        return False  # other calls of the reply may still be under way
     return any(isinstance(command, _ACTS) for command in commands)
 
 

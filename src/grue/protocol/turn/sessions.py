@@ -359,7 +359,7 @@ def _drop(turn: Turn, reason: str) -> m.DropCompletion:
 
 
 def _is_kept(call: m.ToolCall, offered: Iterable[m.ToolDefinition], turn: Turn) -> bool:
-    """Return whether a call names the same definition among the offered tools and among the listed ones."""
+    """Return whether the tool that a call names is defined in `offered` as in the servers' real listings."""
     before = {tool.name: tool for tool in offered}
     now = {tool.name: tool for tool in turn.callable}
     name = named_call(call).name if turn.searching else call.name

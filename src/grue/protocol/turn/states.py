@@ -389,15 +389,16 @@ class AwaitingTools(Struct, frozen=True):
     Attributes:
         calls: All tool calls of the reply by id, in order.
         under_way: The batches that have been sent and are not settled; one, unless calls run in parallel.
-        unsent: Runs that are sent later.
+        unsent: The runs of calls that are sent after these batches.
         settled: Records of the settled calls of the reply, in the order in which they were settled.
-        died: The server that died; `None` if none has. If a call has also timed out, the turn goes on as
-            after a death (`FailurePolicy.after_death`).
-        timed_out: Whether a call has timed out; `FailurePolicy.after_timeout` says what follows.
+        died: The server that died; `None`: no server has died. After a death, `FailurePolicy.after_death`
+            says how the turn goes on, even if a call has timed out too.
+        timed_out: Whether a call has timed out; `FailurePolicy.after_timeout` says how the turn goes on.
         changed: The arguments of calls that a person has changed.
         tools: The tools as they were when the calls were decided on.
-        noted: Notes about calls that are not made, each recorded when the calls before it are settled.
-        starting: Servers that were called for the first time, and have not reported yet.
+        noted: Notes about calls that are not made. Each is recorded when the calls before it are settled.
+        starting: Servers that this reply has started by calling them. They have not yet reported whether the
+            start succeeded.
     """
 
     turn: Turn

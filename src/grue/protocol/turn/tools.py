@@ -79,8 +79,8 @@ def start_calls(
     """
     runs = runs_of(reply.open, bind=turn.run.binds_calls)
     if not runs:
-        # The notes of calls that were rejected or denied have the next batch's number. No batch is sent
-        # here, so add 1: otherwise the notes of the next reply would have the same number.
+        # No batch is sent, but the notes of this reply's rejected and denied calls have the number that the
+        # next batch would get. Add 1, so that the notes of the next reply have another number.
         turn = replace(turn, batches=turn.batches + 1)
     state = s.AwaitingTools(
         turn,
@@ -570,7 +570,10 @@ def refuse(
     new: tuple[m.ConversationItem, ...] = (),
     notes: tuple[m.TurnNote, ...] = (),
 ) -> Transition:
-    """Ask for a repair, once in a turn; after that use the fallback, or fail."""
+    """Ask the model to repair its answer, once in a turn and if the budget allows it.
+
+    Otherwise end the turn with the host's fallback. Without a fallback, the turn fails.
+    """
     if phase != "repair" and not turn.budget_spent:
         text = m.UserText(turn.run.repair_request.replace("{reason}", why.reason))
         return ask(turn, "repair", (*new, text), notes=(*notes, m.RepairRequested(reason=why.reason)))

@@ -167,7 +167,7 @@ class Pace:
             self.paused()
 
     def paused(self) -> None:
-        """Restart the interval. Call this after awaiting something else, which has let other tasks run."""
+        """Count the time to the next pause from now. Call this when an `await` has let other tasks run."""
         self._due = time.monotonic() + STRETCH_S
 
 

@@ -84,7 +84,7 @@ _NOTICE_S = 0.05
 
 
 class WorkInterrupted(KeyboardInterrupt):
-    """`Interruptible.interrupt` was called. Not raised for a `KeyboardInterrupt` of the work itself."""
+    """`Interruptible.interrupt` has ended the work. A `KeyboardInterrupt` of the work itself stays as is."""
 
 
 def block_signals() -> None:

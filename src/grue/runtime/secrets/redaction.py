@@ -108,7 +108,7 @@ def in_strings_and_numbers(written: bytes, spans: Iterable[Found]) -> Iterator[F
 
 
 def in_strings(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
-    """Yield the spans that are in JSON strings."""
+    """Yield the spans that are in JSON strings, but not those in numbers."""
     return (found for found in _in_tokens(written, spans) if not found.is_number)
 
 
@@ -449,7 +449,8 @@ _NAME = b"(?:authorization|api-key)"
 _SCHEME = b"(?:bearer|basic|token|digest|negotiate|apikey)"
 _BLANK = rb"(?:[ \t]|\\{1,64}+t)"
 
-# The characters of a credential, and their JSON escapes: a slash as `\/`, a plus sign as `\u002B`.
+# `_SIGNS`: the characters of a credential, except digits. `_VALUE` also matches a digit and the JSON escapes:
+# a slash as `\/`, a plus sign as `\u002B`.
 _SIGNS = rb"a-z._~+/=:;|!$%&*@#^-"
 _VALUE = rb"(?:[0-9%b]|\\{1,64}+/|\\{1,64}+u[0-9a-f]{4})" % _SIGNS
 _QUOTES = rb"""["'\\]{0,64}+"""

@@ -452,7 +452,7 @@ def _tag(body: memoryview) -> str | UnsetType:
 
 
 def _header_to_resume(path: Path, episode: str) -> bytes:
-    """Return the first line of a file; raise `TraceError` if the file cannot be continued."""
+    """Return the first line of the trace of `episode`; raise `TraceError` if the file cannot be continued."""
     try:
         with open_regular(path) as file:
             first = next_line(file)

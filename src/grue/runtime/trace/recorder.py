@@ -64,7 +64,7 @@ class Backlog:
         self.calls.append(self._thread.submit(function))
 
     def check(self) -> None:
-        """Raise the exception of a finished call, if one has failed. Each exception is raised once."""
+        """If a finished call has failed, raise its exception. Each exception is raised once."""
         while self.calls and self.calls[0].done():
             self.calls.popleft().result()
         if not self.calls and self._thread is not None:
@@ -125,7 +125,8 @@ class Recorder:
     """Number, time and redact envelopes, and pass them to the observers. Thread-safe.
 
     Args:
-        secrets: Values that must not leave the process, by the name that stands for them in a placeholder.
+        secrets: Values that must not leave the process, by name. In envelopes, `[redacted:NAME]` takes the
+            place of a value.
         clock: Monotonic seconds.
         wall_clock: Seconds since the epoch.
 
@@ -224,7 +225,7 @@ class Recorder:
         self._backlog.wait()
 
     async def shown(self) -> None:
-        """Wait as `settle` does, but without blocking the event loop."""
+        """Do the same as `settle`, but without blocking the event loop."""
         await self._backlog.wait_async()
 
     def resume(self, *, after_seq: int, after_t: float) -> None:

@@ -1,8 +1,8 @@
 """The scripted model: a function from request to reply, without state.
 
 1. If the conversation describes a game, the game's playbook chooses the command; without one, `explore` does.
-2. Before the answer it calls a thinking tool, if the playbook has thoughts for this turn, the request offers
-   such a tool, the host has not asked for the answer yet, and no call has failed.
+2. If the playbook has thoughts for this turn and the request offers a thinking tool, it calls the tool
+   first. But if a call has failed or the host has asked for the answer, it answers at once.
 3. An answer has the shape that the request demands.
 
 The same request always gets the same reply.

@@ -161,7 +161,7 @@ class Conventions:
     Args:
         agent: The agent in the spans of turns.
         capture_content: Whether prompts, arguments, outputs and error texts are sent. `"reference"`: yes, but
-            only the new messages of each generation.
+            the span of a completion has only those messages that the completion before it did not have.
     """
 
     def __init__(self, agent: AgentDescription, capture_content: Capture) -> None:

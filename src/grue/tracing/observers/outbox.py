@@ -38,10 +38,12 @@ Warn: TypeAlias = Callable[[str], None]
 
 
 def warn_once(warn: Warn | None = None) -> Warn:
-    """Return a function that passes on only the first warning, because problems repeat. Thread-safe.
+    """Return a function that passes its first warning to `warn` and ignores all later ones. Thread-safe.
+
+    Without it, a lasting problem would cause the same warning again and again.
 
     Args:
-        warn: Called with the warning; `None`: the logger `grue`.
+        warn: Called with the first warning; `None`: the logger `grue` logs it.
     """
     tell = warn or logging.getLogger("grue").warning
     first = iter([tell])

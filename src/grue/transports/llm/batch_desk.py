@@ -311,7 +311,8 @@ class BatchDesk:
 
         Raises:
             BatchRefused: The provider refuses the request, or all attempts in `Batching.patience_s` have
-                failed. Or `read` cannot parse the answer, which the error then calls `what`.
+                failed. Or `read` cannot parse the answer; the error's text then names it with `what`, such as
+                "an uploaded file".
         """
         patience = self._patience()
         while True:

@@ -316,7 +316,7 @@ def cache_folder() -> Path:
 def _identity(server: McpServer) -> bytes:
     """Return everything in the settings that may change what a server lists, as bytes."""
     fields = {name: getattr(server, name) for name in server.__struct_fields__ if name != "name"}
-    # Leave out `start`, because when a server starts does not change what it lists.
+    # Leave out `start`: it says when the server is started, which does not change what the server lists.
     fields["options"] = replace(server.options, start=None)
     if isinstance(server, StdioServer):
         fields["cwd"] = str(Path(server.cwd or "").absolute())

@@ -93,7 +93,7 @@ def refusal_in(error: Exception) -> types.JSONRPCError | None:
 
 
 def broken_by(error: Exception) -> WireFault:
-    """Return the fault of a transport that ended with an exception."""
+    """Return the fault for `error`, with which the transport of a server's events ended."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, RuntimeError):  # the SSE transport ended before the server named an endpoint

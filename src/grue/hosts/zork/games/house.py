@@ -37,7 +37,7 @@ _OVER: Final = "The story is over. It was a good one."
 
 
 class HouseGame:
-    """The embedded text adventure: a `Game` whose observations have a value in every field."""
+    """The embedded text adventure: a `Game` that sets every field of its observations."""
 
     name: Final = "The House"
 
