@@ -2,11 +2,11 @@
 """Thoughts and tool calls that are left in a text, in the forms of the models' own templates."""
 
 import json
-import time
 from pathlib import Path
 
 import pytest
 from case_tables import each_case
+from growth import assert_linear
 
 from grue.messages import ServerName, ToolDefinition
 from grue.protocol.chat_wire.written_calls import _MOST_CALLS as MOST_CALLS
@@ -253,24 +253,22 @@ def test_thoughts_are_told_from_the_text(text: str, thoughts: str, rest: str) ->
      "<|tool_calls_section_begin|><|tool_call_begin|>a<|tool_call_argument_begin|>{}<|tool_call_end|>", "\n</think>", "<tool_call>\n<function=a><parameter=b>", "\n<|channel|>"],
 )  # fmt: skip
 def test_a_hostile_text_takes_time_in_proportion_to_its_length(piece: str) -> None:
-    def taken(times: int) -> float:
-        text = piece * times
-        begun = time.thread_time()
-        read_written(split_thoughts(text)[1], TOOLS)
-        return time.thread_time() - begun
+    def read(times: int) -> None:
+        read_written(split_thoughts(piece * times)[1], TOOLS)
 
-    taken(10)
-    assert taken(400_000 // len(piece)) < 5.0, "a square of it takes minutes"
+    assert_linear(read, 100_000 // len(piece))
 
 
 @pytest.mark.parametrize(
-    "text", ["<think></think>" * 130_000, "Hm.\n```\n" + ">>>files.read\n{\n" * 120_000 + "}"]
+    ("begin", "piece", "end"), [("", "<think></think>", ""), ("Hm.\n```\n", ">>>files.read\n{\n", "}")]
 )
-def test_the_longest_hostile_text_takes_a_moment_only(text: str) -> None:
-    begun = time.thread_time()
-    read_written(split_thoughts(text)[1], TOOLS)
-    ThoughtSplitter().feed(text)
-    assert time.thread_time() - begun < 3.0, "a search of all that came before, at every mark, takes longer"
+def test_a_mark_is_not_compared_with_all_that_came_before(begin: str, piece: str, end: str) -> None:
+    def read(times: int) -> None:
+        text = begin + piece * times + end
+        read_written(split_thoughts(text)[1], TOOLS)
+        ThoughtSplitter().feed(text)
+
+    assert_linear(read, 40_000)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 100])

@@ -1,7 +1,8 @@
 """Which calls of a reply go to which server, and what the model is told of the others."""
 
+import difflib
 import json
-import time
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -80,14 +81,16 @@ def test_p35_a_name_that_no_server_listed_is_an_error_that_names_what_there_is(n
     assert rejected.reason == f"{unknown}. Available tools: a.look, a.read.file, b.look{meant}"
 
 
-def test_similar_names_are_looked_for_a_few_times_only() -> None:
+def test_similar_names_are_looked_for_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = Counter[str]()
+    similar = difflib.get_close_matches
+    monkeypatch.setattr(difflib, "get_close_matches", lambda *a, **k: looked.update("a") or similar(*a, **k))
     tools = tuple(tool(f"files.read_the_file_with_number_{number}") for number in range(200))
     wrong = tuple(call(number, f"files.read_file_number_{number}") for number in range(1, 2001))
-    began = time.process_time()
     _, rejected = sort_calls(wrong, tools)
-    assert time.process_time() - began < 1.5, "a millisecond or two for each of the calls"
     assert rejected[0].reason.endswith("?")
     assert len(rejected) == 2000
+    assert looked.total() == 20
 
 
 @given(st.text(st.characters(exclude_characters="."), min_size=1), st.text())

@@ -1,34 +1,31 @@
 """Turns with very many calls."""
 
-import time
-
+import pytest
+from growth import assert_linear
 from msgspec.structs import replace
 from turns import Walk, call, opened, returned, run
 
 from grue.messages import CompletionReceived, RequestCompletion
 from grue.policies import ContextPolicy, TurnLimits
 from grue.protocol.chat_wire.wire_format import MAX_CALLS
+from grue.protocol.tool_loop import step
 
 
-def test_their_results_are_fitted_into_the_window_without_a_standstill() -> None:
-    numbers = range(1, MAX_CALLS + 1)
-    reply = CompletionReceived(request=1, tool_calls=tuple(map(call, numbers)))
-    policy = ContextPolicy(window_tokens=10_000_000)
-    walk = Walk(replace(run("a", limits=TurnLimits()), context=policy), opened("a", "think"), reply)
-    for number in numbers[:-1]:
-        walk.send(returned(number))
-    started = time.process_time()
-    walk.send(returned(MAX_CALLS))
-    assert time.process_time() - started < 0.5, "a search of all results for each of them takes a second"
-    assert isinstance(walk.last[-1], RequestCompletion)
+def waiting(calls: int, settled: int = 0) -> Walk:
+    """Return a turn whose reply has this many calls, the first `settled` of them with a result."""
+    reply = CompletionReceived(request=1, tool_calls=tuple(map(call, range(1, calls + 1))))
+    begun = replace(run("a", limits=TurnLimits()), context=ContextPolicy(window_tokens=10_000_000))
+    return Walk(begun, opened("a", "think"), reply, *map(returned, range(1, settled + 1)))
 
 
-def test_the_most_calls_of_one_reply_are_settled_one_by_one_without_a_standstill() -> None:
-    numbers = range(1, MAX_CALLS + 1)
-    reply = CompletionReceived(request=1, tool_calls=tuple(map(call, numbers)))
-    walk = Walk(run("a", limits=TurnLimits()), opened("a", "think"), reply)
-    started = time.process_time()
-    for number in numbers:
-        walk.send(returned(number))
-    assert time.process_time() - started < 0.001 * MAX_CALLS, "a millisecond for each of them"
-    assert [item.call_id for item in walk.last[-1].new] == [f"c{number}" for number in numbers]
+@pytest.mark.parametrize("last", [False, True])
+def test_one_more_result_takes_time_in_proportion_to_the_calls(last: bool) -> None:
+    """The last result takes longest: then all results are fitted into the window."""
+    states = {calls: waiting(calls, calls - 1 if last else 0).state for calls in (MAX_CALLS // 4, MAX_CALLS)}
+    assert_linear(lambda calls: step(states[calls], returned(calls)), MAX_CALLS)
+
+
+def test_results_of_the_most_calls_are_sent_in_the_order_of_the_calls() -> None:
+    request = waiting(MAX_CALLS, MAX_CALLS).last[-1]
+    assert isinstance(request, RequestCompletion)
+    assert [item.call_id for item in request.new] == [f"c{number}" for number in range(1, MAX_CALLS + 1)]

@@ -1,0 +1,38 @@
+"""Whether the time of some work grows in proportion to its size, however fast or busy the machine is."""
+
+import gc
+import time
+from collections.abc import Callable
+from typing import Any
+
+_TIMES = 4
+"""How much larger the large work is. A linear algorithm takes four times as long, a quadratic one sixteen."""
+
+_MOST = 9
+_TRIES = 5
+
+
+def assert_linear(
+    work: Callable[[Any], object], size: int, prepare: Callable[[int], Any] = lambda size: size
+) -> None:
+    """Assert that work of `size` takes less than nine times the CPU time of work of a quarter of it.
+
+    Both are timed in turn, and the fastest time of each counts: other work on the machine can only add to it.
+    `work` gets what `prepare` makes of the size, each time anew. What `prepare` does is not timed.
+    """
+    small, large, ratio = float("inf"), float("inf"), float("inf")
+    work(prepare(size // _TIMES))
+    for _ in range(_TRIES):
+        small = min(small, _cpu_s(work, prepare(size // _TIMES)))
+        large = min(large, _cpu_s(work, prepare(size)))
+        ratio = large / small
+        if ratio < _MOST:
+            return
+    raise AssertionError(f"four times the work takes {ratio:.1f} times as long: {small:.4f} s, {large:.4f} s")
+
+
+def _cpu_s(work: Callable[[Any], object], prepared: object) -> float:
+    gc.collect()  # so that what others have left is not collected meanwhile
+    begun = time.thread_time()
+    work(prepared)
+    return time.thread_time() - begun
