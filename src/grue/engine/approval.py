@@ -297,7 +297,7 @@ class DurableConnection(WrappedConnection):
         return tools
 
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
-        """Call a tool, after the call has been written to the trace file.
+        """Call a tool. Unless the tool is read-only, first wait until the call is written to the trace file.
 
         Raises `ToolRefusedError` without sending the call if the trace could not be written.
         """

@@ -179,9 +179,10 @@ def _accepts(check: AnswerCheck[Any], end: m.TurnCompleted) -> bool:
 
 
 def _place_after(past: m.HistoryReference, said: tuple[SaidStep, ...]) -> m.HistoryReference | None:
-    """Return the number and the digest of a conversation's entries after a turn.
+    """Return a reference to a conversation's entries after a turn: their number and their digest.
 
-    `None`: the turn rewrote entries of earlier turns. `past` does not hold these, so their digest is unknown.
+    `past` is the reference to the entries before the turn. `None`: the turn rewrote entries of earlier turns.
+    `past` does not contain these entries, so the new digest cannot be computed.
     """
     ledger = Ledger()
     ledger.length, ledger.digest = past.length, past.digest

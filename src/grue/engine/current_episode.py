@@ -310,8 +310,8 @@ class CurrentEpisode:
         """Start a turn in the loop and return at once."""
         episode = self._running(users=1)
         try:
-            # Through `self._keep` the running turn holds a reference to this object. So the loop stays alive
-            # until the turn has ended, even if the runner is garbage collected.
+            # The running turn refers to this object by the bound method `self._keep`. So the loop stays alive
+            # until the turn has ended, even if the runner is garbage-collected.
             call = episode.submit(lambda resources: self._keep(work(resources)))
         except BaseException:
             self._leave(episode)

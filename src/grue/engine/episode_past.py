@@ -226,7 +226,10 @@ class Past(Struct, Generic[_Started], kw_only=True):
 
 
 def _has_a_result(end: m.TurnCompleted | m.TurnFailed, *, answered: bool) -> bool:
-    """Return whether a host can use this end of a turn as a result. If not, the turn is run again."""
+    """Return whether a host can use `end` as the turn's result. If not, the resumed episode repeats the turn.
+
+    An interrupted turn is no result, for example. `answered`: see `ends_episode`.
+    """
     if isinstance(end, m.TurnCompleted):
         return True
     if isinstance(end.failure, m.LlmFailure):

@@ -272,7 +272,8 @@ class ForkedRun(HostTurn[T]):
 def _fork_at(asked: ForkRequest, run: RecordedRun, settled: TurnRecord) -> int | None:
     """Return the number of the message before which to fork; `None`: fork at the turn's beginning.
 
-    That is `asked.at`, or else the message with the first of the results that the fork replaces.
+    It is `asked.at` if that is given. Otherwise, if the fork replaces results of tool calls, it is the
+    message with the earliest of these results.
     """
     unknown = [name for name in asked.tool_results if settled.call(name) is None]
     if unknown:
@@ -346,7 +347,7 @@ def _answer(asked: ForkRequest, run: m.RunTurn) -> AnswerSpec[Any] | None:
 def _said(
     run: RecordedRun, place: _Place, changed: m.RunTurn
 ) -> tuple[History, tuple[m.ToolDefinition, ...]]:
-    """Return the history up to the fork, and the tools that were offered last."""
+    """Return the conversation's history up to the fork, and the tools that the model was offered last."""
     until = [each for each in run.envelopes if each.seq <= place.event.seq]
     redacted = next((each for each in (*run.earlier, *until) if each.redacted), None)
     if redacted is not None:

@@ -246,7 +246,7 @@ class ForkSettings(Struct, frozen=True, kw_only=True):
     approve: Approve | None
 
     def missed(self, what: str) -> ForkMissed:
-        """Return the error for a call or a question (`what`) that has no recorded answer."""
+        """Return the error for a tool call or a question that has no recorded answer; `what` describes it."""
         more = " Or have somebody at the terminal to ask." if self.misses == "ask" else ""
         return ForkMissed(
             f"The fork of {self.where} left the record: {what}, and the record has no answer to that."
@@ -409,7 +409,10 @@ class RecordedConnection:
         return await finish_task(self._live, tool, task, timeout_s)
 
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
-        """Return the tools that the server had listed after the last answered call; `None`: no change."""
+        """Return the list that the server sent in the recorded turn, after the call that was answered last.
+
+        `None`: there the server sent no new list.
+        """
         del timeout_s
         relisted, self._relisted = self._relisted, None
         return relisted

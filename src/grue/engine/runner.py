@@ -276,7 +276,10 @@ class Runner(AsyncToolAccess, Closing):
         return self._memory.disabled()
 
     def connection(self, server: str) -> Settled:
-        """Return what the episode knows about a server, for example `Disabled`, as plain data to store."""
+        """Return what the episode knows about a server, for example `Disabled`.
+
+        The value is plain data, which you can store and later give to `remember`.
+        """
         return self._memory.connections.get(m.ServerName(server), Untried())
 
     def remember(

@@ -166,7 +166,7 @@ def startup_limits(limits: TurnLimits, servers: Mapping[m.ServerName, ToolServer
 
 
 def starting(servers: Mapping[m.ServerName, ToolServer], when: StartWhen) -> dict[m.ServerName, ToolServer]:
-    """Return the servers, with `when` filled in for those that do not say when they start."""
+    """Return the servers; those whose options do not say when they start (`start`) get `when`."""
     return {
         name: replace(server, options=replace(server.options, start=when))
         if isinstance(server, StdioServer | HttpServer) and server.options.start is None
@@ -377,10 +377,10 @@ class PresumedListings:
         self._recalled.update((name, tools) for name, tools in listings.items() if tools)
 
     def take_spoken(self, name: m.ServerName) -> str:
-        """Return the MCP revision that a server spoke when it was last seen, and forget it; empty: unknown.
+        """Return the MCP revision that a server spoke when it was last connected, and forget the revision.
 
-        The cache forgets it too, until the server has listed its tools. So if a request of this revision
-        makes the server exit, the next start tries the `initialize` handshake instead.
+        Empty: unknown. The cache forgets the revision too, until the server lists its tools again. So if the
+        server exits at a request of this revision, the next start tries the `initialize` handshake instead.
         """
         seen = self._unsaved.get(name) or self._from_cache(name)
         if seen is None or not seen.protocol_version:
@@ -458,7 +458,7 @@ class PresumedListings:
         return locked or self._may_remember(name)
 
     def _may_remember(self, name: m.ServerName) -> bool:
-        """Return whether turns may use an earlier listing of the server, whatever source it is from."""
+        """Return whether turns may use earlier listings of the server that are not from the tool lock."""
         return self._start_of(name) in ("beside", "when_called")
 
     def _start_of(self, name: m.ServerName) -> StartWhen:
@@ -503,9 +503,9 @@ _FORMS: dict[str, tuple[Any, str]] = {
 
 
 def refuse_other_kinds(**given: object) -> None:
-    """Refuse an argument whose value has another type than the argument takes.
+    """Raise `MCPConfigError` if an argument has a value of a wrong type. The error says what to write.
 
-    Each argument's name is a key of `_FORMS`, which has its type. The `MCPConfigError` says what to write.
+    `_FORMS` has the type that each argument must have; each keyword here is one of its keys.
     """
     for argument, value in given.items():
         kind, form = _FORMS[argument]

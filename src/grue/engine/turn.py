@@ -249,7 +249,7 @@ def as_request(request: TurnRequest[T] | str) -> TurnRequest[T]:
 
 
 def _right_form(request: TurnRequest[Any]) -> str:
-    """Return advice about a field with a wrong value; empty: every field has a value of its type."""
+    """Return what the first field of `request` with a wrong value should have; empty: no value is wrong."""
     given: dict[str, Any] = {name: getattr(request, name) for name in request.__struct_fields__}
     for name in ("user", "system", "user_stub", "final_request", "repair_request"):
         if not isinstance(given[name], str):
@@ -434,7 +434,7 @@ class TurnHandle(Generic[R]):
 
 
 class EpisodeMemory:
-    """The state that the turns of an episode pass on. Thread-safe, because turns may run in parallel.
+    """What each turn of an episode leaves for later turns. Thread-safe, because turns may run in parallel.
 
     Attributes:
         turn: Number of the last turn that was started; 0: none.
@@ -465,10 +465,10 @@ class EpisodeMemory:
 
 
 class Spending:
-    """The sum of the costs of a runner's finished turns, batches included. Thread-safe.
+    """What a runner's finished turns have cost together, those of batches included. Thread-safe.
 
     Attributes:
-        said_uncounted: Whether the note `CostUncounted` (costs are not known) was recorded already.
+        said_uncounted: Whether the note `CostUncounted` (a cost is not known) was recorded already.
     """
 
     def __init__(self) -> None:
@@ -816,7 +816,7 @@ def error_for(end: m.TurnFailed) -> MCPError:
 
 
 def naming_the_trace(error: MCPError, recorder: Recorder) -> MCPError:
-    """Add a note to `error`, which a traceback shows: the command that shows the turn's trace."""
+    """Add a note to `error` with the command that shows the turn's trace. A traceback shows the note."""
     for writer in writers_of(recorder)[:1]:
         error.add_note(f"The turn's messages are in its trace: grue trace show {quote(str(writer.path))}")
     return error

@@ -123,11 +123,11 @@ class EarlyRequest:
             self._sent.set()
 
     async def wait_sent(self) -> None:
-        """Wait until the request is written, or until none will be sent before the servers have started.
+        """Wait until the early request is written, or it is clear that the turn sends none.
 
-        The MCP SDK is imported after that. The import takes most of a second, and holds up whatever else the
-        process does meanwhile, in any thread. This method returns after a second in any case: the request
-        may be waiting for something else, such as a permit, and the servers must not wait for it any longer.
+        The turn then imports the MCP SDK, which takes most of a second and would delay the request: it blocks
+        all threads of the process. This method returns after a second in any case, because the request may
+        have to wait longer, for a permit for example, and the servers must start meanwhile.
         """
         with anyio.move_on_after(_UNSENT_S):
             await self._sent.wait()

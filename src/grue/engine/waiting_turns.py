@@ -132,8 +132,8 @@ class _Room(Struct, frozen=True, kw_only=True):
         if not self.files.is_wanted(item):
             if not self.admits(self.turn, body):
                 raise RequestPostponed(_NO_BUDGET)
-            # Flush the trace before storing the request. If the request were stored first and the process
-            # died, a later process would go on from an older state in the trace, and store another request.
+            # Flush the trace before storing the request. Otherwise, if the process died in between, the trace
+            # would not have this request. A later process would go on before it, and store another request.
             self.flush()
             self.files.want(item, self.path, body)
         raise RequestPostponed(item)
@@ -143,7 +143,7 @@ class _Room(Struct, frozen=True, kw_only=True):
 
 
 class _Turns(Generic[T]):
-    """Runs the turns of a batch. A turn with a trace in the batch's folder goes on from that trace."""
+    """Runs the turns of a batch. A turn that has a trace from an earlier run goes on from this trace."""
 
     def __init__(
         self, settings: TurnSettings, batching: Batching, endpoint: LlmEndpoint, files: BatchFolder

@@ -216,7 +216,7 @@ def _endpoint(llm: object) -> LlmEndpoint:
     if isinstance(llm, LlmEndpoint):
         return llm
     if isinstance(llm, list | tuple) and llm and all(isinstance(each, LlmSettings) for each in llm):
-        # Put the further settings into the first one's `then`: the models to ask if the first one fails.
+        # Append the other settings to `then` of the first: the models that are asked if the first one fails.
         llm = replace(llm[0], then=(*llm[0].then, *(one for each in llm[1:] for one in _flat(each))))
     if isinstance(llm, LlmSettings):
         check_fields("llm", llm)

@@ -42,9 +42,10 @@ class FileHeader(Struct, frozen=True, kw_only=True, tag="conversation"):
         format: Version of the format.
         id: The conversation's id.
         system: The conversation's instructions.
-        length: The conversation's number of entries when the header was written. Each rewrite counts as one.
+        length: The conversation's number of entries when the header was written. Each rewrite of the history
+            counts as one entry.
         digest: The digest of these entries.
-        entries: How many of the entries that follow the header are already included in `length` and `digest`.
+        entries: How many of the entries after the header were counted in `length` and `digest` already.
         call_ids: Ids of tool calls that were rewritten out of the conversation, so that no line of the file
             has them. New calls must not reuse these ids.
     """
@@ -143,8 +144,8 @@ class SavedConversation(Struct):
         lines: The lines after the header that no `Undone` has taken back.
         cut_short: The last line was incomplete: the process was killed while it was written.
         size: Number of bytes that were read.
-        restored: How many of the first `header.entries` entries were read. The header's `length` and
-            `digest` already include these entries.
+        restored: How many of the first `header.entries` entries were read. The ledger does not count these,
+            because the header's `length` and `digest` include them.
     """
 
     header: FileHeader
@@ -334,7 +335,7 @@ def _damaged(path: Path, line: int, why: str) -> ConversationError:
 
 
 def lines_of(history: History) -> tuple[bytes, ...]:
-    """Return the lines for a new file: the entries, and a last reply that waits for its calls' results."""
+    """Return the lines for a new file: the entries, and the last reply if its calls have no results yet."""
     unread = () if history.unread is None else (history.unread,)
     return tuple(map(msgspec.json.encode, (*history.entries, *unread)))
 

@@ -295,7 +295,10 @@ class KeptConversation:
 
     @property
     def refers(self) -> bool:
-        """Whether the model was given the handle of a result, with which it can ask for the whole result."""
+        """Whether results must be kept: the model has a handle of one, or the tool `read_result`.
+
+        With these it can ask for a whole result of which it was shown only a part.
+        """
         return self._told_handles or offers(self.tools, READ_RESULT)
 
     @property
@@ -332,7 +335,7 @@ class KeptConversation:
 
         Args:
             lender: Makes the turn's LLM actor.
-            endpoint: The endpoint that this actor asks; `None`: the actor is made by a factory of the host's.
+            endpoint: The endpoint that this actor asks; `None`: the host makes LLM actors by its own factory.
             number: The turn's number.
             trace: The trace from which a later process can go on with the turn; `None`: no process can.
             recorded: The trace that gets the results of the turn's tool calls; `None`: no trace does.
@@ -542,7 +545,7 @@ class KeptConversation:
         return mark
 
     def _begin(self, number: int, trace: Path | None, parked: TurnMark | None) -> None:
-        """Set `open_turn` to the turn that begins now, if a later process can go on with the turn.
+        """Set `open_turn` to the turn that begins now, if another process can resume it from its trace.
 
         `parked` is the `TurnMark` of a parked turn that is resumed now; `None`: the turn is new.
         """

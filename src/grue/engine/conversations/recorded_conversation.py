@@ -175,8 +175,8 @@ class TalkReader:
     """Builds every conversation of a trace, message by message.
 
     Args:
-        branch_points: Places at which another conversation may branch off. The history is copied at these
-            places only.
+        branch_points: Places at which another conversation of the trace may branch off. Only there is the
+            history copied.
 
     Attributes:
         talks: The conversations by id.
@@ -404,7 +404,8 @@ class RecordedTurn:
             case m.TurnFailed(failure=m.Interrupted()):
                 return self.run.waits
             case m.TurnFailed(failure=m.ServerFailure()):
-                # A resumed turn whose servers did not start has done nothing, and can be resumed again.
+                # If a resumed turn failed because a server did not start, and has made no call, it can be
+                # resumed again.
                 return self.run.resumed is not None and not self._called
             case _:
                 return False
@@ -447,8 +448,8 @@ class RecordedTurn:
             and asked is not None
             and asked.request > self._requests
         ):
-            # The process was killed after it had recorded the last event, and before it recorded the request
-            # that this event leads to. The texts of that request have not been sent yet.
+            # The process was killed after it had recorded the last event, and before it recorded `asked`, the
+            # request that follows from this event. So the texts in `asked.new` have not been sent yet.
             return replace(where, new=asked.new)
         return where
 
@@ -480,7 +481,8 @@ class RecordedTurn:
     def _take_back_rewrites(self) -> None:
         """Remove the messages after the last request from the list `said`.
 
-        The turn goes on from that request, and then records such messages once more.
+        They are rewrites of the history. The resumed turn goes on from that request, and makes and records
+        these rewrites again.
         """
         asked = None if self.asked is None else self.asked.body
         at = next((at for at, each in enumerate(self.said) if each is asked), None)
@@ -511,9 +513,9 @@ class RecordedTurn:
         self._tasks[called.call_id] = m.OpenTask(server=called.server, call=call)
 
     def _state(self, path: str | PathLike[str]) -> Transition:
-        """Return the state after the last event, and the commands that follow from that event.
+        """Return the state after the last recorded event, and the commands that follow from that event.
 
-        If the process was killed right after the event, the trace does not have these commands.
+        The trace may lack these commands: the process may have been killed before it recorded them.
         """
         state: TurnState = Idle()
         commands: Commands = ()
@@ -528,8 +530,8 @@ class RecordedTurn:
         if asks_again(resumed):
             self.said.append(m.ReplyDropped(request=0))
         elif resumed.new:
-            # When an old version of grue sent the last request again, it also recorded the request's messages
-            # again. Remove the first copy.
+            # Old versions of grue, when they sent the last request again, recorded its texts a second time.
+            # Remove the first copy.
             at = len(self.said) - 1
             while at >= 0 and not isinstance(self.said[at], m.RequestCompletion):
                 at -= 1
@@ -554,7 +556,7 @@ class Waited(Struct, frozen=True, kw_only=True):
 
 
 def asks_again(resumed: m.Resumption) -> bool:
-    """Return whether a resumed turn sends its last request again."""
+    """Return whether a resumed turn first repeats its last request, which its old process sent in vain."""
     return not resumed.parked.calls and not resumed.new
 
 

@@ -98,7 +98,7 @@ def resumed_turn(
     *,
     counted: bool = False,
 ) -> Iterator[HostTurn[Any]]:
-    """Record `TurnResumed`, and yield the turn that goes on. The turn counts as running within the block.
+    """Record `TurnResumed`, and yield the resumed turn. The turn counts as running within the `with` block.
 
     `writer` writes the turn's trace, and has locked it. `counted`: the runner's spending already includes
     what the turn spent before it was parked.
@@ -106,9 +106,9 @@ def resumed_turn(
     Raises:
         NothingToResume: The trace has no such turn, or the turn is running.
         TraceError: The trace cannot be read or written, or a secret was removed from the turn.
-        ConversationError: The turn's conversation is missing, in use or damaged, or has gone on.
-        ChangeRefused: Changed arguments do not fit the tool's input schema.
-        BudgetSpent: The runner's budget is spent, also by what the turn had spent before.
+        ConversationError: The turn's conversation is missing, in use or damaged, or has had further turns.
+        ChangeRefused: The arguments that a decision gives a call do not fit the tool's input schema.
+        BudgetSpent: The runner's budget is spent. What the turn spent before it was parked counts, too.
         MCPError: The runner cannot go on with the turn (`check_fit`).
     """
     under_way = settings.wiring.under_way
@@ -216,7 +216,7 @@ def check_fit(command: m.RunTurn, answer: AnswerSpec[Any], settings: TurnSetting
 def resumed_run(
     asked: ResumeRequest, settings: TurnSettings, memory: EpisodeMemory, writers: list[TraceWriter]
 ) -> Iterator[HostTurn[Any]]:
-    """Yield the turn that goes on. If its trace has to be opened, the new writer is appended to `writers`.
+    """Yield the resumed turn. If no writer of the recorder has its trace open, add a new writer to `writers`.
 
     Raises as `resumed_turn` does.
     """

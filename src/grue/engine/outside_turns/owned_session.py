@@ -116,7 +116,7 @@ class OwnedSession:
         self._opened: asyncio.Future[m.ConnectOutcome | None] = self._loop.create_future()
         self._settled: asyncio.Future[m.Settlement | None] = self._loop.create_future()
         self._owner = self._loop.create_task(self._own(), name=f"grue-mcp-{command.server}")
-        # A callback, not a `finally` of the task: if the task is cancelled before it starts, its body never
+        # A callback, and not a `finally` in `_own`: if the task is cancelled before it starts, `_own` never
         # runs.
         self._owner.add_done_callback(self._ended)
 
@@ -127,7 +127,7 @@ class OwnedSession:
 
     @property
     def usable(self) -> bool:
-        """Whether the session is open and its process runs. Sends nothing to the server."""
+        """Whether the session is open and its process, if it has one, runs. The server is not asked."""
         opened = self.alive and self._opened.done() and self.died is None
         return opened and self._client is not None and self._client.status.alive
 
@@ -229,7 +229,10 @@ class OwnedSession:
 
     @contextlib.contextmanager
     def _working_for(self, turn: int) -> Iterator[None]:
-        """Within the block, record the session's messages with this turn number; 0: do not change it."""
+        """Within the `with` block, record the session's messages with the turn number `turn`.
+
+        0: keep the number that is used now.
+        """
         if self._group is None:
             yield
             return

@@ -317,7 +317,7 @@ class ServerSessions:
         seen = state.attempts
         async with state.lock:
             if state.attempts > seen and state.outcome is not None:
-                # Another caller has tried to connect while this one waited for the lock: return that result.
+                # While this caller waited for the lock, another one tried to connect: return its result.
                 return state.outcome
             if state.session is not None and isinstance(state.outcome, m.SessionOpened):
                 if state.session.usable or not anew:

@@ -239,7 +239,7 @@ class OwnCall(Struct, frozen=True, kw_only=True):
     question: ApprovalQuestion | None = None
 
     def decided(self, decision: ApprovalDecision | None) -> "OwnCall":
-        """Return the call with a person's decision; without one (`None`) it is denied."""
+        """Return the call with a person's decision. If nobody has decided (`None`), the call is denied."""
         if decision is None:
             return replace(self, denied=_NO_ANSWER, question=None)
         found = judged(decision)
