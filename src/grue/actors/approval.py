@@ -17,12 +17,12 @@ Answer: TypeAlias = Callable[[tuple[ApprovalQuestion, ...]], Awaitable[m.CallsDe
 
 
 class ApprovalActor(Actor[m.AskApproval]):
-    """Answers `AskApproval`.
+    """Answers `AskApproval`, in which the agent asks whether tool calls may be made.
 
     Args:
         mailbox: Receives the questions.
         agent: Mailbox of the agent, which gets the answers.
-        answer: Called with the questions about one reply; returns the answers.
+        answer: Called with the questions about the calls in one reply of the model; returns the answers.
     """
 
     def __init__(

@@ -183,7 +183,7 @@ class Asking:
                         self._show(delta)
 
     def _adapt(self, fault: Fault) -> None:
-        """Adapt the endpoint's profile to its refusal `fault`, and record the change as `FormAdapted`."""
+        """Adapt the endpoint's profile to the refusal `fault`, and record the change as `FormAdapted`."""
         before, prompt = self._conversation.profile, self._conversation.prompt
         self._endpoint.adapt_to_error(fault, before)
         self._conversation.adopt(self._endpoint.profile)
@@ -684,7 +684,7 @@ class LlmActor(Actor[m.LlmCommand]):
             say(m.SchemaIgnored(request=command.request, endpoint=endpoint.profile.name, model=model))
 
     def _judge_tools(self, asked: _Asked, reply: Reply) -> None:
-        """Report, once for each endpoint, if its model seems not to have received the tools."""
+        """Report if the endpoint's model seems not to have received the tools; at most once per endpoint."""
         endpoint, conversation = self._endpoint, asked.conversation
         if reply.tool_calls or reply.written:
             endpoint.judged_tools = True

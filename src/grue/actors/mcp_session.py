@@ -116,8 +116,9 @@ class SessionActor(Actor[m.SessionCommand]):
                 await self._open(self.reopens, None)
             yield
         except anyio.get_cancelled_exc_class():
-            # The agent waits for `SessionClosed` before it ends its turn, and its `CloseSession` may still
-            # be unread in our mailbox. Without this report the agent would wait until its time limit.
+            # The agent waits for `SessionClosed` before it ends its turn. Its `CloseSession` may still be in
+            # this actor's mailbox, and nobody reads that any more. So report without it; otherwise the agent
+            # would wait until its time limit.
             if not self._closed_reported:
                 await self._report_closed(None)
             raise
@@ -310,7 +311,7 @@ class SessionActor(Actor[m.SessionCommand]):
             return current_time() - started
 
         def request_id() -> str:
-            # If this call was not sent, `last_request_id` is the id of an earlier call.
+            # If this call was not sent, `last_request_id` is still the id of the call before it.
             last = connection.status.last_request_id
             return "" if last == earlier_id else last
 

@@ -74,9 +74,9 @@ def _embedded(text: str) -> list[dict[str, object]]:
         try:
             value, end = decoder.raw_decode(text, start.start())
         except json.JSONDecodeError as error:
-            # Subtract the characters that this attempt has cost: the decoder has parsed those from the brace
-            # to the error. To name a line in its message it has also counted the newlines from the beginning
-            # of the text; counting is about 100 times as fast as parsing.
+            # Subtract what this attempt has cost. The decoder has parsed the characters from the brace to the
+            # error. For its message, which names a line, it has also counted the newlines from the beginning
+            # of the text. Counting is about 100 times as fast as parsing.
             budget -= error.pos - start.start() + error.pos // 100
             end = start.end()
         except (ValueError, RecursionError):

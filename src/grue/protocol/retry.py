@@ -1,7 +1,7 @@
 """Decide whether to send a request to an endpoint again, and how long to wait before that.
 
-`chat_wire/failures.py` says what kind of failure a refusal is, and `next_delay` computes the wait
-from that. The time and the random jitter are arguments.
+`chat_wire/failures.py` says what kind of failure a refusal is. From this kind, `next_delay` computes how long
+to wait. The time and the random jitter are arguments.
 """
 
 import math
@@ -192,7 +192,10 @@ def _seconds(duration: str) -> float:
 
 
 def _until(value: str, now: float) -> float | None:
-    """Return the seconds until a limit is reset. The text is a duration, a number of seconds, or a time."""
+    """Return the seconds until a limit is reset; `None`: `value` cannot be read.
+
+    `value` is a duration such as "6m0s", a number of seconds, or a time.
+    """
     number = _number(value)
     if number is not None:
         # 1e8 seconds are over three years, so a larger number is a time since the epoch: in milliseconds if

@@ -247,8 +247,8 @@ def _tokens(choice: m.JsonObject) -> m.ReplyTokens | None:
     logprobs = tuple(float(each) for each in values if isinstance(each, int | float) and math.isfinite(each))
     read = m.ReplyTokens(
         ids=known if len(known) == len(ids) else (),
-        # After a stop word, or in a cut stream, there may be more ids than log-probabilities or fewer. Then
-        # it is not known which belong together, so the log-probabilities are dropped.
+        # After a stop word, or in a cut stream, the number of ids may differ from that of log-probabilities.
+        # Then nobody knows which of them belong together, so the log-probabilities are dropped.
         logprobs=logprobs if len(logprobs) == len(values) and len(known) in (0, len(values)) else (),
     )
     return read if read.ids or read.logprobs else None

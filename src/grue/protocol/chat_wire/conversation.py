@@ -135,7 +135,7 @@ _TELLING_TOOLS = 200
 
 
 class Prompt(NamedTuple):
-    """The parts of a request that the model reads, as JSON, in the order in which providers cache them."""
+    """The parts of a request that the model reads, as JSON. Providers cache prompts in this order."""
 
     tools: bytes
     system: bytes
@@ -519,7 +519,10 @@ class EncodedConversation:
         return ()
 
     def _place_to_mark(self, items: tuple[w.WireItem, ...]) -> tuple[int, ...]:
-        """Return the position of the last item that can have a marker; empty if a user text has one."""
+        """Return the position of the item for grue's own cache marker: the last item that can have one.
+
+        Empty: no item can have one, grue may set no marker, or the caller has marked a user text.
+        """
         if not self._messages.room or any(
             isinstance(item, m.UserText) and item.cache_points for item in items
         ):
@@ -528,7 +531,7 @@ class EncodedConversation:
         return tuple(at for at, item in enumerate(items) if isinstance(item, kinds))[-1:]
 
     def _with_given_markers(self, items: tuple[w.WireItem, ...]) -> tuple[w.WireItem, ...]:
-        """Return the items with no more of the caller's markers than the endpoint accepts."""
+        """Remove the caller's `cache_points` that exceed the number of markers that the endpoint accepts."""
         kept: list[w.WireItem] = []
         for item in items:
             if isinstance(item, m.SystemText | m.UserText) and item.cache_points:

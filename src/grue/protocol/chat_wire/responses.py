@@ -86,10 +86,10 @@ class _CallEvents(Struct):
     told: bool = False
 
     def add(self, item: m.JsonObject) -> None:
-        """Keep the name and the arguments in an item, if earlier events do not contradict them.
+        """Take over the call's name and arguments from an event's `item`.
 
         Raises:
-            DamagedStream: The name or the arguments differ.
+            DamagedStream: An earlier event has given the call another name or other arguments.
         """
         for name, known, other in (("name", self.name, "another"), ("arguments", self.whole, "other")):
             if known is not None and name in item and item[name] != known:
@@ -103,7 +103,7 @@ class _CallEvents(Struct):
         self.whole = arguments
 
     def agrees(self, item: m.JsonObject) -> bool:
-        """Return whether an item has the name and the arguments of this call."""
+        """Return whether `item`, of the complete response, has this call's name and arguments."""
         said = "".join(self.pieces) if self.whole is None else self.whole
         return item.get("type") == _CALL and (self.name, said) == (item.get("name"), item.get("arguments"))
 
@@ -309,7 +309,8 @@ class ResponsesAssembler:
         here = self._named.get((index, ""))
         if here is not None and item.get("type") == _CALL and not (ids and here.ids):
             yield here
-        # Some gateways give the calls new ids in the response, so also look for the same name and arguments.
+        # Some gateways give a call another id in the response than in the events before. So also yield calls
+        # with the same name and arguments.
         yield from (call for call in self._calls[:_MOST_COMPARED] if call.agrees(item))
 
 
@@ -334,7 +335,10 @@ def _item(value: object) -> m.JsonObject:
 
 
 def _compare(item: m.JsonObject, pieces: list[str], done: m.JsonObject) -> None:
-    """Check an item of the response against its text (`pieces`) and type (`done`) in earlier events."""
+    """Check that an item of the response has the text and the type that earlier events gave it.
+
+    `pieces` are the pieces of its text. `done` is the item as the event at its end had it.
+    """
     if "type" in done and not _differs(done, item) and done["type"] != item.get("type"):
         raise DamagedStream("has an item with another type than the events before it")
     parts = [w.as_object(part) for part in w.listed(item.get("content"))]
@@ -377,7 +381,7 @@ class Responses(w.WireFormat):
         return w.EncodedItems(messages=tuple(to_json(_input(item, profile)) for item in items))
 
     def encode_reply(self, reply: w.Reply, names: WireNames) -> tuple[bytes, ...]:
-        """Encode the items of a reply as they came, but its tool calls anew, from `reply.tool_calls`."""
+        """Encode a reply for later requests: tool calls from `reply.tool_calls`, other items as they came."""
         items = w.listed(reply.echo.get(_OUTPUT)) or _items_of(reply)
         calls = {call.call_id: call for call in reply.tool_calls}
         encoded: list[m.JsonObject] = []
@@ -477,7 +481,7 @@ def _part(attachment: m.Attachment) -> m.JsonObject:
 
 
 def _items_of(reply: w.Reply) -> list[object]:
-    """Make the items of a reply that was received in another format, or written by a host as history."""
+    """Return the items for a reply that has none: it came in another format, or a host has written it."""
     text = reply.content if reply.content and not reply.content.isspace() else None
     message: list[object] = [{"role": "assistant", "content": text}] if text else []
     return message + [{"type": "function_call", "call_id": call.call_id} for call in reply.tool_calls]
@@ -524,7 +528,7 @@ def _read(answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply:
         again = _again(item)
         if again:
             kept.append(again)
-    # A reply may have several messages, and reasoning and calls between them.
+    # A reply may have several message items, with reasoning and calls between them. Join all their texts.
     parts = [w.as_object(part) for item in items for part in w.listed(item.get("content"))]
     finish = _finish(answer, bool(calls))
     # An item may have no `status`. Then only the status of the whole reply shows that the item may be cut.

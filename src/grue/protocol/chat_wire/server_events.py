@@ -100,7 +100,7 @@ class EventLines:
 
     Attributes:
         damage: What is wrong with the first line that cannot be part of an event; empty: there is no such
-            line. Ignore it if the body had no events at all: the body may be plain JSON.
+            line. If there were no events at all, ignore `damage`: the body may be plain JSON.
     """
 
     def __init__(self) -> None:

@@ -497,7 +497,7 @@ class Assembler(Protocol):
         ...
 
     def feed(self, event: ServerEvent) -> Iterable[Delta]:
-        """Add the next event, and return the text in it."""
+        """Add the next event, and return the pieces of text in it: of the answer or of the reasoning."""
         ...
 
     def body(self) -> bytes:
@@ -613,7 +613,7 @@ class WireFormat(Protocol):
         return answer if isinstance(answer, Fault) else self.read(answer, CallIds(request, used_ids), names)
 
     def read(self, answer: m.JsonObject, ids: CallIds, names: WireNames) -> Reply | Fault:
-        """Read the JSON object in the body of a reply; it may have any members."""
+        """Read `answer`, the JSON object in a reply's body. It is unchecked: any member may be missing."""
         ...
 
     def assembler(self) -> Assembler:
@@ -644,7 +644,7 @@ def marked_pieces(item: m.SystemText | m.UserText, marked: bool) -> list[tuple[s
     pieces: list[tuple[str, m.JsonObject | None]] = []
     start = 0
     for point in points:
-        # Endpoints refuse a blank piece.
+        # Endpoints refuse a blank piece: join it to the next piece, and drop its marker.
         if not _is_blank(text[start : point.end]):
             pieces.append((text[start : point.end], point.control))
             start = point.end

@@ -180,8 +180,8 @@ def _is_attached(char: str) -> bool:
 class ThoughtSplitter:
     """Separates thoughts from a text that arrives in pieces, as `split_thoughts` does for a whole text.
 
-    If the opening mark is in the prompt, the thoughts are returned as content: that they are thoughts is
-    known only when the closing mark arrives.
+    If the opening mark is in the prompt, and so not in the text, the thoughts are returned as content: only
+    the closing mark after them shows that they are thoughts.
     """
 
     def __init__(self) -> None:
@@ -316,8 +316,8 @@ def _marked(text: str, tools: _Tools) -> Written | None:
     rest = text[end:].strip()
     if before and rest:
         return None
-    # A mark that `_attached_mark` has found before this one may belong to a further call. Then `calls` may
-    # not be complete, so `sure` is not set.
+    # If `attached` is set, an earlier mark could not be read as a call, but may be one. Then `calls` may lack
+    # that call, so `sure` is false.
     return Written(form, tuple(calls), before, sure=bool(calls) and not rest and attached is None)
 
 

@@ -82,7 +82,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
 
     @property
     def tokens(self) -> int:
-        """The size of the whole prompt."""
+        """The estimated tokens of the whole prompt."""
         return self.head.tokens + self.tools.tokens + sum(item.tokens for item in self.items)
 
     def estimate(self, size: int) -> int:
@@ -128,7 +128,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
                 return ContextItem(tokens=tokens)
 
     def counted(self, prompt_tokens: int) -> "ContextLedger":
-        """Correct the sizes by the endpoint's token count of a prompt with all these parts; 0: no count."""
+        """Correct the estimated sizes by the endpoint's token count for the whole prompt; 0: no count."""
         if prompt_tokens <= 0:
             return self
         parts = (self.head, self.tools, *self.items)

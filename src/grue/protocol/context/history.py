@@ -214,7 +214,7 @@ class History:
             self.ledger.add(rewritten)
 
     def restore(self, entry: m.Said | m.AssistantReply) -> None:
-        """Add an entry that was read from a file; the ledger has counted it already."""
+        """Add an entry that was read from a file. Do not count it: the ledger includes it already."""
         self.entries.append(entry)
         if isinstance(entry, m.Said):
             self.asked = entry.answer or self.asked
@@ -260,7 +260,7 @@ class History:
         if not begins:
             return
         sizes = [len(msgspec.json.encode(entry)) for entry in self.entries]
-        sums = [*accumulate(reversed(sizes))][::-1]  # for each entry: its size plus that of all later ones
+        sums = [*accumulate(reversed(sizes))][::-1]  # `sums[at]`: total size of the entries from `at` on
         at = next((at for at in begins if sums[at] <= share * sums[1]), begins[-1])
         self.rewrite(m.Rewritten(1, at, (m.Said((m.UserText(LEFT_OUT),)),)))
 

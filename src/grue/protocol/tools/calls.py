@@ -112,8 +112,8 @@ def tool_of(
 ) -> m.ToolDefinition | None:
     """Return the tool that a call names; `None` if no server serves it.
 
-    A tool that its server serves but does not list gets a definition with nothing but its name, because grue
-    knows nothing else about the tool.
+    `listed` has the listed tools by name. The servers in `serving_unlisted` also serve tools that they do not
+    list: for such a tool, return a definition with nothing but its name, because grue knows no more of it.
     """
     tool = listed.get(name)
     found = split_unlisted(name, serving_unlisted) if tool is None else None

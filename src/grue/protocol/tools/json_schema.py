@@ -129,7 +129,7 @@ def reason(error: Exception) -> str:
     """Return why a schema is not used, in at most 300 characters."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    # Take the validator's message without the parts of the schema that follow it.
+    # `message` is the validator's sentence alone. `str(error)` would append parts of the schema.
     said = getattr(error, "message", None) or str(error)
     shown = said.replace(_VALUE, _shown(getattr(error, "instance", None)))
     return printable(shown.strip().partition("\n")[0] or type(error).__name__, _FAULT_CHARS)

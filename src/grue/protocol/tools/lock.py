@@ -110,7 +110,8 @@ def screen(
     notes = tuple(
         m.ToolDrifted(
             server=server,
-            # The note goes into the trace, which cannot hold half a surrogate pair, although a lock can.
+            # A name in a lock may contain half a surrogate pair. Replace it: the note goes into the trace,
+            # which cannot hold it.
             tool=well_formed(each.tool),
             change=each.change,
             parts=each.parts,

@@ -39,7 +39,7 @@ _REFUSED = re.compile(r"[^A-Za-z0-9_-]")
 
 
 def is_built_in(tool: m.ToolDefinition) -> bool:
-    """Return whether grue serves a tool itself."""
+    """Return whether a tool is one of grue's own, such as `read_result`, and not a server's."""
     return tool.server == SERVER
 
 
@@ -67,7 +67,9 @@ def split_known(name: str, servers: Iterable[str]) -> tuple[str, str] | None:
 
 
 def split_unlisted(name: str, servers: Collection[str]) -> tuple[str, str] | None:
-    """Return server and tool of a name that no server lists; `None` if it begins with none of `servers`.
+    """Split a tool name that no server lists into server and tool.
+
+    Return `None` if the name begins with none of `servers`.
 
     Args:
         name: What the model wrote: `server.tool`, or the readable form of a wire name, `server__tool`.
@@ -140,7 +142,7 @@ class WireNames:
 
     @classmethod
     def restored(cls, style: NameStyle, known: Mapping[str, str]) -> "WireNames":
-        """Return a table with these wire names, by canonical name."""
+        """Return a table with the entries of `known`, a dict from canonical names to wire names."""
         names = cls(style)
         names._wire = {**known}
         names._canonical = {wire: name for name, wire in known.items()}
@@ -220,7 +222,8 @@ def tool_routes(tools: Iterable[m.ToolDefinition]) -> ToolRoutes:
         if tool.tool in bare:
             shadowed.append((tool, bare[tool.tool]))
         bare[tool.tool] = tool
-    # Full names go in last: a tool with the bare name `a.b` must not replace the tool `b` of the server `a`.
+    # Full names override bare ones: `a.b` is the tool `b` of the server `a`, even if another server has a
+    # tool that is itself called `a.b`.
     called = bare | {f"{tool.server}.{tool.tool}": tool for tool in tools}
     listed = {
         tool.tool if called[tool.tool] is tool else f"{tool.server}.{tool.tool}": tool for tool in tools

@@ -202,7 +202,7 @@ def _clean(data: str) -> str | None:
 
 
 def _file_name(uri: str) -> str:
-    """Return the last part of a URI, fit for a request; a PDF without a name is called `file.pdf`."""
+    """Return the name of a PDF file for a request: the last part of its URI; `file.pdf` if that is empty."""
     try:
         last = unquote(urlsplit(uri).path.rstrip("/").rpartition("/")[2])
     except ValueError:
@@ -308,7 +308,7 @@ def is_small(value: object, most: int = _SMALL_VALUES) -> bool:
 
 
 def is_kept_as_text(answer: m.JsonObject) -> bool:
-    """Return whether part of this `tools/call` result was left as JSON text because of its many values."""
+    """Return whether a part of this `tools/call` result has too many values, and so is a `JsonText`."""
     texts = [block.get("text") for block in _blocks(answer)]
     return any(isinstance(part, JsonText) for part in (answer.get("structuredContent"), *texts))
 
@@ -543,7 +543,8 @@ def cut_middle(content: str, max_chars: int) -> str:
     for name, value in (shown if isinstance(shown, dict) else {"content": shown}).items():
         text = _plain(value)
         size = _written_chars(text)
-        # Newlines and quotes take two characters in JSON, so fewer of them fit.
+        # `room` and `size` count characters of JSON, where a newline or a quote takes two. So convert `room`
+        # to characters of `text`.
         cut[name] = value if size <= room else without_middle(text, room * len(text) // size)
         room = max(0, room - size)
     return _written(cut)

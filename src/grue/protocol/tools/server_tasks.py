@@ -82,7 +82,7 @@ def created_task(answer: m.JsonObject, form: TaskForm | None) -> m.ToolTask | No
     """Return the task in an answer to `tools/call`; `None`: the answer is the call's result.
 
     Raises:
-        ValueError: The answer names a task, but in a way that cannot be used.
+        ValueError: The answer has a task that cannot be used, for example one without an id.
     """
     if form == "extension" and answer.get("resultType") == "task":
         return _handle(answer)

@@ -66,7 +66,11 @@ _LEAST_OF_LIMIT = 4
 
 
 class CutReply(Struct, frozen=True):
-    """A reply that was cut, and whether it was shown while it was streamed."""
+    """A reply that was cut at its length limit, so the request is sent again with a larger limit.
+
+    Attributes:
+        shown: Whether any text of the cut reply was shown while it was streamed.
+    """
 
     reply: Reply
     shown: bool

@@ -270,7 +270,8 @@ def step_early(state: s.Presuming | s.AwaitingDrop, event: m.TurnEvent) -> Trans
         case s.AwaitingDrop(turn=turn), (m.SessionOpened() | m.McpDisabled() | m.StartupFailed()) if (
             event.server in turn.open
         ):
-            # The turn ends because another server did not start. It will close this server's session, too.
+            # The turn is about to end, because another server did not start. It will then close all sessions,
+            # this server's too, so nothing has to be done now.
             return state, ()
         case _:
             return None

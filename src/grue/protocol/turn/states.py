@@ -370,10 +370,10 @@ class AwaitingApproval(Struct, frozen=True):
 
 
 class Batch(Struct, frozen=True):
-    """A run of calls that has been sent.
+    """Tool calls that were sent to `server` together.
 
     Attributes:
-        pending: The calls of the run that are not settled yet.
+        pending: The calls among them that are not settled yet.
         parallel: Whether other batches may be under way at the same time.
     """
 
@@ -444,10 +444,12 @@ class AwaitingClose(Struct, frozen=True):
 
 
 class Waiting(Struct, frozen=True):
-    """Waits for a reply from a batch of the provider. When every session is closed, no process has to run.
+    """Waits for a reply that the provider gives in a batch, hours later.
+
+    First the turn's sessions are closed. Then the process may end: a later process goes on with the turn.
 
     Attributes:
-        then: The state in which the turn goes on.
+        then: The state in which the turn goes on when the reply has come.
         pending: Servers whose session is not closed yet.
         item: The id of the request in the batch.
     """

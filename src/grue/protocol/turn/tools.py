@@ -132,7 +132,10 @@ def _send_runs(state: s.AwaitingTools, notes: tuple[s.CallNote, ...] = ()) -> Tr
 
 
 def _due(state: s.AwaitingTools) -> tuple[s.AwaitingTools, tuple[s.CallNote, ...]]:
-    """Take out the notes that are due, because all calls before them in the reply are settled."""
+    """Take from `state.noted` the notes that can be recorded now, and return them.
+
+    A note can be recorded when all calls before its call in the reply are settled.
+    """
     due = tuple(takewhile(lambda each: each.settled <= len(state.settled), state.noted))
     if not due:
         return state, ()
@@ -381,7 +384,7 @@ def ignore(event: m.CallsDecided) -> tuple[m.DecisionIgnored, ...]:
 
 
 def park(state: s.AwaitingApproval, event: m.ApprovalPostponed) -> Transition:
-    """Close the sessions, and end with what a later process needs to go on."""
+    """Close the sessions, and end the turn with a `TurnParked`, from which a later process resumes it."""
     return close(state.turn, parked_at_questions(state, event.expires_at))
 
 
@@ -535,7 +538,7 @@ def _seen(reply: m.CompletionReceived) -> str:
 
 
 def _check(turn: Turn, phase: Phase, reply: m.CompletionReceived) -> Transition:
-    """Ask the host whether the text of a reply is an answer."""
+    """Ask the host whether the text of a reply is a valid answer."""
     text = reply.content or ""
     state = s.AwaitingVerdict(turn, phase, text, cut=reply.finish_reason == "length")
     return state, (m.CheckAnswer(content=text),)
