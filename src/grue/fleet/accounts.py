@@ -121,7 +121,7 @@ class Accounts:
         self._changed = None
 
     async def placed(self, machine: str, worker: str) -> str:
-        """Wait until a worker may start a server process. Return an empty text, or why it may not."""
+        """Wait until a worker may start a server process. Return an empty text; if refused, the reason."""
         places = self.places.setdefault(machine, ServerPlaces(self._servers))
         refused_at = anyio.current_time() + _TOO_MANY_S
         while not places.take(worker):
@@ -205,9 +205,10 @@ class Claims:
         return ""
 
     def give_back(self, id_: int, outcome: RequestOutcome) -> None:
-        """Withdraw the question `id_` if it has no answer yet.
+        """If the question `id_` still waits for its answer, withdraw it.
 
-        Otherwise charge the request, or count the server process as ended.
+        If it was answered with a permission, the request or the server process has ended: charge the request,
+        or free the server's place.
         """
         waiting = self._waiting.pop(id_, None)
         if waiting is not None:

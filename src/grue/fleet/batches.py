@@ -157,7 +157,7 @@ class EpisodeRoom:
 
 @contextlib.contextmanager
 def waiting_in(folder: Path, count: RequestCount) -> Iterator[EpisodeRoom]:
-    """While entered, give all requests of this process to an `EpisodeRoom` instead of the endpoint."""
+    """Within the `with` block, store this process's requests in an `EpisodeRoom` instead of sending them."""
     room = EpisodeRoom(folder, count)
     set_process_room(room)
     try:
@@ -192,8 +192,8 @@ class FleetBatches:
         self._folder = folder
         self._batching = batching
         self._files: dict[str, tuple[BatchFolder, LlmEndpoint]] = {}
-        # Maps an episode's id to its folder and to its requests without a reply: for each, the request's id
-        # in the batch and its `key`.
+        # By an episode's id: its folder, and its requests without a reply as a dict from each request's id in
+        # the batch to its `key`.
         self._waiting: dict[str, tuple[Path, dict[str, str]]] = {}
         self._look_at = 0.0
         self._delay_s = batching.first_look_s
@@ -303,7 +303,8 @@ class FleetBatches:
 def _lines(path: Path, kind: type[T]) -> list[T]:
     """Return the lines of a file, without a last line that a kill has cut short.
 
-    Raises `FleetError` if the file cannot be read or is damaged. The work can write anything into its folder.
+    Raises `FleetError` if the file cannot be read or is damaged: the file is in the episode's folder, where
+    the user's work may write, too.
     """
     try:
         written = read_regular(path)

@@ -280,8 +280,8 @@ class Broker(Struct):
         if rate is None or not self._starts:
             return 0.0
         between_s = 60 / (rate * _MARGIN)
-        # `many` requests may start in a second. If `many` is more than 1, less than `between_s` may pass
-        # between two of them, to make up for a request that was sent late.
+        # The rate allows `many` requests a second, one every `between_s` seconds. If `many` is more than 1,
+        # the pause may be shorter than `between_s`, to make up for a request that was sent late.
         many = max(1, round(rate / 60))
         soonest = self._starts[-1] + (between_s if many == 1 else between_s / _CATCH_UP)
         while len(self._starts) > many:

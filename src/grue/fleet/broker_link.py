@@ -61,7 +61,8 @@ class BrokerLink:
             with self._lock:
                 unanswered = self._waiting.pop(id_, None)
             if unanswered is not None:
-                # Nobody will set the answer any more. Set it here, so that the thread that waits for it ends.
+                # The broker's answer will not be passed on any more. Set a text instead, so that the thread
+                # that waits in `answer.result` ends.
                 unanswered.set_result("the wait was given up")
             claim.leave()
             raise
@@ -120,7 +121,7 @@ class Claim(Struct, frozen=True):
         self.give_back(outcome)
 
     def leave(self) -> None:
-        """Report that the server process has ended, or that the process or the request never started."""
+        """Report that the server process has ended, or that it or the request was never started."""
         self.give_back(RequestOutcome(sent=False))
 
 

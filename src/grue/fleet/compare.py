@@ -589,7 +589,10 @@ def _signs(sides: _Sides, keys: Sequence[str], groups: list[int] | None, options
 def _measures(
     sides: _Sides, keys: Sequence[str], groups: list[int] | None, options: Options, *, bare: bool
 ) -> list[Measure]:
-    """Return the score, the cost and the other figures of both sides; `bare`: without intervals."""
+    """Return the means of A and B, and their difference, for the score, the cost and each other figure.
+
+    `bare`: without confidence intervals of the differences.
+    """
     scores = [side.score(each) or 0.0 for side in sides for key in keys for each in side.by_case[key]]
     figures: list[tuple[str, list[list[float] | None]]] = [
         ("score", [side.means(keys, side.score) for side in sides]),

@@ -91,7 +91,7 @@ class Tally(Struct):
     spent: Amount = Amount()
 
     def give_up(self, id_: str, why: str) -> None:
-        """Count an episode that is not tried again."""
+        """Count an episode that has failed and is not tried again; `why` says what went wrong."""
         self.given_up += 1
         if len(self.troubles) < _MOST_TROUBLES:
             self.troubles.append(f"{id_}: {why}")

@@ -203,9 +203,9 @@ def _shared(texts: Sequence[str], fixed: tuple[str, ...]) -> str:
 
 
 def trace_command(result: Result, fleet: Path) -> list[str]:
-    """Return the words of the command that opens an episode's trace at the message that reports the failure.
+    """Return the words of a `grue trace show` command that shows the message which reports the failure.
 
-    For an episode without a trace, it is the command `grue fleet show`.
+    For an episode without a trace, return those of a `grue fleet show` command.
     """
     if not has_trace(result, fleet):
         return ["grue", "fleet", "show", str(fleet), result.id[:10]]

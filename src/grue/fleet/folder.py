@@ -322,7 +322,7 @@ class FleetFolder:
             )
 
     def free_bytes(self) -> int:
-        """Return the free space of the disk."""
+        """Return the free space of the disk that holds the folder, even before the folder exists."""
         place = next(
             folder for folder in (self.path.absolute(), *self.path.absolute().parents) if folder.exists()
         )

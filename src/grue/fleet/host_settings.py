@@ -75,7 +75,10 @@ def continue_interrupted(episode: Episode) -> bool:
 
 
 def begin_again(episode: Episode) -> None:
-    """Remove the files that `continue_interrupted` has copied, if the attempt cannot be resumed."""
+    """Empty the attempt's folder, so that the host can play the episode from its beginning.
+
+    Called if the files that `continue_interrupted` has copied there cannot be resumed.
+    """
     for entry in episode.folder.iterdir():
         if entry.is_dir():
             shutil.rmtree(entry)

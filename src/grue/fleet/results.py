@@ -215,7 +215,7 @@ def _unfinished(episode: EpisodeFolder, result: Result) -> Result:
 
 
 def _stamp(episode: Path) -> _Stamp | None:
-    """Return a value that changes with the commit and the later scores; `None`: the episode has no commit."""
+    """Return a value that changes with `commit.json` and the scores; `None`: there is no `commit.json`."""
     commit = _status(f"{episode}/{COMMIT}") or _status(f"{episode}/commit/{COMMIT}")
     if commit is None:
         return None

@@ -115,7 +115,8 @@ def mean_intervals(figures: Sequence[Sequence[float]], groups: Sequence[int] | N
     if count < 2:
         raise ValueError("an interval needs two cases that do not depend on each other")
     means = sums.sum(axis=1) / sizes.sum()
-    # How much each group influences the mean, which is `sum(sums) / sum(sizes)`.
+    # For each group, how far it pulls the mean away from what the other groups give. The mean is
+    # `sum(sums) / sum(sizes)`.
     pulls = (sums - means[:, None] * sizes) / sizes.mean()
     student = float(special.stdtrit(count - 1, (1 + LEVEL) / 2))
     drawn = _resampled(np, sums, sizes)
@@ -153,7 +154,8 @@ def _resampled(np: Any, sums: Any, sizes: Any) -> Any:
         rows = min(at_once, _RESAMPLES - start)
         drawn = random.integers(0, count, (rows, count))
         drawn += np.arange(rows)[:, None] * count
-        # Count how often each sample draws each group, so that one matrix product sums all figures.
+        # Count how often each sample has drawn each group. With these counts, one matrix product computes
+        # all sums.
         often = np.bincount(drawn.ravel(), minlength=rows * count).reshape(rows, count)
         totals = often.astype(float) @ columns
         means.append(totals[:, :-1] / totals[:, -1:])

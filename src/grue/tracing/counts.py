@@ -271,8 +271,8 @@ class EpisodeTally:
         turn, body = envelope.turn, envelope.body
         match body:
             case m.CallTools(server=server, calls=calls):
-                # Most names were stored with the reply that asked for the call (`CompletionReceived`). Add
-                # the names of other calls, such as the host's own.
+                # `CompletionReceived` has already given the names of the model's calls. Add the names of
+                # other calls, such as the host's own.
                 for call in calls:
                     self._names.setdefault((turn, call.call_id), f"{server}.{call.tool}")
             case m.ToolCalled():

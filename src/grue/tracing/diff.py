@@ -331,7 +331,7 @@ KEPT_BYTES = 4 * 2**20
 
 
 class LeftInFile(Struct, frozen=True):
-    """Takes the place of a message that is not kept in memory, and says where it is in the file."""
+    """Stands in an envelope for a message that is not kept in memory, and says where the file has it."""
 
     reader: EpisodeReader
     place: LinePlace

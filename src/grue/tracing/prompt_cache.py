@@ -257,8 +257,9 @@ class CachedPrompts:
     def _found(self, name: m.ConversationId, past: m.HistoryReference | None) -> _Prompted:
         """Return the state of the conversation `name` for a turn that continues the history `past`.
 
-        If the stored conversation `name` does not have this history, but another stored conversation has,
-        return a branch of that one: a copy that grows by itself. Otherwise return a new conversation.
+        If the stored conversation `name` has another history, look for a stored conversation that has the
+        history `past`, and return a branch of it: a copy that grows by itself. If there is none, return a new
+        conversation.
         """
         known = self._talks.get(name)
         if past is None or not past.length:
@@ -337,8 +338,8 @@ class CachedPrompts:
     def _learn(self, changed: m.JsonObject, place: tuple[int, str]) -> None:
         """Change how requests are encoded from now on: set the fields `changed` of the wire profile.
 
-        The LLM actor has recorded this change in the message with the number and kind `place`. A change that
-        cannot be decoded is ignored.
+        `place` has the number and the kind of the message in which the LLM actor recorded this change. A
+        change that cannot be decoded is ignored.
         """
         form = self._form
         fields = {
@@ -596,9 +597,10 @@ def _changed_messages(talk: _Prompted, asked: _Asked) -> tuple[int, str, str]:
 
 
 def _changed_tool(pair: _Compared, talk: _Prompted, asked: _Asked) -> tuple[str, tuple[int, str, str]]:
-    """Return the first tool that differs from the earlier prompt, and why.
+    """Return the first tool that differs from the earlier prompt, in words, and what made it differ.
 
-    The second item has number and kind of the trace message that caused the difference, and the reason.
+    The second item of the result has the number and the kind of the trace message that caused the difference,
+    and the reason.
     """
     old, new = pair.earlier.tools, pair.sent.tools
     if not new:
@@ -639,8 +641,9 @@ def _listing(
 ) -> tuple[int, str, str]:
     """Return number and kind of the trace message that made the prompt differ in `tool`, and the reason.
 
-    If the turn asks for other tools than the turn before, the message is its `RunTurn`. Otherwise it is the
-    message with the server's latest list of tools. `why` says how the tool differs, and becomes the reason.
+    If the turn wants other tools or servers than the turn before, the message is the turn's `RunTurn`.
+    Otherwise it is the message with the latest list of tools of the tool's server. `why` says how the tool
+    differs, and becomes the reason.
     """
     before, now = pair.earlier.run, pair.sent.run
     if before is not None and now is not None and before is not now:

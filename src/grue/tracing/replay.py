@@ -116,7 +116,7 @@ class AgentTurn(Struct, frozen=True, kw_only=True):
 
     @property
     def may_stop(self) -> bool:
-        """Whether the recording may lack commands of the state machine, because the agent ended early."""
+        """Whether the agent may have ended before it recorded all commands of the state machine."""
         if any(isinstance(envelope.body, m.TurnEnd) for envelope in self.said):
             return False
         # An agent that was cancelled before it read its first message has recorded nothing.
@@ -230,7 +230,7 @@ class AgentReplay:
             turn=self._turn.run.turn,
             cause=event.seq,
         )
-        # The cause of a turn's end is always the host's `RunTurn`, whichever event led to it.
+        # Whatever event ended the turn, the message that ends it has the host's `RunTurn` as its cause.
         ends = isinstance(command, m.TurnEnd | m.TurnWaits)
         cause = self._turn.begun.seq if ends else event.seq
         if recorded is not None and recorded.cause != cause and recorded.cause in self._taken:
@@ -412,7 +412,7 @@ class Connections:
             self._known = dict(self._recorded)
 
     def learn(self, turn_slice: TurnSlice) -> None:
-        """Update each server's state with what happened in a turn."""
+        """Set the states of the servers that the turn has connected to."""
         connecting: set[str] = set()
         learned: dict[m.ServerName, Settled] = {}
         for envelope in turn_slice.envelopes:
@@ -458,8 +458,8 @@ def replay_sessions(
         turn: The turn.
         turn_slice: The turn's slice of the trace.
         connections: The state of the servers when the turn began.
-        commands: The commands that the replay of the agent has computed. Each takes the place of the
-            recorded message whose number is its key.
+        commands: The commands that the replay of the agent has computed, by the number of the recorded
+            message that each replaces.
 
     Returns:
         How many messages were compared, and the first difference of each session that has one.
@@ -582,7 +582,7 @@ class _Session:
             state, commands = batch_step(state, settled)
 
     def _refused(self, called: m.ToolCalled) -> m.ToolSkipped | None:
-        """Return the recorded refusal of a call; `None`: the call was sent."""
+        """Return the recorded message that the session did not send a call; `None`: the call was sent."""
         body = self._sent[0].body if self._sent else None
         if isinstance(body, m.ToolSkipped) and body.refused and body.call_id == called.call_id:
             return replace(body, batch=called.batch)
@@ -754,7 +754,7 @@ def _llm_divergences(turn: AgentTurn, turn_slice: TurnSlice) -> Iterator[Diverge
                 asked = command
             case m.CompletionReceived(request=request) | m.CompletionFailed(request=request):
                 if envelope.receiver != AGENT:
-                    continue  # this is the reply to a server that asked the model (sampling)
+                    continue  # the reply goes to an MCP server, which has asked the model (sampling)
                 if asked is None or asked.request != request:
                     reason = f"it answers request {request}, but no such request is open"
                 asked = None

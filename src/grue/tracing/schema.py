@@ -41,7 +41,7 @@ _FACT: dict[str, Any] = {
 
 
 def _any_json(kind: type) -> dict[str, Any]:
-    # A field of type `object` holds any JSON value that a server, a model or a host has put there.
+    # Fields of messages that are declared as `object` hold JSON values from servers, models or hosts.
     if kind is not object:
         raise NotImplementedError
     return {"description": "Any JSON value."}

@@ -41,7 +41,7 @@ class _Column(Struct, frozen=True):
 
     Attributes:
         live_width: The column's width in a live table, where the widest cell is not known beforehand.
-        dropped: 1, 2, 3: a narrow table leaves this column out first, second, third. 0: it never does.
+        dropped: When a narrow table leaves this column out: 1: first, 2: second, 3: third. 0: never.
     """
 
     heading: str

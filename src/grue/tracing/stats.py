@@ -66,7 +66,7 @@ class Phases(Struct, frozen=True, kw_only=True):
 
 
 class PhaseClock:
-    """Measures how long each phase has lasted.
+    """Adds up how long each phase of an episode has lasted: the model's time, the tools', and so on.
 
     Call `note` for each envelope of an episode, in order, with the changes that a `StepTracker` returns.
     """

@@ -43,10 +43,10 @@ class Step(Struct, frozen=True, kw_only=True):
 
     Attributes:
         key: Identifies the step while it is under way; the same for all attempts.
-        began: The envelope that began the first attempt.
+        began: The envelope with which the step's first attempt began.
         attempt: Number of this attempt, counted from 1.
-        start_s: When this attempt begins, after the pause before a retry if there is one.
-        first: Number of the envelope that began this attempt.
+        start_s: When this attempt begins. If it is a retry, the pause before the retry is over by then.
+        first: Number of the envelope with which this attempt began.
     """
 
     kind: StepKind

@@ -151,8 +151,8 @@ def write_pieces(
         title: The title of this trace in the page.
         images: Collects the images of the messages.
         side: Number of the trace in the page, counted from 0.
-        turns: A dict whose keys are numbers of messages. Each value is set to the turn under which the page
-            shows the message.
+        turns: A dict with message numbers as keys. This function sets each value to the turn under which the
+            page shows the message.
     """
     feed = PageFeed(images)
     for envelope in reader:

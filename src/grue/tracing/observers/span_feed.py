@@ -218,7 +218,7 @@ class SpanFeed:
         scope.session = scope.root
 
     def _abandon(self, scope: SpanScope) -> None:
-        """End a turn that gets no further envelope. It ends at the time of its last envelope."""
+        """End the span of a turn whose end is not recorded. Its end time is that of its last envelope."""
         verdict = CUT_OFF if scope.crash is None else crash_verdict(scope.crash)
         self._end_scope(scope, scope.last_at, None, verdict)
 
@@ -248,8 +248,8 @@ class SpanFeed:
         turn = next((scope for scope in turns if scope.turn == envelope.turn), None)
         if turn is not None:
             return turn
-        # The message may be about a call that the host makes itself in a session outside turns. Its turn
-        # number may be that of a turn that has ended, so find the session by its server.
+        # No such turn is under way. So the message may be about a call that the host itself makes in a
+        # session outside turns: find that session by its server.
         sessions = {
             scope.command.server: scope for scope in self._scopes if isinstance(scope.command, m.OpenSession)
         }

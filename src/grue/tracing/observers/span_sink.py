@@ -84,11 +84,11 @@ class SpanSink(ABC):
 
     @abstractmethod
     def note(self, event: SpanNoted, span: Any) -> None:
-        """Add a note to a span; `span` is the backend's object, or `None` if `open` failed for it."""
+        """Add a note to a span. `span` is what `open` returned for this span; `None`: `open` failed."""
 
     @abstractmethod
     def close(self, event: SpanClosed, span: Any) -> None:
-        """End a span; `span` is the backend's object."""
+        """End a span. `span` is what `open` returned for this span."""
 
     @abstractmethod
     def flush(self) -> None:
