@@ -62,7 +62,7 @@ def read_regular(path: Path, max_bytes: int = MAX_LINE_BYTES) -> bytes:
     """Return the content of a regular file.
 
     Raises:
-        OSError: As `open_regular`. Or the file is larger than `max_bytes`; no more than that is read.
+        OSError: As `open_regular`. Or the file has more than `max_bytes` bytes; the rest is not read.
     """
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size > max_bytes:
@@ -255,7 +255,7 @@ class LineFile:
             raise self._refused(error) from error
 
     def require_not_deleted(self) -> None:
-        """Check that the file was not deleted after it was opened, because nobody could read further lines.
+        """Check that the file was not deleted since it was opened: nobody could read what is written to it.
 
         Raises:
             TraceError: The file was deleted. Names its former path.

@@ -93,8 +93,8 @@ class CutLineError(Exception):
 class LineBuffer:
     """A buffer that takes chunks and returns lines.
 
-    A line of more than `max_line_bytes` ends the reading. If a line has more than `max_message_bytes`, only
-    its first and last bytes are kept, and `take` raises `CutLineError` with them.
+    If a line has more than `max_message_bytes`, only its first and last bytes are kept, and `take` raises
+    `CutLineError` with them. If it has more than `max_line_bytes`, `take` raises `LineTooLongError`.
     """
 
     def __init__(self, max_line_bytes: int, max_message_bytes: int) -> None:
@@ -127,7 +127,10 @@ class LineBuffer:
         return None
 
     def rest(self) -> bytes | None:
-        """Return the bytes after the last newline; `None`: there are none. May raise `CutLineError`."""
+        """Return the bytes after the last newline; `None`: there are none.
+
+        Raises `CutLineError` as `take` does.
+        """
         if not self._received and self._head is None:
             return None
         return self._cut_off(len(self._received), skip=0)

@@ -103,8 +103,8 @@ def _wait_for_others() -> None:
         sys.setswitchinterval(_SWITCH_S)
     began = time.monotonic()
     while True:
-        # Let other threads run. One that began to wait for the GIL before the interval was changed would
-        # interrupt this thread after the old 5 ms.
+        # Let other threads run now. A thread that began to wait for the GIL before the interval was changed
+        # would otherwise interrupt this thread later, after the old 5 ms.
         time.sleep(0.001)
         work = {thread: whose for thread, whose in _work_elsewhere().items() if whose != "idle"}
         if not work:

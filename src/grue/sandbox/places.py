@@ -54,8 +54,8 @@ class Places(Struct, frozen=True):
         own: Rules for all other files; if the box hides something, for all files.
         opened: Files and folders that the program may read, besides the system's files.
         written: Files and folders that the program may write, besides the scratch folder.
-        broken: Folders with something hidden in them. Such a folder has no rule. Each other entry that it has
-            when the program starts has one.
+        broken: Folders that contain a hidden file or folder. Such a folder has no rule. Instead, each of its
+            files and folders that is not hidden when the program starts has a rule.
     """
 
     system: tuple[Rule, ...]
@@ -383,7 +383,10 @@ def _refuse_planted_interpreter(chain: Sequence[str], written: Sequence[str]) ->
 
 
 def _without_links(paths: Iterable[str], written: list[str]) -> list[str]:
-    """Resolve links of `paths`. Refuse a path in a folder of `written` if its target is outside of it."""
+    """Return `paths` with links resolved.
+
+    Raises `SandboxError` if a path is in a folder of `written` and links to a place outside of that folder.
+    """
     if not written:
         return [real_path(path) for path in paths]
     found = []

@@ -58,10 +58,10 @@ def refusals(
         refused: The connections that the box's gate has refused.
         network: What the box lets the program connect to: `none`: nothing; `hosts`: listed hosts;
             `any`: all hosts.
-        broken: Folders with something hidden in them, see `Places`.
+        broken: Folders in which the box hides a file or folder; see `Places.broken`.
         died: Whether the program has failed as a whole. If not, the audit records are read only if `text`
-            contains "permission denied": most refusals that they have are harmless, because programs look for
-            many files that they do not need.
+            contains "permission denied": most recorded refusals are harmless, because programs look for many
+            files that they do not need.
         mark: The name that identifies the box in the kernel's audit records; empty: they are not read.
         logs: Files with audit records.
     """

@@ -153,7 +153,10 @@ def _enter(name: str, folder: int) -> int:
 
 
 def _names(path: str, *, folder: bool = False) -> list[str]:
-    """Split a path into names. Refuse a path that may leave the folder."""
+    """Split a path into names. Raise `RefusedPath` if it may lead out of the folder, or is malformed.
+
+    `folder`: whether the path may be that of a folder.
+    """
     if not isinstance(path, str) or not path.isprintable():
         raise RefusedPath(f"{_shown(str(path))} has a control character in it.")
     if path.startswith("/"):

@@ -175,7 +175,10 @@ class HoldsTasks(Protocol):
 async def finish_task(
     connection: ToolConnection, tool: str, task: m.ToolTask, timeout_s: float
 ) -> m.ToolCallResult:
-    """Ask a connection for the result of a task; raises `ToolRefusedError` if its server has no tasks."""
+    """Ask a connection for the result of an MCP task that an earlier process has started.
+
+    Raises `ToolRefusedError` if the connection has no tasks.
+    """
     if isinstance(connection, HoldsTasks):
         return await connection.finish_task(tool, task, timeout_s)
     raise ToolRefusedError(f"{INTERRUPTED}: it cannot be asked for a result later", code=-32601)

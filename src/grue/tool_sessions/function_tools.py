@@ -164,7 +164,7 @@ class Parameters:
 
 
 def mentions_pydantic(kind: Any, depth: int = 0) -> bool:
-    """Return whether a type has a part that pydantic or `annotated_types` defines."""
+    """Return whether pydantic or `annotated_types` defines a type, a part of it or an annotation in it."""
     if depth > _DEEPEST:
         return False
     if isinstance(kind, type) and any(_is_pydantic(base) for base in kind.__mro__):

@@ -72,7 +72,10 @@ def _with_the_one_before(args: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _spans(before: str, arg: str) -> Iterator[_Span]:
-    """Yield where the secrets in `arg` are, in order, without overlap. `before` is the argument before it."""
+    """Yield the places of the secrets in `arg`, in order, without overlap.
+
+    `before` is the argument before `arg`: after `--token`, all of `arg` is a secret.
+    """
     if before.startswith("-") and "=" not in before and looks_secret(before):
         yield _Span(before.lstrip("-"), 0, len(arg))
         return

@@ -428,12 +428,12 @@ UNKNOWN = (
 
 
 class ResultReader:
-    """Answers `read_result` in one turn.
+    """Answers the model's calls of the built-in tool `read_result` in one turn.
 
     Args:
         result_of: Called with the handle of a tool call in this turn or in an earlier turn of the
             conversation. Returns the call's whole result; `None` if no call has this handle.
-        max_chars: Most characters of an answer.
+        max_chars: The most characters that one answer may have.
     """
 
     def __init__(self, result_of: Callable[[str], m.ToolCallResult | None], max_chars: int) -> None:

@@ -351,7 +351,7 @@ class SessionPool:
 
 
 class LeaseRequest(Struct, frozen=True):
-    """A turn's request to the pool, with all that is needed to make a new connection."""
+    """A turn's request for a session with `server`. `connect` makes a connection if the pool has none."""
 
     server: m.ServerName
     connect: Connect

@@ -129,7 +129,7 @@ class ShellTool(Struct, HostCommands, frozen=True, kw_only=True):
         return self.env
 
     def allowed(self) -> "tuple[_Allowed, ...] | None":
-        """Return the allow-list with the programs' paths; `None`: everything is allowed.
+        """Return the allowed commands, each with its program's path; `None`: every command is allowed.
 
         Raises:
             MCPConfigError: A program does not exist.

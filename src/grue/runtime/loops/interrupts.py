@@ -166,8 +166,8 @@ class Interruptible:
 class MainThreadWork(Generic[T]):
     """Runs a coroutine function in an event loop of the main thread. Ctrl-C cancels it, at an `await`.
 
-    Use this class only if `may_handle_interrupts()` is true. At the second press the signal handler calls
-    `force_kill`, which makes the running clean-up end at once.
+    Use this class only if `may_handle_interrupts()` is true. At the second Ctrl-C the signal handler calls
+    `force_kill`, which kills the processes that the clean-up waits for, so that the clean-up ends at once.
     """
 
     def __init__(self, function: Callable[[], Awaitable[T]], force_kill: Callable[[], object]) -> None:

@@ -80,7 +80,7 @@ class ErrorTexts(Struct, frozen=True):
 
 
 class LoopThread(Struct, frozen=True):
-    """The thread that a loop runs in, and checks that refuse a caller for whom waiting would be a deadlock.
+    """The thread that a loop runs in. Its methods raise if a caller would wait for the loop for ever.
 
     Attributes:
         thread: The thread.
@@ -254,7 +254,7 @@ class EpisodeLoop:
         error_texts: Error texts for a loop that cannot be used; `None`: the texts for an episode's loop.
 
     Raises:
-        Exception: `context` raised it, and the loop could not start.
+        Exception: Entering `context` has failed, so the loop could not start. The exception is the original.
         MCPError: The caller is a signal handler that has interrupted grue or an import.
         KeyboardInterrupt: Ctrl-C was pressed. The loop then ends by itself.
     """

@@ -309,9 +309,10 @@ class ChildProcess:
         return "killed"
 
     def _shortened(self, grace_s: float) -> float:
-        """Return the grace, or half of the time left for closing if that is less.
+        """Return `grace_s`, or half of the time left for closing if that is less.
 
-        Half, so that the first wait leaves time for the second.
+        Half, because there are two waits: the first, before SIGTERM, must leave time for the second, before
+        SIGKILL. The result is at least `_GRACE_AT_LEAST_S`.
         """
         left_s = self._close_by - anyio.current_time()
         return min(grace_s, max(_GRACE_AT_LEAST_S, left_s / 2))

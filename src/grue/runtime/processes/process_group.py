@@ -62,7 +62,7 @@ class _Source(Protocol):
 
 
 class ExitWatch:
-    """Watches one child of this process. Nothing else may reap that child."""
+    """Tells when one child of this process has exited. No other code may reap that child meanwhile."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid

@@ -59,7 +59,10 @@ class Found(NamedTuple):
 
 
 def extend_to_escapes(written: bytes, found: Found) -> Found | None:
-    r"""Return the span, extended to whole escapes; `None` if it begins in the digits of a `\u` escape."""
+    r"""Return the span with its ends moved, so that it contains no half of a JSON escape such as `\n`.
+
+    Return `None` if the span begins in the digits of a `\u` escape, or if nothing is left of it.
+    """
     start, end = found.start, found.end
     if b"\\" not in written[max(0, start - _BACK) : start] + written[end - _BACK : end]:
         return found
@@ -113,7 +116,7 @@ def in_strings(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
 
 
 def in_string_values(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
-    """Yield the spans in strings that are neither keys nor the message's tag, the first value of the JSON."""
+    """Yield the spans in JSON strings, except in keys and in the message's tag, which is the first value."""
     tag_end = written.find(b",")
     for found in in_strings(written, spans):
         end = _end_of_text(written, found.end)
@@ -122,7 +125,7 @@ def in_string_values(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
 
 
 def in_prose(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
-    """Yield the spans in string values of more than one word. A single word may belong to an enumeration."""
+    """Yield the spans in string values, except values of a single word, which may be one of a fixed set."""
     for found in in_string_values(written, spans):
         start, end = written.rfind(b'"', 0, found.start) + 1, _end_of_text(written, found.end)
         if not _WORD.fullmatch(written, start, end):

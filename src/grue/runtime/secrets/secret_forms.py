@@ -198,7 +198,8 @@ def _base64_cores(data: bytes) -> list[str]:
 def _base64(core: str) -> bytes:
     """Return a regular expression for `core` in either base64 alphabet, also escaped for JSON or a URL.
 
-    It also matches what may follow: a character that the secret determines only in part, and the padding.
+    It also matches what may follow `core`: the padding (`=`), and before it one character that encodes the
+    secret's last bits and bits after the secret.
     """
     signs = {
         "+": rb"(?:\\*\+|-|\\+u002[bB]|%(?:25){0,8}2[bB])",
@@ -209,7 +210,7 @@ def _base64(core: str) -> bytes:
 
 
 def _written_out(secret: str) -> list[str]:
-    """Return the forms that known encoders produce, the secret itself first."""
+    """Return the secret, then its forms in JSON, URLs, HTML, shell commands and other encodings."""
     forms = [secret]
     level = [_in_json(secret), _in_ascii_json(secret), *_in_json_of_others(secret)]
     for _ in range(2):

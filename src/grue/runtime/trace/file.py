@@ -292,7 +292,7 @@ class TraceWriter(Closing):
         self._recorders: list[Recorder] = []
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Append one envelope. Return when it is queued. If the host sends or receives it, flush it first.
+        """Queue the line of an envelope. If the host sends or receives the envelope, also flush the queue.
 
         Raises:
             TraceError: The envelope's number is not greater than the last one, so that readers would reject
@@ -346,7 +346,10 @@ class TraceWriter(Closing):
         self._file.write(msgspec.json.encode(header))
 
     def _last_whole_line(self, after: int) -> TraceLine | None:
-        """Repair the end of the file. Return the last line; `None`: the file has only a header."""
+        """Return the last line; `None`: the file has only a header.
+
+        First repair the file's end: add a missing newline, or remove a line that was written in part.
+        """
         written = self._file.last_line()
         if not written.endswith(b"\n"):
             line = _line(written)
@@ -391,7 +394,7 @@ class TraceWriter(Closing):
         return self._with_reference(kept, extracts)
 
     def _with_reference(self, written: memoryview, extracts: list[Extract]) -> bytes:
-        """Move the line's body into a separate file if it is too long. Return the line for the trace."""
+        """Return the trace line. If its body is too long, move the body to a file and refer to that file."""
         # Find the member `body` by a search. Decoding the whole line would copy it, and block other threads
         # meanwhile. The search finds nothing inside a string, because quotes in strings are escaped. The body
         # is the last member of a line.

@@ -248,7 +248,7 @@ class Recorder:
     def add(self, observer: Observer) -> None:
         """Pass every further envelope to `observer`, in order. The observer must not call `record`.
 
-        If the observer has a method `added_to`, `add` calls it with this recorder.
+        If the observer has a method `added_to`, call that method once, now, with this recorder.
         """
         self._observers.append(observer)
         added_to = getattr(observer, "added_to", None)
@@ -388,7 +388,7 @@ class Recorder:
 
 
 def _valid(value: Any) -> Any:
-    """Return lists and dictionaries with U+FFFD in place of the lone surrogates in their texts."""
+    """Return `value` with U+FFFD in place of each lone surrogate in its texts and keys."""
     match value:
         case str():
             return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

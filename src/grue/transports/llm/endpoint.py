@@ -266,7 +266,10 @@ class RequestPostponed(Exception):  # noqa: N818 - what has happened to the requ
 
 
 class ReplyRoom(Protocol):
-    """Stores the requests of one turn or episode for a batch, and returns the replies that have arrived."""
+    """Stores the requests of one turn or episode, which a provider answers in a batch, hours later.
+
+    For a stored request whose reply has arrived, it returns the reply.
+    """
 
     async def reply_to(self, endpoint: "LlmEndpoint", body: bytes, request: int) -> Answered | Fault:
         """Return the reply to a request, given its whole body and its number in the turn.
@@ -591,8 +594,8 @@ class LlmEndpoint:
     def support_check(self) -> SupportCheck:
         """Return when to ask the endpoint whether the model takes tools.
 
-        `before`: before the servers are started, because it seems that the model takes no tools. `beside`:
-        while the servers start. `skip`: not at all.
+        `before`: before the servers are started, because the model probably takes no tools, and then there is
+        no need to start them. `beside`: while the servers start. `skip`: not at all.
 
         Source: R12, D8
         """

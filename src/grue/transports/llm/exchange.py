@@ -149,8 +149,8 @@ class _Stage:
             return self._unzip.decompress(data, STEP_BYTES)
         except zlib.error as error:
             last = len(self._windows) == 1
-            # Some proxies decompress a body, but do not remove the header `Content-Encoding`. Such a body
-            # begins like JSON or a web page, as no compressed body does.
+            # Some proxies decompress a body, but do not remove the header `Content-Encoding`. One can tell by
+            # the first byte: JSON and web pages begin with one of these three, and no compressed body does.
             self._plain = last and not self._given and self._head[:1] in (b"{", b"[", b"<")
             if not self._plain and (last or self._given):
                 raise EncodingError(str(error)) from error

@@ -422,7 +422,7 @@ class McpClient:
         )
 
     def _select(self, listed: tuple[m.ToolDefinition, ...]) -> tuple[m.ToolDefinition, ...]:
-        """Return the listed tools that the server's options and the tool lock allow."""
+        """Return the listed tools that the server's options and the tool lock allow. Report drifted tools."""
         tools = in_its_box(self._server, self._server.options.select(listed, self._notify))
         pinning = self._options.pinning
         if pinning is not None:

@@ -108,7 +108,7 @@ class HttpWire:
         return "Check the URL: it should be the address of an MCP endpoint, such as https://host/mcp."
 
     def refusals(self, text: str) -> str:  # noqa: ARG002 - as `ProcessWire` has it
-        """Return an empty text: a server by URL does not run in a sandbox, which could refuse accesses."""
+        """Return an empty text: a server that is reached by URL does not run in a sandbox."""
         return ""
 
     @property

@@ -405,7 +405,7 @@ def _engines(file: Path) -> str | None:
 
 
 async def _installed(server: StdioServer, registry: ProcessRegistry, limit_s: float) -> Version | None:
-    """Return the version of the Node that runs the server."""
+    """Return the version of the installed Node.js that runs the server; `None`: it cannot be determined."""
     own = server.command if PurePath(server.command).name == "node" else "node"
     node = shutil.which(own, path=server.environment().get("PATH"))
     if node is None:

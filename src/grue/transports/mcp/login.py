@@ -183,7 +183,7 @@ async def _log_in(server: HttpServer, person: Person, scope: str | None) -> Toke
 
 
 async def _refusal(server: HttpServer) -> httpx2.Response:
-    """Return the server's refusal of a request without a token."""
+    """Send requests without a token until the server refuses one, and return the response that refuses it."""
     accept = {
         "accept": "application/json, text/event-stream",
         "accept-encoding": "identity",

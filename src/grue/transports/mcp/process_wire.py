@@ -108,9 +108,10 @@ class ProcessWire:
         return found if self._process.exited is not None else f"{found}\n{advice}"
 
     def refusals(self, text: str, *, died: bool = False) -> str:
-        """Return what the server's sandbox has refused, as far as `text` reports it: a sentence per line.
+        """Return a line for each access that the server's sandbox is known to have refused.
 
-        `died`: whether the server itself has failed, and not only one tool call.
+        `text` is what the server has written, with its error messages. `died`: whether the server itself has
+        failed, and not only one tool call.
         """
         if not self._server.sandbox:
             return ""

@@ -335,7 +335,7 @@ class Link:
         lost = isinstance(fault, WireFault) and fault.cause == SESSION_LOST.cause
         if not lost or self._has_called:
             return False
-        self._has_called = True  # so that the next call of this method returns `False`
+        self._has_called = True  # so that there is no second try
         self.stream.leave_session()
         try:
             await self._session.discover()
@@ -503,7 +503,7 @@ class Subscriptions:
         return {}
 
     async def _follow(self, stream: "_Stream", wanted: types.SubscriptionFilter) -> None:
-        """Keep a stream open until the server, the host or the session ends it."""
+        """Open a subscription stream, and keep it open until the server, the host or the session ends it."""
         name, why = "", ""
         try:
             with stream.scope:
@@ -518,7 +518,7 @@ class Subscriptions:
                     self._open[name] = stream.scope
                     stream.agree(name, subscription.honored)
                     async for _ in subscription:
-                        pass  # the session has passed the change on as a notice
+                        pass  # nothing to do: the session itself has passed this change on as a notice
                     why = "the server has ended it"
         except ListenNotSupportedError as error:
             stream.refuse(SdkError(types.METHOD_NOT_FOUND, _too_old(error.negotiated_version)))
@@ -534,13 +534,13 @@ class Subscriptions:
 
 
 class _Stream:
-    """One stream of change notices.
+    """One stream on which the server reports changes, such as a new list of tools.
 
     Attributes:
         scope: The cancel scope of the stream; cancelling it ends the stream.
-        settled: Set once the server has agreed or refused.
-        agreed: The part of the request that the server has agreed to.
-        refused: Why the server has opened no stream.
+        settled: Set once the server has agreed to the stream, or the stream has failed.
+        agreed: The result for the client: the stream's id, and the kinds of changes that the server reports.
+        refused: Why the server has opened no stream; `None`: it has opened one, or has not answered yet.
     """
 
     def __init__(self) -> None:
@@ -577,10 +577,10 @@ class ParamHeaders:
         self._marked: dict[str, dict[tuple[str, ...], str]] = {}
 
     def listed(self, page: dict[str, Any], *, over_http: bool) -> dict[str, Any]:
-        """Remember the marked parameters of a page of `tools/list`, and return the page.
+        """Remember which parameters the tools on a page of `tools/list` mark, and return the page.
 
-        Over HTTP, a tool whose marks are wrong is left out, as the specification demands. Other transports
-        have no headers, so the marks are ignored there.
+        Over HTTP, a tool with wrong marks is removed from the page, as the specification demands. Other
+        transports have no headers, so there the page is returned unchanged.
         """
         tools = page.get("tools")
         if not over_http or not isinstance(tools, list):

@@ -315,7 +315,10 @@ class HttpStream(MessageStream):
         self._deliver(SessionMessage(types.JSONRPCError(jsonrpc="2.0", id=request_id, error=error)))
 
     def falls_back(self, fault: WireFault, status: int) -> bool:
-        """Return whether the stream starts again with SSE, after its first request was refused."""
+        """Decide whether to try the older SSE transport, after the server has refused the first request.
+
+        If so, end this attempt, store `fault` as `declined`, and return true.
+        """
         if self._server.transport != "auto" or self.transport == "sse" or status not in _MAY_SPEAK_SSE:
             return False
         self.declined = fault
@@ -594,7 +597,7 @@ def _refusal(
     if request.method == "POST" and (_SESSION_ID in request.headers or _url_has_session(request.url)):
         if status == 404 and (error is None or error.code != types.METHOD_NOT_FOUND):
             return SESSION_LOST
-        # Servers that copy the TypeScript SDK's examples answer like this if they do not know the session.
+        # Servers that copy the TypeScript SDK's examples answer an unknown session with 400 instead of 404.
         if status == 400 and error is not None and "session" in error.message.lower():
             return SESSION_LOST
     text = error.message if error is not None else ""

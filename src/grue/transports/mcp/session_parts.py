@@ -170,7 +170,7 @@ class TaskOfCall:
         ask: Sends a request about the task, given its method and parameters, and returns the raw result.
             Raises `ToolRefusedError` and `ServerFailed`.
         respond: Returns the answers to the server's questions, by their names.
-        progress: Receives the server's words about the task's state, whenever the state changes.
+        progress: Called with the server's status message of the task, whenever that message changes.
     """
 
     def __init__(
@@ -256,7 +256,7 @@ class TaskOfCall:
         self._answered.update(questions)
 
     async def _collected(self) -> TaskFinished | TaskFailed:
-        """Request the task's result. If the server answers with an error, the tool call has failed."""
+        """Request the task's result. If the server answers with an error, return a `TaskFailed`."""
         try:
             return TaskFinished(await self._ask("tasks/result", {"taskId": self._task.task_id}))
         except ToolRefusedError as refused:
