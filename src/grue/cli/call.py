@@ -163,7 +163,7 @@ def call_tool(
 
 
 def _require_all(tool: m.ToolDefinition, arguments: m.JsonObject) -> None:
-    """Raise an error that lists the tool's arguments, if the call lacks a required one."""
+    """If a required argument is missing, raise an error that lists all arguments of the tool."""
     missing = [printable(name) for name in required_of(tool) if name not in arguments]
     if missing:
         taken = "\n".join(arguments_of(tool, _WIDTH))[:_MOST_CHARS]

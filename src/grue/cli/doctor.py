@@ -86,11 +86,12 @@ _SHEBANG_BYTES = 256
 
 
 class Launch(Struct, frozen=True):
-    """What is known, before its start, about a server that is launched by npx or uvx.
+    """What is known about a server that npx or uvx will start, before it is started.
 
     Attributes:
         launcher: npx or uvx.
-        installed: Whether npx has the package installed already, so that the start downloads nothing.
+        installed: Whether npx has installed the package already, so that the start downloads nothing. Always
+            false for uvx.
     """
 
     server: StdioServer
@@ -146,7 +147,7 @@ def _advice(launcher: Launcher, direct: Direct, times: str) -> Iterator[str]:
 
 
 def _started(server: StdioServer, limits: TurnLimits) -> m.SessionOpened | None:
-    """Start a server and end it; return the result of the start, or `None` if it failed."""
+    """Start a server and end it. Return what it reported at its start; `None`: it did not start."""
     with ToolClient({server.name: server}, limits=limits) as client:
         outcome = client.connect()[server.name]
     return outcome if isinstance(outcome, m.SessionOpened) else None

@@ -210,9 +210,9 @@ def _tools(endpoint: LlmEndpoint, spoken: "_Tried") -> Finding:
 def _open_tools(endpoint: LlmEndpoint, spoken: "_Tried", failure: MCPError) -> Finding:
     """Return the finding about tools if the turn that offers a tool has failed with `failure`.
 
-    If that turn has timed out, send its prompt again with a limit of `_SHORT` tokens for the reply. The short
-    reply may come in time. It reports the prompt's tokens, which show whether the model sees the tool.
-    `spoken` is an earlier turn, without a tool.
+    If that turn has timed out, send its prompt again with a limit of `_SHORT` tokens for the reply, which may
+    then come in time. The reply says how many tokens the prompt has. Compared with the prompt of `spoken`, an
+    earlier turn without a tool, this shows whether the model sees the tool.
     """
     open_question = isinstance(failure, LLMError) and failure.kind == "timed_out"
     brief = _Tried(_brief(endpoint), _CALL, tool=True) if open_question else None

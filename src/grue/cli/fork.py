@@ -204,7 +204,7 @@ def _content(file: Path) -> object:
 def _tools(file: Path) -> dict[str, tuple[m.ToolDefinition, ...]]:
     """Return the tools in a listing file. For a tool lock, read the listing beside it.
 
-    If there is no file called `lock`, that name stands for the project's tool lock.
+    The name `lock` stands for the project's tool lock, unless there is a file called `lock`.
     """
     if str(file) == LOCK and not file.exists():
         file = tool_lock_file.lock_path(GameConfiguration.of_project().mcp_config_path)

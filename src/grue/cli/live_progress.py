@@ -129,7 +129,7 @@ class Progress:
                 self.doing.clear()
                 self.deadline = None
             case m.TurnInterrupted() | m.DeadlinePassed():
-                # Drop the running steps: the turn now waits only for its sessions to close.
+                # Do not show the other running steps any more: from now on the turn only closes its sessions.
                 self.doing = {"stop": Doing(activity="stopping", since=now)}
             case m.CallTools(timeout_s=timeout_s):
                 self._call_timeout_s = timeout_s

@@ -94,7 +94,7 @@ def as_started(options: PlayOptions, past: GamePast) -> PlayOptions:
 
 
 def existing(folder: Path | None) -> Path | None:
-    """Return a folder if it still exists, otherwise `None`."""
+    """Return `folder` if it is an existing folder, otherwise `None`."""
     return folder if folder is not None and folder.is_dir() else None
 
 

@@ -42,7 +42,7 @@ class ListingNotices:
     """An observer of the trace that collects notices about malformed tools.
 
     Attributes:
-        of: The notices about each server's tools, by the server's name.
+        of: Lists of notices, by the name of the server that has the malformed tools.
     """
 
     def __init__(self) -> None:

@@ -197,8 +197,8 @@ def parse_toml(text: str, path: Path) -> Document:
 
 
 def _position(message: str, text: str) -> tuple[int, int]:
-    # Before Python 3.14 the position is only in the message. A message without a position is about the end of
-    # the document, so the end's position is returned.
+    # Before Python 3.14 a TOML error has the position only in its message. If the message names no position,
+    # the error is at the end of the document.
     if match := re.search(r"at line (\d+), column (\d+)", message):
         return int(match[1]), int(match[2])
     return text.count("\n") + 1, len(text) - text.rfind("\n")

@@ -483,7 +483,7 @@ class _Entry:
         )
 
     def _filled(self, template: str, variables: Mapping[str, _Input]) -> str:
-        """Replace `{name}` by the variable's value. Braces around any other text are kept."""
+        """Replace each `{NAME}` by the value of the variable `NAME`, if it is in `variables`."""
         values: dict[str, str] = {}
         for name, given in variables.items():
             if f"{{{name}}}" in template:

@@ -79,7 +79,7 @@ def from_configuration(path: str | PathLike[str], *, servers: bool = True) -> Co
 
 
 def takes_servers(config: GameConfiguration, project: ProjectTables | None) -> bool:
-    """Return whether to use the file of servers.
+    """Return whether to use the file that configures the servers (`config.mcp_config_path`).
 
     It is used if MCP is turned on. It is also used if it exists and the settings do not turn MCP off.
 

@@ -44,8 +44,8 @@ class ServersTable(Struct, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         enabled: Whether the servers are used. If not, their entries' `${VAR}` are not expanded.
-        servers: The entries by name. `timeout_seconds` is the limit for connecting. A server with
-            `required: false` may fail to connect.
+        servers: The servers' entries, by name. In an entry, `timeout_seconds` is the time limit for
+            connecting, and `required: false` allows the agent to run without the server.
         config_file: An `mcp_config.json` that is read in place of `servers`.
     """
 

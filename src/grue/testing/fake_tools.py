@@ -165,7 +165,7 @@ class FakeToolServer:
             self._tools[tool] = m.ToolDefinition(
                 server=self.name, tool=tool, description="", input_schema=dict(_ANY_OBJECT)
             )
-        # Keep failures that no call has received yet. Drop everything else.
+        # Of the earlier outcomes, keep the failures that no call has received yet, and drop the rest.
         before = () if tool in self._given else self._outcomes.get(tool, ())
         waiting = [each for each in before if isinstance(each, Exception) or each.is_error]
         self._given.discard(tool)

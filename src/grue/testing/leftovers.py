@@ -84,7 +84,10 @@ def assert_nothing_left(within_s: float = 10.0) -> Iterator[None]:
 
 
 def _new_since(before: _Present, mark: str) -> tuple[set[int], set[int], set[threading.Thread]]:
-    """Return the processes, descriptors and threads that were not there at `before`."""
+    """Return the processes, descriptors and threads that are there now and are not in `before`.
+
+    Processes of other programs are left out. `mark` in a process's environment shows that it is ours.
+    """
     return (
         # Skip processes that existed before the block: the machine may have hundreds.
         {each.pid for each in all_processes(besides=before.processes) if _is_ours(each, mark)},

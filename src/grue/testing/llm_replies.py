@@ -129,7 +129,7 @@ def refusal_reply(words: str) -> LlmReply:
 def completion(
     message: Mapping[str, object], *, finish_reason: str = "stop", usage: Mapping[str, object] | None = None
 ) -> LlmReply:
-    """Return a completion with this message of the assistant, which need not be well-formed.
+    """Return a completion whose message is `message`. It is not checked, so that it can be malformed.
 
     Args:
         message: The message to put into the completion.

@@ -302,7 +302,7 @@ class ScriptedLlmServer:
 
     Attributes:
         requests: Every request so far, refused ones included.
-        listings: Every request for the list of models so far.
+        listings: Every GET request so far that was not about batches.
         batches: The batches of this endpoint, in OpenAI's and Anthropic's form; `batches.faults` makes them
             fail.
         accepted: Number of connections so far.
@@ -409,9 +409,9 @@ class ScriptedLlmServer:
         return reply
 
     def listing(self, path: str, headers: Mapping[str, str]) -> LlmReply:
-        """Return the reply to a GET: about batches and their files, or the list of models.
+        """Return the reply to a GET request: the state of a batch, a file of a batch, or the list of models.
 
-        `listings` records the requests that are not about batches.
+        A request that is not about batches is added to `listings`.
         """
         if self.batches.takes(path):
             return self.batches.answer("GET", path, headers, b"")

@@ -37,7 +37,10 @@ if TYPE_CHECKING:
             transport: Literal["http", "sse"] = "http",
             **options: Any,
         ) -> HttpServer:
-            """Serve `server`, or the reference server with these options, and return its configuration."""
+            """Serve `server` over HTTP, and return the `HttpServer` with which a runner connects to it.
+
+            Without `server`, serve the reference server, made with `options`.
+            """
 
     class MakesScriptedLlm(Protocol):
         """The type of the fixture `scripted_llm`."""

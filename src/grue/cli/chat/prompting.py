@@ -211,6 +211,6 @@ def _history(redaction: Redaction) -> History:
 def _shorten(path: Path) -> None:
     """Cut a history file down to its newest entries, about half of `_MAX_HISTORY_BYTES`."""
     kept = path.read_bytes()[-_MAX_HISTORY_BYTES // 2 :]
-    # Each entry begins with an empty line and a comment. The bytes before the first of these beginnings are
-    # the rest of an entry that was cut: drop them.
+    # Each entry begins with an empty line and a comment. Drop the bytes before the first such place: they are
+    # the rest of an entry that was cut.
     write_whole(path, kept[max(0, kept.find(b"\n\n#")) :])

@@ -329,7 +329,8 @@ class Talk:
         self._load(self.path / (past.file or FIRST_FILE))
         self.turn, self._said, self._calls = past.turn, past.said, past.calls
         self._loop.runner.spent = past.spent
-        # If the user chose a model by `/model` in the earlier run, resuming with that model is no change.
+        # If the user chose another model by `/model` in the earlier run, compare with that model, and not
+        # with the one in `past.conditions`, with which the earlier run began.
         known = {**past.conditions, **({"model": past.model} if past.model else {})}
         self.changed = changed_conditions(known, conditions)
         resumed = EpisodeResumed(

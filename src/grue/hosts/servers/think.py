@@ -121,7 +121,7 @@ class Session:
 
 
 class ProtocolError(Exception):
-    """A request is refused with a JSON-RPC error."""
+    """Raised to answer a request with a JSON-RPC error, which has this `code` and `message`."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)

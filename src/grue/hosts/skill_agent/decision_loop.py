@@ -164,7 +164,7 @@ class DecisionLoop:
         self._conversation = conversation
         self._judge = judge
         self._steps = StepRunner(run)
-        # The text that last told the model which tools there are.
+        # The latest text that lists the tools for the model. At first it is the system text.
         self._shown = conversation.system
         self._plan: ActionsPlanned | None = None if past is None else past.plan
         self._last_turn = 0 if past is None else past.last_turn

@@ -131,7 +131,11 @@ class StepEnded(_TurnFact, frozen=True, kw_only=True, tag="skillagent.StepEnded"
 
 
 class ApprovalsAsked(_TurnFact, frozen=True, kw_only=True, tag="skillagent.ApprovalsAsked"):
-    """Actions need a person's approval. If `parked`, the run waits for answers until `expires_at`."""
+    """A person was asked to approve actions. `decisions` has the answers so far.
+
+    If `parked`, the run has ended without the missing answers. They are accepted until the Unix time
+    `expires_at`; `None`: without a limit.
+    """
 
     questions: tuple[ApprovalQuestion, ...]
     decisions: tuple[ApprovalDecision, ...] = ()

@@ -298,7 +298,7 @@ def _shape(schema: m.JsonObject) -> str:
 
 
 class HasWorkspace(Protocol):
-    """What the context of an action must have for `FILE_ACTIONS`."""
+    """What the context that the actions of `FILE_ACTIONS` get must have: a workspace."""
 
     @property
     def workspace(self) -> ConfinedFolder:

@@ -26,7 +26,7 @@ class Run(Struct, kw_only=True):
         manager: The connected servers; `None` if no servers are connected.
         stream: Whether replies are streamed.
         turn: Number of the turn whose actions are carried out; 0 until the first reply has come.
-        turns: Number of replies so far, including unusable ones.
+        turns: Number of the model's replies so far, including those that could not be used.
         results: The results of the steps so far, in order.
         asked: The approvals for which the run is parked; `None` if it is not parked.
     """

@@ -160,8 +160,8 @@ class Route(Struct, frozen=True):
 
     Attributes:
         manager: The manager's `id()`.
-        manager_called: Whether the manager is an `MCPManager` with overridden methods, which a turn has to
-            call.
+        manager_called: Whether the manager is an `MCPManager` with overridden methods. If so, a turn calls
+            these methods.
         client: The client's `id()`.
         client_called: Whether the client is an `LLMClient` that overrides `chat_completions_create`.
         client_asked: Whether the client is an `LLMClient` that overrides `_supports_tool_calling`.
@@ -372,8 +372,8 @@ class ZorkAgent:
     ) -> None:
         """Set the state of an episode that is continued after `turns` turns.
 
-        If a server that was connected in these turns does not start in the next turn, a second attempt is
-        made, as in every turn but an episode's first.
+        If a server was connected in these turns and does not start in the next turn, grue tries once more to
+        start it, as it does in every turn except the first of an episode.
 
         Args:
             turns: Number of turns that were played.

@@ -320,7 +320,7 @@ def _answer(response_format: Mapping[str, Any] | None) -> m.AnswerSchema | None:
 
 
 class _InThreads(httpx.AsyncBaseTransport):
-    """Calls a blocking transport in threads. `aclose` does not close that transport; `close` does."""
+    """Calls a blocking transport in threads. `close` closes the blocking transport; `aclose` does nothing."""
 
     def __init__(self, transport: httpx.BaseTransport) -> None:
         self._transport = transport

@@ -141,7 +141,7 @@ class MCPManager:
             self._news.observers.append(langfuse)
             weakref.finalize(self, langfuse.close, timeout_s=0)
         self._registry = ProcessRegistry()
-        # If the manager is dropped without a disconnect, or its event loop ends, the server is killed.
+        # Kill the server if the manager is garbage-collected before it was disconnected.
         weakref.finalize(self, self._registry.kill_leftovers, loop_running=True)
         self._session: OwnedSession | None = None
         self._last_session: OwnedSession | None = None
@@ -281,7 +281,7 @@ class MCPManager:
         self._news.turn = turn
 
     def give_back(self) -> None:
-        """Undo `lend`: `connect_session` and the logger work as before."""
+        """End what `lend` began: no turn uses the coroutines any more, and they work as before `lend`."""
         self._news.turn = None
 
     def kill_leftovers(self) -> None:

@@ -86,7 +86,7 @@ class ManagerConnection:
         self._close_by = float("inf")
 
     async def __aenter__(self) -> Self:
-        # If the scope is cancelled already, its deadline is -inf and does not show how much time is left.
+        # -inf means that the scope is cancelled already. It does not say how much time is left for closing.
         deadline = anyio.current_effective_deadline()
         self._close_by = float("inf") if deadline == float("-inf") else deadline
         return self

@@ -632,7 +632,7 @@ class ZorkOrchestratorV2:
         )
 
     def _play(self, decided: Decided) -> Remembered | None:
-        """Play a command, update the state, and return the note on the place if there is a new one."""
+        """Play a command and update the state. If there is a new note on the place, return it."""
         state, seen = self.game_state, self.game_state.observation
         after = self.game.step(decided.action)
         gained = None if after.score is None or seen.score is None else after.score - seen.score

@@ -223,7 +223,7 @@ _ZORK_OBJECTIVES: Final = {
     "turn on lamp": "Find a treasure under the house, and a way back up.",
 }
 _ZORK_ROUNDS: Final = {
-    # One reply with two calls.
+    # Before the command "open window", the model sends one reply with two tool calls.
     "open window": (
         _round(
             "The doors of the white house are boarded up, which leaves whatever the carpenter forgot.",
@@ -240,7 +240,7 @@ _ZORK_ROUNDS: Final = {
             revises=2,
         ),
     ),
-    # The last thought starts a branch.
+    # Two replies: the thought in the second one starts a branch.
     "turn on lamp": (
         _round("A rickety staircase leads down into darkness. I could feel my way."),
         _round(

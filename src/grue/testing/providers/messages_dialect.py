@@ -497,7 +497,10 @@ def _markers(body: Json) -> int:
 
 
 def _thinking(messages: list[Json], owed: Owed) -> Iterator[str]:
-    """Yield what is wrong with repeated thinking: changed, or left out although tool calls followed it."""
+    """Yield the errors for thinking blocks that the client sends back changed, or not at all.
+
+    Thinking that came with tool calls must be sent back unchanged.
+    """
     sent = [block for blocks in owed.values() for block in blocks]
     for index, message in enumerate(messages):
         blocks = _check_blocks(message)

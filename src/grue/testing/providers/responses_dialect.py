@@ -226,7 +226,7 @@ def _usage(usage: Json) -> Json:
 
 
 def error(status: int, said: Json) -> Json:
-    """Return the error unchanged: the script's errors are in OpenAI's shape."""
+    """Return the body of an error reply. `said` needs no translation: scripts write errors as OpenAI does."""
     del status
     return {"error": said}
 
@@ -269,9 +269,9 @@ def events(response: Json, request: Json) -> Iterator[bytes]:
 
 
 def _item(item: Json) -> tuple[Json, list[tuple[str, Json]]]:
-    """Return an output item as it is at the start of its stream, and the events that complete it.
+    """Return an output item as a stream first shows it, still empty, and the events that then fill it.
 
-    Each event is a pair of kind and content.
+    Each event is a pair: its kind and its content.
     """
     match item["type"]:
         case "message":

@@ -90,7 +90,8 @@ class HouseGame:
         if phrase.verb == "again":
             return parse(state.last)
         if asked and not phrase.verb:
-            # Without a verb, the command answers the game's last question ("Take what?" "The key.").
+            # A command without a verb answers the game's last question: "Take what?", "The key." Put the
+            # verb of the question before it.
             command = f"{asked} {command}"
             phrase = parse(command)
         state.last = command

@@ -251,7 +251,8 @@ WRONG_NUMBERS: Final = (
     "Wrong. Somewhere above you a very large thing wakes up and finds its place in the music.",
     "Wrong. Above you, mahogany leans out over the edge and waits for one more reason.",
 )
-# The texts for consecutive turns in the dark. The turn after the last of them kills the player.
+# What the player reads in the first, second and third consecutive turn in the dark. The fourth turn kills the
+# player.
 STEPS_IN_THE_DARK: Final = (
     "",
     "The quiet takes a step towards you.",
