@@ -280,7 +280,7 @@ ToolPart = Literal["description", "input_schema", "output_schema", "annotations"
 
 
 class Attachment(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An image, a recording or a file that a tool returned, validated, for the model.
+    """An image, a recording or a file for the model, from a tool or from the host, after its validation.
 
     Attributes:
         mime: Media type, detected from the first bytes. The server's own claim is ignored.

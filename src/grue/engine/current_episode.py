@@ -159,7 +159,8 @@ class Episode:
         """Return whether a further turn will need sessions of `pool`.
 
         If `expects_turns` is false, the only further turns are those that wait for a slot. Each other pool
-        that has prewarmed sessions serves one of them. So `pool` is needed only if more turns wait.
+        that has prewarmed sessions serves one of them. So `pool` is needed only if there are more turns than
+        such pools.
         """
         if self.expects_turns:
             return True

@@ -131,7 +131,7 @@ class Wiring(Struct, frozen=True, kw_only=True):
         return LentConversation(name, encoded)
 
     def lending(self, lent: LentConversation) -> "Wiring":
-        """Return these parts with another factory of LLM actors: its actors continue `lent`."""
+        """Return a copy of this wiring whose LLM actors continue the conversation `lent`."""
         return replace(self, llm=self.lender.lending(lent))
 
     @property

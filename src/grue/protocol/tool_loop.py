@@ -94,7 +94,7 @@ class IllegalEvent(Exception):  # noqa: N818 - a bug in the caller, and no error
 def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
     """Return the next state, and the commands to carry out, in order.
 
-    The comment at a row names its rule in this module's docstring, with a catchword.
+    The comment `rule N: ...` at a case refers to rule N in this module's docstring.
 
     Raises:
         IllegalEvent: The event cannot happen in this state.

@@ -1,8 +1,8 @@
 """Import large modules, and make a fork wait for imports in other threads.
 
-A fork waits for the imports that grue has under way in other threads, and for grue's calls of pydantic and
-OpenSSL there. Otherwise the child would have half of a module, or a lock that nobody ever frees: its first
-turn would fail, or wait for ever, whatever the turn's time limit.
+A fork waits until no other thread is in an import by grue, or in a call of pydantic or OpenSSL by grue.
+Otherwise the child would have half of a module, or a lock that nobody ever frees: its first turn would fail,
+or wait for ever, whatever the turn's time limit.
 """
 
 import concurrent.futures.thread  # noqa: F401 - see register_at_fork

@@ -203,7 +203,7 @@ def exclusive(connection: ToolConnection | None) -> contextlib.AbstractAsyncCont
     until the other users' batches are done, and makes their next batches wait. For a connection without this
     method, the context manager does nothing.
     """
-    # Do not use `isinstance`: with a protocol it would take longer than many calls of function tools.
+    # Do not use `isinstance` with a protocol here: it takes longer than a typical call of a function tool.
     alone: Callable[[], contextlib.AbstractAsyncContextManager[object]] | None
     alone = getattr(connection, "exclusive", None)
     return contextlib.nullcontext() if alone is None else alone()

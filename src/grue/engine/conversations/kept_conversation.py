@@ -366,7 +366,8 @@ class KeptConversation:
                 yield past
             except BaseException as error:
                 self._close_turn(lent, past.actors, parked)
-                # An exception that cancels the turn must not be replaced by another error.
+                # `_require_saved` may raise another error. An exception that cancels the turn must reach the
+                # caller, so it must not be replaced.
                 if isinstance(error, MCPError):
                     self._require_saved()
                 raise

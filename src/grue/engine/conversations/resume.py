@@ -246,7 +246,7 @@ class _Rest(Spending):
         self.spent = whole.spent.less(self._counted)
 
     def left_for(self, turn: m.RunTurn, episode: Budget) -> Budget:
-        """Return the budget for a turn, of which it has already spent a part before it was parked.
+        """Return the budget for a whole turn, which includes what the turn spent before it was parked.
 
         This is its recorded budget, or what other turns have left of `episode` if that is less. Raises
         `BudgetSpent` if nothing is left for the rest of the turn.

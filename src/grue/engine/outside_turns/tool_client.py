@@ -135,7 +135,7 @@ class ToolClient(ToolAccess):
 
     @property
     def closed(self) -> Mapping[str, m.SessionClosed]:
-        """How each closed session ended."""
+        """How each closed session ended, by server name."""
         return self._sessions.closed
 
     def connect(self, *names: str) -> Mapping[str, m.SessionOpened | m.ServerFailure]:

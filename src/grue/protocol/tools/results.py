@@ -369,7 +369,7 @@ def _error_text(blocks: list[m.JsonObject]) -> str:
 
 
 def raw_text(result: m.ToolCallResult) -> str:
-    """Return the text of a result's content blocks; if there is none, its error, or its content as JSON."""
+    """Return the text in a result's content blocks, or else the text of its error, or its content as JSON."""
     texts = [text for block in result.blocks if isinstance(text := block.get("text"), str)]
     if texts:
         return "\n".join(texts)

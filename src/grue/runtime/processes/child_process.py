@@ -214,7 +214,7 @@ class ChildProcess:
             self._stop_sending()
 
     def _readers(self) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
-        """Return the tasks that read the process's output while it runs."""
+        """Return functions that read the process's output while it runs. Each is run as a task."""
         raise NotImplementedError
 
     def _drains(self) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:

@@ -564,7 +564,7 @@ class LlmEndpoint:
 
     @property
     def takes_tools(self) -> bool:
-        """Whether the model may be offered tools, as far as it is known."""
+        """Whether the model may be offered tools, as far as grue knows."""
         return self._support().supported
 
     @property

@@ -940,7 +940,7 @@ async def permit_for(wanted: WantedRequest) -> "Permit | str | None":
 
 
 def not_sent(why: str) -> Fault:
-    """Return the fault of a request that the gate has refused."""
+    """Return the fault of a request that the `RequestGate` has refused."""
     return Fault(kind="refused", message=f"The request was not sent: {why}.")
 
 

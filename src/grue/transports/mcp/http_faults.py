@@ -76,7 +76,7 @@ def challenge_scheme(challenge: str) -> str:
 
 
 def offers_login(challenge: str) -> bool:
-    """Return whether the header `WWW-Authenticate` says where to log in, as MCP's authorisation requires."""
+    """Return whether a header `WWW-Authenticate` offers a login by OAuth: `Bearer`, `resource_metadata`."""
     return challenge_scheme(challenge).lower() == "bearer" and "resource_metadata" in challenge
 
 

@@ -153,7 +153,7 @@ def secrets_of(request: httpx2.Request, answer: httpx2.Response) -> Iterator[tup
 
 
 def words_of(error: Exception) -> str:
-    """Return an error of the SDK in words, without the answer that a validation error quotes."""
+    """Return the text of an SDK error, without the server's answer, which a validation error quotes."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ValidationError):
         cause = cause.__cause__ or cause.__context__
