@@ -297,7 +297,11 @@ class EncodedConversation:
     def branch(self) -> "EncodedConversation":
         """Return a copy. Items that are added to the copy or to the original do not change the other."""
         other = EncodedConversation(
-            self.profile, model=self.model, history=self.history.branch(), names=self.names.copy()
+            self.profile,
+            model=self.model,
+            history=self.history.branch(),
+            names=self.names.copy(),
+            given_markers=self._given_markers,
         )
         other.offer(self.tools)
         return other

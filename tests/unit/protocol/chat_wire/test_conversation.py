@@ -471,9 +471,13 @@ def test_a_request_never_has_more_markers_than_an_endpoint_takes(given: int) -> 
     for text in (*texts, *map(UserText, "abcdef")):
         conversation.ask((text,), RequireAnswer())
         conversation.keep(Reply(content="ok"))
-    body = conversation.body(ModelSettings(model="m", max_tokens=10)).decode()
-    assert body.count('"cache_control"') <= 4
-    assert body.count('"ttl"') == min(given, 4)
+    branch = conversation.branch()
+    branch.ask((), RequireAnswer())
+    aside = conversation.aside((UserText("Sum up."),), RequireAnswer())
+    for each in (conversation, branch, aside):
+        body = each.body(ModelSettings(model="m", max_tokens=10)).decode()
+        assert body.count('"cache_control"') <= 4
+        assert body.count('"ttl"') == min(given, 4)
 
 
 def test_the_schema_beside_tools_follows_what_is_no_text_of_the_user() -> None:
