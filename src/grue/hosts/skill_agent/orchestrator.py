@@ -51,7 +51,7 @@ from grue.hosts.skill_agent.run import Run, error_text
 from grue.hosts.skill_agent.served_skills import ServedSkills
 from grue.hosts.skill_agent.skills import Skills
 from grue.messages import Usage
-from grue.protocol.tools.policy import unmatched_patterns
+from grue.protocol.tools.policy import UNMATCHED, may_match_tools_of, unmatched_patterns
 
 
 class RunResult(Struct, frozen=True, kw_only=True):
@@ -288,15 +288,19 @@ def _conversation(run: Run, past: RunPast | None) -> Conversation:
 
 
 def _note_unmatched(run: Run) -> None:
-    """Record the policy's patterns that match no tool, because a misspelt `deny` rule denies nothing."""
-    listed = {} if run.manager is None else run.manager.routes.listed
+    """Record the policy's patterns that match no tool, because a misspelt `deny` rule denies nothing.
+
+    Patterns that a tool of a server which is not connected might match are left out.
+    """
+    connected = () if run.manager is None else run.manager.servers
+    listed = () if run.manager is None else run.manager.routes.listed.values()
     own = [kind.definition().name for kind in run.registry.types.values()]
+    absent = [name for name in run.config.servers if name not in connected]
     patterns = [pattern for rule in run.config.policy.rules for pattern in rule.tools]
-    if run.manager is None and run.config.servers:
-        return  # connecting failed, and a pattern may match a tool of a server that is absent now
-    for pattern in unmatched_patterns(patterns, (*own, *(tool.name for tool in listed.values()))):
-        text = f"the tool policy has {pattern!r}, which matches no tool"
-        run.note(m.ServerNoted(server=m.ServerName(AGENT), kind="bad_tool", text=text))
+    for pattern in unmatched_patterns(patterns, (*own, *(tool.name for tool in listed))):
+        if not any(may_match_tools_of(pattern, server) for server in absent):
+            text = f"the tool policy has {pattern!r}{UNMATCHED}"
+            run.note(m.ServerNoted(server=m.ServerName(AGENT), kind="bad_tool", text=text))
 
 
 def _disconnect(run: Run) -> None:

@@ -18,6 +18,7 @@ The rules:
 - If decisions about a call contradict each other, it is denied.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
@@ -236,6 +237,12 @@ def unmatched_patterns(patterns: Iterable[str], names: Iterable[str]) -> tuple[s
         for pattern in dict.fromkeys(patterns)
         if not any(fnmatchcase(name, pattern) for name in known)
     )
+
+
+def may_match_tools_of(pattern: str, server: str) -> bool:
+    """Return whether a pattern could match a tool of a server whose tools are not known."""
+    literal, own = re.split(r"[*?[]", pattern, maxsplit=1)[0], f"{server}."
+    return literal.startswith(own) or own.startswith(literal)
 
 
 def _stricter(one: Terms, other: Terms) -> Terms:

@@ -11,12 +11,12 @@ import pytest
 from skill_runs import Events, act, call, finish, run, scripted
 from transport_servers import faulty
 
-from grue import MCPError, ToolPolicy, ToolRule
+from grue import MCPError, Recorder, ToolPolicy, ToolRule
 from grue.errors import MissingDependencyError
 from grue.hosting import open_episode, read_episode
 from grue.hosts.skill_agent import ActionContext, ActionRegistry, AgentConfig, McpManager, Orchestrator
 from grue.hosts.skill_agent.facts import McpToolCallCompleted, McpToolCallStarted, RunEnded
-from grue.messages import ToolCalled, ToolCallResult, ToolReturned
+from grue.messages import ServerNoted, ToolCalled, ToolCallResult, ToolReturned
 from grue.testing.fake_tools import FakeToolServer
 from grue.testing.leftovers import assert_nothing_left
 from grue.tracing.counts import count_episode
@@ -138,6 +138,29 @@ def test_without_the_package_mcp_the_run_goes_on(monkeypatch: pytest.MonkeyPatch
     ran = run([act(finish())], config={"servers": {"s": faulty()}})
     assert ran.result.succeeded
     assert "pip install" in ran.events.fields("mcp_connection_failed")["error"]
+
+
+@pytest.mark.parametrize("connects", [True, False])
+def test_a_pattern_that_a_server_which_is_absent_might_match_is_not_noted(connects: bool) -> None:
+    rules = [
+        ToolRule(tools=("web.get", "w*", "shelf.look", "cave.lok", "agent.wirte_file"), verdict="deny"),
+        ToolRule(tools=("cave.look", "agent.*")),
+    ]
+    web, bad = FakeToolServer("web"), cave()
+    web.fails_to_start()
+    if not connects:
+        bad.fails_to_start()
+    config = {
+        "servers": {"web": web, "cave": bad},
+        "optional_servers": frozenset(["web"]),
+        "policy": ToolPolicy(rules=tuple(rules)),
+    }
+    recorder = Recorder()
+    notes: list[str] = []
+    recorder.watch({ServerNoted: lambda note: notes.append(note.text)})
+    assert run([act(finish())], config=config, recorder=recorder).result.succeeded
+    unknown = ["shelf.look", *(["cave.lok"] if connects else []), "agent.wirte_file"]
+    assert notes == [f"the tool policy has '{each}', which matches no tool" for each in unknown]
 
 
 def test_a_call_without_a_name_fails_before_anything_is_called() -> None:
