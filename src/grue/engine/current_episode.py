@@ -238,13 +238,18 @@ def with_default(start: Start | None, when: StartWhen) -> Start:
     """Return `start`, completed by `when`, the value of the configuration file.
 
     `None` becomes `when`. A `start` that only says when servers are started in advance, such as
-    `"after_turn"`, becomes the pair `("after_turn", when)`. If `when` is `when_called`, this pair would be
-    invalid, so `start` is returned unchanged.
+    `"after_turn"`, becomes `("after_turn", when)`. Raises `MCPConfigError` if the two exclude each other.
     """
     if start is None:
         return when
-    if isinstance(start, tuple) or not starts_ahead(start) or when == "when_called":
+    if isinstance(start, tuple) or not starts_ahead(start):
         return start
+    if when == "when_called":
+        raise MCPConfigError(
+            f'start="{start}", and the configuration has start = "when_called" under [tool.grue.mcp]: nothing'
+            " is started ahead of a server that starts when it is called. Leave one of the two out. Or pass"
+            f' start=("{start}", "beside"), which replaces the value of the configuration.'
+        )
     return cast("StartAhead", start), when
 
 

@@ -22,7 +22,10 @@ from worded_turns import WordedModel, ask
 
 from grue import AnswerSpec, FunctionTools, Recorder, Runner, TraceWriter
 from grue.errors import MCPConfigError, TraceError, TurnCancelled
+from grue.hosting import GameConfiguration
+from grue.hosts.zork.agent import ZorkAgent
 from grue.messages import Interrupted, ServerEnded, SessionPrewarmed, TurnCompleted, TurnFailed
+from grue.policies import Start, StartAhead, StartWhen
 from grue.runtime.trace.recorder import Envelope
 
 # --- What ends a program ends no turn but its own ---
@@ -232,3 +235,24 @@ def test_a_configured_runner_lives_as_long_as_the_program_says(tmp_path: Path) -
         assert (made._episode.lasting, made._episode._sessions) == (mode != "turn", sessions)
     with pytest.raises(MCPConfigError, match='start="after_turn" needs keep="loop"'):
         Runner.from_toml(file, start="after_turn")
+
+
+@pytest.mark.parametrize("ahead", ["after_turn", "beside_turn"])
+def test_a_configured_start_is_neither_dropped_nor_started_ahead(tmp_path: Path, ahead: StartAhead) -> None:
+    file = tmp_path / "pyproject.toml"
+    llm = '[tool.grue.llm]\nclient_base_url = "http://127.0.0.1:9/v1"\nagent_model = "m"\n[tool.grue.mcp]\n'
+    file.write_text(f'{llm}start = "when_called"\n')
+    refused = rf'start="{ahead}", and .* start = "when_called" under \[tool\.grue\.mcp\]: nothing is started'
+    with pytest.raises(MCPConfigError, match=refused):
+        Runner.from_toml(file, keep="loop", start=ahead)
+    with pytest.raises(MCPConfigError, match=refused):
+        ZorkAgent(GameConfiguration.from_toml(file), start=ahead)
+    (tmp_path / "mcp_config.json").write_text('{"mcpServers": {"box": {"command": "true"}}}')
+    given: list[tuple[Start | None, StartWhen]] = [((ahead, "beside"), "beside"), (None, "when_called")]
+    for start, when in (*given, ("before", "before")):
+        with Runner.from_toml(file, keep="loop", start=start) as made:
+            assert made._wiring.servers["box"].options.start == when
+    file.write_text(f'{llm}start = "beside"\n')
+    with Runner.from_toml(file, keep="loop", start=ahead) as made:
+        assert made._wiring.servers["box"].options.start == "beside"
+    assert ZorkAgent(GameConfiguration.from_toml(file), start=ahead)._start == (ahead, "beside")

@@ -26,6 +26,7 @@ from pydantic import BaseModel, Field
 from grue import AnswerSpec, FailurePolicy, Recorder, Runner, TurnOutcome, TurnRequest
 from grue import messages as m
 from grue.config.wiring import episode_budget, on_tool_drift, turn_limits
+from grue.engine.current_episode import with_default
 from grue.engine.tool_servers import hide_secrets
 from grue.engine.turn import outcome_of
 from grue.hosting import (
@@ -287,7 +288,7 @@ class ZorkAgent:
         self._policy = replace(
             policy or FailurePolicy(), on_tool_drift=on_tool_drift(config), retry_disabled_s=None
         )
-        self._start: Start = start or config.mcp_start
+        self._start = with_default(start, config.mcp_start)
         self._keep: Keep = "loop" if starts_ahead(self._start) else "nothing"
         self._approve = approve
         self._server: m.ServerName | None = None
