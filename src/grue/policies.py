@@ -464,6 +464,8 @@ class Batching(Struct, frozen=True, kw_only=True):
         look_every_s: The longest wait between two polls, in seconds.
         patience_s: Give up when the provider has failed to answer for this many seconds. The content of
             `folder` stays, so a later run goes on from there.
+        batch_timeout_s: Give up when a batch has not ended this many seconds after it was made. Providers
+            promise a day.
         retry_failed: Whether turns that failed in an earlier run are run again, from their beginning.
     """
 
@@ -472,10 +474,11 @@ class Batching(Struct, frozen=True, kw_only=True):
     first_look_s: float = 5.0
     look_every_s: float = 300.0
     patience_s: float = 3600.0
+    batch_timeout_s: float = 259_200.0
     retry_failed: bool = False
 
     def __post_init__(self) -> None:
-        check_settings(self, above_0=("most_items", "first_look_s", "look_every_s"))
+        check_settings(self, above_0=("most_items", "first_look_s", "look_every_s", "batch_timeout_s"))
 
 
 TURN_TIMEOUT_S = 1800.0

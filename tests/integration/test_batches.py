@@ -22,6 +22,7 @@ from grue.engine.turn import BatchItem
 from grue.errors import BudgetSpent, LLMError, MCPConfigError, TraceError
 from grue.messages import TurnWaits, UserText
 from grue.policies import TurnLimits
+from grue.protocol.chat_wire.batch_forms import AnthropicBatches
 from grue.testing.llm_faults import rate_limited
 from grue.testing.llm_server import (
     LlmReply,
@@ -34,7 +35,9 @@ from grue.testing.llm_server import (
 from grue.testing.providers.batches import Unanswered
 from grue.tracing.reading import open_episode
 from grue.tracing.replay import replay
-from grue.transports.llm.batch_folder import BatchFolderError
+from grue.transports.llm.batch_desk import BatchDesk
+from grue.transports.llm.batch_folder import BatchFolder, BatchFolderError, BatchManifest
+from grue.transports.llm.endpoint import LlmEndpoint
 
 PROGRAM = Path(waiting_batch.__file__)
 
@@ -229,6 +232,50 @@ def test_a_provider_that_stumbles_is_asked_again_and_makes_one_batch(wire: str, 
         llm.batches.faults.after = lambda method, path, times: (
             hang_up() if method == "POST" and path.endswith("batches") and times == 4 else None
         )
+        assert answers(run(llm, tmp_path, wire=wire)) == expected(4)
+    once(llm, 8)
+
+
+@pytest.mark.anyio
+async def test_a_running_batch_that_may_be_ours_holds_nothing_up(tmp_path: Path) -> None:
+    manifest = BatchManifest(address="a", model="m", wire="messages")
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        assert len(waits) < 10, "it waits for the batch"
+        waits.append(seconds)
+
+    with ScriptedLlmServer(counting) as llm, BatchFolder(tmp_path, manifest, AnthropicBatches()) as files:
+        body = b'{"model":"m","max_tokens":9,"messages":[{"role":"user","content":"turn 0"}]}'
+        item = files.item_of(1, 1, body)
+        files.want(item, "/messages", body)
+        llm.batches.faults.looks = 10**6
+        llm.batches.faults.after = lambda method, path, times: hang_up() if method == "POST" else None
+        async with LlmEndpoint(settings(llm.base_url, "messages")) as endpoint:
+            desk = BatchDesk(endpoint, files, batching(tmp_path), sleep=sleep)
+            await desk.send()
+            assert await desk.look() == []
+            assert [each.state for each in files.submissions.values()] == ["sending"]
+            llm.batches.faults.looks = 0
+            assert await desk.look() == [item]
+    assert len(llm.batches.made) == 1
+
+
+@pytest.mark.parametrize("wire", ["responses", "messages"])
+def test_a_batch_that_never_ends_ends_the_run_and_loses_nothing(wire: str, tmp_path: Path) -> None:
+    with ScriptedLlmServer(counting) as llm:
+        llm.batches.faults.looks = 10**6
+        for lost in (True, False):
+            # At first the reply that names the batch is lost too, so that the batch has to be found again.
+            llm.batches.faults.after = lambda method, path, times, lost=lost: (
+                hang_up() if lost and method == "POST" and path.endswith("batches") else None
+            )
+            with pytest.raises(
+                LLMError, match=r"batch_\d has not ended within 1e-06 s \(Batching\.batch_t"
+            ) as ended:
+                run(llm, tmp_path, wire=wire, options={"batch_timeout_s": 1e-6})
+            assert "cancel the batch at the provider" in str(ended.value)
+        llm.batches.faults.looks = 0
         assert answers(run(llm, tmp_path, wire=wire)) == expected(4)
     once(llm, 8)
 

@@ -50,7 +50,7 @@ class BatchFaults(Struct, kw_only=True):
     """The faults of batches. They may be changed while the server runs.
 
     Attributes:
-        looks: How often a client has to ask for a batch's state before the batch has ended.
+        looks: How often a client has to ask for a batch's state, or list it, before the batch has ended.
         ends: How a batch ends. The requests of an `expired` or `cancelled` batch are answered, unless
             `unanswered` says otherwise. The requests of a `failed` batch are never answered.
         why: The provider's reason for a batch that has `failed`.
@@ -147,7 +147,7 @@ class ScriptedBatches:
             case "POST", "batches", []:
                 return self._make_of_list(raw) if anthropic else self._make_of_file(raw)
             case "GET", "batches", []:
-                return self._list(query, anthropic=anthropic)
+                return self._list(query, headers, anthropic=anthropic)
             case "GET", "batches", [id_]:
                 return self._look(id_, headers, anthropic=anthropic)
             case "GET", "batches", [id_, "results"] if anthropic and id_ in self._batches:
@@ -222,13 +222,15 @@ class ScriptedBatches:
         self.made[id_] = [item for item, _, _ in requests]
         return batch
 
-    def _list(self, query: Mapping[str, str], *, anthropic: bool) -> LlmReply:
+    def _list(self, query: Mapping[str, str], headers: Mapping[str, str], *, anthropic: bool) -> LlmReply:
         newest = [*reversed(self._batches.values())]
         after = query.get("after_id" if anthropic else "after", "")
         names = [batch.id for batch in newest]
         start = names.index(after) + 1 if after in names else 0
         limit = min(100, int(query.get("limit", 20)))
         page, show = newest[start : start + limit], _shown_anthropic if anthropic else _shown
+        for each in page:
+            self._go_on(each, headers, anthropic=anthropic)
         more = start + limit < len(newest)
         return json_reply({"object": "list", "data": [show(each) for each in page], "has_more": more})
 
@@ -236,10 +238,13 @@ class ScriptedBatches:
         batch = self._batches.get(id_)
         if batch is None:
             return error_reply(404, f"No batch with id {id_}")
+        self._go_on(batch, headers, anthropic=anthropic)
+        return json_reply((_shown_anthropic if anthropic else _shown)(batch))
+
+    def _go_on(self, batch: _Batch, headers: Mapping[str, str], *, anthropic: bool) -> None:
         batch.looks += 1
         if batch.state == "running" and batch.looks > self.faults.looks:
             self._answer(batch, headers, anthropic=anthropic)
-        return json_reply((_shown_anthropic if anthropic else _shown)(batch))
 
     def _answer(self, batch: _Batch, headers: Mapping[str, str], *, anthropic: bool) -> None:
         batch.state = "completed" if anthropic and self.faults.ends == "failed" else self.faults.ends

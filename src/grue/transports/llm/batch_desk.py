@@ -12,6 +12,7 @@ without an id first looks for the batch at the provider. `batch_folder.py` reads
 `protocol/chat_wire/batch_forms.py` has the formats of the providers.
 """
 
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import datetime
@@ -113,7 +114,8 @@ class BatchDesk:
         Return the ids of the requests that have a result now.
 
         Raises:
-            BatchRefused: The provider cannot be reached for a long time.
+            BatchRefused: The provider cannot be reached for a long time, or has not ended a batch for
+                `Batching.batch_timeout_s`.
         """
         return [item for each in self._under_way() for item in await self._look(each)]
 
@@ -123,12 +125,18 @@ class BatchDesk:
     async def _submit(self, record: Submission, *, unsure: bool = False) -> Submission:
         """Send the file of requests. If `unsure`, it may have been sent, so look for its batch first.
 
+        If only the end of a running batch will show whether it is the file's, send nothing and return the
+        record as it is: the next `look` tries again.
+
         Raises:
             BatchRefused: The provider refuses the file, or has not answered for `Batching.patience_s`.
         """
         patience = self._patience()
         while True:
-            found = await self._found(record) if unsure else None
+            try:
+                found = await self._found(record) if unsure else None
+            except _NotEnded:
+                return record
             if found is not None:
                 return self._folder.keep(replace(record, state="sent", batch_id=found.id))
             if isinstance(self._form, OpenAIBatches) and not record.file_id:
@@ -154,14 +162,24 @@ class BatchDesk:
         """Find the batch of a file of requests in the provider's list of batches; `None`: it is not there.
 
         An earlier process may have sent the file, and may have been killed before it stored the batch's id.
+
+        Raises:
+            _NotEnded: A batch that may be the file's is running.
         """
         known = {each.batch_id for each in self._folder.submissions.values()}
+        running = False
         async for batch in self._batches(record.begun_at - _SKEW_S):
             if isinstance(self._form, OpenAIBatches):
                 if batch.key == record.key:
                     return batch
-            elif batch.id not in known and batch.total == record.items and await self._is_ours(batch, record):
-                return batch
+            elif batch.id not in known and batch.total == record.items:
+                if batch.state == "running":
+                    self._refuse_overdue(batch, record)
+                    running = True
+                elif await self._is_ours(batch, record):
+                    return batch
+        if running:
+            raise _NotEnded
         return None
 
     async def _batches(self, since: float) -> AsyncIterator[BatchState]:
@@ -172,16 +190,13 @@ class BatchDesk:
             ask = partial(self._endpoint.call, "GET", self._form.path, params=page)
             found, after = await self._surely("the list of batches", partial(batches_in, self._form), ask)
             for each in found:
-                if _made_at(each) >= since:
+                if _made_at(each, time.time()) >= since:
                     yield each
-            if not after or not found or _made_at(found[-1]) < since:
+            if not after or not found or _made_at(found[-1], time.time()) < since:
                 return
 
     async def _is_ours(self, batch: BatchState, record: Submission) -> bool:
-        """Wait until a batch has ended, and return whether it has the requests of `record`."""
-        while batch.state == "running":
-            await self._sleep(self._batching.look_every_s)
-            batch = await self._state(batch.id)
+        """Return whether a batch that has ended has the requests of `record`."""
         ours = self._folder.items_in(record.number)
         patience = self._patience()
         while True:
@@ -202,8 +217,11 @@ class BatchDesk:
     async def _look(self, record: Submission) -> list[str]:
         if record.state == "sending":
             record = await self._submit(record, unsure=True)
+            if record.state == "sending":
+                return []
         state = await self._state(record.batch_id)
         if state.state == "running":
+            self._refuse_overdue(state, record)
             return []
         items = self._folder.items_in(record.number)
         if state.state == "refused":
@@ -324,6 +342,18 @@ class BatchDesk:
                 raise BatchRefused(self._endpoint.describe(fault))
             await patience.after(fault)
 
+    def _refuse_overdue(self, batch: BatchState, record: Submission) -> None:
+        """Raise `BatchRefused` if a running batch should have ended long ago."""
+        limit_s = self._batching.batch_timeout_s
+        if time.time() <= _made_at(batch, record.begun_at) + limit_s:
+            return
+        fault = Fault(
+            kind="timed_out",
+            message=f"the batch {batch.id} has not ended within {limit_s:g} s (Batching.batch_timeout_s)",
+            remedy="Run the same again when the batch has ended, or cancel the batch at the provider first.",
+        )
+        raise BatchRefused(self._endpoint.describe(fault))
+
     def _patience(self) -> "_Patience":
         return _Patience(self._endpoint, self._batching.patience_s, self._sleep)
 
@@ -373,6 +403,10 @@ def _fault(answer: Answered | Fault) -> Fault:
     return fault_of_status(answer.status, answer.body, answer.location, answer.retry_after_s)
 
 
+class _NotEnded(Exception):  # noqa: N818 - never leaves this module
+    """Only the end of a running batch will show whether it is the batch that is looked for."""
+
+
 def _results(draft: Path, rest: Iterator[Result]) -> Iterator[Result]:
     with draft.open("rb") as file:
         for line in file:
@@ -380,13 +414,14 @@ def _results(draft: Path, rest: Iterator[Result]) -> Iterator[Result]:
     yield from rest
 
 
-def _made_at(batch: BatchState) -> float:
-    """Return when a batch was made, in seconds since the epoch. A time that cannot be read counts as now."""
+def _made_at(batch: BatchState, otherwise: float) -> float:
+    """Return when a batch was made, in seconds since the epoch; `otherwise` if its time cannot be read."""
     try:
-        return float(batch.created_at)
+        made_at = float(batch.created_at)
+        return made_at if math.isfinite(made_at) else otherwise
     except ValueError:
         pass
     try:
         return datetime.fromisoformat(batch.created_at).timestamp()
     except ValueError:
-        return time.time()
+        return otherwise
