@@ -24,7 +24,7 @@ _OWNERS: dict[str, Collection[str]] = {}  # The keywords of each public class, b
 
 
 class OwnKeywords(StructMeta):
-    """Metaclass of Structs. If a call has an unknown keyword, the `TypeError` names the class that has it."""
+    """Metaclass of Structs. If a keyword belongs to another class, the `TypeError` names that class."""
 
     def __init__(self, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **_: Any) -> None:
         super().__init__(name, bases, namespace)

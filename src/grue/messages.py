@@ -411,8 +411,8 @@ class Shortened(Struct, frozen=True, tag="shortened"):
     """A change of a conversation's history: its oldest exchanges after the first entry are left out.
 
     Attributes:
-        share: Of the size of all entries after the first, the fraction (0 to 1) that is kept at most. The
-            last user text and the entries after it are kept in any case, even if they are larger.
+        share: How much is kept: at most this fraction (0 to 1) of the size of all entries after the first.
+            The last user text and the entries after it are kept in any case, even if they are larger.
     """
 
     share: float
@@ -706,7 +706,7 @@ class WrittenCalls(Struct, frozen=True, kw_only=True, omit_defaults=True):
     made: bool = False
 
     def __str__(self) -> str:
-        """Return the form and the names, for people."""
+        """Return the form and the names of the tools, for people: `hermes: files.read`."""
         return f"{self.form}: {', '.join(self.names)}" if self.names else self.form
 
 

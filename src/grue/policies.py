@@ -176,8 +176,8 @@ class ToolRule(Struct, frozen=True, kw_only=True, omit_defaults=True):
         verdict: What happens to a call of a matching tool.
         max_calls: Most calls of each matching tool in one turn; further calls are denied. A call that a
             person was asked about counts even if it was denied. `None`: no limit.
-        parallel: A call may run while calls to other servers run, if the tool is read-only. Within one
-            server, calls always run one at a time.
+        parallel: Whether a call of a read-only tool may run while calls to other servers run. Calls to the
+            same server always run one at a time.
         reason: Told to the model if a call is denied, and shown to the person who is asked.
     """
 

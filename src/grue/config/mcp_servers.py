@@ -594,7 +594,7 @@ def tool_servers(config: MCPConfig, place: Callable[[KeyPath], str] = lambda _: 
 
 
 def to_tool_server(name: str, config: MCPServerConfig, *, offline: bool = False) -> McpServer:
-    """Convert an expanded configuration to the type that the transports take, and read its `envFile`.
+    """Convert a configuration without `${...}` to the type that the transports take; read its `envFile`.
 
     With `offline`, a server that npx starts is started without downloads.
 

@@ -190,8 +190,8 @@ class TurnActors:
         check: The host's check of a final text.
         on_delta: Called with each piece of a streamed reply.
         earlier: The tool results of earlier turns of the conversation; `None`: the turn continues none.
-        past: What was recorded of the turn before, if it is a fork, or goes on after it has waited for a
-            batch.
+        past: The recorded beginning of this turn, if it is a fork, or goes on after it has waited for a
+            batch; `None`: the turn is new.
     """
 
     def __init__(

@@ -282,7 +282,7 @@ class Driver:
         return b"".join(bytes.fromhex(self._identified(each, digests)[2]) for each in self._plan.cases())
 
     def _identified(self, planned: Case, digests: FileDigests) -> tuple[Case, dict[str, str], str]:
-        """Return the case completed by the work, the digests of the files it names, and the episode's id."""
+        """Return the case with the settings that the work adds, its files' digests, and the episode's id."""
         work = self._plan.work
         case = work.completed(planned)
         files = digests.of(case, work.files)
@@ -319,9 +319,9 @@ class Driver:
         self._watch(self.tally, self._playing())
 
     def _playing(self) -> dict[str, float]:
-        """Return the times at which the episodes that are being played now were submitted, by id.
+        """Return the episodes that are being played: each one's id, and when it was submitted.
 
-        The episodes that were submitted first are being played; the others wait for a worker.
+        They are those that were submitted first. The other submitted episodes still wait for a worker.
         """
         return dict(itertools.islice(self._running.items(), self._engine.slots))
 

@@ -16,8 +16,8 @@ def lazy_names(module: str, file: str) -> tuple[object, object, list[str]]:
     homes = {words[3]: words[1] for words in lines}
 
     def find(name: str) -> object:
-        # Imported here, because a Ctrl-C during `import grue` cannot be handled, and each import at the top
-        # makes that time longer.
+        # Imported here, because grue cannot handle a Ctrl-C during `import grue`, and each import at the top
+        # of the file makes `import grue` take longer.
         import importlib
 
         if name not in homes:

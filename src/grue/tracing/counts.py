@@ -313,9 +313,9 @@ class EpisodeTally:
             case m.McpDisabled(newly=newly):
                 counts["disabled"] += newly
             case m.SessionClosed(ending=ending):
-                # Count one ending per session. A cancelled session can send a second `SessionClosed`. After
-                # the ending `handed_over`, the server is ended in the background, and a `ServerEnded` has
-                # the ending to count.
+                # Count one ending per session: a cancelled session can send a second `SessionClosed`. Do not
+                # count `handed_over`: the server is then ended in the background, and its real ending is in
+                # a later `ServerEnded`.
                 if turn in server.in_turns and ending != "handed_over":
                     server.endings[ending] += 1
                 server.in_turns.discard(turn)

@@ -99,7 +99,7 @@ def render(divergences: Iterable[Divergence], *, every: bool = False) -> Iterato
 
     Args:
         divergences: The results of `diff`.
-        every: Yield all divergences in full, and no number.
+        every: Describe all divergences in full, instead of giving the number of the others.
     """
     count = 0
     for divergence in divergences:

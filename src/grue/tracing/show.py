@@ -313,6 +313,6 @@ def headline(episode: str, started_at: float) -> str:
     try:
         began = f"{datetime.fromtimestamp(started_at, UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (ValueError, OverflowError, OSError):
-        # The time in a damaged or hostile trace may not be a date.
+        # In a damaged or hostile trace, `started_at` can be a number that is no valid time.
         began = "at an unknown time"
     return f"Episode {printable(episode, 80)}, started {began}"

@@ -617,7 +617,8 @@ class KeptConversation:
         try:
             self._file.append(lines)
         except ConversationError as error:
-            # Keep the error: `_require_saved` raises it to the host, even if the LLM actor has called this.
+            # Keep the error, so that `_require_saved` can raise it to the host. The caller of this method may
+            # be the LLM actor, and the host does not get the exceptions of an actor as they are.
             self._failed = error
             raise
 

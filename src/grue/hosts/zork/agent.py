@@ -491,8 +491,8 @@ class ZorkAgent:
     def _wait_for_langfuse(self) -> None:
         """Wait until the turn's events have been given to the manager's Langfuse client.
 
-        So a call of the client's `flush` after the turn sends them. If the client once takes longer than
-        `_TOLD_S` seconds, later turns do not wait, because a slow client would delay each of them.
+        A call of the client's `flush` after the turn then sends all of them. If the client once takes longer
+        than `_TOLD_S` seconds, later turns do not wait, because a slow client would delay each of them.
         """
         if self._langfuse is not None and self._langfuse_keeps_up:
             self._langfuse_keeps_up = self._langfuse.wait_idle(_TOLD_S)

@@ -239,7 +239,10 @@ StubFor: TypeAlias = Callable[[ContextItem], str]
 
 
 class Room(Struct, frozen=True):
-    """How many tokens a request may have. If it has more than `high`, parts are cleared down to `low`."""
+    """How many tokens a request may have.
+
+    If a request would have more than `high` tokens, parts of it are cleared until it has at most `low`.
+    """
 
     high: int
     low: int

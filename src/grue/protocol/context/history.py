@@ -67,7 +67,7 @@ class Ledger:
         self._saved(line)
 
     def forget(self) -> None:
-        """Remove the reply that was saved early from the conversation's file."""
+        """Remove from the conversation's file the reply that `expect` has written, if any."""
         self._early = None
         self._saved(b"")
 

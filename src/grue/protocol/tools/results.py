@@ -509,7 +509,7 @@ def _kind_of(content: object) -> str:
 
 
 def _referred(whole: str, note: str, kind: str, max_chars: int, handle: str) -> str:
-    """Cut the middle out of a result's text, and put there how the model can read it with `handle`."""
+    """Cut the middle out of a result's text; in its place, tell the model to read it with `handle`."""
     tail = max_chars // 3
     head, end = max_chars - tail, len(whole) - tail
     # Cut at the end of a line, even if that shows a few characters less.

@@ -71,11 +71,11 @@ class Program(Protocol):
 
 
 class ChildProcess:
-    """A running child process. The same task enters and leaves it. A subclass reads its output.
+    """A running child process, as an async context manager. A subclass reads its output.
 
-    Leaving closes the process's standard input and waits, sends SIGTERM and waits, then sends SIGKILL. The
-    limits of the two waits are the graces. In every case the whole group is killed before the leader is
-    reaped.
+    The task that enters the block has to leave it. Leaving closes the process's standard input and waits,
+    sends SIGTERM and waits, then sends SIGKILL. The limits of the two waits are the graces. In every case the
+    whole group is killed before the leader is reaped.
 
     Cancellation is what makes leaving hard. Waiting for an exit needs `await`, and in a cancelled scope every
     `await` raises at once. Without care a cancelled turn would either skip the graces, so that a server could

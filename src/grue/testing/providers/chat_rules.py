@@ -78,7 +78,7 @@ def signature_of(thinking: str) -> str:
 
 
 def sealed(reasoning: str) -> str:
-    """Return reasoning encoded so that it looks encrypted. If it is changed, `is_sealed` returns false."""
+    """Encode a text so that it looks encrypted, and so that `is_sealed` returns false after any change."""
     text = base64.urlsafe_b64encode(reasoning.encode()).decode()
     return f"{_SEALED}{number_of('sealed', reasoning)}.{text}"
 

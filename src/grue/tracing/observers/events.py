@@ -49,8 +49,8 @@ class Event(Struct, frozen=True, kw_only=True):
         event_type: The event's name, such as `mcp_tool_call`.
         message: One printable line for people.
         turn: One-based number of the turn; 0 outside turns.
-        fields: Further data of the event: JSON values, with the names from the requirements. Texts in these
-            values are untrusted.
+        fields: Further data of the event: JSON values by name. `docs/requirements.md` prescribes the names.
+            Texts in these values are untrusted.
     """
 
     at: float

@@ -577,9 +577,9 @@ class LlmEndpoint:
         return price.in_batches if price is not None and current_room() is not None else price
 
     def counts_cost(self) -> bool | None:
-        """Return whether the costs of replies are known at each endpoint of the chain.
+        """Return whether every endpoint of the chain reports the cost of its replies, or has a price.
 
-        `None`: at some endpoints only a reply will show it, and at the others they are known.
+        `None`: of some endpoints, this is known only after a reply.
         """
         counted = [each.reports_cost for each in self.chain]
         return None if None in counted and False not in counted else all(counted)

@@ -160,7 +160,7 @@ def _decode_large(line: bytes) -> object:
 
 
 def _decode_damaged(line: bytes) -> object:
-    """Decode a server's line although it has invalid UTF-8, a NaN or a lone surrogate; `None`: no JSON."""
+    """Decode JSON even if it has invalid UTF-8, a NaN or a lone surrogate; `None`: it is not JSON."""
     text = line.decode("utf-8", "replace")
     try:
         return json.loads(text, parse_int=_integer)

@@ -67,7 +67,7 @@ class Loopback(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}{_PATH}"
 
     def wait(self, timeout_s: float) -> dict[str, str] | None:
-        """Wait for the browser; return `returned`, or `None` if the browser did not come in time."""
+        """Wait for the browser's request and return its query parameters; `None`: it did not come in time."""
         return self.returned if self.came.wait(timeout_s) else None
 
 
