@@ -135,7 +135,8 @@ class TurnToFork(Struct, frozen=True, kw_only=True):
     """A recorded turn. A condition can test every attribute but `at`.
 
     Attributes:
-        at: Number of the turn's first message; `None`: the turn is the last one with its number.
+        at: Number of the turn's first message, if several turns in the trace have the same number; `None`:
+            the last of them.
         outcome: The kind of the turn's outcome, or `failed` or `parked`; empty: the trace lacks its end.
         tool: The names of the tools that the turn called.
         error: The errors of the turn's calls.

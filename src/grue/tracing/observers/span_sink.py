@@ -61,8 +61,8 @@ class SpanSink(ABC):
                     if span is None:
                         continue  # `open` failed for this span
                     if isinstance(event.subject, m.RunTurn):
-                        # Keep the span of the ended turn: it can still become the parent of calls that the
-                        # host makes itself.
+                        # Keep the ended turn's span. The host may still make calls in this turn itself, and
+                        # their spans need it as their parent.
                         self._ended_turn = {event.span: span}
                     self.close(event, span)
                 case never:

@@ -411,7 +411,7 @@ class HttpStream(MessageStream):
             await write.send(item)
 
     async def _wait_for_room(self) -> None:
-        """Wait until the session has taken enough of the messages that are queued."""
+        """Wait until at most `_MAX_UNREAD` messages are queued for the session, or the stream is broken."""
         while self.broken is None and self._arrived.statistics().current_buffer_used > _MAX_UNREAD:  # noqa: ASYNC110
             await anyio.sleep(_ROOM_POLL_S)
 
