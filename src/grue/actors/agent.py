@@ -141,7 +141,7 @@ class AgentActor(Actor[m.TurnEvent]):
         return replace(progress_of(before), doing=progress_of(seen).doing)
 
     def result_of(self, call_id: m.CallId) -> m.ToolCallResult | None:
-        """Return the uncut result of a call of this turn, by the call's id; `None`: it has no result so far."""
+        """Return the uncut result of a call of this turn; `None`: the call has no result so far."""
         state = self._state
         if isinstance(state, Idle | Finished):
             return None
