@@ -1003,7 +1003,7 @@ class SettingsLeftOut(LlmNote, frozen=True, kw_only=True):
     """llm: from now on, requests leave out settings that the endpoint refuses. Noted once for each setting.
 
     Attributes:
-        request: The first request without them.
+        request: The first request without these settings.
         settings: The names of the settings that are left out.
         endpoint: The kind of endpoint: the name of its profile.
     """
@@ -1458,11 +1458,11 @@ class IterationStarted(TurnNote, frozen=True, kw_only=True):
 
 
 class ToolsVerified(TurnNote, frozen=True, kw_only=True):
-    """agent: servers have listed their tools, after a request offered the tools that grue expected of them.
+    """agent: tools that a request offered before their servers had started were compared with the real ones.
 
-    If `server` is empty, all servers of the request have listed their tools. The reply to the request is
-    used, because it calls none of the tools in `changed`. If `server` is set, a tool call has started this
-    server. Calls of its tools in `changed` are not sent, and the model is told so.
+    There are two cases. `server` is empty: all servers of the request have listed their tools. The reply to
+    the request is used, because it calls none of the tools in `changed`. Or `server` is set: a tool call has
+    started this server only now. Calls of its tools in `changed` are not sent, and the model is told so.
 
     Attributes:
         changed: Names of tools that differ from those that the request offered. The next request that offers

@@ -69,8 +69,8 @@ class EarlyRequest:
     """Helps a turn whose first request is sent before the servers have started.
 
     Such a request presumes that the servers will list the same tools as before. If they do not, its reply is
-    dropped, so the reply's text is held back until the tools are verified. The imports for the servers'
-    sessions are delayed until the request is sent, because they would delay it.
+    dropped, so the reply's text is held back until the tools are verified. The modules that the servers'
+    sessions need are imported only after the request was sent, because the imports would delay the request.
 
     Attributes:
         agent: The turn's agent. Set it before the actors run.

@@ -1,4 +1,4 @@
-"""Compare two sets of episodes, case by case: is B better than A, worse, or can it not be told?
+"""Compare two sets of episodes, case by case: is B better than A, is it worse, or is it unclear?
 
     results of A ─┐                                    ┌─ better | worse   if the interval does not contain 0
                   ├─ pair by case ─ mean of each case ─┤

@@ -399,7 +399,7 @@ def _without_links(paths: Iterable[str], written: list[str]) -> list[str]:
             # and an interpreter contains no secret.
             continue
         for folder, base in bases:
-            # A link to the folder itself is allowed: the program can change only what is in the folder.
+            # `folder` itself may be a link: the program can replace what is in it, but not the folder.
             if path != folder and within(path, folder) and not within(real, base):
                 raise SandboxError(
                     f"The box opens {path}, which is a link to {real}, and the program may write there.",

@@ -294,7 +294,8 @@ def replay_agent(turn: AgentTurn, changes: Changes) -> AgentReplay:
         if replay.divergence is None:
             return replay
         best = max(best or replay, replay, key=lambda each: each.compared)
-    return best or AgentReplay(turn, changes, turn.inbox)  # an invalid trace may allow no order of the events
+    # In an invalid trace, no order of the events may be possible: then take the order of the mailbox.
+    return best or AgentReplay(turn, changes, turn.inbox)
 
 
 _MOST_ORDERS = 1000

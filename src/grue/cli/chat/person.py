@@ -90,7 +90,7 @@ class LineReader:
         return "\n".join(lines) if lines else None
 
     def forget(self) -> None:
-        """Discard what was typed before now, at a terminal."""
+        """If the input is a terminal, discard what was typed before now."""
         if self.asks:
             forget_typed(self._source)
 

@@ -248,7 +248,7 @@ def _checkable(part: Any, whole_schema: m.JsonObject, *, names: bool = False) ->
 
     Args:
         part: A schema, a list of schemas, or any other value of a keyword.
-        whole_schema: The schema that `part` is part of, for references.
+        whole_schema: The schema that `part` is part of; a `$ref` in `part` may refer to any place in it.
         names: Whether the keys of `part` are names and not keywords, as in the value of `properties`.
     """
     if isinstance(part, list):

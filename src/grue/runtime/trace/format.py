@@ -106,7 +106,7 @@ _TAG_AT_START = re.compile(rb'\{"type":"([\w.]{1,100})"')
 
 
 def tag_at_start(body: bytes | msgspec.Raw) -> str:
-    """Return the tag of a message's JSON if it comes first, where the writers of grue put it; else `""`.
+    """Return the tag of a message's JSON if it is the first member, where grue writes it; else `""`.
 
     Only the first bytes are looked at; the rest of the JSON is not checked.
     """

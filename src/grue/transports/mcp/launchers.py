@@ -287,8 +287,8 @@ def _of_uvx(server: StdioServer) -> Direct | None:
     while rest and rest[0] in _UVX_FLAGS:
         flags.add(rest.pop(0))
     if not rest or not _is_plain(rest[0]) or rest[0].startswith("-") or "@" in rest[0]:
-        # The command names a version (`name@1.2`) or a package (`--from`). The program that is installed
-        # under this name may have another version or come from another package.
+        # The command names a version (`name@1.2`) or a package (`--from`). An installed program of this name
+        # is not used, because it may have another version or come from another package.
         return None
     tool, *more = rest
     own = _uv_tools(server) / tool / "bin" / tool

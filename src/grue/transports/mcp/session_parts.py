@@ -228,7 +228,10 @@ class TaskOfCall:
                     return ended
 
     async def _state(self) -> TaskMove:
-        """Ask for the task's state. If asking fails, ask again after the next interval, a few times."""
+        """Ask for the task's state, and return what to do next.
+
+        If the server refuses to answer, that is to ask again after the usual pause, a few times.
+        """
         try:
             answer = await self._ask("tasks/get", {"taskId": self._task.task_id})
             move = next_move(answer, self._form, self._answered)
