@@ -202,7 +202,7 @@ class ChildProcess:
     def ask_to_exit(self) -> None:
         """Close the process's input before the block is left, so that the process has more time to exit.
 
-        If the process exits after this call, `ending` is `polite` and not `died`.
+        If the process exits after this call, `ending` is not `died` when the block has been left.
         """
         self._note_death()
         self.end_input()

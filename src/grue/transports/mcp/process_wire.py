@@ -149,7 +149,7 @@ class ProcessWire:
 def _check_npx_package(server: StdioServer) -> None:
     """Raise `SpawnError` if the server's npm package is missing and npx is not allowed to install it.
 
-    npx would report the same, but only after some seconds.
+    Otherwise npx would be started, and would fail only after some seconds.
     """
     package = launchers.missing_npx_package(server)
     if package is not None:
