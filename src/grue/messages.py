@@ -227,9 +227,9 @@ class ToolCallResult(Struct, frozen=True, gc=False):
         content: A JSON value: structured content, parsed JSON, text, or a list of blocks.
         is_error: The call failed, or the tool reported an error.
         error_message: The error, for the model. Set if `is_error` is set.
-        blocks: If the server sent structured content (see `content`): the images, audio, links and resources
-            that it sent in addition. For a call outside a turn: all content blocks that the server sent,
-            including text. Otherwise empty.
+        blocks: If `content` is structured content: the images, audio, links and resources that the server
+            sent in addition. If the call was made outside a turn: all blocks that the server sent, including
+            text. In all other cases empty.
 
     Source: R11
     """

@@ -267,8 +267,8 @@ class Asking:
     async def _posted(self, body: bytes, streamed: Streamed | None, permit: Permit | None) -> Reply | Fault:
         """Send the request and read the reply.
 
-        `permit` is the `RequestGate`'s permission to send; `None`: there is no gate. Its `settle` gets the
-        outcome, even after an exception.
+        `permit` is the `RequestGate`'s permission to send; `None`: there is no gate. Afterwards,
+        `permit.settle` is called with the outcome, even if an exception was raised.
         """
         outcome = RequestOutcome()
         try:

@@ -1,4 +1,4 @@
-"""Standard output as the live view uses it: whether it shows colours, its size, and how to write to it."""
+"""The terminal, pipe or file to which the live view prints: its size, its colours, and writing to it."""
 
 import os
 import select

@@ -579,8 +579,8 @@ def tool_servers(config: MCPConfig, place: Callable[[KeyPath], str] = lambda _: 
     """Return all servers of a configuration by name, with every `${...}` expanded.
 
     Raises:
-        MCPConfigError: As `to_tool_server`, or a variable is not set. The text begins with what `place`
-            returns for the server.
+        MCPConfigError: A variable is not set, or `to_tool_server` refuses a server. The text begins with what
+            `place` returns for the server, such as its file and line.
     """
     found: dict[str, McpServer] = {}
     for name in config.mcpServers:

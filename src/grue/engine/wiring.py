@@ -114,7 +114,7 @@ class Wiring(Struct, frozen=True, kw_only=True):
     def asking_first(self, lent: LentConversation, first: Envelope[m.LlmCommand]) -> LlmFactory:
         """Return the factory of an LLM actor whose first request is already recorded in the trace.
 
-        Raises `ConversationError` if the runner's model is a factory of the host's.
+        Raises `ConversationError` if the runner was given an LLM factory in place of `LlmSettings`.
         """
         lender = self.lender
         if not isinstance(lender, EndpointActors):

@@ -78,7 +78,7 @@ class EpisodeRoom:
 
     Args:
         folder: The episode's folder.
-        count: Counts what the replies have cost, and asks the broker before a request is stored.
+        count: Counts the cost of the replies, and asks the broker whether a request may be stored.
 
     Attributes:
         waits: Whether the attempt has made a request that has no reply yet.

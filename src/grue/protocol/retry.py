@@ -198,8 +198,8 @@ def _until(value: str, now: float) -> float | None:
     """
     number = _number(value)
     if number is not None:
-        # 1e8 seconds are over three years, so a larger number is a time since the epoch: in milliseconds if
-        # it is above 1e11, else in seconds.
+        # Up to 1e8 (three years) the number is a duration in seconds. Above it is a time since the epoch, and
+        # above 1e11 that time is in milliseconds.
         moment = number / 1000 if number > 1e11 else number
         return max(0.0, moment - now) if moment > 1e8 else moment
     text = value.strip()

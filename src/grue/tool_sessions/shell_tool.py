@@ -299,7 +299,7 @@ def _content(command: Command) -> m.JsonObject:
 
 
 def _text(capture: Capture) -> str:
-    """Return captured output as text, with a line in place of bytes that were left out."""
+    """Return captured output as text. A line such as `[... 900 bytes were left out here ...]` marks a gap."""
     texts = [part.decode("utf-8", "replace") for part in capture.parts]
     damaged = sum(text.count("\ufffd") for text in texts)
     if b"\0" in capture.parts[0][:_NUL_WITHIN] or damaged > _DAMAGED_SHARE * max(1, sum(map(len, texts))):

@@ -1,4 +1,7 @@
-"""The settings that a replay can change, and the recorded events that a change makes impossible."""
+"""The settings that a replay can change, and which recorded events cannot happen with the new settings.
+
+For example, a result that was recorded after 8 s is impossible if calls now time out after 5 s.
+"""
 
 from collections.abc import Mapping
 from typing import Any

@@ -341,9 +341,9 @@ class LeftInFile(Struct, frozen=True):
 def lean_turns(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:
     """Split a trace into its turns, as `split_turns` does.
 
-    At most `KEPT_BYTES` of a file's messages are in memory at a time. The envelope of any further message has
-    a `LeftInFile` in the message's place. Pieces of streamed replies are left out. So is `TurnForked`, which
-    only says from which turn a fork was copied.
+    At most `KEPT_BYTES` of a file's messages are in memory at a time. The body of a further envelope is a
+    `LeftInFile`, with which `whole` reads the message again. `TextDelta` messages are left out, and so is
+    `TurnForked`, because it only says from which turn a fork was copied.
 
     Args:
         envelopes: A reader of a file, or a collection of envelopes, which stay in memory.

@@ -309,9 +309,9 @@ class ServerSessions:
     async def _connected(
         self, name: m.ServerName, *, anew: bool = False
     ) -> m.SessionOpened | m.ServerFailure:
-        """Connect to a server. If a connect has succeeded or is running, return its result.
+        """Connect to a server, unless it is connected or another caller is connecting it. Return the result.
 
-        If `anew`, a session whose server has died is replaced.
+        With `anew`, a session whose server has died is closed, and a new one is opened.
         """
         state = self._states[name]
         seen = state.attempts

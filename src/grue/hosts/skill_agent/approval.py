@@ -66,12 +66,12 @@ class Judge(Struct, kw_only=True):
     def judge(
         self, actions: Sequence[PlannedAction], done: Sequence[PlannedAction] = ()
     ) -> list[JudgedAction]:
-        """Judge the actions of a reply that are still to be done, and ask a person if the policy says so.
+        """Judge a reply's actions before they are carried out. Ask a person about them if the policy says so.
 
         Questions and decisions are recorded. If the run has to wait for decisions, `self.run.asked` is set.
 
         Args:
-            actions: The actions to judge.
+            actions: The reply's actions that have not been carried out yet.
             done: Actions of the same reply that an earlier process carried out before it was killed. They
                 count towards the policy's `max_calls`.
         """

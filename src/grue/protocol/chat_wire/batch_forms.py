@@ -77,7 +77,7 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def fault(self) -> Fault:
-        """The failure of a request that has no reply."""
+        """Why the request has no reply, as a `Fault`. Use it only if `status` is `None`."""
         return Fault(kind=self.kind, message=self.message, reason=self.reason, remedy=_AGAIN)
 
 

@@ -186,7 +186,7 @@ def read_calls(
     Args:
         calls: The calls of one reply.
         tools: The tools of all open sessions.
-        serving_unlisted: The servers whose tools need not be listed.
+        serving_unlisted: The servers that accept calls of tools which they do not list.
         offered: The tools that the model was offered; `None`: all tools.
         missing: Servers that could not be used, with the reason for each.
 

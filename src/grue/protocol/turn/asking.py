@@ -267,10 +267,10 @@ def _with_summary(turn: Turn, summary: str) -> tuple[Turn, m.Summarised]:
 def _after_overflow(
     turn: Turn, overflow: ContextOverflow
 ) -> tuple[Turn, tuple[m.Cleared | m.Shortened, ...]]:
-    """Clear what can be cleared after an endpoint has refused a request as too long.
+    """Shorten the history after an endpoint has refused a request as too long.
 
-    If that is not enough, the oldest exchanges are left out. A summary of them cannot be asked for, because
-    the request for it would be too long as well.
+    First, tool results are cleared or cut. If that is not enough, the oldest exchanges are left out. The
+    model cannot be asked for a summary of them, because that request would be too long as well.
 
     Returns:
         The turn, and the changes of the history; none if nothing can be cleared or left out.

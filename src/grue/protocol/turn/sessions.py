@@ -278,7 +278,7 @@ def step_early(state: s.Presuming | s.AwaitingDrop, event: m.TurnEvent) -> Trans
 
 
 def _presumed_reported(state: s.Presuming, event: m.SessionOpened | m.McpDisabled) -> Transition:
-    """Take over a server's report; after the last report, compare the presumed tools with the listed ones."""
+    """Add the tools that a server lists. After the last server, compare them with the presumed tools."""
     turn = tools.with_report(state.turn, event)
     pending = without(state.pending, event.server)
     following, commands = _when_verified(replace(state, turn=turn, pending=pending))

@@ -1,6 +1,6 @@
 """The states of a turn, each named for what it waits for, and the `Turn` that all of them carry.
 
-A field of `Turn` is what a turn has to remember. `tool_loop.py` has the transitions.
+The fields of `Turn` hold what is needed in every state. `tool_loop.py` has the transitions.
 
 The states are immutable, so each step copies the sequences that it changes. That is quick enough even for a
 reply with the most calls that a wire format accepts (`MAX_CALLS`).
@@ -89,7 +89,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def conversation(self) -> m.ConversationId:
-        """The conversation of the turn's requests."""
+        """The id of the conversation to which the turn's requests belong."""
         history = self.run.history
         return m.ConversationId(f"turn-{self.run.turn}") if history is None else history.conversation
 

@@ -97,7 +97,7 @@ def block_signals() -> None:
 
 
 def ignore_interrupts() -> None:
-    """Ignore Ctrl-C in this process, whose parent decides what it means. Call it in the main thread."""
+    """Ignore Ctrl-C in this process: its parent handles it. Call this function in the main thread."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 

@@ -66,7 +66,7 @@ class Program(Protocol):
         ...
 
     def environment(self) -> dict[str, str]:
-        """Return the program's whole environment."""
+        """Return all environment variables of the program, with those that it gets from the host."""
         ...
 
 

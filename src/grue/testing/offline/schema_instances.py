@@ -70,7 +70,8 @@ class _Maker:
                 break
             try:
                 return self._make_plain(plain, depth)
-            # A malformed schema may raise the last two: by huge numbers, or by lists in place of names.
+            # In a malformed schema, a huge number raises `OverflowError`, and a list in place of a name
+            # raises `TypeError`.
             except (UnsatisfiableError, OverflowError, TypeError):
                 continue
         raise UnsatisfiableError("no alternative can be satisfied")

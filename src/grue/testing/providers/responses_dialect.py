@@ -67,7 +67,7 @@ def _tool(tool: Json) -> Json:
 
 
 def _messages(items: list[Json]) -> Iterator[Json]:
-    """Yield chat messages: one for consecutive items of the model, and one for each other item."""
+    """Convert input items to chat messages. Consecutive items that the model wrote become one message."""
     for by_model, run in groupby(items, _is_by_model):
         if by_model:
             yield _assistant([*run])

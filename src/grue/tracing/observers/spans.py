@@ -40,7 +40,7 @@ class ToolSession(Struct, frozen=True, kw_only=True):
     """The part of a turn in which tools are offered, or a session that was opened outside turns.
 
     Attributes:
-        max_iterations: Replies with tool calls after which the turn must answer; `None` outside turns.
+        max_iterations: After so many replies with tool calls the model must answer; `None` outside turns.
     """
 
     servers: tuple[m.ServerName, ...]

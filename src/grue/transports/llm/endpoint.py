@@ -406,9 +406,9 @@ class LlmEndpoint:
                 await connections.close()
 
     async def prepare(self) -> None:
-        """Create a connection object, which imports what it needs, so that the first request is faster.
+        """Import the modules for the connection and create its object, so that the first request is faster.
 
-        Nothing is sent: the connection is opened by the first request.
+        The network connection itself is opened by the first request.
         """
         async with self:
             with self._open().lease():

@@ -132,9 +132,9 @@ def too_long_fault(max_bytes: int) -> WireFault:
 
 
 def transport_fault(error: Exception, where: str, connect_timeout_s: float) -> WireFault:
-    """Return the fault for an exchange with `where`, a host and a port, that got no answer.
+    """Return the fault for a request that got no answer from `where`, a `host:port`.
 
-    The fault depends on the root cause of the HTTP library's exception.
+    `error` is the HTTP library's exception. Its chain of causes decides which fault is returned.
     """
     causes = list(_chain(error))
     named = {type(each).__name__ for each in causes}
