@@ -123,7 +123,7 @@ def _defaults(kind: type[Struct]) -> tuple[tuple[str, Any], ...]:
 
 @cache
 def _types(kind: type[Struct]) -> dict[str, tuple[Any, frozenset[type]]]:
-    """Return each field's declared type, and the classes whose instances need no further type check."""
+    """Return by field name the declared type, and the classes whose instances need no conversion to it."""
     return {field.name: (field.type, _plain(field.type)) for field in msgspec.structs.fields(kind)}
 
 

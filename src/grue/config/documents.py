@@ -296,7 +296,7 @@ _JSON = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[\]{},:\n]|[^\s"\[\]{},:]++')
 
 
 def _json_lines(text: str) -> dict[KeyPath, int]:
-    """Return the lines of the keys and the list items of a valid JSON document."""
+    """Return the line number of each key and list item of a valid JSON document, by its path."""
     lines: dict[KeyPath, int] = {(): 1}
     keys: list[int | str] = []
     opened: list[str] = []

@@ -127,7 +127,7 @@ class TurnRecord:
         return Listing(tools=tools, protocol_version=listing.protocol_version if listing else "")
 
     def next(self, server: m.ServerName, tool: str, arguments: m.JsonObject) -> RecordedCall | None:
-        """Return the recorded call with the same arguments that `take` would return; do not use it up."""
+        """Return the recorded call that `take` would return, but leave it for `take`."""
         key = server, tool, digest(arguments)
         left = self._left.get(key)
         if left:
@@ -136,9 +136,9 @@ class TurnRecord:
         return again if again is not None and self._is_read_only(server, tool) else None
 
     def take(self, server: m.ServerName, tool: str, arguments: m.JsonObject) -> RecordedCall | None:
-        """Return the recorded call whose result answers this call, and use it up.
+        """Return the next recorded call with these arguments; `None`: there is none left.
 
-        Only the last recorded call of a read-only tool is never used up: it answers all further calls.
+        Each recorded call is returned once. But the last one of a read-only tool is returned every time.
         """
         found = self.next(server, tool, arguments)
         if found is not None and self._left.get(found.key):

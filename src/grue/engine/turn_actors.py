@@ -111,11 +111,11 @@ class EarlyRequest:
         return note_and_release
 
     def sent(self) -> None:
-        """End `wait_sent`, because the request has been written to the network."""
+        """Let `wait_sent` return, because the request has been written to the network."""
         self._sent.set()
 
     def stepped(self) -> None:
-        """End `wait_sent` if the model will not be asked before the servers have started.
+        """Let `wait_sent` return if the model will not be asked before the servers have started.
 
         Called after each event of the agent.
         """

@@ -223,8 +223,8 @@ def turns_in(folder: Path) -> Iterator[TurnToFork]:
 
 def _turns_of(path: Path) -> Iterator[TurnToFork]:
     found: dict[int, TurnToFork] = {}  # by the number of the turn's first message
-    # A turn that was parked has several `RunTurn`. The keys are the numbers of all of them; the value of each
-    # is the number of the turn's first.
+    # Each resumption of a parked turn records another `RunTurn`. `parts` maps the number of each `RunTurn` to
+    # the number of the turn's first one.
     parts: dict[int, int] = {}
     last: dict[int, int] = {}  # by the turn's number
     forks: set[int] = set()

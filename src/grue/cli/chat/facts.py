@@ -43,7 +43,7 @@ class UserSaid(Fact, frozen=True, kw_only=True, tag="chat.Said"):
     size: int
 
     def summary(self) -> str:
-        """Return the conversation's file, and the file's size in bytes before the turn."""
+        """Return where the turn begins in the conversation's file, as `turn 2, from byte 900 of FILE`."""
         return f"turn {self.turn}, from byte {self.size} of {self.file}"
 
     def severity(self) -> Severity:

@@ -341,11 +341,11 @@ def lines_of(history: History) -> tuple[bytes, ...]:
 
 
 def lines_to_write(saved: SavedConversation, kept: int, produced: list[bytes]) -> list[bytes]:
-    """Return the lines to append to the file, so that its lines for a turn are then those in `produced`.
+    """Return the lines to append to the file, so that it has the lines `produced` for the last turn.
 
-    The file may hold the first lines of `produced` already. If other lines follow these, an `Undone`
-    takes them back. `kept` is the number of lines before the turn. An empty line in `produced` stands for
-    `Dropped`.
+    The file may have the first of these lines already. If it then goes on with other lines, an `Undone` takes
+    the other lines back. `kept` is the number of lines before the turn. An empty line in `produced` stands
+    for `Dropped`.
     """
     wanted = [line or _DROPPED for line in produced]
     same, end = 0, kept

@@ -151,7 +151,7 @@ def _in_trace(trace: Path, turns: set[int], call_id: m.CallId) -> m.ToolCallResu
 
 
 def _may_hold(body: msgspec.Raw, written: bytes) -> bool:
-    """Return whether `body` contains `written`, a call's id, or refers to a file that may contain it."""
+    """Return whether `body` contains the call id `written`, or refers to a file that may contain it."""
     text = bytes(body)
     return written in text or text.startswith(REFERENCE_START)
 
@@ -713,7 +713,7 @@ def given_up(mark: TurnMark | None) -> m.TurnParked | None:
 
 
 def is_parked_still(end: object) -> bool:
-    """Return whether a resumed turn with this `end` is parked again, because its servers did not start."""
+    """Return whether a resumed turn stays parked after this `end`: a server did not start this time."""
     return isinstance(end, m.TurnFailed) and isinstance(end.failure, m.ServerFailure)
 
 

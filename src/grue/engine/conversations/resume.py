@@ -216,7 +216,7 @@ def check_fit(command: m.RunTurn, answer: AnswerSpec[Any], settings: TurnSetting
 def resumed_run(
     asked: ResumeRequest, settings: TurnSettings, memory: EpisodeMemory, writers: list[TraceWriter]
 ) -> Iterator[HostTurn[Any]]:
-    """Yield the resumed turn. If no writer of the recorder has its trace open, add a new writer to `writers`.
+    """Yield the resumed turn. If its trace is not open yet, open it and append the writer to `writers`.
 
     Raises as `resumed_turn` does.
     """

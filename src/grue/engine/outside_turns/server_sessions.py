@@ -437,7 +437,7 @@ def _connect(
     if keeping is None or not isinstance(settings.wiring.servers[name], McpServer):
         return connect_fresh(settings.wiring, name, resources.registry, drift)
     if settings.limits.max_samplings > 0:
-        # A kept session that is opened here serves later turns too, so it must offer sampling as well.
+        # Later turns use this session too, because it is kept. So it must offer sampling, as theirs do.
         sample = resources.sampling.on_behalf_of(name)
     connect = connect_fresh(settings.wiring, name, resources.registry, drift, sample)
     return lambda _: SharedSession(keeping, name, connect)

@@ -128,7 +128,10 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
                 return ContextItem(tokens=tokens)
 
     def counted(self, prompt_tokens: int) -> "ContextLedger":
-        """Correct the estimated sizes by the endpoint's token count for the whole prompt; 0: no count."""
+        """Correct the sizes so that they add up to `prompt_tokens`, the endpoint's count of this prompt.
+
+        `prompt_tokens` is 0 if the endpoint has not counted: then the sizes stay the same.
+        """
         if prompt_tokens <= 0:
             return self
         parts = (self.head, self.tools, *self.items)

@@ -566,7 +566,7 @@ def without_middle(text: str, kept: int) -> str:
 def _bounded(shown: m.JsonObject, max_chars: int, whole: str) -> str:
     """Return `whole`, the JSON text of `shown`. If it is longer than `max_chars`, cut long members.
 
-    Each member may have as many characters as the members before it have left of `max_chars`.
+    The first member may use all of `max_chars`, and each further member what is left of it.
     """
     if len(whole) <= max_chars:
         return whole

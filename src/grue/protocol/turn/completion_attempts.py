@@ -346,7 +346,7 @@ class Breaker(Struct, frozen=True):
     until_s: float = 0.0
 
     def failed(self, failure: m.LlmFailure, now_s: float) -> "Breaker":
-        """Return the breaker after another failure in a row. The time until `until_s` doubles each time."""
+        """Return the breaker after one more failure. Each failure in a row doubles the pause, to a limit."""
         pause = min(PAUSE_S * 2.0 ** min(self.failures, 10), LONGEST_PAUSE_S)
         return Breaker(self.failures + 1, now_s + max(pause, failure.retry_after_s or 0.0))
 

@@ -117,7 +117,10 @@ def _waits(state: s.Waiting) -> m.TurnWaits:
 def waited(
     state: s.Waiting | s.AwaitingCompletion | s.AwaitingSummary,
 ) -> s.AwaitingCompletion | s.AwaitingSummary:
-    """Return the state in which a later process reads the reply; its servers start when they are called."""
+    """Return the state in which a later process goes on with the reply that the turn has waited for.
+
+    The turn has no sessions there: each server starts when one of its tools is called.
+    """
     then = state.then if isinstance(state, s.Waiting) else state
     turn = then.turn
     return replace(then, turn=replace(turn, open=(), unstarted=(*turn.unstarted, *turn.open)))

@@ -277,8 +277,8 @@ class ChildProcess:
             await self._await_end(died=died)
         except anyio.get_cancelled_exc_class():
             # Case 2 of the class's docstring. The process still runs. If the cancellation were raised now,
-            # the `finally` in `__aexit__` would kill it without SIGTERM. So wait again, shielded and for less
-            # time, and only then raise the cancellation: swallowing it would let the turn go on.
+            # the `finally` in `__aexit__` would kill the process without SIGTERM. So wait again, shielded and
+            # for less time. Then raise the cancellation: without it, the turn would go on.
             self._limits = self._limits.when_cancelled()
             with anyio.CancelScope(shield=True):
                 await self._await_end(died=died)

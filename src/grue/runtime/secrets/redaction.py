@@ -496,8 +496,8 @@ def authorisations(
     """Return start and end of each credential's value, in one iterator for each way to write a credential.
 
     The ways are a header, a bearer token and, with `in_json`, a member of a JSON object. A credential begins
-    with the header's name or the word `bearer`; only those that begin from `start` to before `end` are
-    returned. With `in_json` the text is JSON, and a value ends at the end of its JSON string.
+    with the header's name or the word `bearer`, and this beginning must be in `written[start:end]`. With
+    `in_json` the text is JSON, and a value ends at the end of its JSON string.
     """
     headers = tuple(_of_kind(kind, written, start, end, in_json) for kind in (_HEADER, _BEARER))
     return (_fields(written, start, end), *headers) if in_json else headers

@@ -68,7 +68,7 @@ def replied(reply: m.CompletionReceived) -> str:
 
 
 def answered(text: str) -> str:
-    """Return the answer of a turn or an episode as JSON for `gen_ai.output.messages`, as in `replied`."""
+    """Return the answer of a turn or an episode as JSON for `gen_ai.output.messages`: one message."""
     return _output([_text(text)], "stop")
 
 
@@ -353,7 +353,7 @@ def _episode(episode: Episode) -> tuple[str, Attributes]:
 
 
 def _mcp(use: ToolUse) -> Attributes:
-    """Return the attributes for a tool call's MCP request. They go on the call's span."""
+    """Return the attributes that a tool call's span gets for the call's MCP request."""
     if not use.protocol_version:
         return {}
     by_http = bool(use.address)

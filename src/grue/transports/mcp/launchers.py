@@ -110,7 +110,7 @@ _REGISTRY_NAME = re.compile(r"(@[\w.~-]+/)?[\w.~-]+(@[\w.^~<>=*-]+)?")
 
 
 class Direct(Struct, frozen=True):
-    """A command line that starts the same program without its launcher, or lets the launcher do less work.
+    """A faster command line for a server: without its launcher (such as npx), or with less work for it.
 
     Attributes:
         server: The server with that command line.
