@@ -9,7 +9,7 @@ What is committed is cloned to a path with a space. The environment is empty but
 TMPDIR, and PATH holds links to Python, make, sh and the coreutils: there is no ps, no git, no Node. If root
 runs this, the commands run as the user `nobody`, who sees neither root's home nor /usr/games, where Debian
 keeps the interpreter of story files. pip has the settings that it has here. With the first Python all of
-`make test` runs, with the others a part (`PART`).
+`make test` runs, with the last a part (`PART`), and with those between them `make play` only.
 
 Prints a line for each command, and the last lines of one that fails. Exits with 1 if one fails or no Python
 is found, with 0 also if only some of the versions are on this machine.
@@ -158,7 +158,7 @@ def main(arguments: list[str]) -> int:
     found = {version: python for version in asked.versions if (python := find(version))}
     for version in (version for version in asked.versions if version not in found):
         print(f"bare machine, Python {version}: not on this machine", flush=True)
-    failed, first = not found, next(iter(found), None)
+    failed, first, last = not found, next(iter(found), None), next(reversed(found), None)
     for version, python in found.items():
         if (version == first and asked.newer) or (version != first and asked.oldest):
             continue
@@ -166,7 +166,8 @@ def main(arguments: list[str]) -> int:
         try:
             machine = BareMachine(folder, version, python)
             whole = ["test", *(machine.kept if asked.oldest else ())]
-            for command in (["play"], whole if version == first else PART_OF_TEST):
+            tests = [whole] if version == first else [PART_OF_TEST] if version == last else []
+            for command in (["play"], *tests):
                 failed |= not machine.try_it("make", *command)
             if asked.oldest:
                 machine.keep(asked.oldest)

@@ -1,6 +1,6 @@
 """The wheel alone: built as a release is, installed into a fresh environment, used from an empty folder.
 
-It takes what grue depends on from the package index that pip is set up for.
+uv and pip take what grue depends on from the package indexes that they are set up for.
 """
 
 import json
@@ -19,7 +19,7 @@ import pytest
 from doc_blocks import DOCS
 
 ROOT = DOCS.parent
-pytest.importorskip("build", reason="build is not installed: pip install build")
+pytest.importorskip("build", reason="build is not installed: pip install build uv")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 _LIMIT_S = 280
@@ -65,21 +65,13 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     here = Path(sys.executable).parent
     folder = tmp_path_factory.mktemp("built")
     # It builds the wheel from the source distribution, and so shows that this holds what it takes.
-    run(folder, [sys.executable, "-m", "build", "--outdir", folder, ROOT], here)
+    run(folder, [sys.executable, "-m", "build", "--installer", "uv", "--outdir", folder, ROOT], here)
     (wheel,) = folder.glob("*.whl")
     (source,) = folder.glob("*.tar.gz")
     fresh = tmp_path_factory.mktemp("fresh")
-    venv.create(fresh, with_pip=True)
-    pip = [
-        fresh / "bin" / "python",
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--constraint",
-        ROOT / "constraints.txt",
-    ]
-    run(fresh, [*pip, f"{wheel}[mcp,yaml]", "pytest"], fresh / "bin")
+    venv.create(fresh)
+    install = ["pip", "install", "--quiet", "--python", fresh, "--constraint", ROOT / "constraints.txt"]
+    run(fresh, [here / "uv", *install, f"{wheel}[mcp,yaml]", "pytest"], here)
     return Installed(wheel, source, fresh / "bin")
 
 
