@@ -409,9 +409,9 @@ class RecordedConnection:
         return await finish_task(self._live, tool, task, timeout_s)
 
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
-        """Return the list that the server sent in the recorded turn, after the call that was answered last.
+        """Return the list of tools that the server sent in the recorded turn after the last answered call.
 
-        `None`: there the server sent no new list.
+        `None`: it sent no new list after this call.
         """
         del timeout_s
         relisted, self._relisted = self._relisted, None

@@ -166,7 +166,7 @@ def startup_limits(limits: TurnLimits, servers: Mapping[m.ServerName, ToolServer
 
 
 def starting(servers: Mapping[m.ServerName, ToolServer], when: StartWhen) -> dict[m.ServerName, ToolServer]:
-    """Return the servers; those whose options do not say when they start (`start`) get `when`."""
+    """Return the servers, with the option `start` set to `when` where it is `None`."""
     return {
         name: replace(server, options=replace(server.options, start=when))
         if isinstance(server, StdioServer | HttpServer) and server.options.start is None
@@ -505,7 +505,7 @@ _FORMS: dict[str, tuple[Any, str]] = {
 def refuse_other_kinds(**given: object) -> None:
     """Raise `MCPConfigError` if an argument has a value of a wrong type. The error says what to write.
 
-    `_FORMS` has the type that each argument must have; each keyword here is one of its keys.
+    Each keyword is the name of an argument, and a key of `_FORMS`, which has the argument's type.
     """
     for argument, value in given.items():
         kind, form = _FORMS[argument]

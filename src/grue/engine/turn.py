@@ -249,7 +249,7 @@ def as_request(request: TurnRequest[T] | str) -> TurnRequest[T]:
 
 
 def _right_form(request: TurnRequest[Any]) -> str:
-    """Return what the first field of `request` with a wrong value should have; empty: no value is wrong."""
+    """Return advice about the first field of `request` that has a wrong value; empty: no field has one."""
     given: dict[str, Any] = {name: getattr(request, name) for name in request.__struct_fields__}
     for name in ("user", "system", "user_stub", "final_request", "repair_request"):
         if not isinstance(given[name], str):

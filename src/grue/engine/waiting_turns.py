@@ -132,8 +132,8 @@ class _Room(Struct, frozen=True, kw_only=True):
         if not self.files.is_wanted(item):
             if not self.admits(self.turn, body):
                 raise RequestPostponed(_NO_BUDGET)
-            # Flush the trace before storing the request. Otherwise, if the process died in between, the trace
-            # would not have this request. A later process would go on before it, and store another request.
+            # Flush the trace before storing the request. Otherwise, if the process died in between, the
+            # request would be stored, but not be in the trace. A later process would store another one.
             self.flush()
             self.files.want(item, self.path, body)
         raise RequestPostponed(item)

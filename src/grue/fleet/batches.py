@@ -192,8 +192,8 @@ class FleetBatches:
         self._folder = folder
         self._batching = batching
         self._files: dict[str, tuple[BatchFolder, LlmEndpoint]] = {}
-        # By an episode's id: its folder, and its requests without a reply as a dict from each request's id in
-        # the batch to its `key`.
+        # {id of an episode: (its folder, {id of a request in the batch: the request's `key`})}, with all
+        # requests that have no reply yet.
         self._waiting: dict[str, tuple[Path, dict[str, str]]] = {}
         self._look_at = 0.0
         self._delay_s = batching.first_look_s

@@ -583,7 +583,7 @@ class _Session:
             state, commands = batch_step(state, settled)
 
     def _refused(self, called: m.ToolCalled) -> m.ToolSkipped | None:
-        """Return the recorded message that the session did not send a call; `None`: the call was sent."""
+        """Return the recorded `ToolSkipped` if the session refused to send this call; `None`: it was sent."""
         body = self._sent[0].body if self._sent else None
         if isinstance(body, m.ToolSkipped) and body.refused and body.call_id == called.call_id:
             return replace(body, batch=called.batch)

@@ -295,10 +295,7 @@ class KeptConversation:
 
     @property
     def refers(self) -> bool:
-        """Whether results must be kept: the model has a handle of one, or the tool `read_result`.
-
-        With these it can ask for a whole result of which it was shown only a part.
-        """
+        """Whether the model can ask for whole results: it was told a result's handle or has `read_result`."""
         return self._told_handles or offers(self.tools, READ_RESULT)
 
     @property

@@ -175,8 +175,8 @@ class TalkReader:
     """Builds every conversation of a trace, message by message.
 
     Args:
-        branch_points: Places at which another conversation of the trace may branch off. Only there is the
-            history copied.
+        branch_points: Places at which another conversation of the trace may branch off. The history is copied
+            there, and only there.
 
     Attributes:
         talks: The conversations by id.
@@ -556,7 +556,7 @@ class Waited(Struct, frozen=True, kw_only=True):
 
 
 def asks_again(resumed: m.Resumption) -> bool:
-    """Return whether a resumed turn first repeats its last request, which its old process sent in vain."""
+    """Return whether a resumed turn first repeats its last request, whose reply was not recorded."""
     return not resumed.parked.calls and not resumed.new
 
 

@@ -298,7 +298,7 @@ def _shape(schema: m.JsonObject) -> str:
 
 
 class HasWorkspace(Protocol):
-    """What the context that the actions of `FILE_ACTIONS` get must have: a workspace."""
+    """A context with a workspace. The actions in `FILE_ACTIONS` need such a context."""
 
     @property
     def workspace(self) -> ConfinedFolder:

@@ -135,7 +135,7 @@ _TELLING_TOOLS = 200
 
 
 class Prompt(NamedTuple):
-    """The parts of a request that the model reads, as JSON. Providers cache prompts in this order."""
+    """The parts of a request that the model reads, as JSON, in the order in which a prompt cache has them."""
 
     tools: bytes
     system: bytes

@@ -254,7 +254,7 @@ class EpisodeLoop:
         error_texts: Error texts for a loop that cannot be used; `None`: the texts for an episode's loop.
 
     Raises:
-        Exception: Entering `context` has failed, so the loop could not start. The exception is the original.
+        Exception: The loop could not start, because `context` raised this exception.
         MCPError: The caller is a signal handler that has interrupted grue or an import.
         KeyboardInterrupt: Ctrl-C was pressed. The loop then ends by itself.
     """

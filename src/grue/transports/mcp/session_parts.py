@@ -230,7 +230,8 @@ class TaskOfCall:
     async def _state(self) -> TaskMove:
         """Ask for the task's state, and return what to do next.
 
-        If the server refuses to answer, that is to ask again after the usual pause, a few times.
+        If the server does not tell its state, return a `WaitFor`, to ask again later. After several such
+        answers in a row, raise `ToolRefusedError`.
         """
         try:
             answer = await self._ask("tasks/get", {"taskId": self._task.task_id})
