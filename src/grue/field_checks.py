@@ -43,7 +43,7 @@ class OwnKeywords(StructMeta):
 
 
 def own_keywords(init: Callable[P, None]) -> Callable[P, None]:
-    """Decorate an `__init__`: an unknown keyword gets the `TypeError` that `OwnKeywords` gives Structs."""
+    """Decorate an `__init__`: for an unknown keyword it raises the same `TypeError` as `OwnKeywords`."""
     owner, names = init.__qualname__.partition(".")[0], tuple(signature(init).parameters)[1:]
     _OWNERS[owner] = names
 

@@ -805,7 +805,7 @@ class EndpointActors:
         return EndpointActors(self._endpoint, lent, first=first)
 
     def reporting_sent(self, on_sent: Callable[[], None]) -> "EndpointActors":
-        """Return a factory whose actors call `on_sent` whenever a request has been written."""
+        """Return a factory whose actors call `on_sent` whenever they have sent a request."""
         return EndpointActors(self._endpoint, self._lent, on_sent)
 
     def support_check(self) -> SupportCheck:

@@ -179,7 +179,10 @@ class _Copy:
         return self._variable(label) if private or any(map(_is_token, parts)) else text
 
     def _expressions(self, text: str) -> str:
-        """Replace `${input:NAME}` and `${NAME:-SECRET}` by `${NAME}`, and a text with any other secret."""
+        """Replace `${input:NAME}` and `${NAME:-SECRET}` in a text by `${NAME}`.
+
+        If the text has a secret outside of these, return a `${...}` in place of the whole text.
+        """
 
         def written(found: re.Match[str]) -> str:
             default = found["default"]

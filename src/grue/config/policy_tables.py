@@ -76,7 +76,7 @@ def _rule(rule: Any, number: int) -> Any:
 
 
 def _listed(table: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return the table; if the value of `key` is a single text, it becomes a list with this text."""
+    """Return the table. If its value of `key` is a text, the result has a list with this text instead."""
     return {**table, key: [table[key]]} if isinstance(table.get(key), str) else table
 
 

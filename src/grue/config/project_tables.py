@@ -41,7 +41,7 @@ class ProjectTables(Struct, frozen=True):
         return f"{found[0] if found else GRUE}.{table}"
 
     def error(self, table: str, problems: Sequence[MCPConfigError.Problem]) -> MCPConfigError:
-        """Return one error for wrong values of a table. The paths in `problems` start at the table."""
+        """Return one error for wrong values of a table. Each path in `problems` begins with a key of it."""
         return self.document.errors([self.placed(table, each) for each in problems])
 
     def placed(self, table: str, problem: MCPConfigError.Problem) -> MCPConfigError.Problem:

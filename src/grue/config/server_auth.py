@@ -156,9 +156,9 @@ def to_oauth(name: str, config: AuthConfig | bool | None, headers: dict[str, str
 def expanded_auth(
     auth: AuthConfig | bool | None, at: Callable[[str, str | None], str | None], beside: Path
 ) -> AuthConfig | bool | None:
-    """Return `auth` with each text expanded by `at(key, text)`, and with absolute paths of files.
+    """Return `auth` with each text replaced by `at(key, text)`, which expands the text's `${...}`.
 
-    Relative paths start from `beside`, the folder of the configuration file.
+    Paths of files become absolute. Relative paths start from `beside`, the folder of the configuration file.
     """
     if not isinstance(auth, AuthConfig):
         return auth

@@ -309,7 +309,10 @@ class _Entry:
         self.paths: list[str] = []
 
     def described(self, title: str, kind: str, others: tuple[str, ...] = ()) -> Described:
-        """Check the entry as the module's docstring says. Return it with what the user is told about it."""
+        """Return the entry with what the user is told about it.
+
+        Raises `MCPConfigError` if the entry breaks a rule in the module's docstring.
+        """
         allowed = {"workspaceFolder", "userHome", *self.variables}
         for text in _texts(self.entry):
             if not text.isprintable():

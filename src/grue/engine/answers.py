@@ -163,7 +163,7 @@ def spec_of(answer: "AnswerSpec[T] | type[T] | None") -> "AnswerSpec[T]":
 def recorded_spec(form: m.AnswerSchema, *, fallback: object, told: bool) -> AnswerSpec[Any]:
     """Return an `AnswerSpec` that reads an answer as JSON and checks it against a recorded schema.
 
-    The answers are plain JSON values, because a trace records only the schema of the host's type.
+    The accepted answer stays a plain JSON value: a trace records the schema, but not the host's type.
     """
     properties = form.schema.get("properties")
     value = properties.get("value") if isinstance(properties, dict) else None

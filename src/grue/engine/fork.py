@@ -359,7 +359,7 @@ def _said(
 
 
 def _said_before_resumption(run: RecordedRun, place: _Place) -> History | None:
-    """Return the history of the turn before it was resumed; `None`: the fork is not in a resumed part."""
+    """Return what was said in the turn before its resumption; `None`: the fork is before any resumption."""
     first = place.events[0] if place.events else None
     if not isinstance(first, m.RunTurn) or first.resumed is None:
         return None

@@ -223,7 +223,7 @@ def _asked(question: ApprovalQuestion) -> _Question:
 
 
 def _bound(decision: ApprovalDecision, question: ApprovalQuestion) -> ApprovalDecision:
-    """Return a recorded decision, changed so that it refers to the fork's question by that question's ids."""
+    """Return a recorded decision with the ids of `question`, so that it answers this question of the fork."""
     ids = {name: getattr(question, name) for name in ("call_id", "name", "definition_digest")}
     return replace(decision, **ids)
 
@@ -285,7 +285,11 @@ class RecordedApproval(Approval, frozen=True, kw_only=True):
         return answer
 
     def connecting(self, connect: Connect, command: m.RunTurn, server: m.ServerName) -> Connect:
-        """Return a factory of connections that answer calls with recorded results."""
+        """Return a factory of connections that answer calls with recorded results.
+
+        Unless `misses` is `fail`, they get a connection to the real server from `connect`, for calls without
+        a recorded result.
+        """
         fork = self.fork
         live = None if fork.misses == "fail" else connect
         asking = _Asking(fork, command) if fork.misses == "ask" and fork.approve is not None else None

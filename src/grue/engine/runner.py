@@ -95,7 +95,7 @@ class Runner(AsyncToolAccess, Closing):
         servers: Tool servers by name; a dot may only follow `mcp`, as in `mcp.files`. Empty: no tools.
         limits: How much a turn may use.
         policy: What to do after a failure.
-        recorder: Records all messages; `None`: a new one, and the logger `grue` warns of trouble.
+        recorder: Records all messages; `None`: a new one, and the logger `grue` logs problems as warnings.
         trace: Where to write the trace: a `.jsonl` file, or a folder in which each runner creates a run
             folder of its own. Missing folders are made. `None`: no trace is written.
         process_limits: How server processes are ended.
@@ -114,13 +114,13 @@ class Runner(AsyncToolAccess, Closing):
             model stay open. `sessions`: also the sessions; all turns share one per server, and in `map` each
             worker has its own.
         start: When a server starts, unless its own options say when. `before`: before the first request.
-            `beside`: together with it, if the server's tools are known. `beside_if_locked`: the same, if the
-            tool lock lists them. `when_called`: at the first call. Two values start servers for the next
-            turn in advance: `after_turn` when a turn has ended, `beside_turn` while it waits for its model.
-            The second value of a pair, `("after_turn", "beside")`, is for servers not started in advance.
+            `beside`: at the same time, if the server's tools are known. `beside_if_locked`: at the same time,
+            if the tool lock lists them. `when_called`: at the first call. Two values start servers in advance
+            for the next turn: `after_turn` when a turn has ended, `beside_turn` while a turn waits for its
+            model. In a pair, `("after_turn", "beside")`, the second value is for other servers.
 
     Raises:
-        MCPConfigError: A server name, `keep`, `start` or a policy is invalid, or `keep` excludes `start`.
+        MCPConfigError: A server name, `keep`, `start` or a policy is invalid, or `keep` and `start` conflict.
         MissingDependencyError: There is an MCP server to talk to, and `mcp` is absent or too old.
     """
 
@@ -272,7 +272,10 @@ class Runner(AsyncToolAccess, Closing):
 
     @property
     def disabled(self) -> Mapping[str, str]:
-        """Servers that are disabled, for a time or to the end of the episode, with the reason."""
+        """The names of the disabled servers, each with the reason.
+
+        `FailurePolicy.retry_disabled_s` says when they are tried again.
+        """
         return self._memory.disabled()
 
     def connection(self, server: str) -> Settled:

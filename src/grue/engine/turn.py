@@ -159,7 +159,7 @@ class TurnRequest(_UserText, Generic[T], metaclass=OwnKeywords, frozen=True, kw_
 
     @property
     def answer_spec(self) -> AnswerSpec[T]:
-        """How to validate and parse the answer."""
+        """The request's `answer` as an `AnswerSpec`, which says how to validate and parse the answer."""
         return spec_of(self.answer)
 
 

@@ -446,7 +446,7 @@ class TurnActors:
         """Return the turn's `RunTurn` with `when_called`: the servers that start at their first call."""
         presumed, command = self._wiring.presumed, self._command
         if presumed is None or self._past is not None or self._goes_on is not None:
-            # A fork, and a turn that has waited for a batch, repeat the recorded command unchanged.
+            # A fork, and a turn that has waited for a batch, begin with the recorded `RunTurn`, unchanged.
             return command
         listings = presumed.when_called(command, self._before, anyio.current_time())
         return replace(command, when_called=listings)

@@ -151,7 +151,7 @@ class EpisodeRoom:
         raise RequestPostponed(key)
 
     def read(self, model: str, outcome: RequestOutcome) -> None:
-        """Count what a reply has cost."""
+        """Count the cost of a reply that has been read."""
         self._count.add(model, outcome)
 
 

@@ -244,7 +244,8 @@ class Broker(Struct):
     def most(self, wanted: WantedRequest) -> Amount | Refused:
         """Return the most that a request can cost.
 
-        Refuse a request whose price or `max_tokens` is unknown, if `money_usd` is set and `requests` is not.
+        If its price or `max_tokens` is unknown, it could cost any sum. It is then refused, if the budget
+        limits `money_usd` and not `requests`.
         """
         limits = self.limits
         price = price_of(limits.budget.prices, wanted.model)

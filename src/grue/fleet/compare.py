@@ -771,7 +771,7 @@ def _values_of(settings: Iterable[m.JsonObject]) -> dict[str, set[str]]:
 
 
 def in_order(values: Iterable[Any]) -> list[tuple[int, float, str]]:
-    """Return a sort key for lists of settings' values: numbers come first, by size, then texts."""
+    """Return a sort key for a list of settings' values: first numbers, then all other values, as texts."""
     return [
         (0, value, "") if isinstance(value, int | float) else (1, 0.0, setting_word(value))
         for value in values

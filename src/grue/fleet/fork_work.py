@@ -132,7 +132,7 @@ def _calls(end: TurnOutcome[Any] | m.TurnEnd | None) -> list[tuple[str, str]]:
 
 
 class TurnToFork(Struct, frozen=True, kw_only=True):
-    """A recorded turn. A condition can test every attribute but `at`.
+    """A recorded turn that may be forked. Conditions (`--where`) can test all attributes except `at`.
 
     Attributes:
         at: Number of the turn's first message, if several turns in the trace have the same number; `None`:

@@ -116,7 +116,9 @@ _LINES = msgspec.json.Decoder(_IndexLine)
 
 
 def results(fleet: Path) -> Iterator[Result]:
-    """Yield the episodes of a fleet that were begun, sorted by id. Add those with a result to the index.
+    """Yield the episodes of a fleet that were begun, sorted by id.
+
+    The results of ended episodes that the index does not have yet are added to it.
 
     Raises:
         FleetError: The folder is not a fleet's. Raised during the iteration.

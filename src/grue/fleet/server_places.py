@@ -74,8 +74,8 @@ class ServerPlaces:
             del self._held[worker]
 
     def _claim(self, count: int) -> int:
-        """Return how many places a worker with `count` servers holds or has reserved.
+        """Return how many places a worker with `count` servers keeps from other workers.
 
-        This is 0 if `count` is 0, otherwise at least `an_episode`.
+        This is 0 if `count` is 0, otherwise at least `an_episode`: the first server reserves so many places.
         """
         return max(count, self._cap.an_episode) if count else 0

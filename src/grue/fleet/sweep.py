@@ -77,7 +77,7 @@ class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def cap(self) -> ServerCap:
-        """The cap on server processes."""
+        """`servers` and `servers_an_episode` as a `ServerCap`."""
         return ServerCap(at_once=self.servers, an_episode=self.servers_an_episode)
 
     def all_cases(self) -> Iterator[Case]:

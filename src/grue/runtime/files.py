@@ -142,9 +142,9 @@ def replacing(
         mode: The permissions of the new file, less the process's umask.
         fsync: Wait until the content is on the disk. Otherwise it survives the end of the process, but not a
             crash of the machine.
-        draft: A fixed name for the draft, in the folder of `path`, for a file with one writer at a time. A
-            draft that a killed writer has left is then removed by the next write. `None`: a random name, so
-            that several writers do not share a draft.
+        draft: A fixed name for the draft, in the folder of `path`. Use it only if the file has one writer at
+            a time. If a writer is killed, the next write removes the draft that it left. `None`: a random
+            name, so that several writers do not share a draft.
         dir_fd: The open folder that `path` is relative to; `None`: the working directory.
 
     Raises:

@@ -126,7 +126,7 @@ class Boxed:
 
         Args:
             text: What the program has written: its standard error, or the error text of a tool call.
-            died: Whether the program has failed as a whole.
+            died: Whether the program itself has failed, and not only a tool call.
         """
         network = "any" if self._box.any_network else "hosts" if self.gate is not None else "none"
         refused = () if self.gate is None else tuple(self.gate.refused)
@@ -341,9 +341,9 @@ class ConfinedThread(Generic[Started]):
     def call(self, serve: Callable[[int], object] | None) -> Started:
         """Start the thread, and return what `start` returns.
 
-        `serve` is called with the descriptor of the filter's listener. It is called in the caller's thread,
-        because threads that the confined thread starts are confined, too. It is called while `start` runs,
-        because a call in `start` may wait for the listener.
+        `serve` is called with the descriptor of the filter's listener while `start` runs, because a system
+        call in `start` may wait for the listener's answer. It is called in the caller's thread: a thread that
+        the confined thread starts would be confined, too.
         """
         self._runs.acquire()
         try:

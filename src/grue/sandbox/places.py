@@ -200,7 +200,11 @@ def _chain(program: str) -> Iterator[str]:
 
 
 def _installation(path: str, written: Sequence[str] = ()) -> list[str]:
-    """Return the folders of a program or script: its virtual environment, package, or own folder."""
+    """Return `path`, a program or script, with its virtual environment, its package, or the folder it is in.
+
+    If the virtual environment is in a folder of `written`, its `.pth` files are not followed: the program
+    could have changed them.
+    """
     if path.startswith(_opened_trees()):
         return [path]
     folder = os.path.dirname(os.path.abspath(path))  # noqa: PTH100, PTH120

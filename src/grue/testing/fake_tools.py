@@ -72,7 +72,7 @@ class FakeToolServer:
     def answers(
         self, tool: str, *results: object, description: str = "", schema: Mapping[str, Any] | None = None
     ) -> None:
-        """Add a tool and set its results. During a session, the server then reports a changed list of tools.
+        """Add a tool and set its results. If a session is open, it reports a changed list of tools.
 
         Args:
             tool: The tool's bare name.

@@ -109,7 +109,7 @@ def compressed(reply: LlmReply = _GOOD_REPLY, *, stages: int = 1) -> LlmReply:
 
 
 def in_place_of_json(body: bytes) -> LlmReply:
-    """Send any bytes as the body, with the content type of JSON."""
+    """Return a reply with any bytes as its body, although the content type says JSON."""
     return LlmReply(headers={"Content-Type": "application/json"}, body=body)
 
 

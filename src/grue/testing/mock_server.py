@@ -121,7 +121,10 @@ class MemoryEventStore(EventStore):
         return str(self._last)
 
     async def replay_events_after(self, last_event_id: str, send_callback: EventCallback) -> str | None:
-        """Send the events after this one in its stream. Return the stream's id; `None`: unknown event."""
+        """Send the events that came after `last_event_id` in the same stream, and return the stream's id.
+
+        `None`: there is no event with this id.
+        """
         if not _NUMBER.fullmatch(last_event_id) or int(last_event_id) not in self._events:
             return None
         stream, _ = self._events[int(last_event_id)]

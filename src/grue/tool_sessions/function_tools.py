@@ -648,7 +648,7 @@ class FunctionConnection:
         self._boxed = False
 
     def runs_in(self, box: str, *, enforced: bool) -> None:
-        """Declare that the functions do their work by starting programs in a box.
+        """Declare that the functions only start programs, and that these programs run in a box.
 
         Args:
             box: The box in words, for the connection's status.

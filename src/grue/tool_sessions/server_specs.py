@@ -340,7 +340,7 @@ class StdioServer(_CommandLine, metaclass=OwnKeywords, frozen=True, kw_only=True
 
 
 class _Address(Struct, frozen=True):
-    """The field of `HttpServer` that may be a positional argument."""
+    """Holds `url`, the only field of `HttpServer` that may be passed by position."""
 
     url: str
 

@@ -77,7 +77,7 @@ class ToolIndex:
         return [tool for _, tool in sorted(fitting, key=lambda each: (-each[0], each[1].name))[:most]]
 
     def _wanted(self, query: str) -> dict[str, list[tuple[str, float]]]:
-        """Return the words of the index that stand for each word of a query, with their weights."""
+        """Return for each word of a query the words of the index that match it, with their weights."""
         wanted: dict[str, list[tuple[str, float]]] = {}
         for word in _words(query[:_MOST_TEXT])[:_MOST_WORDS]:
             found = [(word, 1.0)] if word in self._among else []

@@ -709,8 +709,8 @@ class CacheTotals(Struct, frozen=True, kw_only=True):
         requests: Requests that an endpoint has answered.
         breaks: How many of them do not repeat the whole earlier prompt that they are compared with.
         input_tokens: Tokens of all prompts that endpoints have counted.
-        repeated_tokens: About how many of these were a repetition.
-        cached_tokens: How many of these were billed as read from a cache.
+        repeated_tokens: About how many of the input tokens repeat an earlier prompt.
+        cached_tokens: How many of the input tokens were billed as read from a cache.
         paid_again: Tokens that had to be paid again after breaks; the sum of `PrefixBreak.tokens`.
     """
 

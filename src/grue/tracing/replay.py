@@ -363,9 +363,9 @@ def same_redacted(one: str, other: str) -> bool:
         return False
     if first[:kept] == second[:kept]:
         return True
-    # One text may have been cut within a secret, so that the rest of the secret was not replaced, or within
-    # a placeholder. Then only one of the texts has a placeholder at this position, and the texts before this
-    # position have to be equal.
+    # A text may have been cut within a secret, whose first part was then not replaced, or within a
+    # placeholder. Then there is a position at which only one of the two texts has a placeholder. Up to that
+    # position they have to be equal.
     halved = set(_placeholders(first)) ^ set(_placeholders(second))
     return any(first[:start] == second[:start] for start in halved if start <= kept)
 

@@ -126,7 +126,7 @@ class EarlierResults:
         return None
 
     def branch(self) -> "EarlierResults":
-        """Return a copy, which does not share the results of later turns."""
+        """Return a copy with the results so far. Results of later turns are not added to both."""
         copy = EarlierResults(self._turns)
         with self._lock:
             copy._kept, copy._bytes = {**self._kept}, self._bytes

@@ -67,9 +67,10 @@ _NO_CALL = m.ToolCall(call_id=m.CallId(""), name="", arguments="")
 
 
 class EventFeed:
-    """Makes events: `words` from the pieces of a reply, `__call__` from the envelopes of the trace.
+    """Makes the events of a turn and passes them to `put`.
 
-    Add it as an observer to the `Recorder` that writes the trace of the turns.
+    `words` makes an event from a piece of a reply. The feed itself is an observer, which makes events from
+    tool calls: add it to the `Recorder` that writes the trace of the turns.
 
     Args:
         put: Called with each event, in the thread of the turn. It must not block or raise. It must not add

@@ -162,7 +162,7 @@ Server: TypeAlias = ToolServer | str | Sequence[str]
 
 
 class _SharedClient:
-    """Holds the program's only `ToolClient`, made at the first call, and the server that it connects to."""
+    """Holds the program's only `ToolClient`, which the first `get` makes, and the server to connect to."""
 
     def __init__(self) -> None:
         # The lock is reentrant, because a signal handler may call a tool in the thread that holds the lock.

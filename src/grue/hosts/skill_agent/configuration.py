@@ -64,8 +64,8 @@ class AgentConfig(Struct, kw_only=True):
             if it were not configured.
         mcp_enabled: Whether to connect the servers.
         tool_call_timeout_s: Time limit of a tool call.
-        on_connect_failure: What happens if a server cannot be connected. The run goes on in any case: with
-            `skip` without this server, with `raise` without any MCP server.
+        on_connect_failure: What happens if a server cannot be connected. `skip`: the run goes on without this
+            server. `raise`: the run goes on without any MCP server.
         reconnect: Whether a server that has died is connected again, at most once.
         limits: The limits of a run.
         on_step_failure: What happens after a step has failed. `continue`: the model reads the error. `stop`:
@@ -76,7 +76,8 @@ class AgentConfig(Struct, kw_only=True):
             actions have names such as `agent.write_file`, tools of MCP servers `server.tool`.
         skills: The folder of skills; `None` if the agent has no skills.
         skill_servers: The servers that may offer skills of their own. Only approved skills are used.
-        restrict_tools: Whether all tools are denied that the skill in use does not name in `allowed-tools`.
+        restrict_tools: Whether, while a skill is in use, every tool is denied that the skill does not name in
+            `allowed-tools`.
         workspace: The folder in which files are read and written.
         instructions: Added to the prompt.
         path: The file that the settings were read from; `None` if they were made in Python.

@@ -529,7 +529,8 @@ class _Calls:
                 return self._by_id.get(call_id)
             return self._calls[-1]
         latest = self._by_index.get(_key(index))
-        # Another id with the same index means another call: some servers give all calls the same index.
+        # If the id differs, this is another call, even with the same index: some servers give all calls one
+        # index.
         if latest is None or not (call_id and latest.id) or latest.id == call_id:
             return latest
         other = self._by_id.get(call_id)

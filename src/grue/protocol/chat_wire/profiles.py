@@ -226,7 +226,7 @@ def _for_model(profile: WireProfile, model: str) -> WireProfile:
     if profile in (OPENAI, OPENAI_CHAT) and _REASONING.search(model):
         profile = replace(profile, system_role="developer", sampling=frozenset({"max_tokens"}))
     if _NO_INSTRUCTIONS.search(model):
-        return replace(profile, system_role="user")  # at any endpoint, because gateways serve o1-mini too
+        return replace(profile, system_role="user")  # for every profile: gateways serve o1-mini too
     if profile == OPENAI and _UNREASONING.search(model):
         return replace(profile, reasoning="none")
     return profile

@@ -22,7 +22,8 @@ def strict_format(answer: m.AnswerSchema) -> m.JsonObject:
     try:
         return {"name": name, "strict": True, "schema": strict_schema(answer.schema)}
     except ValueError:
-        # Without `strict`, endpoints take any schema as a hint, and the host's check decides.
+        # Without `strict`, endpoints accept any schema, but do not enforce it. The host's check of the answer
+        # finds what does not fit.
         return {"name": name, "schema": answer.schema}
 
 

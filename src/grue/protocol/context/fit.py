@@ -117,7 +117,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
         return ContextItem(tokens=self.estimate(size))
 
     def item_of(self, item: m.ConversationItem, named: Tools) -> ContextItem:
-        """Return the estimated size of a part of the conversation."""
+        """Return a part of the conversation as a `ContextItem`, with its estimated size."""
         tokens = self.estimate(text_bytes(item)) + sum(map(_attachment_tokens, _attachments(item)))
         match item:
             case m.ToolMessage(call_id=call_id):
@@ -208,7 +208,7 @@ def _corrected(part: ContextItem, factor: float) -> ContextItem:
 
 
 def _merge(items: Iterable[ContextItem]) -> list[ContextItem]:
-    """Merge neighbours that cannot be cleared; about as many items remain as there are results to clear."""
+    """Merge neighbours that cannot be cleared. Small results are merged, too: clearing one frees little."""
     merged: list[ContextItem] = []
     for item in items:
         kept = item
@@ -423,7 +423,11 @@ def without_oldest(ledger: ContextLedger, most: int) -> tuple[ContextLedger, flo
 
 
 def _share(sizes: Sequence[int], most: int) -> int:
-    """Return the size to cut larger items to, so that all together have at most `most`; `sizes` is sorted."""
+    """Return the size to which larger items have to be cut, so that all items together have at most `most`.
+
+    `sizes` are the sizes of the items, in ascending order. The result of a cut is never smaller than
+    `_SHORTEST_RESULT`, even if the items then have more than `most`.
+    """
     left = most
     for done, size in enumerate(sizes):
         share = left // (len(sizes) - done)

@@ -267,7 +267,7 @@ class History:
     def branch(self) -> "History":
         """Return a copy. Entries that are added to the copy or to the original do not change the other.
 
-        If the history has a ledger, so has the copy, but the copy's ledger saves nothing.
+        If the history has a ledger, so has the copy, but the copy's ledger does not write to a file.
         """
         other = History(None if self.ledger is None else self.ledger.branch())
         other.entries = [*self.entries]

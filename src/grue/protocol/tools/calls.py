@@ -392,7 +392,7 @@ class Calling(Struct, frozen=True):
 
     Attributes:
         batch: The batch that is under way.
-        position: Position in the batch of the call that was made last, from 0.
+        position: The call's position in `batch.calls`, from 0.
     """
 
     batch: m.CallTools

@@ -338,8 +338,8 @@ def _anchors(schema: m.JsonObject) -> dict[str, m.JsonObject]:
         outside = (str(part[key]) for key in _REFERENCES if isinstance(part.get(key), str))
         own = any(isinstance(part.get(key), str) for key in ("$schema", "$id"))
         if own or not all(reference.startswith("#") for reference in outside):
-            # A reference to something outside may name the meta-schema of a JSON Schema dialect. The
-            # validator has copies of the meta-schemas, and how long a check against one takes is not known.
+            # The validator itself has the meta-schemas of the JSON Schema dialects. A schema may refer to
+            # one of them, and then it is not known how long a check can take.
             raise NotCheckedError("it refers to something outside, or is made of several schemas")
         for key in ("$anchor", "$dynamicAnchor"):
             name = part.get(key)

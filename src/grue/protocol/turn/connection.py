@@ -60,7 +60,7 @@ class Disabled(Struct, frozen=True, tag=True):
 
 
 class Connecting(Struct, frozen=True, tag=True):
-    """An attempt is under way.
+    """The session is trying to connect to the server.
 
     Attributes:
         attempt: Number of the attempt within the turn, from 1.
@@ -80,7 +80,7 @@ ConnectionState: TypeAlias = Settled | Connecting
 
 
 class ConnectRequested(Struct, frozen=True, tag=True):
-    """A turn needs the server. `at_s` is the time by a clock that all events use."""
+    """A turn needs the server. `at_s` is the time now, by the same clock as in all other events."""
 
     policy: FailurePolicy
     at_s: float = 0.0

@@ -60,7 +60,10 @@ def cut_off(
 
 
 def tasks_of(run: m.RunTurn, parked: m.TurnParked) -> tuple[m.OpenTask, ...]:
-    """Return the tasks whose results a resumed turn still had to ask for when it was parked again."""
+    """Return the unfinished tasks of a turn that `run` resumed and that was parked again as `parked`.
+
+    Empty: `run` resumed no tasks, or the turn has gone on to a later reply of the model.
+    """
     resumed = run.resumed
     same_reply = resumed is not None and resumed.parked.batches == parked.batches
     return resumed.tasks if resumed is not None and same_reply else ()

@@ -309,7 +309,7 @@ def _dropped(state: s.AwaitingDrop, event: m.ReplyDropped) -> Transition:
     turn = state.turn.count(event.usage)
     if state.failure is not None:
         return fail(turn, state.failure, unread=True)
-    # The conversation has the texts of the dropped request already, so the next request adds nothing.
+    # The dropped request has already added its texts to the conversation, so the next request adds none.
     return when_all_reported(s.AwaitingSessions(turn, (), ()))
 
 

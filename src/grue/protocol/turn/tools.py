@@ -115,7 +115,7 @@ def _placed(reply: s.JudgedReply) -> tuple[s.PlacedNote, ...]:
 
 
 def _send_runs(state: s.AwaitingTools, notes: tuple[s.CallNote, ...] = ()) -> Transition:
-    """Send the runs that may be sent now; go on with the turn if no call is left."""
+    """Send all runs that may be sent now. If no call is left to wait for, go on with the turn."""
     state, starts = start_called(state)
     state, due = _due(state)
     if notes and due:

@@ -48,9 +48,9 @@ ids may have wrapped around since its start."""
 
 
 class HostMark:
-    """Makes the marks for the servers of this process: values of RLIMIT_RTTIME.
+    """Makes the marks of the servers that this process starts. A mark is a value of RLIMIT_RTTIME.
 
-    All marks of one process begin with the same digits. A forked child gets digits of its own.
+    All marks that one host process makes begin with the same digits. A forked child gets digits of its own.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class HostMark:
         return self._digits
 
     def next(self) -> int | None:
-        """Return a new mark for a server, or `None` if marks cannot be set."""
+        """Return the RLIMIT_RTTIME value that marks a new server's processes; `None`: marks cannot be set."""
         digits = self.digits()
         return int(f"{digits}{next(self._serial) % 10**9:09d}") if digits else None
 

@@ -399,7 +399,7 @@ def _message(where: str, message: Json) -> Iterator[str]:
 
 
 def _inside(where: str, block: Json) -> Iterator[str]:
-    """Yield what is wrong with a block inside a tool result."""
+    """Yield what is wrong with the blocks that a tool result contains; nothing for another kind of block."""
     content = block.get("content")
     for number, each in enumerate(content if isinstance(content, list) else ()):
         kind = each.get("type")

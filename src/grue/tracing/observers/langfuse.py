@@ -318,7 +318,10 @@ class _LangfuseSink(SpanSink):
 
 
 def _propagation(session_id: str, trace_name: str) -> Callable[[], AbstractContextManager[Any]]:
-    """Return a function that makes a context, in which new observations get the session id and trace name."""
+    """Return a function that makes a context manager for a `with` block.
+
+    Observations that are created in the block get the session id and the trace name.
+    """
     if find_spec("langfuse") is None:  # the client is not Langfuse's own, for example in a test
         return nullcontext
     from langfuse import propagate_attributes

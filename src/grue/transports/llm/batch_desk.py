@@ -123,7 +123,10 @@ class BatchDesk:
         return [each for each in self._folder.submissions.values() if each.state != "settled"]
 
     async def _submit(self, record: Submission, *, unsure: bool = False) -> Submission:
-        """Send the file of requests. If `unsure`, it may have been sent, so look for its batch first.
+        """Send a file of requests to the provider, which makes a batch of it.
+
+        `unsure`: the provider may have received the file already. So first look for the batch in the
+        provider's list of batches.
 
         If only the end of a running batch will show whether it is the file's, send nothing and return the
         record as it is: the next `look` tries again.

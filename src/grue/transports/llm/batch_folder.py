@@ -235,7 +235,7 @@ class BatchFolder(Closing):
         return frozenset(item for item, file in self._wanted.items() if file == number)
 
     def settle(self, submission: Submission, results: Iterable[Result]) -> list[str]:
-        """Write the results for a file of requests, all at once, and return the ids of the requests."""
+        """Store the results of a submission's requests, all or none, and return the ids of the requests."""
         settled = []
         with self.using():
             with replacing(self.replies_of(submission.number), fsync=True) as file:

@@ -190,7 +190,7 @@ class Connections:
     one, whenever a request begins or ends. With 100 agents these checks took a third of the CPU time.
 
     Attributes:
-        entered: How many users the connections have. The last user closes them.
+        entered: How many users the connections have now. The last one to leave closes them.
     """
 
     def __init__(self, new: "Callable[[], Connection]") -> None:
@@ -287,7 +287,7 @@ class _Connecting:
             if info["request"].method != b"CONNECT":  # the CONNECT to a proxy is still a part of the connect
                 self.scope.deadline, self.opened = math.inf, None
                 if self._on_sent is None:
-                    self._extensions.pop("trace", None)  # no further event is needed
+                    self._extensions.pop("trace", None)  # no later event matters here
         elif event == "connection.connect_tcp.complete":
             self.opened = info["return_value"]
         elif event == "http11.receive_response_headers.started" and self._on_sent is not None:

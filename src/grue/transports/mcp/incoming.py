@@ -119,9 +119,9 @@ def _message_of(value: object) -> types.JSONRPCMessage | None:
 
 
 def is_usable(message: types.JSONRPCMessage) -> bool:
-    """Return whether the SDK can take a message.
+    """Return whether the SDK can handle a message.
 
-    The SDK's dispatcher crashes if a number in a progress notification does not fit into a float.
+    Its dispatcher crashes if a number in a progress notification does not fit into a float.
     """
     if isinstance(message, types.JSONRPCNotification) and message.method == "notifications/progress":
         return _is_progress(message.params)

@@ -324,7 +324,7 @@ def _identity(server: McpServer) -> bytes:
 
 
 def _content(path: Path) -> bytes:
-    """Return the content of a file that nobody else can have written.
+    """Return the content of a file that only this user can have written.
 
     Raises:
         OSError, ValueError: The file does not exist, is a link, is too large, is no regular file, or belongs

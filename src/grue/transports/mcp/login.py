@@ -89,7 +89,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self._show_page(returned.get("error"))
         finally:
-            self.server.came.set()  # only after the page was sent: the waiting thread then closes the server
+            self.server.came.set()  # not before the page is sent: after `wait` the server is closed
 
     def _show_page(self, refused: str | None) -> None:
         words = "You are logged in. You can close this window."

@@ -130,7 +130,7 @@ class Link:
         self._param_headers = ParamHeaders(notify)
 
     async def __aenter__(self) -> Self:
-        with library_logs_to(self._library_logged):  # the tasks that are started here keep this redirection
+        with library_logs_to(self._library_logged):  # also redirects logs of the tasks that start here
             await self._session.__aenter__()
             await self._subscriptions.__aenter__()
         return self
@@ -279,7 +279,7 @@ class Link:
 
     @property
     def protocol_version(self) -> str:
-        """The revision that was agreed on; empty: none yet."""
+        """The protocol revision that client and server have agreed on; empty: they have not agreed yet."""
         return self._session.protocol_version or ""
 
     @property
