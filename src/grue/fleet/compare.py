@@ -238,7 +238,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
         compared: The settings in which the two sets differ, each with its value in A and in B.
         cases: Number of cases that both sides have played.
         groups: Number of groups of cases; see `Options.cluster`.
-        verdict: Whether B is better: by the interval, or if there is no interval, by the sign test.
+        verdict: Which of the two is better, if any: by the interval, or if there is none, by the sign test.
         better: Number of groups in which B is better.
         worse: Number of groups in which B is worse.
         chance: The p-value of the sign test: how often a fair coin falls as unevenly as `better` and `worse`.

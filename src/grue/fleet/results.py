@@ -42,7 +42,7 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         id: The episode's id.
-        outcome: Whether the episode has a result, and if not, why.
+        outcome: Says whether the episode has a result, and if not, why.
         work: Name of the work that played the episode.
         settings: The settings that the work got.
         planned: The settings that the sweep gave, before the work added its own.

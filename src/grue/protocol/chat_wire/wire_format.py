@@ -161,7 +161,7 @@ def _without_copies(text: str) -> str:
     try:
         return _one_of_equals(text)
     except (ValueError, RecursionError):
-        # `ValueError`: the text is no JSON, or has an integer with more digits than Python converts.
+        # The text is no JSON, is nested too deeply, or has an integer with more digits than Python converts.
         return text
 
 

@@ -253,8 +253,10 @@ def read_arguments(text: str, room: int = MAX_CHARS) -> m.JsonObject | str:
         return "the reply was cut at its length limit before its arguments were whole: make the call again"
     if not text.strip():
         return {}
-    if len(text) > room:
+    if len(text) > MAX_CHARS:
         return f"the arguments are longer than {MAX_CHARS} characters: make a smaller call"
+    if len(text) > room:
+        return f"the arguments of this reply's calls are longer than {MAX_CHARS} characters: make fewer calls"
     if is_crowded(text):
         return f"the arguments hold more than {MAX_VALUES} values: make a smaller call"
     try:

@@ -329,9 +329,10 @@ def admission(headers: Mapping[str, str]) -> tuple[int, str] | None:
 
 def refusals(body: Json, owed: Owed) -> Iterator[str]:
     """Yield a text for each error in a request. A request must repeat the thinking blocks in `owed`."""
-    for field in ("model", "messages", "max_tokens"):
-        if field not in body:
-            yield f"{field}: Field required"
+    missing = [field for field in ("model", "messages", "max_tokens") if field not in body]
+    yield from (f"{field}: Field required" for field in missing)
+    if missing:
+        return
     yield from _extra("", body, _FIELDS)
     messages = body["messages"]
     if not isinstance(messages, list) or not messages:

@@ -115,7 +115,7 @@ class Link:
         self._free_slots = anyio.Semaphore(_MAX_CONCURRENT)
         self._waiting: set[anyio.CancelScope] = set()
         self._interrupt: KeyboardInterrupt | None = None
-        self._has_called = False
+        self._may_leave_session = True
         self._dispatcher: JSONRPCDispatcher[Any] = JSONRPCDispatcher(stream, stream)
         self._session = ClientSession(
             dispatcher=self._dispatcher,
@@ -315,7 +315,7 @@ class Link:
             if not await self._goes_on_without_session(error):
                 raise
             result = await self._send(method, params)
-        self._has_called |= method == "tools/call"
+        self._may_leave_session &= method != "tools/call"
         if method == "tools/list" and self._session.protocol_version == _NEWEST:
             return self._param_headers.listed(result, over_http=self.stream.over_http)
         for _ in range(_MAX_INPUT_ROUNDS):
@@ -329,13 +329,14 @@ class Link:
 
         Several servers behind one address may support both the handshake and revision 2026-07-28, which has
         no sessions. Then a request may reach a server that does not know the session of another. Once a tool
-        was called, the loss is reported instead, because the session may have held state.
+        was called, the loss is reported instead, because the session may have held state. A second loss is
+        reported, too.
         """
         fault = error.data
         lost = isinstance(fault, WireFault) and fault.cause == SESSION_LOST.cause
-        if not lost or self._has_called:
+        if not lost or not self._may_leave_session:
             return False
-        self._has_called = True  # so that there is no second try
+        self._may_leave_session = False
         self.stream.leave_session()
         try:
             await self._session.discover()
