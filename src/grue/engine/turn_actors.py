@@ -169,7 +169,7 @@ class GoesOn(Struct, frozen=True, kw_only=True):
 
 
 class _Mailboxes(dict[m.ServerName, Mailbox[m.SessionCommand]]):
-    """The mailboxes of sessions. `start` makes each one when it is looked up first, and starts its actor."""
+    """The mailboxes of sessions. The first lookup of a server calls `start`, which starts its session."""
 
     def __init__(self, start: Callable[[m.ServerName], Mailbox[m.SessionCommand]]) -> None:
         super().__init__()

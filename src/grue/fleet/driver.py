@@ -6,12 +6,13 @@
                    ├─ waiting ──▶ running          when the episode's batch has ended; see `batches.py`
                    └─ interrupted, unpaid ─▶ missing   played when the same command is run again
 
-A lost worker, an unreachable endpoint and a server that does not start are infrastructure. An error of the
-model, the game (of a host that plays one) or the work is a result. If the last twenty attempts all failed in
-the same way at the same endpoint, the fleet pauses, because more attempts would probably fail too.
+An attempt fails because of the infrastructure if its worker is lost, the endpoint cannot be reached, or a
+server does not start. An attempt is unpaid if the budget refuses one of its requests. An error of the model,
+the work, or the game that the work plays is a result: the episode has failed. If the last twenty attempts all
+failed in the same way at the same endpoint, the fleet pauses, because more attempts would probably fail too.
 
 The work of an episode is somebody else's code, and can do anything to its worker and to the episode's folder.
-So a reported result counts only if its commit is in the episode's folder, and if the folder cannot be read or
+So a reported result counts only if its commit is in the episode's folder. If the folder cannot be read or
 written, only this episode fails. The run ends early only if the fleet's folder is gone, the disk is full, or
 no worker starts.
 

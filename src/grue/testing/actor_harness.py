@@ -533,7 +533,7 @@ def _deadlock_text(loop: asyncio.AbstractEventLoop) -> str:
 
 
 def _place(task: "asyncio.Task[Any]") -> str:
-    """Return the line at which a task waits, outside the code of libraries."""
+    """Return the line at which a task waits: the innermost one that is not in a library."""
     frames = list(_frames(task.get_coro()))
     ours = [each for each in frames if not any(name in each.f_code.co_filename for name in _LIBRARIES)]
     if not (ours or frames):

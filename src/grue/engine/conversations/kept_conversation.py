@@ -126,7 +126,7 @@ class EarlierResults:
         return None
 
     def branch(self) -> "EarlierResults":
-        """Return a copy with the results so far. Results of later turns are not added to both."""
+        """Return a copy of the results so far. Later turns of one do not add results to the other."""
         copy = EarlierResults(self._turns)
         with self._lock:
             copy._kept, copy._bytes = {**self._kept}, self._bytes

@@ -165,7 +165,7 @@ def split_thoughts(text: str) -> tuple[str, str]:
 
 
 def _marks_at(text: str, at: int) -> tuple[str, str] | None:
-    """Return the opening and closing marks of thoughts that begin at `at`, or `None` if none begin there."""
+    """If thoughts begin at position `at`, return their opening and closing marks, otherwise `None`."""
     return next((pair for pair in _THOUGHTS if text.startswith(pair[0], at)), None)
 
 

@@ -432,7 +432,10 @@ BatchTransition: TypeAlias = tuple[BatchState, tuple[BatchCommand, ...]]
 
 
 def begin_batch(batch: m.CallTools, *, connected: bool = True) -> BatchTransition:
-    """Return the first state of a batch and its first commands; `connected`: the session has a server."""
+    """Return the first state of a batch and its first commands.
+
+    `connected`: whether the session's server is alive. If it is not, all calls of the batch are skipped.
+    """
     if connected:
         return _next_call(batch, 0)
     return NoBatch(), _skipped(batch, 0, tool_results.SKIPPED_AFTER_DEATH)

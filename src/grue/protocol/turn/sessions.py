@@ -360,7 +360,7 @@ def _drop(turn: Turn, reason: str) -> m.DropCompletion:
 
 
 def _is_kept(call: m.ToolCall, offered: Iterable[m.ToolDefinition], turn: Turn) -> bool:
-    """Return whether the tool that a call names is defined in `offered` as in the servers' real listings."""
+    """Return whether a call's tool has the same definition in `offered` and in the servers' real listings."""
     before = {tool.name: tool for tool in offered}
     now = {tool.name: tool for tool in turn.callable}
     name = named_call(call).name if turn.searching else call.name

@@ -123,7 +123,7 @@ class HostGuard:
                 shell.wait()
 
     def forget(self) -> None:
-        """In a forked child, drop the parent's guard: the servers are the parent's."""
+        """Drop the guard. A forked child calls this, because guard and servers belong to its parent."""
         shell, self._shell = self._shell, None
         self._lock = threading.Lock()  # another thread may have held the old lock at the fork
         self._groups = set()

@@ -20,7 +20,7 @@ _HARMLESS: Final = re.compile(r"\becho\b|(?<![a-z])echo(?![a-z])", re.IGNORECASE
 
 
 class ThinkingTool(Struct, frozen=True):
-    """A tool that takes a thought. The thought's text goes into the argument called `carrier`."""
+    """A tool that takes a thought. `carrier` is the name of the argument for the thought's text."""
 
     name: str
     parameters: m.JsonObject

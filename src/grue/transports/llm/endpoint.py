@@ -279,7 +279,7 @@ class ReplyRoom(Protocol):
         """
 
     def read(self, model: str, outcome: RequestOutcome) -> None:
-        """Count the cost of a reply from the batch that has been read."""
+        """Count the cost of a batch's reply, which the caller has read."""
 
 
 reply_room: ContextVar[ReplyRoom | None] = ContextVar("reply_room", default=None)
