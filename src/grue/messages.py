@@ -1535,7 +1535,7 @@ class FinalForced(TurnNote, frozen=True, kw_only=True):
 
 
 class RepairRequested(TurnNote, frozen=True, kw_only=True):
-    """agent: the final answer was refused, and the agent asks the model once more."""
+    """agent: the final answer was not accepted, so the agent asks the model once for another answer."""
 
     reason: str
 

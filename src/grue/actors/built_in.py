@@ -1,7 +1,7 @@
 """The actor of the built-in tools: answers calls of tools that grue serves itself.
 
-To the agent it is one more tool server, so calls of these tools are batched, recorded, replayed and counted
-like any other. It has no session: it takes `CallTools` only.
+To the agent this actor is one more tool server, so calls of built-in tools are batched, recorded, replayed
+and counted like any other calls. The actor has no session to open or close: it accepts only `CallTools`.
 """
 
 from collections.abc import Callable, Mapping

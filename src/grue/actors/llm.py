@@ -589,12 +589,11 @@ class LlmActor(Actor[m.LlmCommand]):
     ) -> None:
         """Ask the model in another task, and read the mailbox meanwhile, for a `DropCompletion`.
 
-        After the reply has come, this method goes on waiting for the next message, because a cancelled
-        `mailbox.receive()` may lose a message. The wait always ends, because the agent sends a further
-        message or closes the mailbox.
+        When the reply has come, `mailbox.receive()` is not cancelled, because that may lose a message. This
+        method waits until it returns. It always returns: the agent sends a message or closes the mailbox.
 
-        A drop cancels only the exchange with the endpoint. Before the exchange, the request's items are added
-        to the conversation without interruption; after it, the reply is kept and reported completely.
+        A drop cancels only the exchange with the endpoint. It interrupts neither the adding of the request's
+        items to the conversation, before the exchange, nor the report of the reply, after it.
         """
         asked = await self._ask(command, envelope)
         droppable = anyio.CancelScope()

@@ -107,7 +107,7 @@ def add_server(adding: Adding) -> bool:
 
 
 def _own(adding: Adding, folder: Path) -> descriptions.Described | None:
-    """Return the server if the source is a script of the user, or a URL with `--use remote`; else `None`."""
+    """Describe the user's own script, or the server at a URL (`--use remote`); `None`: any other source."""
     source = Path(adding.source)
     if adding.kind == "remote" and "://" in adding.source:
         name = adding.name or descriptions.default_name(_address(adding.source).hostname or "")

@@ -62,7 +62,7 @@ class Commands(TyperGroup):
         return _show_values(super().get_params(ctx))
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        """Parse the group's arguments. The text of a usage error is escaped and redacted."""
+        """Parse the group's arguments. In a usage error's text, escape control characters, redact secrets."""
         with _plain_usage_errors():
             return super().make_context(*args, **kwargs)
 

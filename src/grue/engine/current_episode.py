@@ -107,8 +107,8 @@ class Episode:
         return call.result()
 
     async def _watch(self, call: Call[T]) -> None:
-        # The thread only waits. It has a limiter of its own, so that it does not take one of the worker
-        # threads that the caller's event loop has for other work.
+        # Wait in a thread with a limiter of its own. With anyio's default limiter, the waiting thread would
+        # take one of the worker threads that the caller's event loop has for other work.
         thread = anyio.CapacityLimiter(1)
         try:
             await anyio.to_thread.run_sync(wait, [call], abandon_on_cancel=True, limiter=thread)

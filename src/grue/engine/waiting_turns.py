@@ -139,7 +139,7 @@ class _Room(Struct, frozen=True, kw_only=True):
         raise RequestPostponed(item)
 
     def read(self, model: str, outcome: RequestOutcome) -> None:
-        """Do nothing, because the turn itself counts the cost of the reply."""
+        """Do nothing: the turn counts the cost of a request's reply itself."""
 
 
 class _Turns(Generic[T]):

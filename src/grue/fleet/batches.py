@@ -105,7 +105,10 @@ class EpisodeRoom:
 
     @property
     def asks_otherwise(self) -> bool:
-        """Whether the attempt has so far not made the request whose reply arrived last."""
+        """Whether the newest reply belongs to a request that this attempt has not made.
+
+        Then the attempt does not repeat the requests of the attempt before, which had made this request.
+        """
         return bool(self._last) and self._last in self._results and self._last not in self._read
 
     async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> Answered | Fault:

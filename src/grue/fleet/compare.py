@@ -741,11 +741,11 @@ def _turned(found: Interval, lower_is_better: bool) -> Interval:
 def cell_axes(settings: Sequence[m.JsonObject], most: int, axes: Sequence[str] = ()) -> list[str]:
     """Return the names of the settings that split the episodes into the cells of a table.
 
-    These are all settings that differ between the episodes, if they make at most `most` cells. Otherwise
-    settings are taken one by one: first those in `axes` (for a sweep, the keys of its `grid`), then the
-    others; in both parts, settings with fewer values come first. This stops before there are more than `most`
-    cells, or too few cases in a cell for a confidence interval. A setting that was not taken, such as the
-    question, has several values within a cell, and the cell's mean is over all of them.
+    If all settings that differ between the episodes make at most `most` cells, return all of them. Otherwise
+    take settings one by one: first those in `axes` (for a sweep, the keys of its `grid`), then the others; in
+    both groups, settings with fewer values first. Stop before there are more than `most` cells, or too few
+    cases in a cell for a confidence interval. A cell then contains episodes with different values of the
+    settings that were not taken, such as the question.
     """
     values = _values_of(settings)
     differing = [name for name in values if len(values[name]) > 1 and name not in _NO_CELL]

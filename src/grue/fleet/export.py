@@ -145,8 +145,8 @@ class Samples:
     def _see(self, envelope: EpisodeEnvelope, talks: TalkReader) -> Sample | None:
         """Read the next message; return the sample that it completes, if it completes one."""
         body = envelope.body
-        # Remove a request from `_asked` only when its reply arrives. Other messages have the request as their
-        # cause too, such as the report that the request is sent again.
+        # Remove a request from `_asked` only when its reply arrives, not at any message that it has caused:
+        # the report that the request is sent again has the same cause.
         replied = isinstance(body, m.CompletionReceived)
         request = self._asked.pop(envelope.cause or 0, None) if replied else None
         talks.see(envelope)

@@ -224,7 +224,7 @@ def turns_in(folder: Path) -> Iterator[TurnToFork]:
 def _turns_of(path: Path) -> Iterator[TurnToFork]:
     found: dict[int, TurnToFork] = {}  # by the number of the turn's first message
     # Each resumption of a parked turn records another `RunTurn`. `parts` maps the number of each `RunTurn` to
-    # the number of the turn's first one.
+    # the number of the first `RunTurn` of the same turn.
     parts: dict[int, int] = {}
     last: dict[int, int] = {}  # by the turn's number
     forks: set[int] = set()

@@ -170,9 +170,10 @@ def smallest_detectable(interval: Interval) -> float:
 
 
 def times_more(interval: Interval, difference: float) -> float:
-    """Return how many times as many cases are needed for four of five comparisons to find `difference`.
+    """Return the factor by which the number of cases must grow to find a true difference of `difference`.
 
-    `interval` is from the comparison that was made. The sign of `difference` does not matter.
+    With that many cases, four of five comparisons find it. `interval` is the result of the comparison that
+    was made. The sign of `difference` does not matter.
     """
     if not difference:
         return math.inf

@@ -161,7 +161,7 @@ _links: list[object] = []
 
 
 def _leave() -> NoReturn:
-    # Do not end the servers here: a separate process, the guard, ends them when this process is gone.
+    # End this process at once. Another process, the guard, then ends the servers that this one has started.
     os._exit(1)
 
 

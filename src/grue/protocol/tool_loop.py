@@ -105,7 +105,7 @@ def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
         case _, m.ToolsPresumed() if not isinstance(state, s.Idle):
             return sessions.presume(state, event)  # rule 10: presumed tools
         case s.AwaitingSupport() | s.AwaitingSessions(asking=True), m.ToolSupportChecked():
-            # rule 8: the model was checked
+            # rule 8: the result of the check of the model
             return sessions.supported(state) if event.supported else sessions.unsupported(state, event)
         case s.AwaitingSessions(), m.SessionOpened() | m.McpDisabled() if event.server in state.pending:
             return sessions.reported(state, event)  # rule 8: wait for all sessions and the check

@@ -189,7 +189,7 @@ def _of_table(table: Mapping[Any, Any]) -> Sandbox:
 
 
 def _of_vscode(table: Mapping[Any, Any]) -> Sandbox:
-    """Read VS Code's table, see `sandbox_of`.
+    """Read a table in the form of VS Code's MCP configuration; `sandbox_of` shows an example.
 
     The program may write only the paths in `allowWrite`. If `allowRead` is missing or empty, the program may
     read all files.

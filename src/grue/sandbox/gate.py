@@ -234,7 +234,10 @@ class Gate:
             return 0
 
     def _hands_over(self, key: int, asked: "_Asked") -> bool:
-        """Pass a connection that may block to a thread of its own, and return whether that was done."""
+        """Start a thread that makes the connection, if connecting may block. Return whether one was started.
+
+        No thread is started while `_MOST_CONNECTIONS` are open.
+        """
         leads_on = self._unix if asked.place is None else asked.place != ("127.0.0.1", self.port)
         waits = leads_on and os.get_blocking(asked.socket.fileno())
         with self._changed:

@@ -372,10 +372,14 @@ def _workspace(cwd: str) -> str:
 
 
 def _refuse_planted_interpreter(chain: Sequence[str], written: Sequence[str]) -> None:
-    """Refuse a program in one of the folders `written` if its link or `#!` line names a file outside of them.
+    """Refuse a link or script in one of the folders `written` that leads to a program outside of them.
 
-    The boxed program could have written the link or the line, so that its next box opens that file.
-    Well-known interpreters are allowed.
+    The boxed program can write there. It could have made the link, or the `#!` line of the script, so that
+    its next box opens the other file. Well-known interpreters are allowed.
+
+    Args:
+        chain: The path of the program, and the paths to which links and `#!` lines lead from there.
+        written: The folders that the boxed program may write.
     """
     for path, then in itertools.pairwise(chain):
         changeable = any(within(path, each) or within(real_path(path), each) for each in written)

@@ -149,7 +149,7 @@ def _about_path(path: str, rules: tuple[Rule, ...], broken: Sequence[str], *, wr
     folder = real if real in broken else os.path.dirname(real)  # noqa: PTH120
     access = [rule.access for rule in rules if within(real, os.path.realpath(rule.path))]
     if any(each & WRITE_FILE for each in access):
-        return None  # the box opens this path, so the file's own permissions refuse it
+        return None  # the box allows writing here, so the refusal came from the file's own permissions
     if folder in broken and not access:
         return (
             f"Its box does not open {path}: it hides something in {folder}, so it opens only what was there"

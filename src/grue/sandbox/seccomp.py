@@ -256,7 +256,7 @@ def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
 
 
 def _sockets(wanted: Wanted) -> list[bytes]:
-    """Return the check of `socket(family, type, protocol)`: allow what is in `rows`, refuse all else."""
+    """Return the check of `socket(family, type, protocol)`: allow only the kinds that `wanted` asks for."""
     rows: list[tuple[int, int, int]] = []
     if wanted.unix_sockets:
         rows += [(_AF_UNIX, kind, 0) for kind in (_STREAM, _DGRAM, _SEQPACKET)]

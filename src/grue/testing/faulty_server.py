@@ -423,9 +423,9 @@ def _sleep_for_ever() -> None:
 
 
 def _flags_of_this_start(flags: argparse.Namespace) -> argparse.Namespace:
-    """Return `flags`, or the defaults, without faults, if `--only-in` excludes this start of the server.
+    """Return the flags for this start of the server: `flags`, or the defaults, which cause no faults.
 
-    `--only-in` names the starts that have faults by number, and a file that counts the starts.
+    `--only-in 1,3 FILE` asks for faults only in the first and the third start. `FILE` counts the starts.
     """
     if flags.only_in is None:
         return flags

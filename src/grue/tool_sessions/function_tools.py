@@ -405,7 +405,7 @@ def _is_title(text: str) -> bool:
 
 
 def _heading(line: str) -> str:
-    """Return the title of the Google section that a line begins; empty if it begins none."""
+    """Return the title if a line begins a section in Google's form, such as `Args:`; otherwise empty."""
     title, colon, rest = line.rstrip().lower().rpartition(":")
     return title if colon and not rest and _is_title(title) else ""
 

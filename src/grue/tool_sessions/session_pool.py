@@ -451,7 +451,7 @@ class LeasedConnection(_SessionUser):
         return await self._answer(self._open.connection.call(tool, arguments, limit_s))
 
     async def finish_task(self, tool: str, task: m.ToolTask, timeout_s: float) -> m.ToolCallResult:
-        """Wait until no process of an earlier turn is alive, then ask for the task's result."""
+        """Wait until no process of an earlier turn is alive, then wait for the result of the MCP task."""
         await self._pool.wait_closed()
         limit_s = self._request.within(timeout_s)
         return await self._answer(finish_task(self._open.connection, tool, task, limit_s))

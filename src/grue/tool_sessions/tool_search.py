@@ -92,7 +92,7 @@ class ToolIndex:
         norm = _K1 * (1 - _B + _B * length / self._mean)
         total = 0.0
         for found in wanted.values():
-            # Each word of the query adds one score: the highest of the scores of the words that stand for it.
+            # Several words of the index may stand for one word of the query. Only the best of them counts.
             total += max(
                 (
                     weight * self._rarity(each) * counts[each] * (_K1 + 1) / (counts[each] + norm)
@@ -133,9 +133,9 @@ class ToolSearcher:
         return tool_results.success({"tools": [_told(tool) for tool in found]})
 
     def call_tool(self, arguments: m.JsonObject) -> m.ToolCallResult:
-        """Answer a call of `call_tool` that names no known tool: suggest similar names.
+        """Answer a call of the tool `call_tool` whose `name` is no known tool: suggest similar names.
 
-        A call that names a known tool does not come here: the agent has it sent to the tool's server.
+        If `name` is a known tool, this method is not called: the agent sends the call to the tool's server.
         """
         name = arguments.get("name")
         if not isinstance(name, str) or not name:

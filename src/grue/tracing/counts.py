@@ -73,9 +73,9 @@ class TurnCounts:
             self._ended(envelope.body, round(envelope.t - ended.step.start_s, 6), clock.phases)
 
     def _begin_and_end(self, turn: int, changes: Sequence[StepChange]) -> StepEnded | None:
-        """Start a clock if a turn begins. If the message ends it, as `TurnCompleted` does, return the end.
+        """Start a clock if a turn begins. Return the turn's end if a message reports it (`TurnCompleted`).
 
-        For a turn that was killed or crashed, no message reports the end: only drop its clock.
+        No message reports the end of a turn that crashed or was killed. Then only drop the turn's clock.
         """
         ended = None
         for change in changes:
@@ -292,7 +292,7 @@ class EpisodeTally:
                 self.servers[body.server].numbers["deaths"] += 1
 
     def _settle(self, envelope: Envelope[Any], how: str) -> None:
-        """Add a call that has ended to the count `how` of its tool. Then forget the call's tool."""
+        """Add one to the count `how`, such as "errors", of the tool whose call has ended. Forget the call."""
         tool = self._tool(envelope)
         tool.numbers[how] += 1
         if not isinstance(envelope.body, m.ToolSkipped):

@@ -234,7 +234,7 @@ def serving(feed: LiveFeed, port: int = 0) -> Iterator[LiveServer]:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers requests for the page, its pieces, its images and the mark, and stores a mark."""
+    """Answers GET requests for the page, pieces of the trace, images and the mark. A POST stores a mark."""
 
     server: LiveServer
     server_version = "grue"

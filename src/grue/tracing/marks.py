@@ -70,9 +70,10 @@ def require_name(word: str) -> None:
 
 
 def place_of_marks(trace: Path) -> tuple[Path, int]:
-    """Return the folder `RUN` for a trace's marks, and the number N if the trace is in a folder `attempt-N`.
+    """Return the folder below which a trace's marks are stored, and the number of the trace's attempt.
 
-    The number is 0 if the trace is not in a fleet.
+    In a fleet, the trace is in a folder `EPISODE/attempt-N`: return `EPISODE` and N. Any other trace: return
+    its own folder and 0.
     """
     run = trace.absolute().parent
     match = _ATTEMPT.fullmatch(run.name)

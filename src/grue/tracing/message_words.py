@@ -248,7 +248,7 @@ def failure_words(failure: m.TurnFailure) -> FailureWords:
             assert_never(never)
 
 
-# --- Functions for the table that take more than a line ---
+# --- Functions that `_TABLE` calls to make a message's text, if one expression is not enough ---
 
 
 def _run(body: m.RunTurn) -> str:
@@ -469,7 +469,7 @@ def _any_fields(body: Struct) -> str:
     )
 
 
-# --- Functions for the table: log lines, and notes for spans ---
+# --- Functions that `_TABLE` calls to make log lines and the notes of spans ---
 
 _FORCED = {
     "max_iterations": "the last tool iteration",
@@ -529,7 +529,7 @@ def _log_crashed(body: ActorFailed) -> LogLine:
 
 
 def crash_verdict(crash: ActorFailed) -> Verdict:
-    """Return the verdict on a turn whose actor crashed."""
+    """Return the verdict for a span of a turn in which an actor crashed."""
     return Verdict("error", "actor_crashed", f"{crash.actor}: {crash.error}")
 
 

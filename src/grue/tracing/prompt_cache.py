@@ -466,7 +466,7 @@ class CachedPrompts:
         try:
             talk.encoded.close(end)
         except ValueError:
-            talk.whole = False  # a secret in an id was redacted, or the trace is damaged
+            talk.whole = False  # a secret in a call's id was redacted, or the trace is damaged
 
 
 class _Compared(Struct, frozen=True):
@@ -502,7 +502,7 @@ def _unmarked(profile: WireProfile) -> WireProfile:
 
 
 def _system_bytes(encoded: EncodedConversation, messages: bytes) -> int:
-    """Return the size in bytes of the system text at the beginning of the messages; 0 if it is not there."""
+    """Return how many bytes of the encoded `messages` are the system text; 0: there is no system text."""
     first = encoded.history.entries[0] if encoded.history.entries else None
     texts = (
         [item for item in first.items if isinstance(item, m.SystemText)] if isinstance(first, m.Said) else []

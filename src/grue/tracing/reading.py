@@ -102,7 +102,7 @@ def _class_for(
 
 
 def _usable(name: str, base: type[Fact]) -> bool:
-    # A field must not replace an attribute that readers use, such as `summary`.
+    # `hasattr`: a field must not replace an attribute of `Fact` that readers use, such as `summary`.
     plain = _NAME.fullmatch(name) is not None and not keyword.iskeyword(name)
     return plain and not name.startswith(("_", "field_")) and not hasattr(base, name)
 

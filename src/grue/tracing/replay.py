@@ -294,7 +294,7 @@ def replay_agent(turn: AgentTurn, changes: Changes) -> AgentReplay:
         if replay.divergence is None:
             return replay
         best = max(best or replay, replay, key=lambda each: each.compared)
-    # In an invalid trace, no order of the events may be possible: then take the order of the mailbox.
+    # An invalid trace may allow no order of the events. Then use the order in which they were recorded.
     return best or AgentReplay(turn, changes, turn.inbox)
 
 

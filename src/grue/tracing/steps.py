@@ -68,7 +68,8 @@ class StepEnded(Struct, frozen=True):
     """An attempt at a step is over.
 
     Attributes:
-        reported: Whether the current message reports the end of the step. Otherwise the step was abandoned.
+        reported: `True`: a message reports the end of the attempt. `False`: none does, for example because
+            the turn or the trace ended first.
         retried: Whether another attempt follows.
     """
 
@@ -167,7 +168,7 @@ class StepTracker:
                 self._end(("session", turn, server))
 
     def _question(self, kind: StepKind, envelope: Envelope[Any]) -> Hashable:
-        """Return the key of the request that a reply answers; `None`: no such request is under way."""
+        """Return the key of the request whose reply is in `envelope`; `None`: it is not under way."""
         if envelope.cause is not None:
             return (kind, envelope.cause)
         number = getattr(envelope.body, "request", None)

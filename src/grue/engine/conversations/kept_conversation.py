@@ -260,7 +260,7 @@ class KeptConversation:
 
     @classmethod
     def loads(cls, text: str) -> "KeptConversation":
-        """Continue a conversation that `dumps` has returned as text. It is in memory only."""
+        """Make a conversation from a text that `dumps` has returned. It is kept in memory, without a file."""
         # A text that was stored elsewhere may have lost its last newline. Add the newline, because a last
         # line without one is ignored.
         return cls._of(read_conversation(Path("the text"), text.rstrip("\n").encode() + b"\n"))
@@ -488,7 +488,7 @@ class KeptConversation:
             return b"\n".join([msgspec.json.encode(header), *lines, b""]).decode()
 
     def _whole(self) -> tuple[FileHeader, tuple[bytes, ...]]:
-        """Return the first line of a new file, and the lines after it."""
+        """Return the header and the further lines of a new file that holds the whole conversation."""
         history, ledger = self.history, self.ledger
         calls = {
             call.call_id
@@ -532,7 +532,10 @@ class KeptConversation:
             self._file = None
 
     def _require_saved(self) -> None:
-        """Raise the error of a failed write, until the conversation is saved to another file."""
+        """Raise the error of an earlier write that failed, if there is one.
+
+        The error stays until the conversation is saved to another file.
+        """
         if self._failed is not None:
             raise self._failed
 

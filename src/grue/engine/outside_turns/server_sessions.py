@@ -3,7 +3,7 @@
 A `ToolClient` keeps its `ServerSessions` open until its block is left. A `Runner` makes new `ServerSessions`
 for each call outside turns. Each session in them is an `OwnedSession`.
 
-The public methods of `ToolClient` and `Runner` for this are in `tool_access.py`.
+`ToolClient` and `Runner` inherit their public methods for these calls from `ToolAccess` (`tool_access.py`).
 """
 
 import asyncio

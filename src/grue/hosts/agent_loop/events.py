@@ -106,5 +106,5 @@ class EventFeed:
 
     def _ended(self, call_id: str, result: m.ToolCallResult, duration_s: float | None = None) -> None:
         name = self._names.get(call_id)
-        if name is not None:  # `None`: this feed has seen neither the model's call nor the start of the call
+        if name is not None:  # `None`: the feed saw neither the reply with the call nor the call's start
             self._put(ToolEnded(call_id=call_id, name=name, result=result, duration_s=duration_s))

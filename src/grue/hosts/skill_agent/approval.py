@@ -118,8 +118,8 @@ class Judge(Struct, kw_only=True):
     def _tool(self, action: PlannedAction) -> m.ToolDefinition | None:
         if action.type != MCP_CALL:
             kind = self.run.registry.types.get(action.type)
-            # A new reply with an unknown action is refused. So this reply is in the trace of a run that is
-            # resumed, and the program that began the run had other actions.
+            # A new reply with an unknown action was refused before. So this reply was read from the trace of
+            # a run that is resumed, and the program that began the run had other actions.
             if kind is None:
                 raise MCPConfigError(
                     f"The run has planned the action {action.type!r}, which this program does not have."

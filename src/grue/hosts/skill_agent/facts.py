@@ -52,7 +52,7 @@ class EventFact(Fact, frozen=True, kw_only=True):
         return severities.get(self.level, "")
 
     def mark(self) -> str:
-        """Return the event's name in words if its level is not `info`; otherwise an empty text."""
+        """Return `event` with spaces for underscores; empty if the level is `info`."""
         return "" if self.level == "info" else self.event.replace("_", " ")
 
     def log_lines(self) -> tuple[LogLine, ...]:

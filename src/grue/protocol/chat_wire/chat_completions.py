@@ -303,7 +303,8 @@ class _Call(Struct):
     Attributes:
         index: The call's index in the stream; `None`: the stream gives none.
         whole: The arguments, if they came as a JSON object and not as text.
-        closed: Whether the arguments were complete when the next call began, so that nothing may be added.
+        closed: Whether the next call has begun and the arguments were complete then. Later pieces must not
+            add to them.
         chunk: The number of the chunk that brought the call's last piece.
     """
 

@@ -391,7 +391,7 @@ class Responses(w.WireFormat):
             elif (call := calls.get(str(item.get("call_id")))) is not None:  # type: ignore[call-overload]  # NewType
                 encoded.append(item | _called(call, names))
         while encoded and encoded[-1].get("type") == "reasoning":
-            # The endpoint refuses a reasoning item that is not followed by another item.
+            # Drop reasoning at the end: the endpoint refuses it if no call or text of the same reply follows.
             encoded.pop()
         return tuple(map(to_json, encoded))
 

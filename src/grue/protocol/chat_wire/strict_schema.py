@@ -55,7 +55,7 @@ def _strict(schema: object) -> m.JsonObject:
         raise ValueError("a strict schema has no tuples and no conditions")
     # Pydantic writes both of these keywords; the dialect knows neither.
     rest = {key: value for key, value in schema.items() if key not in {"default", "discriminator"}}
-    # A reference may have no siblings, such as the description that Pydantic puts beside it.
+    # OpenAI allows no keyword beside `$ref`, but Pydantic puts a description there. Move `$ref` into `anyOf`.
     if "$ref" in rest and len(rest) > 1:
         rest["anyOf"] = [{"$ref": rest.pop("$ref")}]
     # The dialect has no `oneOf`: use `anyOf` instead. It accepts more values, but the host checks the answer

@@ -248,7 +248,7 @@ def text_of(content: object) -> str:
 
 
 def facts_of(answer: m.JsonObject) -> m.ReplyFacts:
-    """Return the ids and names in an endpoint's answer; texts that are too long to be ids are left out."""
+    """Return id, service tier and system fingerprint of an endpoint's answer; empty: missing or too long."""
     return m.ReplyFacts(
         id=_short(answer.get("id")),
         service_tier=_short(answer.get("service_tier")),

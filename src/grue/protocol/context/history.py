@@ -5,7 +5,8 @@ the runner's conversation saves it, and the reader of a trace builds it again fr
 three use the same methods:
 
 - `say` adds the texts and results that a request sends to the model.
-- `keep` takes the reply. The next `say` or `close` makes it an entry: the turn may end without reading it.
+- `keep` takes the reply. It becomes an entry only at the next `say` or `close`, because the turn may fail
+  before it has used the reply (`TurnFailed.unread`); then `close` drops it.
 - `close` ends a turn. It adds an error as the result of each tool call that has none, because providers
   refuse a conversation with an unanswered call.
 - `rewrite` replaces entries; `change` replaces them as a `ContextPolicy` requires.
@@ -376,7 +377,9 @@ def take_step(history: History, step: SaidStep) -> None:
 def items_said(
     steps: Iterable[SaidStep], end: m.TurnEnd, *, plain: bool, begun: History | None = None
 ) -> tuple[m.HistoryItem, ...]:
-    """Return the entries of a turn, without its system text, as `TurnRequest.history` takes them.
+    """Return the texts, tool results and replies of a turn, for `TurnRequest.history` of a later turn.
+
+    The system text is left out.
 
     Args:
         steps: The turn's requests and replies, in order.

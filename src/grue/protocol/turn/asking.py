@@ -173,7 +173,7 @@ def begun(run: m.RunTurn) -> Turn:
 
 
 def heard(turn: Turn, reply: m.CompletionReceived) -> Turn:
-    """Add a reply's cost to the turn, and its size and the prompt's size to the ledger."""
+    """Add a reply's usage to the turn. Enter the sizes of the reply and of its prompt in the ledger."""
     turn = turn.count(reply.usage)
     if turn.ledger is None:
         return turn

@@ -82,7 +82,8 @@ class Sent(Struct, frozen=True, kw_only=True, gc=False):
     Attributes:
         settings: The settings that the request was sent with.
         retry: The limits and the backoff.
-        clears: Whether the agent can clear the history; then an overflow is reported at once.
+        clears: Whether the agent can shorten the history. If it can, a request that is too long is reported
+            to it at once, without a retry.
         attempt: Number of the request, from 1; counted from 1 again after a cut reply.
         failed: The kinds of the failures that used up a retry, in order.
         cut: The reply that this request is to replace; `None` if it replaces none.

@@ -144,7 +144,13 @@ class Spent(Struct, frozen=True, kw_only=True):
             raise BudgetSpent(f"{what}: {reached}.\n{advice}")
 
     def left(self, episode: Budget, turn: Budget) -> Budget:
-        """Return the budget of a turn: its own or the rest of the episode's, whichever is less.
+        """Return what a turn may spend: for each limit, the turn's own or what is left of the episode's.
+
+        The lesser of the two counts.
+
+        Args:
+            episode: The budget of the whole episode.
+            turn: The turn's own budget.
 
         Raises:
             BudgetSpent: The episode's budget is spent.

@@ -120,9 +120,9 @@ def _waits(state: s.Waiting) -> m.TurnWaits:
 def waited(
     state: s.Waiting | s.AwaitingCompletion | s.AwaitingSummary,
 ) -> s.AwaitingCompletion | s.AwaitingSummary:
-    """Return the state in which a later process goes on with the reply that the turn has waited for.
+    """Return the state in which a later process takes the reply that the turn has waited for.
 
-    The turn has no sessions there: each server starts when one of its tools is called.
+    In this state no session is open. Each server starts when one of its tools is called.
     """
     then = state.then if isinstance(state, s.Waiting) else state
     turn = then.turn

@@ -433,7 +433,7 @@ def _exit_of(returncode: int) -> ServerExit:
 def _resolve(command: str, env: Mapping[str, str], cwd: str | None) -> str:
     """Return the program's absolute path. Looking for it before the spawn gives a clearer error."""
     base = cwd or "."
-    # Use strings, not `Path`s, which take ten times as long: the start of the server waits for this.
+    # Use strings: `Path`s take ten times as long, and the server cannot start before this is done.
     if not os.path.isdir(base):  # noqa: PTH112
         raise SpawnError(f"The working directory {cwd} does not exist.")
     if "/" in command:

@@ -122,7 +122,7 @@ def _notes(results: _Results) -> list[str]:
 
 
 def _rows(results: _Results) -> list[_Row]:
-    """Return the lines of all notes that were read, in the order of the files."""
+    """Return the lines with hours from all CSV files of notes that the agent has read, file by file."""
     texts = [results.output("read_file", path) or "" for path in _notes(results)]
     texts.append(results.output("mcp_call", _READ_ALL) or "")
     lines = (line for text in texts for line in csv.reader(io.StringIO(text)))

@@ -77,7 +77,7 @@ class _Maker:
         raise UnsatisfiableError("no alternative can be satisfied")
 
     def _fits(self, value: object, schema: object, depth: int) -> bool:
-        """Return whether the schema certainly accepts a scalar. `False` if that is not known."""
+        """Return whether the schema certainly accepts the scalar `value`; `False`: it may not accept it."""
         try:
             return any(_is_accepted(value, plain) for plain in self._alternatives(schema, depth))
         except UnsatisfiableError:

@@ -218,7 +218,7 @@ class JsonLog:
         self._encoder = msgspec.json.Encoder()
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Append the events that `envelope` makes."""
+        """Append a line for each log event of a recorded message."""
         del line
         for event in self._feed.feed(envelope):
             self._file.write(self._encoder.encode(_entry(event)))

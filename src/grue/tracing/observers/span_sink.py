@@ -97,7 +97,7 @@ class SpanSink(ABC):
 
 def nanoseconds(seconds: float) -> int:
     """Convert seconds since the epoch to nanoseconds, the unit of OpenTelemetry."""
-    # Round to microseconds, because a float of this size has no further digits.
+    # Round to microseconds: a float that holds seconds since 1970 is not precise beyond them.
     return round(seconds * 1_000_000) * 1_000
 
 

@@ -36,9 +36,9 @@ class Authorization:
         self._made: Authorizer | None = None
 
     async def send(self, request: httpx2.Request, send: Send) -> httpx2.Response:
-        """Send a request. If the server refuses its token, send it once more with another token.
+        """Send a request. If the server refuses the token, send the request once more with another token.
 
-        A request to another host, port or scheme than the server's gets no token.
+        A request to another host, port or scheme than those of the server's URL is sent without a token.
 
         Raises:
             AuthorizationRefused: There is no token that the server accepts.

@@ -230,7 +230,7 @@ def login_fault(
 
 
 def oauth_fault(words: str) -> WireFault:
-    """Return the fault of an authorisation that failed for a reason that the SDK or the server names."""
+    """Return the fault for a failed authorisation. `words` are the reason, from the SDK or the server."""
     return WireFault(
         f"the authorisation failed: {words}",
         ends_session=True,

@@ -54,10 +54,10 @@ class _TokenError(Struct):
 
 
 class IdentityProvider:
-    """The identity provider, with which the first exchange is made.
+    """Requests identity assertions from the identity provider: the first of the two exchanges.
 
-    `exchange` sends a request and returns the answer; it limits the time and the size. `on_secret` is called
-    with the name and the value of the identity token and of the assertion, before they are used.
+    `exchange` sends an HTTP request, with limits of time and size, and returns the answer. `on_secret` is
+    called with the name and the value of each secret (identity token, assertion), before the secret is used.
     """
 
     def __init__(self, auth: OAuth, exchange: Exchange, on_secret: Callable[[str, str], None]) -> None:

@@ -579,7 +579,7 @@ def _same_target(request: httpx2.Request, following: httpx2.Request) -> bool:
 
 
 def _empty_success(request: httpx2.Request) -> httpx2.Response:
-    """Return a response that the SDK's transport takes as complete and ignores."""
+    """Return a response without a body: status 200 for a DELETE, else 202. The SDK's transport ignores it."""
     return httpx2.Response(200 if request.method == "DELETE" else 202, request=request)
 
 

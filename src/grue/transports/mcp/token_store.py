@@ -277,7 +277,7 @@ class KeyringStore(TokenStore):
             ring.set_password(SERVICE, self._entry, text)
             return bool(ring.get_password(SERVICE, self._entry) == text)
 
-        if not self._asked(kept):  # the backend `null` forgets everything without an error
+        if not self._asked(kept):  # keyring's backend `null` stores nothing, and raises no error
             raise AuthorizationRefused(keyring_fault(self._name, "does not keep what is stored in it"))
         super().remove()
 

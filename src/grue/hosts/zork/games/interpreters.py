@@ -45,7 +45,7 @@ from grue.errors import GameError, MissingDependencyError
 from grue.hosts.zork.games.story_text import WIDTH
 
 _LONGEST_LINE: Final = 180  # characters; the interpreter's buffer has 200
-_HEIGHT: Final = 99  # rows; the interpreter counts changed rows in a table of 100
+_HEIGHT: Final = 99  # rows of the screen; the interpreter's table of changed rows has 100 entries
 _MOST_BYTES: Final = 1 << 22  # bytes; an interpreter that prints a longer answer is killed
 _EXIT_S: Final = 2.0
 _QUOTED: Final = 400  # the most characters of an interpreter's last output that an error quotes
