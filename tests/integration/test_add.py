@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import io
 import json
 import os
 import pty
@@ -9,17 +10,19 @@ import subprocess
 import sys
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import anyio.lowlevel
 import httpx
+import promises
 import pytest
 from commands import command, environment, grue
 
-from grue.cli.add import Adding, _downloaded, _pieces
+from grue.cli.add import Adding, _downloaded, _fetch
 from grue.config.server_descriptions import OfferedBundle
 from grue.errors import MCPConfigError
 from grue.hosts.servers import think
@@ -364,9 +367,14 @@ def test_a_download_follows_redirects_but_none_from_https_to_http(monkeypatch: p
                 return httpx.Response(302, headers={"Location": "/round"})
         return httpx.Response(200, content=b"bundle")
 
-    client = functools.partial(httpx.Client, transport=httpx.MockTransport(answer))
-    monkeypatch.setattr(httpx, "Client", client)
-    assert b"".join(_pieces("https://a.example/moved", most=6, redirects=1)) == b"bundle"
+    def fetched(path: str, most: int, redirects: int) -> bytes:
+        into = io.BytesIO()
+        _fetch(f"https://a.example/{path}", into, most=most, within_s=promises.GUARD_S, redirects=redirects)
+        return into.getvalue()
+
+    client = functools.partial(httpx.AsyncClient, transport=httpx.MockTransport(answer))
+    monkeypatch.setattr(httpx, "AsyncClient", client)
+    assert fetched("moved", 6, 1) == b"bundle"
     for path, most, redirects, words in (
         ("plain", 6, 5, "status 302"),
         ("moved", 6, 0, "status 302"),
@@ -374,8 +382,32 @@ def test_a_download_follows_redirects_but_none_from_https_to_http(monkeypatch: p
         ("here", 5, 0, "longer than"),
     ):
         with pytest.raises(MCPConfigError, match=words):
-            list(_pieces(f"https://a.example/{path}", most=most, redirects=redirects))
+            fetched(path, most, redirects)
     assert all(url.startswith("https:") for url in asked)
+
+
+def test_an_answer_that_does_not_end_is_an_error_however_fast_it_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each piece is there at once, so only a limit for the whole ends the download."""
+    monkeypatch.setattr("grue.cli.add._BUNDLE_S", 0.2)
+
+    class Endless(httpx.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            for _ in range(2_000_000):
+                await anyio.lowlevel.checkpoint()
+                yield b"x"
+
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=Endless()))
+    monkeypatch.setattr(httpx, "AsyncClient", functools.partial(httpx.AsyncClient, transport=transport))
+    nothing = dict.fromkeys(("arguments", "name", "kind", "sha256", "registry", "mcp_config"))
+    adding = Adding(source="x", values=(), yes=True, **nothing)
+    offered = OfferedBundle(name="x", url="https://a.example/x.mcpb", sha256="0" * 64, others=())
+    with (
+        pytest.raises(MCPConfigError, match=r"a\.example has not answered completely within 0\.2 s"),
+        _downloaded(offered, adding),
+    ):
+        raise AssertionError("it was downloaded")
 
 
 def test_nothing_is_downloaded_if_somebody_at_the_terminal_says_no(
@@ -383,7 +415,7 @@ def test_nothing_is_downloaded_if_somebody_at_the_terminal_says_no(
 ) -> None:
     monkeypatch.setattr("grue.cli.add._at_a_terminal", lambda: True)
     monkeypatch.setattr("typer.confirm", lambda *_, **__: False)
-    monkeypatch.setattr("grue.cli.add._pieces", lambda *_, **__: iter((b"bundle",)))
+    monkeypatch.setattr("grue.cli.add._fetch", lambda _, into, **__: into.write(b"bundle"))
     nothing = dict.fromkeys(("arguments", "name", "kind", "sha256", "registry", "mcp_config"))
     adding = Adding(source="x", values=(), yes=False, **nothing)
     offered = OfferedBundle(name="x", url="https://a.example/x.mcpb", sha256="0" * 64, others=())

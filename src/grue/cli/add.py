@@ -6,6 +6,7 @@ description, from the registry or the URL that the user has named, and the bundl
 address.
 """
 
+import io
 import json
 import os
 import re
@@ -13,12 +14,13 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import SplitResult, quote, urlsplit
 
+import anyio
 import msgspec
 import typer
 from msgspec import Struct
@@ -40,8 +42,13 @@ from grue.sandbox.box import Sandbox, in_words, sandbox_of
 from grue.sandbox.launch import missing_for
 from grue.tool_sessions.failures import failure_text
 
+if TYPE_CHECKING:
+    import httpx
+
 _MOST_FETCHED = 1 << 20
-_FETCH_S = 20.0
+_READ_S = 20.0
+_DESCRIPTION_S = 60.0
+_BUNDLE_S = 1800.0
 _MOST_REDIRECTS = 5
 _PACKAGES = ("npm", "pypi", "oci")
 _CACHES = {"npx": ("npm_config_cache",), "uvx": ("UV_CACHE_DIR", "UV_TOOL_DIR", "UV_PYTHON_INSTALL_DIR")}
@@ -168,8 +175,13 @@ def _downloaded(offered: descriptions.OfferedBundle, adding: Adding) -> Iterator
         file = Path(folder) / f"bundle.{descriptions.BUNDLE}"
         try:
             with file.open("xb") as packed:
-                for piece in _pieces(offered.url, most=bundles.MOST_PACKED, redirects=_MOST_REDIRECTS):
-                    packed.write(piece)
+                _fetch(
+                    offered.url,
+                    packed,
+                    most=bundles.MOST_PACKED,
+                    within_s=_BUNDLE_S,
+                    redirects=_MOST_REDIRECTS,
+                )
         except OSError as error:
             raise MCPConfigError(f"The bundle cannot be kept in {folder}: {error.strerror}.") from error
         yield file
@@ -339,21 +351,44 @@ def _check_answer(answer: object, name: str) -> None:
 
 
 def _fetched(url: str) -> object:
-    """Fetch a server's description, at most 1 MiB, by one request without an API key. Refuse redirects."""
-    content = b"".join(_pieces(url, most=_MOST_FETCHED))
+    """Fetch a description of at most 1 MiB, with one request: redirects are errors, no API key is sent."""
+    content = io.BytesIO()
+    _fetch(url, content, most=_MOST_FETCHED, within_s=_DESCRIPTION_S)
     where = printable(_address(url).hostname or "")
     try:
-        return parse_json(content.decode(), Path(where)).value
+        return parse_json(content.getvalue().decode(), Path(where)).value
     except UnicodeDecodeError as error:
         raise MCPConfigError(f"The answer of {where} is not JSON.") from error
 
 
-def _pieces(url: str, *, most: int, redirects: int = 0) -> Iterator[bytes]:
-    """Yield the body at `url`, in pieces. Sends no API key.
+def _fetch(url: str, into: BinaryIO, *, most: int, within_s: float, redirects: int = 0) -> None:
+    """Write the body at `url` into a file. Sends no API key.
 
-    A body of more than `most` bytes is an error. At most `redirects` redirects are followed, but none from
-    https to http.
+    A body of more than `most` bytes is an error, and so is one that has not arrived within `within_s`
+    seconds. At most `redirects` redirects are followed, but none from https to http.
     """
+    import httpx
+
+    async def fetch() -> None:
+        following: str | None = url
+        left = redirects
+        with anyio.fail_after(within_s):
+            async with httpx.AsyncClient(timeout=_READ_S, follow_redirects=False) as client:
+                while following is not None:
+                    following = await _asked(client, following, into, most, may_redirect=left > 0)
+                    left -= 1
+
+    try:
+        anyio.run(fetch)
+    except TimeoutError as error:
+        where = printable(_address(url).hostname or "")
+        raise MCPConfigError(f"{where} has not answered completely within {within_s:g} s.") from error
+
+
+async def _asked(
+    client: "httpx.AsyncClient", url: str, into: BinaryIO, most: int, *, may_redirect: bool
+) -> str | None:
+    """Write the body at `url` into a file, or return the URL that the answer redirects to."""
     import httpx
 
     parts = _address(url)
@@ -362,21 +397,25 @@ def _pieces(url: str, *, most: int, redirects: int = 0) -> Iterator[bytes]:
         raise MCPConfigError("An address begins with http:// or https:// and has a host.")
     headers = {"Accept": "application/json, */*", "Accept-Encoding": "identity"}
     try:
-        with (
-            httpx.Client(timeout=_FETCH_S, follow_redirects=False) as client,
-            client.stream("GET", url, headers=headers) as answer,
-        ):
+        async with client.stream("GET", url, headers=headers) as answer:
             status, further = answer.status_code, answer.next_request
             if status == httpx.codes.OK:
-                yield from _up_to(most, answer.iter_bytes(), where)
-                return
+                await _write(answer.aiter_bytes(), into, most, where)
+                return None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise MCPConfigError(f"{where} cannot be asked: {printable(str(error), 200)}.") from error
     if status == httpx.codes.NOT_FOUND:
         raise MCPConfigError(f"{where} knows no such server (404).")
-    if further is None or not redirects or (parts.scheme, further.url.scheme) == ("https", "http"):
+    if further is None or not may_redirect or (parts.scheme, further.url.scheme) == ("https", "http"):
         raise MCPConfigError(f"{where} has answered with status {status}.")
-    yield from _pieces(str(further.url), most=most, redirects=redirects - 1)
+    return str(further.url)
+
+
+async def _write(pieces: AsyncIterator[bytes], into: BinaryIO, most: int, where: str) -> None:
+    async for piece in pieces:
+        if into.tell() + len(piece) > most:
+            raise MCPConfigError(f"The answer of {where} is longer than {most >> 20} MiB.")
+        into.write(piece)
 
 
 def _address(url: str) -> SplitResult:
@@ -384,15 +423,6 @@ def _address(url: str) -> SplitResult:
         return urlsplit(url)
     except ValueError as error:
         raise MCPConfigError(f"'{printable(url, 200)}' is not a URL: {error}.") from error
-
-
-def _up_to(most: int, pieces: Iterator[bytes], where: str) -> Iterator[bytes]:
-    left = most
-    for piece in pieces:
-        left -= len(piece)
-        if left < 0:
-            raise MCPConfigError(f"The answer of {where} is longer than {most >> 20} MiB.")
-        yield piece
 
 
 class _Answers:

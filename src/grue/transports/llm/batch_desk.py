@@ -204,14 +204,14 @@ class BatchDesk:
         patience = self._patience()
         while True:
             try:
-                return await self._first_item(batch) in ours
+                return await self._first_item(batch, len(ours)) in ours
             except _BrokenOff as broken:
                 await patience.after(broken.fault)
 
-    async def _first_item(self, batch: BatchState) -> str:
+    async def _first_item(self, batch: BatchState, items: int) -> str:
         """Return the request id of the batch's first readable result; empty if no result can be read."""
         for path in batch.results:
-            async for line in self._lines(path):
+            async for line in self._lines(path, items):
                 result = self._read(line)
                 if result is not None:
                     return result.item
@@ -256,10 +256,10 @@ class BatchDesk:
 
         Return whether all lines of the results could be read.
         """
-        sound = True
+        sound, items = True, len(missing)
         with self._folder.using(), draft.open("wb") as file:
             for path in state.results:
-                async for line in self._lines(path):
+                async for line in self._lines(path, items):
                     result = self._read(line)
                     if result is None:
                         sound = False
@@ -274,15 +274,21 @@ class BatchDesk:
         except (ValueError, TypeError, AttributeError):
             return None
 
-    async def _lines(self, path: str) -> AsyncIterator[bytes]:
-        """Yield the lines of a file of results. For a line of more than 64 MiB, yield an empty one.
+    async def _lines(self, path: str, items: int) -> AsyncIterator[bytes]:
+        """Yield the lines of a file with the results of `items` requests.
+
+        For a line of more than 64 MiB, and for the rest of a file that is longer than `items` such lines,
+        yield an empty one.
 
         Raises:
             _BrokenOff: The download ended before the end of the file.
         """
         rest = bytearray()
         skipping = False
-        async for piece in self._endpoint.download(path):
+        async for piece in self._endpoint.download(path, items * _MOST_LINE):
+            if isinstance(piece, Fault) and piece.kind == "invalid_reply":
+                yield b""
+                return
             if isinstance(piece, Fault):
                 raise _BrokenOff(piece)
             *lines, tail = piece.split(b"\n")

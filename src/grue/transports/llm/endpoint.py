@@ -18,7 +18,6 @@ The turn goes on from its trace when the reply has come.
 import functools
 import os
 import re
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from random import random
@@ -56,7 +55,7 @@ from grue.protocol.chat_wire.profiles import (
     provider_name,
     read_models,
 )
-from grue.protocol.retry import RetryPolicy, asked_wait
+from grue.protocol.retry import RetryPolicy
 from grue.protocol.turn.completion_attempts import Breaker, first_to_ask, next_to_ask
 from grue.protocol.turn.prices import Price, price_of
 from grue.runtime.safe_text import printable
@@ -69,12 +68,14 @@ from grue.transports.llm.exchange import (
     Connection,
     Connections,
     ExchangeError,
+    HttpReply,
     RequestOutcome,
     Streamed,
     Upload,
     exchange,
     fault_of,
     proxy_for,
+    refusal,
     timeouts_of,
 )
 
@@ -153,8 +154,7 @@ _CLOSE_TIMEOUT_S = 1.0
 _LIST_TIMEOUT_S = 5.0
 """Time limit for reading a model list. It is short, because all that the list saves is a failed request."""
 
-_UPLOAD_TIMEOUT_S = 3600.0
-_MOST_PIECES = 8
+_FILE_TIMEOUT_S = 3600.0
 
 _HIDDEN = "[redacted]"
 MIN_SECRET = 8
@@ -472,33 +472,34 @@ class LlmEndpoint:
         """
         retry = self.settings.retry
         if upload is not None:
-            retry = msgspec.structs.replace(retry, timeout_s=max(retry.timeout_s, _UPLOAD_TIMEOUT_S))
+            retry = msgspec.structs.replace(retry, timeout_s=max(retry.timeout_s, _FILE_TIMEOUT_S))
         request = self._request(method, path, content, upload, params)
         return await exchange(self._open(), request, retry)
 
-    async def download(self, path: str) -> AsyncIterator[bytes | Fault]:
-        """Yield a file's body, of any length, in pieces. If it cannot be read, the last item is a `Fault`."""
+    async def download(self, path: str, most_bytes: int) -> AsyncIterator[bytes | Fault]:
+        """Yield a file's body, in pieces. If it cannot be read, the last item is a `Fault`.
+
+        A body of more than `most_bytes` is a fault of the kind `invalid_reply`. The time limit for the whole
+        file is an hour at least.
+        """
         retry = self.settings.retry
+        limit_s = max(retry.timeout_s, _FILE_TIMEOUT_S)
+        until = anyio.current_time() + limit_s
         request = self._request("GET", path)
         request.headers["Accept-Encoding"] = "identity"
         request.extensions["timeout"] = timeouts_of(retry)
         with self._open().lease() as connection:
             try:
-                reply = await connection.send(request)
+                with anyio.fail_after(retry.timeout_s):
+                    reply = await connection.send(request)
                 try:
-                    if not 200 <= reply.status < 300:
-                        body = b"".join([piece async for piece in reply.chunks()][:_MOST_PIECES])
-                        yield fault_of_status(
-                            reply.status, body, None, asked_wait(reply.headers, time.time())
-                        )
-                        return
-                    async for piece in reply.chunks():
+                    async for piece in _body_of(reply, until, most_bytes):
                         yield piece
                 finally:
                     with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
                         await reply.close()
             except (TimeoutError, ExchangeError) as error:
-                yield fault_of(error, retry.timeout_s)
+                yield fault_of(error, limit_s)
 
     def _request(
         self,
@@ -686,6 +687,28 @@ class LlmEndpoint:
             proxy=None if is_loopback(self.settings.base_url) else proxy_for(self._base_url),
             transport=self._transport,
         )
+
+
+async def _body_of(reply: HttpReply, until: float, most_bytes: int) -> AsyncIterator[bytes | Fault]:
+    """Yield the body of a reply in pieces; if there is a fault, it is the last item.
+
+    Raises `TimeoutError` if the body does not end before `until`, on the event loop's clock.
+    """
+    if not 200 <= reply.status < 300:
+        refused = await refusal(reply)
+        yield fault_of_status(refused.status, refused.body, refused.location, refused.retry_after_s)
+        return
+    chunks = reply.chunks()
+    while True:
+        with anyio.fail_after(until - anyio.current_time()):
+            piece = await anext(chunks, None)
+        if piece is None:
+            return
+        most_bytes -= len(piece)
+        if most_bytes < 0:
+            yield Fault(kind="invalid_reply", message="the file is longer than it can be")
+            return
+        yield piece
 
 
 @functools.lru_cache(maxsize=64)

@@ -615,7 +615,7 @@ async def _received(
     reply: HttpReply, patience: RetryPolicy, streamed: Streamed | None, begun: float
 ) -> Answered | Fault:
     if reply.status >= 300:
-        return await _refusal(reply)
+        return await refusal(reply)
     named = reply.headers.get("content-type", "").strip().lower().startswith("text/event-stream")
     incoming = _Incoming(streamed, named=named)
     chunks = _decompressed(reply)
@@ -632,7 +632,7 @@ async def _received(
     return _answered(reply, body, first_chunk_s)
 
 
-async def _refusal(reply: HttpReply) -> Answered:
+async def refusal(reply: HttpReply) -> Answered:
     """Return a reply that is not a completion: its status, and as much of its body as can be read.
 
     If the body breaks off, does not end or cannot be decompressed, the status and the headers are returned

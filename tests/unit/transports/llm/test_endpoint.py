@@ -3,9 +3,11 @@
 import contextlib
 import threading
 import traceback
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 
 import anyio
+import anyio.lowlevel
 import httpx
 import msgspec
 import pytest
@@ -242,7 +244,7 @@ def test_an_id_that_a_provider_has_chosen_changes_nothing_else_of_the_url() -> N
         settings = LlmSettings(base_url="http://127.0.0.1/v1?zone=a", model="m")
         async with LlmEndpoint(settings, transport=httpx.MockTransport(answer)) as endpoint:
             await endpoint.call("GET", "/batches/b\u00e9?x#y", params={"after": "a=b&c"})
-            async for _ in endpoint.download("/files/\u00e9?x/content"):
+            async for _ in endpoint.download("/files/\u00e9?x/content", 10):
                 pass
 
     anyio.run(ask)
@@ -250,6 +252,42 @@ def test_an_id_that_a_provider_has_chosen_changes_nothing_else_of_the_url() -> N
         "http://127.0.0.1/v1/batches/b%C3%A9%3Fx%23y?zone=a&after=a%3Db%26c",
         "http://127.0.0.1/v1/files/%C3%A9%3Fx/content?zone=a",
     ]
+
+
+class Endless(httpx.AsyncByteStream):
+    """A body whose next piece is always there at once. It ends after many pieces, so that no test hangs."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while self.sent < 2_000_000:
+            await anyio.lowlevel.checkpoint()
+            self.sent += 1
+            yield b"x" * 50
+
+
+@pytest.mark.parametrize(
+    ("status", "most_bytes", "kind"),
+    [(200, 1000, "invalid_reply"), (200, 10**12, "timed_out"), (503, 1000, "unavailable")],
+)
+def test_a_file_without_an_end_is_a_fault(
+    status: int, most_bytes: int, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("grue.transports.llm.endpoint._FILE_TIMEOUT_S", 0.1)
+    body = Endless()
+
+    async def pieces() -> list[bytes | Fault]:
+        settings = LlmSettings(model="m", retry=RetryPolicy(timeout_s=0.2))
+        transport = httpx.MockTransport(lambda _: httpx.Response(status, stream=body))
+        async with LlmEndpoint(settings, transport=transport) as endpoint:
+            return [piece async for piece in endpoint.download("/files/1/content", most_bytes)]
+
+    *read, fault = anyio.run(pieces)
+    assert isinstance(fault, Fault)
+    assert fault.kind == kind
+    assert sum(len(piece) for piece in read if isinstance(piece, bytes)) <= most_bytes
+    assert body.sent < 2_000_000
 
 
 def test_connections_live_as_long_as_someone_holds_the_endpoint() -> None:
