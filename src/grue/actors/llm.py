@@ -800,7 +800,11 @@ class EndpointActors:
         return EndpointActors(self._endpoint, lent)
 
     def asking_first(self, lent: LentConversation, first: Envelope[m.LlmCommand]) -> "EndpointActors":
-        """Return a factory for a turn that an earlier process began; its actor first carries out `first`."""
+        """Return a factory for a turn that an earlier process began.
+
+        The actor that the factory makes carries out `first`, the recorded request without a reply, before all
+        others.
+        """
         return EndpointActors(self._endpoint, lent, first=first)
 
     def reporting_sent(self, on_sent: Callable[[], None]) -> "EndpointActors":

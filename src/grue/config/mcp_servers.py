@@ -636,7 +636,7 @@ def without_network(server: T) -> T:
 
 
 def _box(config: MCPServerConfig) -> Sandbox | None:
-    """Return the box that an entry asks for. VS Code's `sandboxEnabled` can turn `sandbox` off."""
+    """Return the box that a server's entry asks for; `None`: no box, also if `sandboxEnabled` is `false`."""
     if config.sandboxEnabled is False:
         return None
     if config.sandboxEnabled and config.sandbox is None:

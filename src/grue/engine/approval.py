@@ -181,7 +181,10 @@ class _Answerer(Struct, frozen=True):
     async def _usable(
         self, approve: Approve, questions: Questions, answer: bool | Iterable[ApprovalDecision]
     ) -> tuple[ApprovalDecision, ...]:
-        """Return the decisions. Ask again, up to `_TRIES` times in all, if changed arguments are unusable."""
+        """Return the decisions in `answer`. If changed arguments do not fit the schema, ask again.
+
+        A person is asked about a call at most `_TRIES` times. After that, the call is denied.
+        """
         decisions = _decisions(questions, answer)
         for _ in range(_TRIES - 1):
             refused = await _refused(questions, decisions)

@@ -134,14 +134,14 @@ class EarlyRequest:
 
 
 class TurnsPast(Struct, frozen=True, kw_only=True):
-    """The part of a recorded turn with which a fork begins.
+    """The part of a recorded turn that a fork of the turn repeats.
 
     Attributes:
         forked: The note that is recorded after the repeated messages. It says where the turn was forked.
         copied: The recorded messages that the fork's trace repeats, in order.
         events: The events that the recorded agent got, from its last `RunTurn` on.
-        event: The last message that the recorded agent got before the fork. The commands that follow from it
-            are carried out. `None`: the turn is run from its beginning.
+        event: The last message that the recorded agent got before the fork. The fork carries out the commands
+            with which the agent answers it. `None`: the fork runs the turn from its beginning.
         rewrites: Changes of the history that the fork makes and the recorded turn did not.
         reopened: The commands that had opened the sessions that are open at the fork, by server.
     """

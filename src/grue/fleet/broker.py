@@ -150,7 +150,7 @@ class Costs(Struct, frozen=True):
 
 
 class Granted(Struct, frozen=True):
-    """The request may start now; `reserved` is the most that the request can cost."""
+    """The request may start now. `reserved` is the most that the request can cost."""
 
     reserved: Amount
 

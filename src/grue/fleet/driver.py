@@ -129,9 +129,9 @@ class Plan(Struct, frozen=True, kw_only=True):
         cases: Returns the cases; each call returns the same ones.
         keep: Which files stay on disk.
         batching: How requests go through the providers' batch APIs; `None`: each is sent at once.
-        whole: Whether `cases` returns every case of a sweep's file, and not a selection or other cases.
-            `True`: their episodes become the latest sweep of the folder (`latest.txt`), and all others count
-            as earlier sweeps. `False`: `latest.txt` is removed, and reports use all episodes.
+        whole: Whether `cases` returns exactly the cases of a sweep's file.
+            `True`: `latest.txt` lists their episodes, and reports treat all other episodes of the folder as
+            earlier sweeps. `False`: `latest.txt` is removed, and reports use all episodes.
     """
 
     work: KnownWork

@@ -138,7 +138,7 @@ class LocalEngine:
             raise
 
     def _fail(self, why: str) -> None:
-        """Report each job as lost, and from now on each later job too, because no worker can be started."""
+        """Report every job as lost, for the reason `why`, and from now on every later job, too."""
         self._failed = Lost("unable", why)
         self._end_all(self._failed)
 

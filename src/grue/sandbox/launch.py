@@ -316,10 +316,10 @@ def _make_ahead(system: tuple[Rule, ...], *, any_network: bool) -> None:
 
 
 class ConfinedThread(Generic[Started]):
-    """A thread that calls `confined`, then `start`, and `afterwards` when `go_on` is called.
+    """A thread that calls `confined`, then `start`, waits for a call of `go_on`, and calls `afterwards`.
 
     `confined` puts the thread into a box, so `afterwards` must not need what the box refuses. The thread is
-    not a `threading.Thread`, because that takes 0.1 ms more to start.
+    not a `threading.Thread`, because a `threading.Thread` takes 0.1 ms more to start.
     """
 
     def __init__(

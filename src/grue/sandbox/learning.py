@@ -146,7 +146,7 @@ class Watched(Boxed):
         """Set no limits."""
 
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:  # noqa: ARG002 - as `Boxed` has it
-        """Return nothing, because this box refuses nothing."""
+        """Return an empty tuple, because this box refuses nothing."""
         return ()
 
 

@@ -241,7 +241,8 @@ def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
         ("ioctl", [*_if_equal(1, _TIOCSTI)[:-1], *_if_equal(1, _TIOCLINUX)]),
     ]
     if wanted.network != "any":
-        # With this flag these calls also connect the socket, but the listener only sees `connect`.
+        # With `MSG_FASTOPEN` these calls also connect the socket. The gate, which checks the addresses of
+        # `connect`, does not see them. So they are refused.
         found += [("sendto", _if_bits(3, _MSG_FASTOPEN)), ("sendmsg", _if_bits(2, _MSG_FASTOPEN))]
         found += [("sendmmsg", _if_bits(3, _MSG_FASTOPEN))]
     if wanted.network == "tcp":

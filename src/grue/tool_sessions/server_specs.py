@@ -269,7 +269,7 @@ class StdioServer(_CommandLine, metaclass=OwnKeywords, frozen=True, kw_only=True
     inherit_env: InheritEnv = "all"
     sandbox: Sandbox | None = None
 
-    if TYPE_CHECKING:  # The constructor accepts types that `__post_init__` converts to those of the fields.
+    if TYPE_CHECKING:  # The constructor also accepts other types, which `__post_init__` converts.
 
         def __init__(
             self,

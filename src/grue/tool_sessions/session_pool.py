@@ -315,7 +315,7 @@ class SessionPool:
             self.leave(owned)
 
     def lease_to_turn(self, owned: PooledConnection) -> None:
-        """Remember that the running turn uses a connection, so that calls outside turns can share it."""
+        """Remember that the running turn uses `owned`, so that calls outside turns can use it, too."""
         self._leased[owned.server] = owned
 
     async def wait_closed(self) -> None:

@@ -433,9 +433,9 @@ class TurnWriter:
     def add_mark(self, row: "Row") -> None:
         """Count the mark of a message, unless an earlier message has reported the same problem.
 
-        When a server dies in a call, `ServerDied` is counted, and the `SessionClosed` or `ServerEnded` that
-        follows is not. `TurnCompleted` is not counted if an earlier message of the turn has the same mark.
-        For example, `FinalForced` has the mark `forced`, and so has the `TurnCompleted` that follows.
+        When a server dies in a call, `ServerDied` is counted; the `SessionClosed` or `ServerEnded` that
+        follows is not. `TurnCompleted` is not counted if an earlier message of the turn has the same mark: a
+        turn with `FinalForced` and then `TurnCompleted`, both with the mark `forced`, counts one mark.
         """
         if row.kind == "TurnCompleted" and row.mark in self._marks:
             return

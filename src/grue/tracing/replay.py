@@ -325,9 +325,9 @@ def _orders(turn: AgentTurn) -> Iterator[Sequence[EpisodeEnvelope]]:
 
 
 def _rising(places: Sequence[range]) -> Iterator[Sequence[int]]:
-    """Yield each way to choose one number from each range so that no number is less than the one before.
+    """Yield each way to choose a number from each range so that no number is less than the one before it.
 
-    Each range counts down. The choices with the largest numbers come first.
+    Each range has the step -1. The choices with the largest numbers come first.
     """
     highest = [*accumulate((place.start for place in reversed(places)), min)][::-1]
     if any(most <= place.stop for most, place in zip(highest, places, strict=True)):

@@ -137,8 +137,8 @@ class StepTracker:
             case m.CompletionReceived() | m.CompletionFailed():
                 self._end(self._question("model", envelope))
             case m.ReplyDropped(request=request):
-                # Find the request by its number: the cause of `ReplyDropped` is not the request, but
-                # `DropCompletion`.
+                # Find the request by its number, because the message that caused `ReplyDropped` is
+                # `DropCompletion`, and not the request.
                 self._end(self._asked_as(request, turn))
             case m.CheckToolSupport():
                 self._begin("check", ("check", envelope.seq), envelope)

@@ -267,9 +267,9 @@ class Conversation(Closing):
     ) -> TurnRequest[T]:
         """Return the next turn as a request, for `Runner.start_turn` and `Runner.map`.
 
-        A batch may continue many conversations, each with one request at a time. With `map(resume_from=...)`
-        the turn's outcome is taken from the earlier run, if the conversation is now in the state that it had
-        before that turn, or in the state after it.
+        One call of `map` may continue many conversations, each with one request. With `map(resume_from=...)`
+        the turn's outcome is taken from the earlier run if this conversation has the entries that it had
+        there before the turn, or those that it had after the turn.
         """
         if not isinstance(text, str):
             raise MCPConfigError(

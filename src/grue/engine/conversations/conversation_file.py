@@ -99,8 +99,8 @@ class TurnMark(Struct, frozen=True, kw_only=True, tag="turn", omit_defaults=True
         began: The digest of the entries before the turn.
         state: The turn is running (or its process was killed), it is parked, or it is over.
         questions: The questions whose answers a parked turn waits for.
-        untold: Answers to a parked turn's tool calls, such as "not called". The model gets them only if the
-            turn is given up.
+        untold: Answers to a parked turn's tool calls, such as "not called". If the turn is given up instead
+            of resumed, the next turn sends them to the model.
     """
 
     turn: int

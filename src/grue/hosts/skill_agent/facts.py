@@ -256,7 +256,7 @@ class McpToolCallStarted(_CallFact, frozen=True, kw_only=True, tag="skillagent.M
 
 
 class McpToolCallCompleted(_CallFact, frozen=True, kw_only=True, tag="skillagent.McpToolCallCompleted"):
-    """A tool has given a result; `status` is `failed` if the result is an error."""
+    """A tool call has returned a result; `status` is `failed` if the result is an error."""
 
     event: ClassVar[str] = "mcp_tool_call_completed"
 

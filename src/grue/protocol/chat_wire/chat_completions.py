@@ -560,8 +560,8 @@ class _Calls:
     def _is_complete(self, call: _Call) -> bool:
         if call.whole is None and not (call.texts and call.texts[-1].rstrip().endswith("}")):
             return False
-        # If every piece has a name and ends with a brace, each piece makes grue parse all pieces before it
-        # again. So the number of characters that are parsed here is limited.
+        # A reply can make grue parse the arguments again at each piece: every piece repeats the name and
+        # ends with a brace. So the number of characters that are parsed here is limited.
         self._read += len(call.written)
         if self._read > _MOST_READ:
             raise OversizedStream("the reply names its tool calls too often")

@@ -158,7 +158,8 @@ def reason_of(status: int, words: str, codes: str = "", asked_s: float | None = 
     """Return why an endpoint refused a request.
 
     Args:
-        status: The HTTP status of the reply or of the error object; 200 if an error object has none.
+        status: The HTTP status of the reply or, for a reply with 200, the status that its error object names;
+            200 if it names none.
         words: The provider's message.
         codes: The codes, types and statuses in the error object, in one text.
         asked_s: The wait that the reply asks for, in seconds.
@@ -221,7 +222,10 @@ def kind_of_status(status: int, words: str = "") -> FailureKind:
 
 
 def _fragment(url: re.Match[str]) -> str:
-    """Return what replaces a URL in an error text: a blank; or its `#token-limit`, a sign of a rate limit."""
+    """Return what replaces a URL in an error text: a blank, or `#token-limit` if the URL contains that.
+
+    `#token-limit` is kept because it is a sign of a rate limit.
+    """
     return "#token-limit" if "#token-limit" in url[0] else " "
 
 

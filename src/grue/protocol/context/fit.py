@@ -284,14 +284,14 @@ def stub_of(
     plain: bool = False,
     handle: str = "",
 ) -> str:
-    """Return the text that replaces a cleared result for the model: JSON, unless results are given as text.
+    """Return the text that the model sees in the place of a cleared result.
 
     Args:
-        tool: Canonical name of the tool.
+        tool: Canonical name of the tool that was called.
         policy: Its `read_only` names further tools that the model may call again.
         offered: The tools by name.
-        plain: Whether results are given as text (`RunTurn.plain_results`).
-        handle: The handle with which the model can read the result again; empty: it has none.
+        plain: Whether the model gets results as plain text (`RunTurn.plain_results`), and not as JSON.
+        handle: The handle with which the model can read the result again; empty: the result has none.
     """
     if handle:
         return READ_AGAIN.format(handle=handle)

@@ -309,7 +309,10 @@ def _referred(reference: Any, whole_schema: m.JsonObject) -> Any:
 
 
 def _is_linear(pattern: object) -> bool:
-    """Return whether a pattern runs in linear time, or is invalid: the validator reports an invalid one."""
+    """Return whether a pattern can be matched in linear time. `True` also for an invalid pattern.
+
+    The validator reports an invalid pattern, so it need not be refused here.
+    """
     return _compiles(pattern, _linear()) or not _compiles(pattern, None)
 
 

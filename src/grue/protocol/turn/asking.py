@@ -102,9 +102,9 @@ def _ask_for_summary(
 
 
 def summarised(state: AwaitingSummary, event: m.CompletionReceived | m.CompletionFailed) -> Transition:
-    """Put the summary in the place of the history, and send the request that had to wait for it.
+    """Replace the history by the summary, and send the request that had to wait for the summary.
 
-    If no summary came, the history stays as it is, and the new entries are cut instead.
+    If no summary came, the history stays, and what the request adds to it is cut to fit the window.
     """
     turn = state.turn
     notes: Commands

@@ -180,7 +180,7 @@ class TakeBackShown(Struct, frozen=True):
 
 
 class ShowAgain(Struct, frozen=True):
-    """Stream this reply to the host again, because the request for a longer one has failed."""
+    """Stream the cut reply to the host again, because the request for a longer reply has failed."""
 
     reply: Reply
 

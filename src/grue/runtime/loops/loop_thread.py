@@ -331,8 +331,9 @@ class EpisodeLoop:
     def close(self) -> None:
         """Cancel all calls, wait for their clean-up, and end the loop. A second call does nothing.
 
-        In the loop's own thread this call does not wait. At a Ctrl-C, or after `CLOSE_GRACE_S`, it kills the
-        processes, so that the clean-up ends at once.
+        If a Ctrl-C interrupts the wait, or the clean-up takes longer than `CLOSE_GRACE_S`, the server
+        processes are killed, so that it ends at once. In the loop's own thread, and in a forked child, this
+        method does not wait.
         """
         if self.loop_thread.is_forked or self.loop_thread.is_here:
             self.end()

@@ -142,7 +142,10 @@ _warned: set[str] = set()
 
 
 def warn_if_blocking(twin: str) -> bool:
-    """Return whether an event loop runs in this thread. If so, warn once, at the line of the public call."""
+    """Return whether an event loop runs in this thread. If so, warn the caller of the public function.
+
+    `twin` is the asynchronous function that the warning recommends. It is recommended only once.
+    """
     if not loop_is_running():
         return False
     # A cell of a notebook always blocks the notebook's event loop, and its user expects that.

@@ -219,7 +219,7 @@ class _SecretIndex(NamedTuple):
 
     @classmethod
     def of(cls, secrets: Iterable[_Secret]) -> Self:
-        # A secret that contains another one comes first, so that its name is shown.
+        # A secret that contains a shorter one is searched for first, so that the longer one's name is shown.
         longest_first = tuple(sorted(secrets, key=lambda secret: -len(secret.value)))
         probes = dict.fromkeys(each.probe for secret in longest_first for each in secret.forms.patterns)
         long_probes = tuple(probe for probe in probes if len(probe) >= _LONG_PROBE)
@@ -309,9 +309,9 @@ class Redaction:
     def redact_message(self, written: bytes, body: Any) -> tuple[bytes, Any]:
         """Return a message's JSON without secrets, and the message decoded from it.
 
-        A message's class may name fields that hold a text in another form (`also_hidden`), such as the ids of
-        its tokens. If a secret is replaced, these fields are emptied. A message without a secret is returned
-        unchanged.
+        A message's class may list, in `also_hidden`, fields that repeat a text in another form, such as the
+        ids of the text's tokens. If a secret is replaced, these fields are set to `None`. A message without a
+        secret is returned unchanged.
 
         Raises:
             msgspec.ValidationError: A secret equals a word that the message's type requires.

@@ -161,7 +161,7 @@ def _char(char: str, escape: bytes, may_escape: bytes) -> bytes:
 
 
 def _replaced(char: str) -> bytes:
-    """Return a regular expression for a character as URLs, quoted-printable mails and HTML encode it."""
+    """Return a regular expression for a character's encodings in URLs, HTML and quoted-printable mails."""
     in_url = b"".join(b"(?:%%(?:25){0,8}|=)(?i:%02x)" % byte for byte in char.encode())
     name = _in_html(char)[1:-1].encode()
     named = b"|" + re.escape(name) + b";" if name and not name.startswith(b"#") else b""

@@ -95,7 +95,7 @@ class SpanScope:
         return [span.span for span in outside if span.span != self.root]
 
     def summary(self, end: m.TurnCompleted | m.TurnFailed | None) -> SessionSummary:
-        """Return the result of the tool session; `end` is `None` if its turn was cut off."""
+        """Return the totals of this tool session; `end` is `None` if its turn was cut off."""
         answer = end.answer if isinstance(end, m.TurnCompleted) else None
         return SessionSummary(
             iterations_used=self.replies_with_calls if end is None else end.iterations,

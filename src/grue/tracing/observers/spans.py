@@ -109,7 +109,7 @@ class EpisodeSummary(Struct, frozen=True, kw_only=True):
 
 
 class SessionSummary(Struct, frozen=True, kw_only=True):
-    """The result of a tool session; `tools_called` counts the calls that were sent."""
+    """The totals of a tool session; `tools_called` counts the calls that were sent."""
 
     iterations_used: int
     tools_called: int
