@@ -742,7 +742,7 @@ class LendingFactory(Protocol):
 
     @property
     def model(self) -> str:
-        """The name of the model. Thoughts that another model has written are not sent to it."""
+        """The model's name. If a conversation changes to another model, earlier thoughts are not sent."""
         ...
 
     def lending(self, lent: LentConversation) -> LlmFactory:

@@ -100,7 +100,7 @@ class Launch(Struct, frozen=True):
 
 
 def before_start(server: McpServer) -> Launch | None:
-    """Return what is known about a server's start; `None` if its command is neither npx nor uvx."""
+    """Return how npx or uvx starts the server, for `boot_lines`; `None` if its command is neither of them."""
     if not isinstance(server, StdioServer) or (launcher := launcher_of(server)) is None:
         return None
     # For uvx, nothing tells whether the package is cached. So `installed` is false, and `boot_lines` starts

@@ -1,13 +1,14 @@
 """Say what a box has refused, and which entry of the box would allow it.
 
 The kernel tells a program only "permission denied". So this module searches the program's output for lines
-with these words and takes the paths in them, and it takes the connections that the gate has refused. The
-output is not trusted: a path is mentioned only if the box does not open it, and the box is not changed.
+with these words, and reports the paths in these lines. It also reports the connections that the gate has
+refused. The output is not trusted: a path is reported only if the box does not open it, and the box is not
+changed.
 
 If this finds nothing, the kernel's audit records may help: since Linux 6.15 Landlock writes refusals there.
-Auditing must be on, and this user must be allowed to read the records. A record has the number of its box.
-Only the first record of a box also has the name of the thread that made the box. So that thread gets a unique
-name, the box's mark.
+Auditing must be on, and this user must be allowed to read the records. Each record has a number that the
+kernel gave the box. Only the first record of a box also has the name of the thread that made the box. So grue
+gives that thread a unique name, the box's mark, to find the number.
 """
 
 import contextlib

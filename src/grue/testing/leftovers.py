@@ -137,9 +137,9 @@ def _threads(known: frozenset[int]) -> Iterator[threading.Thread]:
     """Yield the threads that run, or are about to.
 
     `threading.enumerate` may also return threads that have ended. If a thread that `threading` does not know
-    calls `current_thread()`, Python adds an entry, and nothing removes the entry when the thread ends. (This
-    also happens to a thread that runs garbage collection while it ends, after its own entry was removed.) A
-    later thread may get the same `ident`; then the old entry seems to belong to a running thread.
+    calls `current_thread()`, Python adds an entry for it, and does not remove the entry when the thread ends.
+    The same happens to a thread whose entry was removed, but which still runs the garbage collector. If a
+    later thread gets the same `ident`, the old entry seems to belong to a running thread.
 
     `known` has the `ident`s of threads that ran at an earlier moment. On Linux, an entry with such an `ident`
     is yielded only if the kernel lists the thread's `native_id`.

@@ -214,7 +214,7 @@ def _own_text(annotation: Any) -> str:
 
 
 def _fault(kind: Any) -> TypeError | None:
-    """Return why msgspec cannot read a type, or `None` if it can."""
+    """Return why msgspec cannot decode values of the type `kind`; `None` if it can."""
     try:
         msgspec.json.Decoder(kind)
         msgspec.json.schema_components([kind])
@@ -282,7 +282,7 @@ class ToolContext:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the call has timed out or was cancelled, so that its result is dropped."""
+        """Whether the call has timed out or was cancelled; if so, its result will be dropped."""
         return self._cancelled.is_set()
 
     @property

@@ -277,8 +277,8 @@ class SessionPool:
     async def open_kept(self, server: m.ServerName, connect: Connect, timeout_s: float) -> PooledConnection:
         """Return a server's kept session for a call outside turns. If there is none, open one.
 
-        The session is open on return. A turn may use it at the same time, so hold `alone` while using it.
-        Later turns lease it. Raises `ServerFailed` if it cannot be opened.
+        The session is open on return. A turn may use the session at the same time, so hold its `alone` while
+        you use it. Later turns lease the same session. Raises `ServerFailed` if it cannot be opened.
         """
         while True:
             owned = self._current(server)
@@ -309,7 +309,7 @@ class SessionPool:
         return None
 
     def _drop(self, owned: PooledConnection) -> None:
-        """Close a connection that cannot be used, unless a turn has leased it."""
+        """Close a connection that cannot be used. If a turn has leased it, do nothing: the turn closes it."""
         if self._waiting.get(owned.server) is owned:
             del self._waiting[owned.server]
             self.leave(owned)

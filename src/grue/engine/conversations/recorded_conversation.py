@@ -84,9 +84,9 @@ class ResumedConversation(NamedTuple):
 def resume_conversation(path: str | PathLike[str], name: str | None = None) -> ResumedConversation:
     """Return a conversation that a trace holds, and the tools that each server has listed last in it.
 
-    `name` is the conversation's id; `None`: the conversation that was continued last. A turn without a
-    conversation has the id `turn-N`. Raises `ConversationError` if the trace lacks a part of the
-    conversation, or if a secret in it was redacted.
+    `name` is the conversation's id; `None`: the conversation that was continued last. A turn that was not
+    part of a conversation is a conversation of its own, with the id `turn-N`. Raises `ConversationError` if
+    the trace lacks a part of the conversation, or if a secret in that part was redacted.
     """
     reader = talk_reader(path)
     for envelope in open_episode(path):

@@ -437,7 +437,7 @@ def _connect(
     if keeping is None or not isinstance(settings.wiring.servers[name], McpServer):
         return connect_fresh(settings.wiring, name, resources.registry, drift)
     if settings.limits.max_samplings > 0:
-        # Later turns use this session too, because it is kept. So it must offer sampling, as theirs do.
+        # The session is kept, so later turns use it, too. So it must offer sampling, like a turn's session.
         sample = resources.sampling.on_behalf_of(name)
     connect = connect_fresh(settings.wiring, name, resources.registry, drift, sample)
     return lambda _: SharedSession(keeping, name, connect)

@@ -521,9 +521,9 @@ class AgentLoop:
     ) -> TurnOutcome[str]:
         """Run a turn in a thread of its own, and call `on_event` here, in the caller's thread.
 
-        In the turn's thread, `on_event` could not print to a notebook's cell or draw in a GUI, and its
-        exceptions would not reach the caller. If it added an entry to the trace there, it would deadlock:
-        the recorder holds its lock while it calls observers.
+        If `on_event` were called in the turn's thread, it could not print to a notebook's cell or draw in a
+        GUI, and its exceptions would not reach the caller. An `on_event` that added an entry to the trace
+        would wait for ever, because the recorder holds its lock while it calls observers.
         """
         events: SimpleQueue[Any] = SimpleQueue()
         self._put = events.put

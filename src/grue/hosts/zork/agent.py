@@ -118,8 +118,8 @@ def add_loggers(recorder: Recorder, *loggers: Any, episode_id: str) -> None:
     log record gets the `episode_id`.
     """
     observed = [each.logger for each in recorder.observers if isinstance(each, LoggerObserver)]
-    # Take the lowest logger first: if it propagates its records to the loggers above it, these need no
-    # observers of their own.
+    # Begin with the loggers that are lowest in the hierarchy. If such a logger propagates its records to the
+    # loggers above it, those need no observers of their own.
     for logger in sorted(filter(None, loggers), key=_depth, reverse=True):
         if not any(logger is target for each in observed for target in _targets(each)):
             recorder.add(LoggerObserver(logger, episode_id=episode_id))

@@ -546,7 +546,10 @@ class EncodedConversation:
         return tuple(kept)
 
     def _bridged(self, items: tuple[w.WireItem, ...]) -> tuple[w.WireItem, ...]:
-        """Insert an assistant's text between tool results and user messages, if the endpoint requires it."""
+        """Insert an assistant's text between tool results and user messages, if the profile asks for it.
+
+        Some endpoints refuse a user message directly after a tool result (`assistant_after_results`).
+        """
         bridged: list[w.WireItem] = []
         for item in items:
             if (

@@ -310,8 +310,8 @@ def _marked(text: str, tools: _Tools) -> Written | None:
     try:
         calls, end = ([], len(text)) if reader is None else reader(text, start, tools)
     except _Unreadable:
-        # What follows the mark cannot be read. If the mark begins the text, it is taken for calls all the
-        # same. A mark between two paragraphs may be a quotation, and is ignored.
+        # The text after the mark cannot be read as calls. If the mark stands between two paragraphs, it may
+        # be a quotation, and is ignored. Otherwise the reply is taken for one with damaged calls.
         return Written(form, before=before) if not before or not _goes_on(text, mark.end()) else None
     rest = text[end:].strip()
     if before and rest:

@@ -202,7 +202,7 @@ class History:
         """Replace the entries from `rewritten.start` to `rewritten.stop` by `rewritten.entries`.
 
         Raises:
-            ValueError: The positions of the entries to replace are not in the history.
+            ValueError: `start` or `stop` is not a position in the history.
         """
         if not 0 <= rewritten.start <= rewritten.stop <= len(self.entries):
             raise ValueError(

@@ -254,9 +254,10 @@ def larger_limit(settings: ModelSettings, profile: WireProfile, retry: RetryPoli
 def smaller_limit(
     settings: ModelSettings, profile: WireProfile, overflow: ContextOverflow | None
 ) -> int | None:
-    """Return a limit on the reply's tokens with which a request that was too long fits into the window.
+    """Return a limit on the reply's tokens with which prompt and reply fit into the model's window.
 
-    `None`: the prompt leaves too little room for a reply, or the refusal does not name the sizes.
+    Called after the endpoint refused the request as too long. `None`: the prompt leaves too little room for a
+    reply, or the refusal does not name the sizes of prompt and window.
     """
     limit = profile.limit(settings)
     if overflow is None or limit is None or _LIMITS & settings.extra_body.keys():

@@ -218,7 +218,10 @@ class ChildProcess:
         raise NotImplementedError
 
     def _drains(self) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
-        """Return tasks that read the pipes when the readers have ended and the process is being closed."""
+        """Return functions that read the pipes while the process is closed. Each is run as a task.
+
+        They run after the functions of `_readers` have ended.
+        """
         raise NotImplementedError
 
     def _on_exit(self) -> None:
@@ -545,8 +548,8 @@ class Command(ChildProcess):
         Returns:
             Whether the command has exited. `False`: it has written too much and still runs.
         """
-        # The command's input is closed below. Closing it again would ask for nothing, so leaving the block
-        # has to begin with SIGTERM.
+        # A process is asked to exit by closing its input. This method closes the input anyway, so leaving
+        # the `async with` block has to begin with SIGTERM.
         self._asked_to_exit = True
         if stdin:
             # The error means that the command has closed its input without reading it, which is fine.

@@ -270,8 +270,8 @@ class Redaction:
     def may_contain_secrets(self, written: bytes) -> bool:
         """Return whether a text may contain a secret. A quick test: only its `False` is certain."""
         if len(written) <= _PIECE:
-            # `may_contain_credentials` is repeated here, not called, because every small message takes this
-            # path.
+            # The checks of `may_contain_credentials` are repeated here, because a call of it would cost time
+            # for each small message.
             if self._index.secrets and self._index.may_match(written):
                 return True
             lowered = written.lower()

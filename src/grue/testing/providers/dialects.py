@@ -49,8 +49,9 @@ class Dialect(Struct, frozen=True, kw_only=True):
         to_chat: Translates a request to chat completions.
         from_chat: Takes a chat completion and the request; returns the completion in this format.
         error: Takes an HTTP status and OpenAI's error object; returns the body of the error in this format.
-        refusals: Takes a request, and the reasoning that it must repeat; yields why a provider refuses it.
-        owed: Takes a reply; returns the reasoning in it that later requests must repeat.
+        refusals: Takes a request, and the reasoning that it must repeat; yields the reasons for which a
+            provider would refuse the request.
+        owed: Takes a reply; returns its reasoning that later requests must repeat.
         events: Takes a reply and the request; yields the reply as the events of a stream.
         broken_off: Returns the event that reports an error in the middle of a stream.
         admission: Takes the headers; returns status and message of a refusal, or `None`. If the field itself

@@ -303,7 +303,7 @@ class SpanFeed:
             self._asks = scope.asks = replace(scope.asks, model=model, address=endpoint)
 
     def _outside_turns(self, scope: SpanScope, body: object) -> None:
-        """End the span of a session outside turns if the session was closed or could not be opened."""
+        """If this scope is a session outside turns, and `body` says that the session ended, end its span."""
         if isinstance(scope.command, m.RunTurn):
             return
         match body:
@@ -416,7 +416,7 @@ class SpanFeed:
         return self._open(scope, use, self._called_by(scope, began.turn))
 
     def _called_by(self, scope: SpanScope, turn: int) -> SpanId:
-        """Return the parent span of a call; `turn` is the number of the turn in the call's envelope."""
+        """Return the parent span of a call; `turn` is the turn number in the envelope of `ToolCalled`."""
         # A call in a session outside turns normally has the turn number of the session's `OpenSession`. But
         # the host may give it the number of the turn that has just ended. It is then a child of that turn.
         number, span = self._ended_turn

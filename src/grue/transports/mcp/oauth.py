@@ -110,10 +110,10 @@ def _tls() -> ssl.SSLContext:
 
 
 def adapted(answer: httpx2.Response, issuers: Sequence[str]) -> httpx2.Response:
-    """Return an answer, which has metadata or tokens, in the form that the SDK can read.
+    """Return a reply of an authorization server, with metadata or tokens, in a form that the SDK can read.
 
-    An answer that is no JSON object is not changed. An issuer that differs from one of the known `issuers`
-    only by a slash at its end is replaced by the known one.
+    A reply that is no JSON object is not changed. If an issuer differs from one of the known `issuers` only
+    by a slash at its end, it is replaced by the known one.
     """
     try:
         said = msgspec.json.decode(answer.content)

@@ -425,9 +425,9 @@ class HttpStream(MessageStream):
 
 
 class _Client(httpx2.AsyncClient):
-    """An HTTP client for one server that never raises a transport error; it always returns a response.
+    """An HTTP client for one server. It raises no transport error, but returns a response in its place.
 
-    Its own timeout applies to connecting, and to messages without an answer (notifications). A request has
+    The client's own timeout applies to connecting, and to notifications, which have no answer. A request has
     the time limit of the caller that waits for the answer.
     """
 
