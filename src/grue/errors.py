@@ -355,7 +355,9 @@ class ConversationBusy(ConversationError):  # noqa: N818 - named for what the ca
 
 
 class ConversationParked(ConversationError):  # noqa: N818 - named for what the caller met, like the others
-    """A turn of the conversation is parked, so no other can begin. Resume it, abandon it, or `branch`.
+    """A turn of the conversation is parked, so no other turn can begin.
+
+    Resume or abandon the parked turn, or go on in a `branch()` of the conversation.
 
     Attributes:
         turn: The number of the parked turn.

@@ -61,11 +61,11 @@ RECORDED = (
 
 
 def as_started(options: PlayOptions, past: GamePast) -> PlayOptions:
-    """Return the options for resuming an episode: those of its first run, with some of `options`.
+    """Return the options for resuming an episode: those with which it was started, except for some.
 
-    `turns` and `turn_timeout_s`, if they are set, are taken from `options`. So are the options that are not
-    in `RECORDED`, such as `output` and `stream`. If the folder in which the episode was started no longer
-    exists, `started_in` is `None`.
+    From `options` come those that are not in `RECORDED`, such as `output` and `stream`, and `turns` and
+    `turn_timeout_s` if they are set. If the folder in which the episode was started no longer exists,
+    `started_in` is `None`.
 
     Raises:
         MCPConfigError: The episode was not started by `grue play`, or by another version of it.

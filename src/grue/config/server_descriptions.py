@@ -319,8 +319,8 @@ class _Entry:
                 raise MCPConfigError(f"The description has a control character in {_quoted(text)}.")
             for inside, end in _EXPRESSION.findall(text):
                 if not end or inside not in allowed:
-                    # The check is on the finished entry, because a text of it may be joined from several
-                    # values of the description, each with a harmless piece, such as "$" and "{HOME}".
+                    # Check the finished entry, and not the values of the description: two harmless values,
+                    # such as "$" and "{HOME}", may be joined in the entry.
                     raise MCPConfigError(
                         f"The description has {_quoted(text)}: a '${{...}}' would read your environment."
                     )

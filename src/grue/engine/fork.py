@@ -122,11 +122,12 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
         return next((asks for asks in reversed([*told]) if asks is not None), None)
 
     def place(self, at: int | None) -> _Place:
-        """Return the last place before message `at` at which the turn can be forked.
+        """Return the last place before message number `at` at which the turn can be forked.
 
         `at=None`: the turn's beginning.
 
-        Raises `MCPError` if the turn has no such message, or cannot be replayed to this place.
+        Raises `MCPError` if the turn has no message `at`, or if this version of grue would have decided
+        otherwise before that message.
         """
         begun, last = self.envelopes[0], self.envelopes[-1]
         place = _Place(begun, ())

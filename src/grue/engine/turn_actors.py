@@ -452,9 +452,10 @@ class TurnActors:
         return replace(command, when_called=listings)
 
     def _presumed(self) -> m.ToolsPresumed | None:
-        """Return the listings with which the turn may ask the model before its servers have started.
+        """Return the presumed tools that the turn may offer to the model before its servers have started.
 
-        `None` if its LLM actor cannot drop a reply, which is necessary if a server then lists other tools.
+        If a server then lists other tools, the LLM actor has to drop the model's reply. `None`: the LLM actor
+        is the host's own and cannot do that, or no tools are presumed.
         """
         presumed = self._wiring.presumed
         if presumed is None or not isinstance(self._wiring.llm, EndpointActors):

@@ -110,7 +110,7 @@ class ScoreTask(Task, frozen=True, kw_only=True):
                 find_function(scorer.function)
 
     def make(self) -> Attempted:
-        """Run the scorers, and write a mark for each. A scorer that raises does not stop the others."""
+        """Run the scorers, and write the mark that each gives. If a scorer raises, the others still run."""
         run = self.folder / f"attempt-{self.attempt}"
         troubles, spent, refused = [], Amount(), ""
         for name, scorer in self.scorers.items():

@@ -94,7 +94,7 @@ MACHINES = {
 
 
 def machine() -> Machine | None:
-    """Return the numbers for this machine's processor, or `None` if this module does not have them."""
+    """Return the system call numbers of this machine's processor; `None`: they are not in this module."""
     return MACHINES.get(platform.machine())
 
 

@@ -151,7 +151,10 @@ class WholeResult:
     # --- Selecting by a JSON path ---
 
     def _parsed(self) -> object:
-        """Return the result's content. Text is decoded as JSON, once and only its first level."""
+        """Return the result's content. A text is decoded as JSON, but only its first level.
+
+        The first call decodes, and keeps the value for later calls.
+        """
         if isinstance(self._content, str):
             try:
                 self._content = _opened(msgspec.Raw(self._content.encode()))

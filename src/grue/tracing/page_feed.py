@@ -296,7 +296,7 @@ class SpanFinder:
         )
 
     def _pause(self, span: Span, pause_s: float) -> Span:
-        """Return a span for the pause after a failed request; `span` is the request's."""
+        """Return a span for the pause before a request's retry. `span` is the failed request."""
         return replace(
             span,
             phase="wait",

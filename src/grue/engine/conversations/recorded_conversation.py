@@ -594,7 +594,7 @@ def read_turns(path: str | PathLike[str]) -> dict[int, RecordedTurn]:
 
 
 def _forgotten(part: RecordedTurn, last: EpisodeEnvelope) -> RecordedTurn:
-    """Return a part with only `run` and `end`, to save memory: a trace may hold thousands of ended turns."""
+    """Return an ended turn with only `run` and `end`, to save memory: a trace may hold thousands of turns."""
     over = RecordedTurn(last, part.run, None)
     over.end = part.end
     return over

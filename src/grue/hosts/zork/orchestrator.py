@@ -680,8 +680,8 @@ class ZorkOrchestratorV2:
             score=seen.score,
             max_score=seen.max_score,
         )
-        # Record the state after the last command. If the last turn played none, because it was interrupted or
-        # has failed, the state was recorded at the beginning of this turn.
+        # Record the state after the last command. If the last turn played no command, because the turn failed
+        # or was interrupted, this state is in the trace already: it was recorded when that turn began.
         if len(self.game_state.moves) == self.game_state.turn > 0:
             self._note(_observed(self.game_state.turn, seen))
         self._note(self._end)

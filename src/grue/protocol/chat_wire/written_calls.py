@@ -625,7 +625,7 @@ def _last_fence(text: str, known: Iterable[str]) -> Written | None:
 def _last_lines(text: str, known: Iterable[str]) -> Written | None:
     """Return the calls in JSON lines at the end of a text.
 
-    `Written.sure` is not set, because the text may merely describe calls.
+    `Written.sure` is false, because the text may merely describe calls.
     """
     starts = {text.rfind("\n\n") + 2, text.find("\n{") + 1, text.find("\n[") + 1} - {0, 1}
     for start in sorted(starts):

@@ -290,7 +290,7 @@ class Judged(Struct, frozen=True):
 
 
 def judged(decision: ApprovalDecision) -> Judged:
-    """Return whether the call of a decision is made, and with which arguments."""
+    """Return whether the call that `decision` is about is made, and with which arguments."""
     decision = sound(decision)
     if decision.verdict == "approve":
         return Judged()

@@ -95,10 +95,10 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def resuming(self) -> m.Resumption | None:
-        """The work that a resumed turn still has to do; `None`: it has none.
+        """What a resumed turn takes over from the earlier process; `None` if this is already done.
 
-        The work is done when the turn has sent a batch of tool calls. So it is not begun again if sessions
-        open a second time, after a reconnect.
+        It is done when the turn has sent its first batch of tool calls. Sessions that open after that, for a
+        reconnect, do not cause the same calls again.
         """
         resumed = self.run.resumed
         return resumed if resumed is not None and resumed.parked.batches == self.batches else None

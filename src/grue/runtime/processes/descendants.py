@@ -78,7 +78,7 @@ host_mark = HostMark()
 
 
 class Descendants:
-    """The descendants that the process `pid` gets from now on. Call `kill` before `pid` is reaped."""
+    """The processes that `pid` and its children start from now on. Call `kill` before `pid` is reaped."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid

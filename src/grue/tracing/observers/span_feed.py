@@ -90,7 +90,7 @@ class SpanScope:
         return self.session or self.root
 
     def calls_elsewhere(self) -> list[SpanId]:
-        """Return the open calls in this session that are children of a turn that has ended."""
+        """Return the open calls of this scope whose parent span is a turn that has ended."""
         outside = (span for span in self.open.values() if span.parent not in self.open)
         return [span.span for span in outside if span.span != self.root]
 

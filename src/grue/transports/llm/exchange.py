@@ -220,7 +220,8 @@ class Connections:
 class Connection:
     """Sends one request at a time to one endpoint.
 
-    `proxy` is the URL of the proxy; `None`: no proxy is used. `transport` replaces the network.
+    `proxy` is the URL of the proxy; `None`: no proxy is used. `transport` is the user's httpx transport, to
+    which requests are given; `None`: they go over the network.
     """
 
     def __init__(

@@ -327,10 +327,10 @@ class Link:
     async def _goes_on_without_session(self, error: SdkError) -> bool:
         """If the server has lost the session, try once to go on without one; return whether that works.
 
-        Several servers behind one address may support both the handshake and revision 2026-07-28, which has
-        no sessions. Then a request may reach a server that does not know the session of another. Once a tool
-        was called, the loss is reported instead, because the session may have held state. A second loss is
-        reported, too.
+        Several servers behind one address may share the requests. A request can then reach a server that does
+        not know the session, because another of the servers has opened it. If the servers also support
+        revision 2026-07-28, which has no sessions, no session is needed. Once a tool was called, the loss is
+        reported instead, because the session may have held state. A second loss is reported, too.
         """
         fault = error.data
         lost = isinstance(fault, WireFault) and fault.cause == SESSION_LOST.cause

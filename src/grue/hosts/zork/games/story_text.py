@@ -58,7 +58,7 @@ def tidy(printed: str, *, broken_lines: bool = True) -> str:
     """Remove the prompt and the blank lines around a text; if `broken_lines`, join lines that were broken."""
     text, room_left = "", -1
     for line in printed.rstrip().removesuffix(">").split("\n"):
-        # The interpreter broke the previous line here only if the first word of this line did not fit.
+        # The interpreter has broken the previous line only if the first word of this line did not fit there.
         first = re.match(r"[^\s-]*-?", line)
         broken = broken_lines and bool(line) and first is not None and 0 <= room_left <= len(first.group())
         text += (("" if text.endswith("-") else " ") if broken else "\n") + line.rstrip()
