@@ -167,8 +167,9 @@ class SessionActor(Actor[m.SessionCommand]):
         with calling(self._connect, "the server"):
             self._connected = connection = self._connect(self._note)
         closing: float | None = None
-        # Compute this before `__aenter__`, because `open` counts the limit from there. Computed later, a
-        # limit that ends at the turn's deadline would end before it, and the server would seem to fail.
+        # Compute the limit before `__aenter__`, because `open` counts from there. If it were computed later,
+        # from the time until the turn's deadline, it would pass before the deadline. Then the agent would be
+        # told that the server has failed, although the turn is out of time.
         limit_s = self._within(command.timeout_s)
         try:
             async with connection:

@@ -76,7 +76,7 @@ def print_failures(
 
 
 def _said(result: Result, directory: Path) -> list[str]:
-    """Return the question and the answer of an episode, one line each; empty if its trace has neither."""
+    """Return a line with an episode's question and a line with its answer, as far as the trace has them."""
     try:
         said = read_said(result.run(directory))
     except TraceError:

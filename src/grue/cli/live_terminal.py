@@ -65,7 +65,8 @@ class Terminal:
             try:
                 left = left[os.write(self._fd, left) :]
             except BlockingIOError:
-                # Another program that shares the terminal has set O_NONBLOCK: wait until it takes more.
+                # Another program that shares the terminal has set O_NONBLOCK. Wait until the terminal can
+                # take more.
                 select.select([], [self._fd], [])
 
     def _can_show(self, text: str) -> bool:

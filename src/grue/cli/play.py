@@ -102,7 +102,7 @@ def _play(options: PlayOptions, past: GamePast | None) -> EpisodeResult:
 def _played(
     orchestrator: ZorkOrchestratorV2, folder: RunFolder, view: ExitStack, options: PlayOptions
 ) -> EpisodeResult:
-    """Play the episode, and write its result, even if an exception ends it."""
+    """Play the episode. Write its result, also if an exception has ended the episode."""
     if options.output == "quiet":
         for change in orchestrator.changes:
             say(f"grue: {change.text}.", err=True)

@@ -293,7 +293,7 @@ class DurableConnection(WrappedConnection):
         return listing
 
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
-        """Return the new list of tools, if there is one."""
+        """If the server's tools have changed, return them, and learn which of them are read-only."""
         tools = await self._connection.refresh_tools(timeout_s)
         if tools is not None:
             self._learn(tools)

@@ -72,8 +72,8 @@ class Job(Task, frozen=True, kw_only=True):
     """One attempt that a worker is to make.
 
     Attributes:
-        planned: The case's settings as the sweep gave them, without those that the work's `complete` function
-            added; `None`: it added none, so the case's settings are those of the sweep.
+        planned: The settings as the sweep gave them; `None`: they are equal to `settings`, because the work's
+            `complete` function has added none.
         keep: Which files stay on disk once the episode is done.
         prices: Prices by model, to count what the attempt costs.
         files: SHA-256 of each file whose path is a setting of the case, by the setting's name; `None`: do not

@@ -98,7 +98,7 @@ class Tally(Struct):
             self.troubles.append(f"{id_}: {why}")
 
     def add(self, end: AttemptEnd) -> None:
-        """Count the result of an episode that has a commit."""
+        """Count an episode that has a commit. `end` is the result of the committed attempt."""
         self.done += 1
         self.failed += end.outcome == "failed"
         self.spent += end.spent

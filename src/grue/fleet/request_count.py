@@ -42,7 +42,10 @@ class RequestCount:
         self.refused = ""
 
     async def admit(self, wanted: WantedRequest) -> Permit | str:
-        """Ask the inner gate; return a permit that counts the request's cost, or the reason for a refusal."""
+        """Ask the gate `inner`. Return a permit that counts the cost, or the reason for a refusal.
+
+        The cost is counted when `settle` of the permit is called.
+        """
         permit = await self.admit_only(wanted)
         return permit if isinstance(permit, str) else _Counted(self, permit, wanted.model)
 

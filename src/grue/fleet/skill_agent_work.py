@@ -142,7 +142,7 @@ def _is_there(expected: str | float | None, result: RunResult, written: Iterator
 
 
 def _written(workspace: Path, original: Path) -> Iterator[str]:
-    """Yield the content of the small files that the run has made or changed."""
+    """Yield the text of each small file in `workspace` that is not the same in `original`."""
     for path in sorted(workspace.rglob("*")):
         if path.is_symlink() or not path.is_file() or path.stat().st_size > _MOST_FILE_BYTES:
             continue

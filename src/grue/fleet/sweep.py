@@ -210,7 +210,7 @@ def _values(axis: Sequence[Any] | Span) -> Sequence[Any]:
 
 
 def _of_msgspec(file: _File, error: str) -> FleetError:
-    """Return an error about the wrong key or value that msgspec reports in `error`."""
+    """Return msgspec's `error` about a wrong key or value as an error that names the file and the line."""
     unknown = re.search(r"contains unknown field `([^`]*)`", error)
     if unknown:
         key = unknown[1]

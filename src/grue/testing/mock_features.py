@@ -232,7 +232,7 @@ def _add_sampling_tool(server: MockServer) -> None:
     @server.tool(structured_output=False)
     def test_sampling(prompt: str, reply: Annotated[types.CreateMessageResult, Resolve(sample)]) -> str:
         """Ask the client's model."""
-        del prompt  # `sample` gets this argument, by its name
+        del prompt  # not used here: the SDK passes the argument to the parameter `prompt` of `sample`
         return f"LLM response: {getattr(reply.content, 'text', reply.content)}"
 
 

@@ -445,7 +445,7 @@ class ResultReader:
         self._last: tuple[str, WholeResult] | None = None
 
     def read_result(self, arguments: m.JsonObject) -> m.ToolCallResult:
-        """Answer a call of `read_result`."""
+        """Answer a call of `read_result` with the part of the result that `arguments` ask for."""
         try:
             asked = wanted(arguments)
             return tool_results.success(self._whole(asked.handle).read(asked, self._max_chars))

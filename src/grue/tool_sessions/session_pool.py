@@ -132,7 +132,7 @@ class PooledConnection:
             self.failed = failed
         except Exception as crash:  # noqa: BLE001 - the turn that needs it raises it; other turns go on
             self.failed = crash
-            # If the crash was that the trace cannot be written, recording the crash fails too.
+            # If the trace could not be written and this was the crash, recording the crash fails too.
             with contextlib.suppress(Exception):
                 self._record(describe_crash(self.server, crash))
         finally:
@@ -285,8 +285,8 @@ class SessionPool:
             if owned is None:
                 self.prepare(server, connect, timeout_s)
                 owned = self._waiting[server]
-            # Another user may be opening the session. Wait until it is open, because only then is it known
-            # whether it is usable.
+            # A turn or another call may just be opening the session. Wait until the session is open, because
+            # only then is it known whether it is usable.
             was_open = owned.opened.is_set()
             owned.wanted.set()
             await owned.opened.wait()

@@ -359,7 +359,7 @@ class EpisodeTally:
 
 @functools.cache
 def _count_of(kind: type[Struct]) -> Callable[..., None] | None:
-    """Return the method of `EpisodeTally` that counts messages of this class, if there is one."""
+    """Return the method of `EpisodeTally` that counts messages of this class; `None`: no method does."""
     counted = EpisodeTally._counted  # noqa: SLF001 - of this module
     return next((count for count, kinds in counted.items() if issubclass(kind, kinds)), None)
 

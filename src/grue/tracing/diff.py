@@ -135,8 +135,8 @@ def _aligned(
 ) -> Iterator[tuple[TurnSlice | None, TurnSlice | None]]:
     """Pair the turns of the two traces in order.
 
-    A host can run a turn again, after a resume for example (`TurnSlice.again`). If only one trace has a turn
-    that was run again here, this turn is yielded with `None`, and its trace goes on to the next turn.
+    A host can run a turn again, for example after a resume (`TurnSlice.again`). If the next turn of one trace
+    was run again and the next turn of the other was not, pair the repeated turn with `None`.
     """
     one, other = next(left, None), next(right, None)
     while one is not None or other is not None:

@@ -63,9 +63,9 @@ def split_turns(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:
 
 
 class TurnSplitter:
-    """Sorts envelopes into slices, and holds the slices that are still open.
+    """Sorts a trace's envelopes into slices, one for each turn. `slices` are those that may still grow.
 
-    An envelope without a turn is added to the last slice.
+    An envelope that belongs to no turn is added to the last slice.
     """
 
     def __init__(self) -> None:
@@ -83,8 +83,8 @@ class TurnSplitter:
         if isinstance(envelope.body, EpisodeResumed) or anew:
             unfinished = [turn_slice for turn_slice in self.slices if not turn_slice.complete]
             if anew and not goes_on and len(unfinished) == 1:
-                # A host that runs turns again after a kill records `EpisodeResumed` first. A repeated
-                # `Runner.map` does not. So a map was repeated: the unfinished turn counts as overtaken.
+                # A turn is run again, but not by a resumed host, which would have recorded `EpisodeResumed`.
+                # So the program has repeated a `Runner.map`, and the unfinished turn counts as overtaken.
                 unfinished[0].overtaken = True
             while self.slices:
                 yield self.slices.popleft()

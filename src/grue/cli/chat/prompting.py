@@ -170,7 +170,8 @@ def _keys() -> KeyBindings:
         else:
             buffer.validate_and_handle()
 
-    # Do not bind Ctrl-J to a new line: an Enter pressed during a turn reaches the next prompt as Ctrl-J.
+    # Alt-Enter begins a new line. Ctrl-J must not: if the user presses Enter during a turn, the next prompt
+    # reads it as Ctrl-J.
     @keys.add("escape", "enter")
     def _(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")

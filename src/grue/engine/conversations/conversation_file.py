@@ -341,11 +341,15 @@ def lines_of(history: History) -> tuple[bytes, ...]:
 
 
 def lines_to_write(saved: SavedConversation, kept: int, produced: list[bytes]) -> list[bytes]:
-    """Return the lines to append to the file, so that it has the lines `produced` for the last turn.
+    """Return the lines to append to the file, so that its lines for the last turn are those in `produced`.
 
-    The file may have the first of these lines already. If it then goes on with other lines, an `Undone` takes
-    the other lines back. `kept` is the number of lines before the turn. An empty line in `produced` stands
-    for `Dropped`.
+    The file may hold the first of these lines already. If other lines follow them in the file, the first
+    appended line is an `Undone`, which takes those back.
+
+    Args:
+        saved: What the file holds.
+        kept: The number of lines before the last turn.
+        produced: The lines of the last turn. An empty line stands for `Dropped`.
     """
     wanted = [line or _DROPPED for line in produced]
     same, end = 0, kept

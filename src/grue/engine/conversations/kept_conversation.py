@@ -713,7 +713,7 @@ def given_up(mark: TurnMark | None) -> m.TurnParked | None:
 
 
 def is_parked_still(end: object) -> bool:
-    """Return whether a resumed turn stays parked after this `end`: a server did not start this time."""
+    """Return whether a parked turn stays parked although it was resumed: `end` says that a server failed."""
     return isinstance(end, m.TurnFailed) and isinstance(end.failure, m.ServerFailure)
 
 

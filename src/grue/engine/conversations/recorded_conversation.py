@@ -167,7 +167,7 @@ def _branch_points(envelopes: Iterable[EpisodeEnvelope]) -> set[_Place]:
 
 
 def talk_reader(path: str | PathLike[str]) -> "TalkReader":
-    """Return a reader of a trace's messages. Pass all of them to its `see`, in order."""
+    """Return a `TalkReader` for a trace. Pass each message of the trace to its method `see`, in order."""
     return TalkReader(_branch_points(open_episode(path)))
 
 
@@ -391,7 +391,10 @@ class RecordedTurn:
 
     @property
     def time_left_s(self) -> float | None:
-        """The rest of the turn's time limit, without the time in which it was parked; `None`: no limit."""
+        """Seconds left of the turn's time limit; the time while the turn is parked does not count.
+
+        `None`: the turn has no time limit.
+        """
         limit_s = self.run.limits.turn_timeout_s
         return None if limit_s is None else max(0.001, limit_s - (self._last_s - self._began_s))
 

@@ -122,7 +122,7 @@ class OwnedSession:
 
     @property
     def alive(self) -> bool:
-        """Whether the owner task still runs, in the current event loop."""
+        """Whether the task that owns the session belongs to the current event loop and has not ended."""
         return self._loop is asyncio.get_running_loop() and not self._owner.done()
 
     @property
@@ -132,7 +132,10 @@ class OwnedSession:
         return opened and self._client is not None and self._client.status.alive
 
     async def opened(self) -> m.ConnectOutcome | None:
-        """Wait for the connect's result; `None`: the owner task ended first. Cancelling ends the session."""
+        """Wait until the server is connected or cannot be connected, and return this outcome.
+
+        `None`: the task that owns the session ended before. Cancelling this wait ends the session.
+        """
         try:
             await asyncio.wait({self._opened})
         except asyncio.CancelledError:

@@ -72,7 +72,10 @@ class SessionNews:
         self.turn: TurnUse | None = None
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Pass a message to the manager's observers, or during a turn to the turn's trace."""
+        """Pass a message to the manager's observers. During a turn, record it in the turn's trace instead.
+
+        Then only `ServerNoted` and `ToolDrifted` are recorded: the turn reports the other messages itself.
+        """
         if self.turn is None:
             for observer in self.observers:
                 observer(envelope, line)

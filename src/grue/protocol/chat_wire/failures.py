@@ -632,7 +632,7 @@ def _remedy(
         # Endpoints do not send garbled bytes, so a proxy or a gateway has probably changed the stream.
         case "reply" if fault.kind == "damaged":
             return "Check the proxies and gateways before the endpoint, or do not stream."
-        # A reply with status 200 that is not a completion is often a web page: the URL lacks the /v1.
+        # If the status is 200 and the body is no completion, it is often a web page: the base URL lacks /v1.
         case "reply":
             return "Check the base URL: that of an OpenAI-compatible API usually ends in /v1."
     assert_never(reason)

@@ -155,7 +155,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
         return replace(ledger, bytes_per_token=_learned(self.bytes_per_token, factor))
 
     def scaled_to(self, tokens: int) -> "ContextLedger":
-        """Scale the sizes up if their sum is less than `tokens`: the whole prompt has at least as many."""
+        """If the sizes add up to less than `tokens`, scale them up: the prompt has at least `tokens`."""
         return self if self.tokens >= tokens else self.counted(tokens)
 
 

@@ -51,7 +51,7 @@ _NONE_MISSING: Mapping[m.ServerName, str] = {}
 
 
 class Unmade(Struct, frozen=True):
-    """A call that is answered without asking a server; the model reads the reason."""
+    """A call that is not sent to a server. The model gets `reason` in place of a result."""
 
     call: m.ToolCall
     reason: str

@@ -21,11 +21,11 @@ _SUMMARY_CHARS = 100
 
 
 class ToolPin(Struct, frozen=True, forbid_unknown_fields=True):
-    """One approved definition.
+    """The digests of one approved tool definition.
 
     Attributes:
-        summary: First line of the description, for people; it is compared with nothing.
-        description: The digest of the description; the other fields are digests too.
+        summary: First line of the description, for people. It is not compared.
+        description: The digest of the description. The fields after this one are digests, too.
         output_schema: `None`: the tool declares no such schema.
         annotations: `None`: the lock was written by a version of grue that did not pin annotations. They are
             then neither compared nor trusted.

@@ -348,12 +348,13 @@ def settled(
     decisions: Iterable[ApprovalDecision],
     before: Decisions | None = None,
 ) -> tuple[dict[m.CallId, ApprovalDecision], tuple[m.DecisionIgnored, ...]]:
-    """Return all decisions that count so far, by call, and a note for each one that does not.
+    """Return the accepted decisions by call id, and a note for each of `decisions` that is ignored.
 
     Args:
-        questions: The questions that wait for an answer.
-        decisions: The decisions, in the order in which they were made.
-        before: The earlier decisions that count. Their calls have not been sent yet.
+        questions: The questions that wait for a decision.
+        decisions: The new decisions, in the order in which they were made.
+        before: The decisions that were accepted earlier, for calls that have not been sent yet. The result
+            contains them too.
     """
     asked = {question.call_id: question for question in questions}
     accepted = dict(before or {})

@@ -521,7 +521,7 @@ def _for_the_model(turn: Turn) -> str:
 
 
 def without(items: tuple[T, ...], item: T) -> tuple[T, ...]:
-    """Return all items that differ from `item`."""
+    """Return `items` without those that are equal to `item`."""
     if items and items[0] == item:
         return items[1:]
     return tuple(other for other in items if other != item)

@@ -483,7 +483,11 @@ RUN_THEM = '; the setting text_tool_calls = "run" makes such calls'
 
 
 def loop_reply(turn: Turn, reply: m.CompletionReceived) -> Transition:
-    """Go on after the reply to a request that offered tools; the caller has counted its tokens."""
+    """Go on after the reply to a request that offered tools: make its calls, or check its text as the answer.
+
+    If the reply has neither, or its text cannot be the answer, ask the model again. The caller has added the
+    reply's tokens to `turn`.
+    """
     if reply.tool_calls:
         meant = tuple(map(turn.meant, reply.tool_calls))
         return call(replace(turn, iterations=turn.iterations + 1), meant)

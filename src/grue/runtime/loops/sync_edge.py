@@ -261,7 +261,7 @@ class _SharedLoop:
                 wait([done], _CLEAN_UP_S)
 
     def end(self) -> None:
-        """End the loop, which has no task any more. Later calls get a new loop, once this loop has ended."""
+        """End the loop, and wait until its thread has ended. Call this when no greenlet uses the loop."""
         if self._started.exception() is None:
             self._started.result().call_soon_threadsafe(self._over.set)
             self.thread.join()

@@ -137,8 +137,8 @@ class HostGuard:
         try:
             self._write(line)
         except OSError:
-            # The guard died after `_ensure_running`, or it is stopped and the pipe is full. Replace it. The
-            # new guard gets the whole list, so this line must not be sent again.
+            # The guard died after `_ensure_running`, or it was stopped (SIGSTOP) and the pipe is full.
+            # Replace it. The new guard gets the whole list, so this line must not be sent again.
             self._discard()
             self._ensure_running()
 

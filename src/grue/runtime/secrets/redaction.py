@@ -227,7 +227,7 @@ class _SecretIndex(NamedTuple):
         return cls(longest_first, short, long_probes, b"a" * min(map(len, long_probes), default=0))
 
     def may_match(self, written: bytes) -> bool:
-        """Return whether a text has a probe, or an ellipsis, which may stand where a secret was cut off."""
+        """Return whether a text may hold a secret: it has a probe, or an ellipsis, which may cut a secret."""
         for probe in self.probes:
             if probe in written:
                 return True
@@ -641,7 +641,10 @@ class _BeginningMatcher:
             self._states = states
 
     def _advance(self, states: "dict[_State, int]", state: "_State", length: int) -> None:
-        """Add the states after `state`, with the `length` matched so far. No state follows a whole form."""
+        """Add to `states` the states that can follow `state`. `length` characters have matched by then.
+
+        No state follows if a whole form of the secret has matched: such a secret is not incomplete.
+        """
         form, number, at = state
         rest, spelling = form[1:], self._spellings[number]
         if rest:

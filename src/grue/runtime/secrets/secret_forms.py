@@ -49,7 +49,7 @@ class SecretPattern(NamedTuple):
 
 
 class SecretForms(NamedTuple):
-    """The patterns and literals of one secret."""
+    """The regular expressions and the fixed bytes that find all forms of one secret."""
 
     patterns: tuple[SecretPattern, ...]
     literals: tuple[bytes, ...]

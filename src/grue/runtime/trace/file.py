@@ -324,9 +324,9 @@ class TraceWriter(Closing):
     def close(self) -> None:
         """Write all that was recorded, without a time limit, and close the file. A second call does nothing.
 
-        A recorder works on long messages in a thread, and inside an event loop `record` does not wait for
-        that thread. So `close` waits for it, or a program that closes its trace in a notebook would lose
-        these messages.
+        A recorder searches long messages for secrets in a thread. Inside an event loop, `record` does not
+        wait for this thread, so `close` waits for it. Otherwise a program that closes its trace in a notebook
+        would lose these messages.
 
         Raises:
             TraceError: Writing failed, and no earlier call has raised that.

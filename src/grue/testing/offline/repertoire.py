@@ -188,7 +188,7 @@ _HOUSE_ROUNDS: Final = {
             "have sardines, for persuasion, with a paw-print on the tin. This is not a hard case."
         ),
     ),
-    # Two replies with a thought each: the second thought starts a branch.
+    # Two replies with one thought each. The second thought starts a branch from the first.
     "light lantern": (
         _round("The trapdoor is free. I could go down now; it is dark there, but I know the way back."),
         _round(

@@ -48,7 +48,7 @@ def minimal(schema: object, *, wishes: Mapping[str, object] | None = None, text:
         schema: A JSON Schema; malformed ones are refused.
         wishes: Preferred scalars for properties, by name, at any depth. They are used where the schema
             accepts them, even for optional properties, and ignored elsewhere.
-        text: The value of other strings; not empty.
+        text: The value of each string without a usable wish; must not be empty.
 
     Raises:
         UnsatisfiableError: The schema is malformed, contradictory, or not supported.

@@ -386,9 +386,10 @@ class SpanFeed:
         return self._open(scope, subject, self._asked_by(scope, asked.sender))
 
     def _asked_by(self, scope: SpanScope, sender: str) -> SpanId:
-        """Return the parent span of a request to the model.
+        """Return the parent span of a request to the model that `sender` has made.
 
-        If the sender is a server that samples, the parent is the open call to this server.
+        If `sender` is a server (sampling), return the span of the tool call that it is answering. Otherwise
+        return the innermost open span.
         """
         for span in scope.open.values():
             if isinstance(span.subject, ToolUse) and span.subject.server == sender:

@@ -352,7 +352,7 @@ class BatchDesk:
             await patience.after(fault)
 
     def _refuse_overdue(self, batch: BatchState, record: Submission) -> None:
-        """Raise `BatchRefused` if a running batch should have ended long ago."""
+        """Raise `BatchRefused` if a batch still runs `Batching.batch_timeout_s` after it was made."""
         limit_s = self._batching.batch_timeout_s
         if time.time() <= _made_at(batch, record.begun_at) + limit_s:
             return

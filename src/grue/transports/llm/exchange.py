@@ -534,8 +534,8 @@ class Upload(Struct, frozen=True):
             while piece:
                 following = file.read(_UPLOADED_BYTES)
                 if self.commas:
-                    # Each line is one item in JSON, without line breaks in it. So replace each line break by
-                    # a comma, and remove the last one.
+                    # Each line of the file is one JSON item. To send the items as a list, replace each line
+                    # break by a comma, and remove the last line break.
                     piece = piece.replace(b"\n", b",") if following else piece[:-1].replace(b"\n", b",")
                 yield piece
                 await anyio.lowlevel.checkpoint()
@@ -858,7 +858,7 @@ async def _used_up(chunks: AsyncIterator[bytes]) -> None:
 
 
 def fault_of(error: TimeoutError | ExchangeError, timeout_s: float) -> Fault:
-    """Return the fault for an exchange that ended with `error`; `timeout_s` was its time limit."""
+    """Return the fault for an exchange that ended with `error`. `timeout_s` is the time limit that it had."""
     match error:
         case ExchangeError(kind="unreachable"):
             return Fault(kind="unreachable", message=f"cannot connect: {error}")

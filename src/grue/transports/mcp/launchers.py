@@ -168,7 +168,7 @@ def missing_npx_package(server: StdioServer) -> str | None:
 
 
 class _Npx(Struct, frozen=True):
-    """A parsed npx command line. `program` is a name in the package's `bin`; empty: its only program."""
+    """A parsed npx command line. `program` is a name in the package's `bin`; empty: the only name there."""
 
     package: str
     program: str

@@ -27,9 +27,9 @@ class MessageStream(ABC):
 
     Attributes:
         broken: Why nothing more can be exchanged; `None` while the stream works.
-        tools_changed: The server has announced changed tools since this was last set to `False`. It is set
-            here, when the announcement is read, and not by the task in which the SDK handles notifications:
-            that task may run later than the task that gets the next answer and sends a call.
+        tools_changed: Whether the server has announced changed tools since a reader last set this to `False`.
+            The stream sets it to `True` when it reads the announcement. The task in which the SDK handles
+            notifications would be too late: another task may send a call before it.
         last_request_id: The id of the last tool call that was sent since this was last set to an empty text.
     """
 

@@ -525,7 +525,10 @@ class _Client(httpx2.AsyncClient):
     async def _read(
         self, request: httpx2.Request, response: httpx2.Response, head: "_Head"
     ) -> httpx2.Response | WireFault:
-        """Read a response's body, and return the response that the SDK gets in its place, or the fault."""
+        """Read a response's body. Return the response that the SDK gets instead, or the fault.
+
+        Only the answer to `initialize` is in that response. Any other message goes to the stream directly.
+        """
         body = await _body(response, self._max_message_bytes if response.is_success else _ERROR_TEXT_BYTES)
         if body is None:
             return too_long_fault(self._max_message_bytes)
@@ -620,7 +623,7 @@ def _is_compressed(response: httpx2.Response) -> bool:
 async def _body(response: httpx2.Response, limit: int) -> bytes | None:
     """Return the body; `None`: it is longer than `limit`. Of a long error, return the first `limit` bytes."""
     if _is_compressed(response):
-        return b""  # Only errors come here compressed, and their status is enough.
+        return b""  # an error (a compressed success was refused before), whose status is enough
     body = bytearray()
     async for chunk in response.aiter_bytes():
         body += chunk
