@@ -1417,7 +1417,7 @@ class CheckAnswer(Message, frozen=True, kw_only=True):
 
 
 class AnswerAccepted(Message, frozen=True, kw_only=True):
-    """agent -> agent: the check accepted the text as this JSON value."""
+    """agent -> agent: the check accepted the model's text. `answer` is the answer as a JSON value."""
 
     answer: object
 

@@ -42,8 +42,8 @@ class Finding(Struct, frozen=True):
     Attributes:
         verdict: The result; `open` if the check could not decide.
         text: The first line says what was found, the further lines what to do.
-        lacking: What cannot be used, such as "tools of files" for the server `files`; empty if the check
-            found nothing of the kind. The summary at the end of the output names it.
+        lacking: What cannot be used because of the finding, such as "tools of files" for the server `files`.
+            The summary at the end of the output names it. Empty: everything can be used.
     """
 
     verdict: Verdict

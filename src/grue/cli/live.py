@@ -197,7 +197,10 @@ def _parts(progress: Progress, now: float) -> list[tuple[int, str, str]]:
 
 
 def _activity(doing: list[Doing], now: float) -> str:
-    """Describe the latest step and the others of its kind, such as `calling a.x, b.y 3 s of 10 s`."""
+    """Describe what is under way: the latest step, and the other steps with the same `activity`.
+
+    For example `a.x, b.y 3 s of 10 s` for two tool calls.
+    """
     last = doing[-1]
     alike = [one for one in doing if one.activity == last.activity]
     lasts_s = now - alike[0].since

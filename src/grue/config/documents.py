@@ -54,7 +54,7 @@ class Document:
 
     @cached_property
     def lines(self) -> Mapping[KeyPath, int]:
-        """The one-based lines of the values, by their paths; some values have no line."""
+        """The line of each value, counted from 1, by the value's path. Some values are missing."""
         return self._find_lines()
 
     def line(self, keys: KeyPath) -> int | None:

@@ -134,7 +134,7 @@ def _read_entries(
     source: Path | None = None,
     place: Callable[[KeyPath], str] = lambda _: "",
 ) -> dict[str, McpServer]:
-    """Return servers with every `${VAR}` replaced. `place` returns the prefix of an error about a server."""
+    """Return the servers, with every `${VAR}` replaced. `place` gives the prefix of an error about a key."""
     config = MCPConfig.from_mapping(entries, source=source, place=place, startup_key="timeout_seconds")
     return tool_servers(config, place)
 

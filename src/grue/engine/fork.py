@@ -78,8 +78,8 @@ class _Place(Struct, frozen=True):
 
     Attributes:
         event: The last recorded message before the fork.
-        events: The events that the agent got before the place, from the last `RunTurn` on; empty: the whole
-            turn is run again.
+        events: The events that the agent got before the place, from the turn's last `RunTurn` on. Empty: the
+            fork runs the whole turn again.
         opened: The servers whose sessions are open at the place.
     """
 

@@ -731,7 +731,7 @@ def _schema_in_words(answer: m.AnswerSchema | None) -> str:
 def _past_of(
     request: TurnRequest[Any], number: int, wiring: Wiring, *, resumed: bool = False
 ) -> Iterator[TurnPast]:
-    """Yield what a turn needs from its conversation. After the block, keep the entries that it has added.
+    """Yield what a turn needs from its conversation. After the block, keep the entries that the turn added.
 
     `resumed`: the turn was parked before. Raises `ConversationError` if the request has both a conversation
     and a history, if either of the two cannot be used, or if the actors of the host's factory cannot continue

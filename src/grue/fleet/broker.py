@@ -150,7 +150,7 @@ class Costs(Struct, frozen=True):
 
 
 class Granted(Struct, frozen=True):
-    """The request may start now. `reserved` is the most that the request can cost."""
+    """The request may start now. `reserved` is the most that it can cost."""
 
     reserved: Amount
 
@@ -166,7 +166,7 @@ class NotYet(Struct, frozen=True):
 
 
 class Refused(Struct, frozen=True):
-    """The request may never start; `why` is a sentence."""
+    """The request must not start, now or later. `why` is a sentence."""
 
     why: str
 
@@ -225,7 +225,7 @@ class Broker(Struct):
         return Granted(amount)
 
     def settle(self, reserved: Amount, outcome: RequestOutcome, model: str, now: float) -> Amount:
-        """Replace a reservation by the cost of the request, and return the cost."""
+        """When a request has ended, replace its reservation by its cost, and return the cost."""
         cost = self._cost(reserved, outcome, model)
         self.reserved -= reserved
         self.spent += cost

@@ -88,7 +88,7 @@ def sign_test(better: int, worse: int) -> float:
 
 
 def mean_interval(values: Sequence[float], groups: Sequence[int] | None = None) -> Interval:
-    """Return the mean of one figure with its interval; see `mean_intervals`."""
+    """Return the mean of `values` with its confidence interval. `groups` is as for `mean_intervals`."""
     return mean_intervals([values], groups)[0]
 
 

@@ -359,7 +359,10 @@ class Gate:
                     self._open.discard(remote)
 
     def _reach(self, client: socket.socket, host: str, port: int) -> socket.socket | None:
-        """Connect to a listed host. If that is not allowed or fails, tell the client why; return `None`."""
+        """Connect to `host` for the client, if the box lists it, and return the socket.
+
+        `None`: the connection is not allowed, or failed. The client was told why.
+        """
         if self._record:
             self._see(host, port)
         elif not self._allows(host, port):

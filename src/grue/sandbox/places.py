@@ -128,9 +128,9 @@ def own_folders(
 ) -> tuple[str, ...]:
     """Return the files and folders of a program's installation, and of its script's installation.
 
-    `chain` is the program's file, the files that it links to, and its interpreters. If the installation would
-    be a home folder, the root, or a folder that contains one of these, only the program's file is returned.
-    The program may have changed the files below `written`, so `.pth` files there add no folders.
+    `chain` is the program's file, the files that it links to, and its interpreters. If an installation's
+    folder is a home folder, the root, or contains a home folder, it is left out, and only the program's file
+    is returned. The program may have changed the files below `written`, so `.pth` files there add no folders.
     """
     found: list[str] = []
     for path in chain:

@@ -267,7 +267,7 @@ def _compiled(pattern: str) -> _Test | None:
 
 
 def _around(piece: str, test: _Test) -> str:
-    """Return a piece, or if it is long, the part around the end of the first match."""
+    """Return `piece`. If it is long, return only the part around the end of the first match of `test`."""
     if len(piece) <= _SHOWN_OF_LINE:
         return piece
     low, high = 1, len(piece)

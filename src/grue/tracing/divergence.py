@@ -154,7 +154,7 @@ def _first_difference(one: str, other: str) -> tuple[int, int]:
 
 
 def _place(text: str, number: int) -> int:
-    """Return the position of a character; `number` is its index among those that are not white space."""
+    """Return the index in `text` of the character with the index `number` in `text` without white space."""
     found = next(itertools.islice(re.finditer(r"\S", text), number, None), None)
     return found.start() if found else len(text)
 

@@ -94,7 +94,7 @@ class StepTracker:
         self._changes: list[StepChange] = []
 
     def take(self, envelope: Envelope[Any]) -> list[StepChange]:
-        """Return the attempts at steps that begin and end with this envelope."""
+        """Return a `StepBegan` or `StepEnded` for each attempt at a step that begins or ends here."""
         self._changes = []
         if isinstance(envelope.body, Fact):
             self._take_fact(envelope, envelope.body)

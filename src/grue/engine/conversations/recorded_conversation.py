@@ -321,9 +321,9 @@ class RecordedTurn:
         last_event: Number of the last envelope that went to the agent.
         redacted: A secret was removed from a message of the turn.
         forked: The turn is a fork: its tool calls got the results recorded in another turn.
-        said: The messages from which the turn's entries in a conversation are built, earlier parts included.
-            Where a later part sends the last request again, an inserted `ReplyDropped(request=0)` drops the
-            reply to the first sending.
+        said: The messages of all parts from which the turn's entries in a conversation are built. If a part
+            sends the last request of the part before again, a `ReplyDropped(request=0)` is inserted, which
+            drops the first reply.
         said_before: The requests and replies of earlier parts.
     """
 
@@ -414,7 +414,7 @@ class RecordedTurn:
                 return False
 
     def resumption(self, path: str | PathLike[str]) -> m.Resumption:
-        """Return how far the turn has come, which is where it goes on.
+        """Return how far the turn has come, so that `Runner.resume` can go on from there.
 
         Raises:
             NothingToResume: The turn is a fork, or had ended when its process was killed.
@@ -457,7 +457,10 @@ class RecordedTurn:
         return where
 
     def waiting(self, path: str | PathLike[str]) -> "Waited | None":
-        """Return what a turn that waits for a reply needs to go on; `None`: the turn waits for no reply."""
+        """Return what another process needs to go on with this turn, once the model's reply has come.
+
+        `None`: the turn does not wait for a reply, or a secret was removed from it.
+        """
         if self.end is not None or self.redacted:
             return None
         state, commands = self._state(path)
@@ -564,7 +567,7 @@ def asks_again(resumed: m.Resumption) -> bool:
 
 
 def listing_in(envelope: EpisodeEnvelope) -> dict[m.ServerName, tuple[m.ToolDefinition, ...]]:
-    """Return the server's name and the listing, if the message has a listing that later turns may use.
+    """Return the server's tools by its name, if the message has a listing that later turns may use.
 
     Empty: the message is no `SessionOpened`, a secret was redacted from it, or the listing does not have all
     tools of the server.

@@ -330,7 +330,10 @@ class OwnedSession:
         return self._client
 
     def _take(self, event: m.TurnEvent) -> bool:
-        """Pass an event to the task that waits for it. Return whether the session is still open."""
+        """Pass an event of the session's actor to the task that waits for it.
+
+        Return whether the session is still open after the event.
+        """
         assert self._actor is not None, "events come from the actor"
         match event:
             case m.SessionOpened() | m.McpDisabled() | m.StartupFailed():

@@ -48,7 +48,7 @@ class ServerEvent(Struct, frozen=True):
         """The data as a JSON object; an empty one for blank data and for `[DONE]`.
 
         Raises:
-            DamagedStream: The data is anything else.
+            DamagedStream: The data is not JSON, or not an object.
         """
         if self.text.strip() in ("", "[DONE]"):
             return {}

@@ -384,10 +384,12 @@ def cut(
 def cut_last(
     ledger: ContextLedger, last: Sequence[m.ToolMessage], most: int
 ) -> tuple[ContextLedger, tuple[m.ToolMessage, ...]]:
-    """Cut the results that the last request added until the conversation has at most `most` tokens.
+    """Shorten tool results in `last`, so that the conversation has at most `most` tokens.
+
+    `last` holds the results that the last request added to the conversation.
 
     Returns:
-        The ledger, and the results that were cut.
+        The ledger with the new sizes, and the shortened results.
     """
     sizes = {item.call_id: item.tokens for item in ledger.items[ledger.current :] if item.call_id}
     share = _share(sorted(sizes.values()), most - (ledger.tokens - sum(sizes.values())))

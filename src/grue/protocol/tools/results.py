@@ -158,10 +158,10 @@ def decoded_bytes(base64_text: str) -> int:
 def known_bytes(data: str) -> int | None:
     """Return the decoded size of base64 in bytes, or `None` if the data is not base64.
 
-    Data of more than a megabyte is not checked, but taken for base64.
+    Data of more than a megabyte is taken for base64 without a check.
 
-    Data that is not base64 may be a text with a secret. The trace has a placeholder instead of the secret, so
-    a size computed from such data would be different in a replay.
+    No size is computed from other data, because it may be a text with a secret. The trace has a placeholder
+    in the place of the secret, so a replay would compute another size.
     """
     data = _without_prefix(data)
     clean = data if len(data) > _MAX_TEXT_BYTES else _clean(data)

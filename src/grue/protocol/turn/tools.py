@@ -143,7 +143,7 @@ def _due(state: s.AwaitingTools) -> tuple[s.AwaitingTools, tuple[s.CallNote, ...
 
 
 def _next_run(state: s.AwaitingTools) -> Run | None:
-    """Return the run to send now, or `None` if it has to wait.
+    """Return the run of calls (`Run`) to send to its server now; `None`: all unsent runs have to wait.
 
     Runs are sent one at a time and in order, except that a parallel run may be sent while other parallel runs
     are under way at other servers: a session serves only one batch at a time. A run whose server has not

@@ -74,7 +74,7 @@ class ExitWatch:
             self._seen = True  # kqueue raises this for a child that has already exited
 
     async def wait(self) -> None:
-        """Return when the process has exited. Cancelling leaves nothing behind."""
+        """Return when the process has exited. May be cancelled and called again."""
         while not self.exited_within(0):
             if self._source is None:
                 await anyio.sleep(_POLL_EVERY_S)

@@ -102,7 +102,7 @@ _MAY_BE_NO_TEXT = re.compile(rb"[-+.eE0-9]+|[truefalsn]+")
 
 
 def in_strings_and_numbers(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
-    """Yield the spans in JSON strings unchanged, and for one or more spans in a number the whole number."""
+    """Yield each span in a JSON string as it is. For spans in a number, yield the number's span, once."""
     last = -1
     for found in _in_tokens(written, spans):
         if found.start > last:
@@ -143,7 +143,7 @@ def _end_of_text(written: bytes, at: int) -> int:
 
 
 def _in_tokens(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
-    """Yield the spans in JSON strings unchanged, and for each span in a number the whole number."""
+    """Yield each span in a JSON string as it is. For each span in a number, yield the number's span."""
     tokens = _TOKEN.finditer(written)
     token: re.Match[bytes] | None = None
     for found in spans:

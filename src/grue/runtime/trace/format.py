@@ -254,7 +254,7 @@ def check_depth(path: Path, number: int, body: bytes) -> None:
     steps = array("b", _STRINGS.sub(b"", body).translate(_STEPS, _NO_BRACKETS))
     depth = 0
     for at in range(0, len(steps), _CHUNK):
-        # Each step takes a few milliseconds, so that other threads can run in between.
+        # A chunk takes a few milliseconds. Other threads can run between two chunks.
         chunk = steps[at : at + _CHUNK]
         if max(accumulate(chunk, initial=depth)) > MAX_DEPTH:
             raise damaged(path, number, f"nested deeper than {MAX_DEPTH} levels")

@@ -424,7 +424,8 @@ class LlmEndpoint:
     ) -> Awaitable[Answered | Fault]:
         """Send one request and return its answer or the fault. A cancellation drops the connection.
 
-        In a turn that waits for batches nothing is sent: the reply is read from the batch, if it has come.
+        In a turn whose requests go through the batch API, nothing is sent: the reply is read from the batch.
+        If it is not there yet, `RequestPostponed` is raised.
 
         Args:
             body: A request in the profile's format.

@@ -31,7 +31,7 @@ _PAGE = "<!doctype html><meta charset=utf-8><title>grue</title><p>{words}</p>"
 
 
 class Loopback(ThreadingHTTPServer):
-    """A server on 127.0.0.1 for the one request of the browser; a context manager.
+    """A server on 127.0.0.1 to which the browser returns after the login. A context manager.
 
     Args:
         port: The server's port; 0: any free port.

@@ -568,9 +568,9 @@ _NAME_CHARS = 80
 
 
 class ParamHeaders:
-    """Which parameters of one server's tools are marked with `x-mcp-header`.
+    """Knows which parameters of a server's tools are marked with `x-mcp-header`, and makes headers of them.
 
-    A tool that is left out because of wrong marks is reported by a notice.
+    A tool with wrong marks is left out, and reported by the notice `bad_tool`.
     """
 
     def __init__(self, notify: Notify) -> None:

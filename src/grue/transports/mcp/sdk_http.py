@@ -400,7 +400,8 @@ class HttpStream(MessageStream):
             refusal = refusal_in(item)
             if refusal is not None:
                 self._deliver(SessionMessage(refusal))
-        # The transport delivers nothing more. If it raises now, its exception is why the stream broke.
+        # The transport delivers no further message. If it raises an exception from now on, that says why the
+        # stream broke.
         self._finished.set()
 
     async def _send_all(self, write: Any) -> None:
