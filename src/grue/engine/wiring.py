@@ -138,7 +138,7 @@ class Wiring(Struct, frozen=True, kw_only=True):
     def lender(self) -> LendingFactory:
         """The factory whose actors can continue a conversation.
 
-        Raises `ConversationError` if the actors of the runner's factory cannot.
+        Raises `ConversationError` if the actors of the runner's factory cannot continue one.
         """
         llm: object = self.llm
         if not isinstance(llm, LendingFactory):

@@ -96,10 +96,10 @@ def next_delay(
 ) -> float | None:
     """Return the seconds to wait before the next request, or `None` to give up.
 
-    An invalid reply is requested only once more. The reply may have been damaged on the way; but if the
-    endpoint sent a web page instead of a completion, it will do so every time. An endpoint that cannot be
-    reached is tried once more after half a second: most often the address is wrong, or no endpoint runs
-    there.
+    After an invalid reply the request is sent only once more. The reply may have been damaged on the way; but
+    an endpoint that sends a web page instead of a completion will do so every time. If the endpoint cannot be
+    reached, the request is sent once more after half a second: most often the address is wrong, or no
+    endpoint runs there.
 
     Args:
         policy: The limits and the backoff.

@@ -538,10 +538,13 @@ class _Calls:
         return other if other is not None and other.index == index else None
 
     def _is_another(self, known: _Call, call_id: str, name: str, arguments: object) -> bool:
-        """Return whether a piece with a name begins another call, although it has the index of `known`.
+        """Return whether a piece begins a new call, although its index or id is that of the call `known`.
+
+        Called for pieces with a name. Some servers give all calls the same index; others repeat the name in
+        every piece of a call.
 
         Raises:
-            DamagedStream: The piece would begin another call, but the arguments of `known` are not complete.
+            DamagedStream: The piece names another tool, but the arguments of `known` are not complete.
         """
         if call_id and call_id == known.id:
             same = name == known.name or not known.written.strip()

@@ -281,8 +281,8 @@ class Judged(Struct, frozen=True):
     """Whether the call that was decided on is made, and with which arguments.
 
     Attributes:
-        denied: Why the call is not made; empty if it is made.
-        changed: The arguments to make the call with; `None`: those that the person was shown.
+        denied: Why the call is not made; empty: it is made.
+        changed: The arguments to make the call with; `None`: the arguments that the person was shown.
     """
 
     denied: str = ""

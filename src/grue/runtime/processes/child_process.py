@@ -288,7 +288,10 @@ class ChildProcess:
             raise
 
     def _note_death(self) -> bool:
-        """Return whether the process had already exited, by itself, when this method was first called."""
+        """Return whether the process had exited before it was asked to.
+
+        The first call finds this out, before anything is closed. Later calls return the same value.
+        """
         if self._died is None:
             self._died = self._group.watch.exited_within(0)
         return self._died

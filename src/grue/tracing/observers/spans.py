@@ -163,7 +163,7 @@ class SpanNoted(Struct, frozen=True, kw_only=True):
 
 
 class SpanClosed(Struct, frozen=True, kw_only=True):
-    """A span ends; `outcome` is `None` if it was cut off.
+    """A span ends; `outcome` is `None` if the span was cut off.
 
     Attributes:
         subject: What the span stands for: the `subject` of its `SpanOpened`, completed by later messages.

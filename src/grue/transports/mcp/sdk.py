@@ -256,7 +256,7 @@ class Link:
         return self._welcome(instructions)
 
     async def _speaks_as_before(self) -> bool:
-        """Try `server/discover`, because the server answered it last time; return whether it still does."""
+        """Send `server/discover`, which the server answered last time; return whether it answers again."""
         left_s = anyio.current_effective_deadline() - anyio.current_time()
         try:
             with anyio.fail_after(min(_DISCOVERY_S, left_s / 2)):

@@ -213,7 +213,8 @@ NO_LIFE_LEFT: Final = (
     'The clerk leafs through the file. "No further lives on account. I am so sorry. Mind the step."'
 )
 
-# Blocked exits. Key: the rooms on both sides. Value: the flag that opens the exit, the refusal until then.
+# Blocked exits. Key: the rooms on both sides. Value: the flag that opens the exit, and the text that the
+# player reads until then.
 BARRIERS: Final = {
     ("porch", "hall"): (
         "door_open",
