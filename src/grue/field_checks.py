@@ -20,7 +20,7 @@ P = ParamSpec("P")
 
 _MOST = 2**63
 _PLAIN = frozenset((str, bool, int, float, NoneType))
-_OWNERS: dict[str, Collection[str]] = {}  # The keywords of each public class, by the class's name.
+_OWNERS: dict[str, Collection[str]] = {}  # by the name of each public class: the keywords it accepts
 
 
 class OwnKeywords(StructMeta):
@@ -123,7 +123,7 @@ def _defaults(kind: type[Struct]) -> tuple[tuple[str, Any], ...]:
 
 @cache
 def _types(kind: type[Struct]) -> dict[str, tuple[Any, frozenset[type]]]:
-    """Return by field name the declared type, and the classes whose instances need no conversion to it."""
+    """Return for each field its declared type, and the classes whose instances need no conversion."""
     return {field.name: (field.type, _plain(field.type)) for field in msgspec.structs.fields(kind)}
 
 

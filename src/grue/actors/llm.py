@@ -372,8 +372,8 @@ class LentConversation(Struct):
         save: Writes new entries of the conversation to its file. Called before the agent can act on a new
             entry. Default: nothing is written.
         told: The last request whose items (texts and tool results) were added to the conversation.
-        reported: The number of replies with thoughts that the endpoint cannot read, as last counted.
-            `ThoughtsDropped` is recorded again only if this number has changed.
+        reported: How many earlier replies had thoughts that this endpoint cannot read, at the last count.
+            `ThoughtsDropped` is recorded again only if a new count differs.
     """
 
     id: m.ConversationId

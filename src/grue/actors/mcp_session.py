@@ -244,7 +244,7 @@ class SessionActor(Actor[m.SessionCommand]):
         return None
 
     async def _call_all(self, connection: ToolConnection | None, batch: m.CallTools, cause: int) -> None:
-        """Make a batch's calls by the rules of `protocol/tools/calls.py`; without a connection, make none."""
+        """Settle a batch's calls by the rules of `protocol/tools/calls.py`. Without a connection, make none."""
         # A program may make calls outside turns through the same session (`keep="sessions"`). With
         # `exclusive`, its calls wait until the batch is done.
         async with exclusive(connection):

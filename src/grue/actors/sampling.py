@@ -28,9 +28,9 @@ class CurrentSampler:
 
         Args:
             server: The name of the server.
-            beside: Set if the session is opened for the next turn while another turn runs: the sampler of
-                that running turn. Until that turn has ended, the session's requests are declined: they would
-                count against that turn's limits.
+            beside: The sampler of the running turn, if the session is opened already for the next turn. The
+                session's requests are declined until the running turn has ended, because they would count
+                against its limits. `None`: the session is not opened ahead.
         """
 
         async def sample(request: SamplingRequest) -> Sampled | Declined:

@@ -109,7 +109,7 @@ def look_at_llm(config: GameConfiguration, *, network: bool, named: bool) -> Ite
 
 
 def names_an_endpoint(config: GameConfiguration) -> bool:
-    """Return whether the project has settings for the LLM, or the endpoint is not the default."""
+    """Return whether the project file has a table `llm`, or the game's endpoint is not the default one."""
     project = project_tables()
     return (
         bool(project and project.tables["llm"])

@@ -74,7 +74,7 @@ class Commands(TyperGroup):
 
 
 def _show_values(params: list[Any]) -> list[Any]:
-    """Hide Python's types in `--help`: `<bool>` after a flag, as if it took a value, and `<list[Path]>`."""
+    """Hide the types that typer adds in `--help`: `<bool>` to a flag, `<list[Path]>` to an argument."""
     for each in params:
         if each.param_type_name == "argument":
             each.display_type_rich = lambda ctx: None  # noqa: ARG005 - typer's name
@@ -107,7 +107,8 @@ def _plain_errors() -> Iterator[None]:
     except KeyboardInterrupt as error:
         raise typer.Exit(INTERRUPTED) from error
     except BrokenPipeError as error:
-        # The reader of the pipe has closed it. Redirect stdout, so that Python's flush at exit does not fail.
+        # The program that read our output has closed the pipe. Redirect stdout, so that Python's flush at
+        # exit does not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(FAILED) from error
 

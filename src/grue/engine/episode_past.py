@@ -249,7 +249,7 @@ def has_result(path: str | PathLike[str], ended: EpisodeEnded) -> bool:
         written = read_regular(file, _LARGEST_RESULT)
         return msgspec.json.decode(written, type=_Result).reason == ended.reason
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False  # a damaged file counts as missing, so that it is written again
+        return False  # the file is missing or damaged: the caller writes it again
 
 
 def _check_whole(path: Path, envelope: EpisodeEnvelope) -> None:

@@ -448,7 +448,7 @@ class EpisodeMemory:
         self._lock = threading.Lock()
 
     def start(self, number: int | None) -> int:
-        """Return the number of a turn that starts now: the given one, or else one more than the last."""
+        """Return the number of a turn that starts now; `None`: one more than the last turn's number."""
         with self._lock:
             self.turn = self.turn + 1 if number is None else number
             return self.turn

@@ -97,7 +97,7 @@ class EarlyRequest:
             self._on_delta(delta)
 
     def releasing(self, note: Note) -> Note:
-        """Return `note`, extended: when it records `ToolsVerified`, the held text is passed to the host."""
+        """Return a function that calls `note`, and after a `ToolsVerified` passes the held text to the host."""
 
         def note_and_release(body: Any, *, sender: str, cause: int | None = None) -> Envelope[Any]:
             envelope = note(body, sender=sender, cause=cause)
@@ -591,7 +591,7 @@ def _note_and_show(
     The host's observers and `on_delta` may raise. `host_code` marks these exceptions, because the LLM actor
     would otherwise report them as a failure of its request.
     """
-    with host_code(""):  # no name, because the recorder has added the observer's name to the exception
+    with host_code(""):  # without a name: the recorder has added the observer's name to the exception already
         envelope = note(body, sender=sender, cause=cause)
     if on_delta is not None and isinstance(body, m.TextDelta):
         with host_code("on_delta"):

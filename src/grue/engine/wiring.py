@@ -160,9 +160,9 @@ def connect_fresh(
 ) -> Connect:
     """Return a factory of new connections to a server, with the runner's limits and tool lock.
 
-    `registry` lists the server's process. `sample` answers the server's sampling requests; `None`: they are
-    declined. `before_import` is awaited before the MCP SDK is imported in a thread; `None`: the import begins
-    at once.
+    The server's process is added to `registry`. `sample` answers the server's sampling requests; `None`: they
+    are declined. `before_import` is awaited before a thread imports the MCP SDK; `None`: the import begins at
+    once.
     """
     options = ClientOptions(
         limits=wiring.process_limits,

@@ -27,7 +27,7 @@ class Case(Struct, frozen=True, kw_only=True):
 
     Attributes:
         settings: The settings that the work gets: plain JSON values by name.
-        repetition: Counts the episodes with equal settings, from 0.
+        repetition: The number of this episode among those with equal settings, from 0.
     """
 
     settings: m.JsonObject

@@ -484,9 +484,9 @@ def _wake(connection: socket.socket) -> None:
 
 
 def _rendered(said: LlmReply, dialect: Dialect, request: Json) -> tuple[LlmReply, dict[str, list[Json]]]:
-    """Return a reply in the format `dialect`, and the reasoning in it that later requests must repeat.
+    """Return the reply `said` in the format `dialect`, and its reasoning, which later requests must repeat.
 
-    A body that is neither a completion nor an error is returned unchanged.
+    If the body of `said` is neither a completion nor an error, `said` is returned unchanged.
     """
     raw = said.then != "keep" and said.after is None
     reply = None if raw else dialect.reply(said.body, said.status, request)

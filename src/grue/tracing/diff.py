@@ -229,8 +229,8 @@ class _TurnDiff:
     def divergences(self) -> Iterator[Divergence]:
         """Yield all divergences, in the order of the left trace.
 
-        To place a message that is only in the right trace, find the last message before it in the right trace
-        that has a counterpart. The divergence comes after the place of that counterpart in the left trace.
+        A message that is only in the right trace has no place in the left one. It comes after the counterpart
+        of the nearest earlier message of the right trace that has a counterpart.
         """
         # Depth first, so that the message that creates an id is compared before messages that use it.
         open_: list[tuple[int, int]] = [(_ROOT, _ROOT)]

@@ -119,9 +119,9 @@ def name_of(kind: type[Struct]) -> str:
 
 
 def kind_of_line(line: RecordedLine[Any]) -> str:
-    """Return the name of the kind of a line's message, from the tag with which the message begins.
+    """Return the name of the kind of message in a line.
 
-    A message that begins with something else is decoded.
+    The name is made from the tag at the beginning of the message. A message with no tag there is decoded.
 
     Raises:
         TraceError: The message had to be decoded, and is damaged.

@@ -117,10 +117,10 @@ class _Sent(Struct, frozen=True, kw_only=True):
 
     Attributes:
         whole: The bytes of the prompt: tools, system text and messages.
-        head: Size of tools and system text together, the part that prompts of other conversations may have
-            in common with this one.
+        head: Size in bytes of tools and system text together. Prompts of other conversations may begin with
+            the same bytes.
         tools: The tools that the prompt offered.
-        parts: Size of the tools, and size of the system text.
+        parts: Size of the tools and size of the system text, in bytes.
     """
 
     seq: int

@@ -74,7 +74,7 @@ class PhaseClock:
     def __init__(self) -> None:
         # Integers add up exactly; the file has times in microseconds.
         self._microseconds = dict.fromkeys(PHASES, 0)
-        self._counted = 0  # the time up to which phases are counted, in microseconds
+        self._counted = 0  # the time up to which `_microseconds` is complete, in microseconds
         self._last = math.inf  # the time of the last envelope; infinite until the first one
         self._open: dict[Hashable, StepKind] = {}
         self._phase: TimePhase = "host"

@@ -234,7 +234,7 @@ class _Difference(Struct, array_like=True):
 
 
 class _Comparison(Struct, frozen=True, kw_only=True):
-    """The differences between two traces; `turn` is the first turn that differs, 0 if none does."""
+    """The differences between two traces. `turn` is the number of the first turn that differs; 0: none."""
 
     turn: int
     differences: tuple[_Difference, ...]

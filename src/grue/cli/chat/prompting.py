@@ -185,7 +185,7 @@ def _continuation(width: int, line_number: int, is_soft_wrap: int) -> StyleAndTe
 
 
 class _PrivateHistory(FileHistory):
-    """A history file without secrets. An input that cannot be written to it is kept in memory only."""
+    """A history file in which secrets are redacted. If it cannot be written, the history stays in memory."""
 
     def __init__(self, path: Path, redaction: Redaction) -> None:
         super().__init__(path)

@@ -68,14 +68,14 @@ class Talk(Struct):
 
     @property
     def place(self) -> _Place:
-        """How many entries the conversation has so far, and the digest of them."""
+        """The number of the conversation's entries so far, and their digest."""
         ledger = self.history.ledger
         assert ledger is not None, "it was made with one"
         return ledger.length, ledger.digest
 
 
 class ResumedConversation(NamedTuple):
-    """A conversation that a trace holds, and what each server has listed last in that trace."""
+    """A conversation from a trace, and the last list of tools that each server has sent in that trace."""
 
     kept: KeptConversation
     listings: dict[m.ServerName, tuple[m.ToolDefinition, ...]]
@@ -607,10 +607,10 @@ def _forgotten(part: RecordedTurn, last: EpisodeEnvelope) -> RecordedTurn:
 
 
 def chosen(parts: dict[int, RecordedTurn], turn: int | None, path: str | PathLike[str]) -> RecordedTurn:
-    """Return the turn that the caller wants to resume; `turn=None`: the only one that can be resumed.
+    """Return the turn with the number `turn`; `None`: the only turn that can be resumed.
 
-    Raises `NothingToResume` if the turn `turn` cannot be resumed. With `turn=None`, raises it if no turn or
-    more than one turn can be resumed.
+    Raises `NothingToResume` if that turn cannot be resumed, or, with `None`, if no turn or more than one turn
+    can be resumed.
     """
     usable = {number: part for number, part in parts.items() if part.is_open}
     if turn is None and len(usable) == 1:

@@ -232,10 +232,12 @@ def resumed_run(
 
 
 class _Rest(Spending):
-    """Adds a resumed turn's spending to the runner's, without what the runner has counted already.
+    """Adds a resumed turn's spending to the runner's (`whole`).
+
+    What the turn spent before it was parked is left out if the runner counted it then (`counted`).
 
     Attributes:
-        spent: What the runner has spent, without this turn.
+        spent: What the runner's other turns have spent.
     """
 
     def __init__(self, whole: Spending, parked: m.TurnParked, *, counted: bool) -> None:

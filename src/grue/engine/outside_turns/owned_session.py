@@ -54,7 +54,7 @@ class CancellableConnection(WrappedConnection):
         self.blocks: tuple[m.JsonObject, ...] = ()
 
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
-        """Call a tool; raises `ToolRefusedError` if `calling` is cancelled meanwhile."""
+        """Call a tool. Raises `ToolRefusedError` if another task cancels `calling` during the call."""
         self.blocks = ()
         with self.calling or anyio.CancelScope():
             if not isinstance(self._connection, KeepsBlocks):

@@ -276,7 +276,7 @@ _COMPLETIONS_METHOD = own_methods(_Completions, ("create",))
 
 
 class _AskedByClient(LlmEndpoint):
-    """An endpoint that asks its client's `_supports_tool_calling` whether a model can call tools."""
+    """An endpoint that asks its `LLMClient` (`_supports_tool_calling`) whether the model can call tools."""
 
     def __init__(
         self, client: LLMClient, settings: LlmSettings, *, transport: httpx.AsyncBaseTransport | None

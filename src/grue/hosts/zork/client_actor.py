@@ -192,7 +192,7 @@ class ClientModel:
 
     @property
     def profile(self) -> WireProfile:
-        """The form in which the client takes messages."""
+        """What requests this client accepts: those of a simple client, or those of OpenAI's SDK."""
         return _SIMPLE_CLIENT if accepts(self.client.chat.completions.create, "name") else _SDK
 
     @property
@@ -212,10 +212,10 @@ class ClientModel:
         return ClientActor(mailbox, agent, self)
 
     def support_check(self) -> SupportCheck:
-        """Return `before` to check, before a server starts, that the model can call tools; else `skip`.
+        """Return `before` if it has to be checked, before a server starts, that the model can call tools.
 
-        It is `skip` if the configuration forces tool support. Otherwise it is `before` if the client has a
-        method `_supports_tool_calling`, or if the model's name is one of a model without tool calling.
+        That is so if the client has a method `_supports_tool_calling`, or if models of this name cannot call
+        tools. Return `skip` otherwise, and always if `mcp_force_tool_support` is set.
         """
         if self.config is not None and self.config.mcp_force_tool_support:
             return "skip"

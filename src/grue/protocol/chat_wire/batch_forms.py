@@ -113,7 +113,10 @@ class OpenAIBatches:
         return head[:-1] + b',"body":' + body + b"}\n"
 
     def created(self, file_id: str, path: str, key: str) -> bytes:
-        """Return the request body that makes a batch of an uploaded file; the batch's metadata gets `key`."""
+        """Return the body of the request that creates a batch from an uploaded file.
+
+        `key` is stored in the batch's metadata.
+        """
         return msgspec.json.encode(
             {
                 "input_file_id": file_id,

@@ -551,8 +551,8 @@ class _Calls:
         elif known.chunk == self.chunk:
             return True
         elif self._is_complete(known):
-            # A gateway that repeats the name in every piece may end with a piece that has no arguments. Such
-            # a piece does not begin another call.
+            # Some gateways repeat the name in every piece of a call, and the last piece has no arguments.
+            # So a piece with the same name and no arguments does not begin another call.
             return name != known.name or bool(arguments)
         else:
             same = name == known.name or not known.written.strip()

@@ -126,9 +126,9 @@ class ResponsesAssembler:
 
     @property
     def held(self) -> int:
-        """The size of the reply so far: the largest of the sizes of all pieces, all items and the response.
+        """The size of the reply so far: that of its pieces, its items or its response, whichever is largest.
 
-        All three contain the same text. The sum of the sizes would count it three times.
+        The stream sends the same text in all three forms. The sum of the sizes would count it three times.
         """
         return max(self._held.values())
 
@@ -141,8 +141,8 @@ class ResponsesAssembler:
         """Add the next event, and return the text in it.
 
         Raises:
-            DamagedStream: The event is damaged, one before it is missing, or the response differs from the
-                pieces before it.
+            DamagedStream: The event is damaged, an earlier event is missing, or the last event's response
+                differs from what the earlier events contained.
         """
         said = intact(event.object, _EVENT)
         kind = w.as_text(said.get("type")) or event.kind

@@ -441,7 +441,7 @@ class EncodedItems(Struct, frozen=True):
 
 
 class Choice(Struct, frozen=True):
-    """Which tool the model has to call. `name`, a wire name, is set only if `mode` is `named`."""
+    """Whether the model may or must call a tool. `name` is a tool's wire name, for `mode="named"` only."""
 
     mode: Literal["auto", "none", "required", "named"] = "auto"
     name: str = ""
@@ -567,7 +567,10 @@ class WireFormat(Protocol):
     def encode_items(
         self, items: Sequence[WireItem], marked: Collection[int], profile: WireProfile
     ) -> EncodedItems:
-        """Encode the items between two replies; the items at the positions `marked` get a cache marker."""
+        """Encode the items that stand between two replies of the model.
+
+        `marked` has the positions of the items that get a cache marker.
+        """
         ...
 
     def encode_reply(self, reply: Reply, names: WireNames) -> tuple[bytes, ...]:

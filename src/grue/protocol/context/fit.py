@@ -255,9 +255,9 @@ class Fit(Struct, frozen=True, kw_only=True):
     """How the next request is made to fit.
 
     Attributes:
-        ledger: The sizes after the change, without the new entries.
-        new: The new entries, with results cut where they have to be.
-        cleared: The change of the history; `None`: the history is not changed.
+        ledger: The sizes of the history's parts after `cleared`; `new` is not included.
+        new: The new items of the request; tool results that are too long are cut.
+        cleared: What is cleared from the history; `None`: nothing.
         summarise: Whether a summary is needed before the request is sent.
     """
 

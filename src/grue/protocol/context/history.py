@@ -234,7 +234,7 @@ class History:
                 self.rewrite(m.Rewritten(1, len(self.entries), (m.Said(change.items),)))
 
     def _clear(self, cleared: m.Cleared) -> None:
-        # Results whose call is not in the conversation are ignored. The texts of the first entry stay.
+        # Ignore new results for calls that are not in the conversation. Leave the first entry unchanged.
         shorter = {result.call_id: result for result in cleared.results}
         texts = cleared.texts
         changed: dict[int, m.Said] = {}

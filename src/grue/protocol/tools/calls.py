@@ -220,7 +220,7 @@ def _meant(name: str, listed: Mapping[str, m.ToolDefinition]) -> str:
     bare = tool_results.NAME_SEPARATORS.split(name)[-1]
     near = [each for each, tool in listed.items() if bare and bare in (tool.tool.lower(), each.lower())]
     if not near:
-        import difflib  # imported here, because few wrong names need it
+        import difflib  # imported here, because it is needed only for a name that is misspelt
 
         near = difflib.get_close_matches(name, listed, n=1, cutoff=_ALIKE)
     return f". Did you mean {' or '.join(near[:_MOST_MEANT])}?" if near else ""

@@ -392,7 +392,10 @@ def _most_parts(root: m.JsonObject, anchors: Mapping[str, m.JsonObject]) -> int:
 def _applied(
     state: list[m.JsonObject], root: m.JsonObject, anchors: Mapping[str, m.JsonObject]
 ) -> list[m.JsonObject]:
-    """Return the parts in `state`, and those that they combine or refer to: all apply to the same place."""
+    """Return the parts in `state`, and the parts that apply to the same value because of them.
+
+    Those are the parts in their `allOf` and the like, and the targets of their references.
+    """
     found: list[m.JsonObject] = []
     waiting = [(part, 0) for part in state]
     while waiting:
@@ -428,7 +431,7 @@ def _below(applied: list[m.JsonObject]) -> list[list[m.JsonObject]]:
         others[int].append((_schemas(rest), frozenset(items)))
         others[int].append((_schemas(part.get("contains")), frozenset()))
         keys += _schemas(part.get("propertyNames"))
-    # The key "" stands for all members that no part names, and -1 for all items that no part names.
+    # In `named`, the key "" stands for all members that no part of the schema names, and -1 for all items.
     for kind, name in ((str, ""), (int, -1)):
         others[kind] = [(schemas, own) for schemas, own in others[kind] if schemas]
         named.setdefault(name, [])

@@ -72,7 +72,7 @@ class Terms(Struct, frozen=True, kw_only=True):
 
 
 def hints_of(annotations: ToolAnnotations | None) -> ToolHints:
-    """Return annotations with the defaults of the specification for what is missing.
+    """Return a tool's hints: its annotations, and the specification's defaults for those that are missing.
 
     `destructive` and `idempotent` mean something only for tools that change something. So a read-only tool
     counts as idempotent and not as destructive, whatever its annotations say.

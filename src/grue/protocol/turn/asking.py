@@ -159,7 +159,7 @@ _WINDOW = 128_000
 
 
 def begun(run: m.RunTurn) -> Turn:
-    """Return the turn that `run` starts, with a ledger if it has a `ContextPolicy`."""
+    """Return the first memory of the turn that `run` starts; it has a ledger if `run.context` is set."""
     turn = Turn(run=run, media_bytes=sum(image.bytes for image in run.images))
     if run.references == "now" and run.servers:
         turn = turn.referring()

@@ -146,12 +146,12 @@ def can_fork_at(before: TurnState, after: TurnState, commands: Iterable[m.TurnCo
     if isinstance(after, _NOT_ALL_REPORTED):
         return False
     if isinstance(before, s.AwaitingTools) and isinstance(after, s.AwaitingTools):
-        return False  # other calls of the reply may still be under way
+        return False  # other tool calls of the same reply may still be running
     return any(isinstance(command, _ACTS) for command in commands)
 
 
 def forked(state: LiveState, event: m.TurnForked) -> TurnState:
-    """Return the state with the limits, policies and tools of the fork."""
+    """Return `state` with the fork's limits, tool policy and tools where `event` has them."""
     turn, run = state.turn, state.turn.run
     run = replace(run, limits=event.limits or run.limits, policy=event.policy or run.policy)
     turn = replace(turn, run=run)

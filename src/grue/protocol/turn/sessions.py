@@ -134,9 +134,9 @@ def when_all_reported(state: s.AwaitingSessions) -> Transition:
 def unmatched_notes(turn: Turn) -> tuple[m.ServerNoted, ...]:
     """Return a note for each pattern that matches no tool of the turn.
 
-    If the request selects tools (`RunTurn.tools`), the patterns are those of the request, because patterns of
-    the policy may be about the other tools. Otherwise they are those of the policy. If a server was given up,
-    or serves tools which it does not list, its tools are not known, so there are no notes.
+    If the request selects tools (`RunTurn.tools`), its patterns are checked. The patterns of the tool policy
+    are not, because they may be about tools that were not selected. Otherwise the policy's are checked. There
+    are no notes if a server's tools are not known: it was given up, or serves tools which it does not list.
     """
     run = turn.run
     if not run.binds_calls or turn.degraded or turn.serving_unlisted or not run.servers:

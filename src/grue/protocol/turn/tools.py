@@ -259,7 +259,11 @@ def _skip_unsent(
 
 
 def _after_tools(state: s.AwaitingTools) -> Transition:
-    """Add the results to the conversation, in the order of the calls, and decide what the turn does next."""
+    """Collect the results in the order of the calls, and return what the turn does next.
+
+    It sends the results to the model, in a usual request or in one for the final answer, or it reconnects to
+    a server that died.
+    """
     by_id = {record.call_id: record for record in state.settled}
     records = tuple(by_id[call_id] for call_id in state.calls)
     turn, new = state.turn.tell(records)

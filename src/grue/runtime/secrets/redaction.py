@@ -320,7 +320,7 @@ class Redaction:
             try:
                 return self._redact_message(written, body, select)
             except msgspec.ValidationError:
-                continue  # a secret equals a number or a word that the type requires: replace fewer of them
+                continue  # a secret equals a number or a word that the type requires: redact fewer places
         return self._redact_message(written, body, in_prose)
 
     def _redact_message(self, written: bytes, body: Any, select: _Select) -> tuple[bytes, Any]:

@@ -375,8 +375,8 @@ class Recorder:
 
     def _pass_on(self, envelope: Envelope[Any], left: list[bytes]) -> None:
         envelope, shown = self._hidden(envelope, left.pop())
-        # Encode the line with the body `0` and replace that `0`, which is possible because the body is the
-        # last member of a line. So megabytes of JSON are not encoded again.
+        # Encode the line with `0` as its body, and put the JSON `shown` in place of that `0`. So megabytes of
+        # JSON are not encoded again. The body is the last member of a line.
         line = b"".join((self._encoder.encode(_line(envelope, b"0"))[:-2], shown, b"}"))
         del shown
         self._tell(envelope, line)

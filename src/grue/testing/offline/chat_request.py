@@ -77,7 +77,7 @@ class ResponseFormat(Struct, frozen=True):
 class ChatRequest(Struct, frozen=True, kw_only=True):
     """A valid request, reduced to the fields that the script reads.
 
-    A request whose `tool_choice` forces a call is refused when it is read.
+    `read_request` refuses a request whose `tool_choice` forces a tool call.
     """
 
     model: str

@@ -84,7 +84,10 @@ class _Maker:
             return False
 
     def _alternatives(self, schema: object, depth: int) -> Iterator[m.JsonObject]:
-        """Yield schemas of one type each, without `$ref` and unions. `schema` accepts all their values."""
+        """Yield the alternatives of `schema`: schemas of one type each, in which unions and `$ref` are resolved.
+
+        A value that one of them accepts is accepted by `schema`.
+        """
         plain = {} if schema is True else schema
         if not isinstance(plain, dict) or depth > _MAX_DEPTH or _BEYOND & plain.keys():
             return

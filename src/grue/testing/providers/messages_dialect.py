@@ -106,10 +106,10 @@ def _messages(messages: list[Json]) -> Iterator[Json]:
 
 
 def _user(role: str, blocks: list[Json]) -> Iterator[Json]:
-    """Yield a chat message for each tool result, then one for all else.
+    """Yield a `tool` message for each tool result, then one message with all other blocks.
 
-    The images and documents in results go into the last message, because in chat completions a result is
-    text.
+    Images and documents in tool results go into that last message, because in chat completions a tool result
+    can only be text.
     """
     parts: list[Json] = []
     for block in blocks:

@@ -46,8 +46,8 @@ class _Talk:
     def take(self, step: SaidStep) -> None:
         """Apply the recorded message `step` to the history.
 
-        That is impossible if messages before `step` are not in the trace. Then count the history's entries
-        as missing, and begin a new history. If `step` is a request, its new messages are the first entry.
+        If the trace lacks messages before `step`, that is impossible. Then the entries so far are counted as
+        missing, and a new history begins: with the new messages of `step` if it is a request, else empty.
         """
         try:
             take_step(self.history, step)

@@ -267,7 +267,7 @@ class _PatientExporter:
 
 
 def _hold_back(record: logging.LogRecord) -> bool:
-    """Return whether to log a record. While this thread exports, add its records to `said` instead."""
+    """Return whether a record is logged: `False` while its thread exports. It is then added to `said`."""
     said: list[str] | None = getattr(_exporting, "said", None)
     if said is None:
         return True

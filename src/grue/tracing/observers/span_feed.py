@@ -86,7 +86,7 @@ class SpanScope:
 
     @property
     def innermost(self) -> SpanId:
-        """The parent of generations and tool uses: the tool session if there is one, otherwise the turn."""
+        """The parent span of generations and tool uses: the tool session's; if there is none, the turn's."""
         return self.session or self.root
 
     def calls_elsewhere(self) -> list[SpanId]:
@@ -419,7 +419,8 @@ class SpanFeed:
     def _called_by(self, scope: SpanScope, turn: int) -> SpanId:
         """Return the parent span of a call; `turn` is the turn number in the envelope of `ToolCalled`."""
         # A call in a session outside turns normally has the turn number of the session's `OpenSession`. But
-        # the host may give it the number of the turn that has just ended. It is then a child of that turn.
+        # the host may give the call the number of the turn that has just ended. The call's span is then a
+        # child of that turn's span.
         number, span = self._ended_turn
         outside = isinstance(scope.command, m.OpenSession) and turn != scope.turn
         return span if outside and turn == number else scope.innermost

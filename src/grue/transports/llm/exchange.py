@@ -266,13 +266,13 @@ class Connection:
 
 
 class _Connecting:
-    """Limits the time of a connect as a whole: name lookup, TCP, proxy and TLS together.
+    """Limits the time of a whole connect: name lookup, TCP, proxy and TLS together.
 
-    httpx has a limit for each single step only. `on_sent` is called when the request has been written.
+    httpx limits only each single step. `on_sent` is called when the request has been written.
 
     Attributes:
-        scope: The cancel scope of the connect; its deadline is the time limit.
-        opened: The socket, until the connection is ready.
+        scope: The cancel scope in which the request is sent. Its deadline is removed after the connect.
+        opened: The TCP stream while the connect goes on; `None` before and afterwards.
     """
 
     def __init__(

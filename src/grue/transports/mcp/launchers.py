@@ -140,11 +140,11 @@ def direct_command(server: StdioServer) -> Direct | None:
 
 
 def missing_npx_package(server: StdioServer) -> str | None:
-    """Return the package that npx is not allowed to install and that is not installed, or `None`.
+    """Return the name of the server's npx package if it is missing and npx must not install it; else `None`.
 
-    Also returns `None` if npx may install the package (`--no-install` is not among its options), or if it has
-    options that this module does not know. The package is looked for in the folders of the project, among
-    npm's global packages and in npx's cache. This takes a few milliseconds at most.
+    `None` is also returned if npx gets options that this module does not know. `--no-install` is the option
+    that forbids npx to install packages. The package is looked for in the folders of the project, among npm's
+    global packages and in npx's cache. This takes a few milliseconds at most.
     """
     options = list(itertools.takewhile(lambda arg: arg.startswith("-") and arg != "--", server.args))
     if launcher_of(server) != "npx" or _NEVER_INSTALL.isdisjoint(options):

@@ -246,8 +246,8 @@ class Link:
                 raise
             instructions = (await self._session.discover()).instructions
         except RuntimeError as unusable:
-            # The SDK also raises `RuntimeError` if the server answers with the newest revision, which has no
-            # handshake.
+            # The SDK raises `RuntimeError` for a revision that it does not accept in an `initialize`. One of
+            # them is the newest revision, which has no `initialize`. Such a server is asked by `discover`.
             if not str(unusable).endswith(_NEWEST):
                 raise
             instructions = (await self._session.discover()).instructions
@@ -284,7 +284,7 @@ class Link:
 
     @property
     def task_form(self) -> TaskForm | None:
-        """The form of this server's tasks, by its revision and abilities; `None`: it has no tasks."""
+        """The form of this server's tasks: `extension` since MCP 2026-07-28; `None`: it has no tasks."""
         if self._session.protocol_version in MODERN_PROTOCOL_VERSIONS:
             return "extension"
         offered = self._session.server_capabilities
@@ -352,7 +352,7 @@ class Link:
             options["headers"] = {MCP_NAME_HEADER: encode_header_value(str(params.get("taskId")))}
         elif method == "tools/call" and (mirrored := self._param_headers.of_call(params)):
             options["headers"] = mirrored
-        # Only the SDK's session knows the metadata and HTTP headers that each revision requires in a request.
+        # Each revision of MCP requires its own metadata and HTTP headers. Only the SDK's session knows them.
         self._session._stamp(sent, options)  # noqa: SLF001 - there is no public way to a stamped raw request
         if self._interrupt is None:
             with library_logs_to(self._library_logged), anyio.CancelScope() as scope:

@@ -588,7 +588,7 @@ def _empty_success(request: httpx2.Request) -> httpx2.Response:
 
 
 def _is_awaited(request: httpx2.Request, head: _Head) -> bool:
-    """Return whether a caller waits for the answer, with a time limit of its own."""
+    """Return whether a caller waits for the answer. That caller then has its own time limit."""
     return head.is_request or request.method == "GET"
 
 

@@ -116,7 +116,7 @@ class InterpreterProcess:
         Raises:
             GameError: The interpreter died, or did not answer in time. The interpreter is then closed.
         """
-        mark = secrets.randbelow(900_000) + 100_000  # the interpreter rounds numbers of more digits
+        mark = secrets.randbelow(900_000) + 100_000  # six digits: the interpreter rounds longer numbers
         sent = "" if line is None else _UNSAFE.sub(" ", line)[:_LONGEST_LINE] + "\n"
         with suppress(BrokenPipeError):  # the interpreter has ended, but its last output can still be read
             os.write(self._input, f"{sent}\\sf-{mark}\n".encode("ascii", "replace"))
