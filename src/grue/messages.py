@@ -430,8 +430,8 @@ class Said(Struct, frozen=True, tag="said", omit_defaults=True, gc=False):
 
     Attributes:
         answer: The schema that the request asked for, if it asked for one.
-        beside_tools: The request also offered tools. Then the schema stands in the prompt, and is not sent as
-            a parameter, even if the endpoint accepts schemas.
+        beside_tools: Whether the request also offered tools. If so, the schema of `answer` is sent as text in
+            the prompt, even if the endpoint accepts schemas as a parameter.
     """
 
     items: tuple[ConversationItem, ...]

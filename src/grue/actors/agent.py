@@ -197,8 +197,8 @@ class AgentActor(Actor[m.TurnEvent]):
                 await self._pace.pause_shielded()
             await self._perform(command, envelope.seq)
         if isinstance(following, AwaitingClose | Waiting):
-            # The model is not asked again. Ending the LLM actor now closes its connections while the sessions
-            # close.
+            # The turn does not ask the model again. End the LLM actor already now, so that its connections
+            # close while the sessions close.
             self._llm.close()
         # `forked` and `presumed` are recorded as events, so that a replay finds them in the trace. They come
         # after the commands of `RunTurn`, so that recording them does not delay the start of the servers.

@@ -132,7 +132,7 @@ class Asking:
             self._carry_out(TakeBackShown())
 
     async def outcome(self) -> Reply | m.LlmFailure:
-        """Send requests until one is answered or no retry is left. Return the reply, or the failure."""
+        """Send the request, and after a failure again, until there is a reply or no retry is left."""
         settings = self._endpoint.settings
         state: AttemptState = Sent(settings=settings, retry=self._retry, clears=self._command.clears)
         event = await self._exchange(settings)
@@ -523,7 +523,7 @@ class LlmActor(Actor[m.LlmCommand]):
                 await self._report(await self._answer(asked, outcome), envelope)
 
     async def _outcome(self, asked: _Asked) -> Reply | m.LlmFailure:
-        """Ask one model of the chain after the other, until one has answered or none is left.
+        """Ask the current model; after a failure ask the others of the chain in turn, until one answers.
 
         After a failure for which `moves_on` is false, such as a refused request, no other model is asked.
         """

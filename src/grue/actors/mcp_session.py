@@ -244,7 +244,7 @@ class SessionActor(Actor[m.SessionCommand]):
         return None
 
     async def _call_all(self, connection: ToolConnection | None, batch: m.CallTools, cause: int) -> None:
-        """Settle a batch's calls by the rules of `protocol/tools/calls.py`. Without a connection, make none."""
+        """Settle a batch's calls by the rules of `protocol/tools/calls.py`; no connection: make no call."""
         # A program may make calls outside turns through the same session (`keep="sessions"`). With
         # `exclusive`, its calls wait until the batch is done.
         async with exclusive(connection):
@@ -328,7 +328,7 @@ class SessionActor(Actor[m.SessionCommand]):
             return m.ToolTimedOut(
                 batch=number,
                 call_id=call_id,
-                # The server's own limit may be smaller than the turn's.
+                # The time limit that the server's configuration sets may be smaller than the batch's.
                 timeout_s=min(batch.timeout_s, error.timeout_s),
                 duration_s=lasted(),
                 request_id=request_id(),

@@ -25,7 +25,7 @@ def quit_at_once() -> None:
 
 
 def take_interrupts() -> None:
-    """From now on, let a Ctrl-C raise KeyboardInterrupt again, so that the command can clean up."""
+    """Undo `quit_at_once`: a Ctrl-C raises KeyboardInterrupt again, so that the command can clean up."""
     _swap(_quit, default_int_handler)
 
 

@@ -215,7 +215,7 @@ def _shown(recorder: Recorder, options: RunOptions, lines: RunLines) -> ExitStac
 
 def _remove_if_empty(folder: Path) -> None:
     """Remove the folder of a run that could not begin."""
-    with suppress(OSError):  # raised if the folder has files, because the run began, or if it does not exist
+    with suppress(OSError):  # the folder does not exist, or has files, because the run had begun
         folder.rmdir()
 
 

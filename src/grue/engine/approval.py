@@ -329,7 +329,7 @@ def check_changes(questions: Iterable[ApprovalQuestion], decisions: Iterable[App
 def refused_changes(
     questions: Iterable[ApprovalQuestion], decisions: Iterable[ApprovalDecision]
 ) -> list[tuple[ApprovalQuestion, str]]:
-    """Return each question whose decision changes the arguments to unusable ones, with the reason.
+    """Return each question whose decision has new arguments that cannot be used, with the reason.
 
     A decision about a call that is not among `questions` is not checked, because it has no effect.
     """

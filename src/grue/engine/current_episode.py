@@ -124,13 +124,16 @@ class Episode:
         return self._loop.submit(lambda: self._in_turn(work))
 
     def beside(self, work: Work[T]) -> T:
-        """Run something that is not a turn and does not wait for turns, blocking. Ctrl-C cancels it."""
+        """Run work that is not a turn, at once, even if `at_once` turns are running. Block until it is done.
+
+        Ctrl-C cancels the work.
+        """
         self._loop.loop_thread.refuse_waiting()
         with defer_interrupts():
             return self._loop.submit(lambda: work(self.resources)).wait(force_kill=self._registry.kill_now)
 
     async def beside_async(self, work: Work[T]) -> T:
-        """Run something that is not a turn, as `beside` does, without blocking the caller's event loop."""
+        """Run work that is not a turn, as `beside` does, without blocking the caller's event loop."""
         self._loop.loop_thread.refuse_waiting()
         return await self._result(self._loop.submit(lambda: work(self.resources)))
 

@@ -72,7 +72,7 @@ def connect_to(
 
 
 def pinning(lock: ToolLock | None, server: m.ServerName, policy: OnToolDrift) -> Pinning | None:
-    """Return a server's approved tool definitions, and the policy for others; `None`: there is no lock."""
+    """Return the tool definitions of a server that `lock` approves, with `policy`; `None` if `lock` is."""
     return None if lock is None else Pinning(pins=lock.pins(server), policy=policy)
 
 

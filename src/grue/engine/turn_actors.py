@@ -97,7 +97,7 @@ class EarlyRequest:
             self._on_delta(delta)
 
     def releasing(self, note: Note) -> Note:
-        """Return a function that calls `note`, and after a `ToolsVerified` passes the held text to the host."""
+        """Return `note`, extended: after it has recorded `ToolsVerified`, the host gets the held text."""
 
         def note_and_release(body: Any, *, sender: str, cause: int | None = None) -> Envelope[Any]:
             envelope = note(body, sender=sender, cause=cause)
@@ -268,8 +268,8 @@ class TurnActors:
                 self._sampling.sampler = None
             self._prepare_next(self.connections)
             return end
-        # The limit has cancelled the agent. The agent usually still reports how the turn ended, but not if it
-        # was waiting for a session that took too long to close.
+        # The turn's time limit has cancelled the agent. The agent usually still reports how the turn ended.
+        # It does not if it was waiting for a session that took too long to close.
         if self._agent is not None and self._agent.end is not None:
             return self._agent.end
         assert limit_s is not None, "only a limit ends the scope"

@@ -78,7 +78,7 @@ class _Account:
         self._lock = threading.Lock()
 
     def admits(self, turn: int, body: bytes) -> bool:
-        """Reserve the highest possible cost of a request; return `False` if it would exceed the budget."""
+        """Reserve the most that a request can cost; return `False` if the budget has no room for that."""
         if not self._counts:
             return True
         most = most_usage(len(body), 3.0, limit_in(body), self._endpoint.price)
@@ -111,8 +111,9 @@ class _Room(Struct, frozen=True, kw_only=True):
     """Stores the requests of one turn until their replies arrive.
 
     Attributes:
-        path: The path of the requests' URL, such as `/chat/completions`.
-        admits: Reserves the cost of a request of a turn; returns whether the budget has room for it.
+        path: The API path that the requests are for, such as `/chat/completions`.
+        admits: Called with a turn's number and a request's body. Reserves the cost of the request and returns
+            `True`, or returns `False` if it would exceed the budget.
         flush: Writes the turn's trace to its file.
     """
 

@@ -124,7 +124,7 @@ class Wiring(Struct, frozen=True, kw_only=True):
     def lent(
         self, name: m.ConversationId, history: History, tools: tuple[m.ToolDefinition, ...]
     ) -> LentConversation:
-        """Return a conversation with this history for one turn. `tools` are the tools offered last."""
+        """Return the conversation `name` for one turn. `tools` are those that its last request offered."""
         lender = self.lender
         encoded = EncodedConversation(lender.profile, model=lender.model, history=history)
         encoded.offer(tools)

@@ -283,8 +283,8 @@ class FleetBatches:
                 found = filter(None, (files.result(item) for files, _ in self._files.values()))
                 result = next(found, None)
                 if result is not None:
-                    # Writing fails if the work has removed the folder. The episode is played again all the
-                    # same, and makes the request anew.
+                    # If the work has removed the folder, writing fails. The episode is played again
+                    # nevertheless, and sends a new request, because it does not find this reply.
                     with contextlib.suppress(TraceError):
                         _append(episode / REPLIES, [_Replied(key=keys[item], result=result)])
                     del keys[item]

@@ -158,8 +158,8 @@ class Granted(Struct, frozen=True):
 class NotYet(Struct, frozen=True):
     """The request has to wait.
 
-    Ask again after `after_s` seconds, or earlier if another request is settled. `None`: ask again only when
-    another request is settled.
+    Ask again when another request has been settled, or after `after_s` seconds, whichever is earlier. If
+    `after_s` is `None`, waiting alone does not help: ask again only when another request has been settled.
     """
 
     after_s: float | None

@@ -180,11 +180,11 @@ class Side(Struct, frozen=True, kw_only=True):
     Attributes:
         label: The name of the set, such as the cell as the user wrote it.
         fleet: The fleet's folder; empty if the episodes were given without a folder.
-        episodes: Number of episodes that count.
-        failed: Number of episodes that count and have failed.
-        missing: Number of episodes that do not count, by reason. The reason is the outcome of an episode
-            without a result, such as `unpaid`; `unscored` for an episode that lacks the score; or `earlier`
-            for an episode of an earlier sweep, if the latest sweep has episodes of this side.
+        episodes: Number of episodes that are compared.
+        failed: Number of compared episodes that have failed.
+        missing: Number of episodes that are not compared, by reason: the outcome of episodes without a
+            result, such as `unpaid`; `unscored` for episodes that lack the score; `earlier` for episodes of
+            an earlier sweep, if the latest sweep has episodes of this side.
         unpaired: Number of cases that the other side has not played.
     """
 
@@ -378,7 +378,10 @@ def _case_lines(found: Comparison, *, commands: bool, everything: bool) -> Itera
 
 
 def _telling(cases: Sequence[CaseChange]) -> list[str]:
-    """Return the names of the settings that differ between cases, first those with the most values."""
+    """Return the settings whose values differ between cases, those with the most values first.
+
+    If no setting differs, return all settings.
+    """
     values = _values_of(case.case for case in cases)
     differing = [name for name in values if len(values[name]) > 1] or list(values)
     return sorted(differing, key=lambda name: -len(values[name]))
@@ -570,7 +573,7 @@ def _no_interval(count: int, options: Options) -> str:
     try:
         require_libraries()
     except MissingDependencyError as error:
-        if options.margin is not None:  # without an interval a loss cannot be compared with the margin
+        if options.margin is not None:  # only an interval shows whether a loss is within the margin
             raise
         return str(error)
     return ""

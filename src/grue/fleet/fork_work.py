@@ -171,9 +171,9 @@ _OPERATORS: dict[str, Callable[[str, str], bool]] = {
 def condition(written: str) -> Callable[[TurnToFork], bool]:
     """Parse a condition, such as `outcome = forced and tool ~ shop`; return a function that tests a turn.
 
-    Each part is `NAME OP VALUE`, where `NAME` is an attribute of `TurnToFork` and `~` searches for a regular
-    expression. `tool` and `error` can have several values. A part is true if it is true for one of the
-    values; a part with `!=` must be true for all of them.
+    Each part is `NAME OP VALUE`. `NAME` is an attribute of `TurnToFork`. `~` searches for a regular
+    expression. A turn may have several values of `tool` and `error`. Then a part is true if it is true for at
+    least one of them; a part with `!=` must be true for each of them.
 
     Raises:
         FleetError: The text is not a condition, or names an unknown field.

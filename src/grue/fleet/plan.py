@@ -22,7 +22,7 @@ an unknown number of turns, and of a result without a trace."""
 
 
 class PlannedWork(Struct, frozen=True, kw_only=True):
-    """The remaining work of a sweep, and the space that it needs.
+    """How much of a sweep is missing, and the disk space that this needs.
 
     Attributes:
         missing: Number of episodes of the sweep without a commit.
@@ -38,7 +38,9 @@ class PlannedWork(Struct, frozen=True, kw_only=True):
 
 
 def read_plan(sweep: Sweep, place: Path) -> PlannedWork:
-    """Return what remains to be played of a sweep in the fleet's folder `place`, which need not exist.
+    """Return how many episodes of a sweep are missing in the fleet's folder `place`, and what disk they need.
+
+    The folder need not exist.
 
     Raises:
         FleetError: A case cannot be used.

@@ -126,7 +126,7 @@ class PromptTable(Struct, frozen=True, kw_only=True):
         return f"<pre>{escape(str(self))}</pre>"
 
     def _against(self, one: str, other: str) -> str:
-        """Return a sentence that compares two prompts, with the p-value of the sign test."""
+        """Return a sentence that says in how many cases prompt `other` is better or worse than `one`."""
         pairs = [(case.answers[one].score, case.answers[other].score) for case in self.cases]
         better, worse = sum(b > a for a, b in pairs), sum(b < a for a, b in pairs)
         counts = (

@@ -64,10 +64,9 @@ class RayBroker:
             self._claims[attempt].give_back(id_, outcome)
 
     async def lost(self, attempt: str) -> None:
-        """Give back all that an attempt holds, because the attempt has ended.
+        """Count all requests and server processes of an attempt as ended, because the attempt has ended.
 
-        For each of its requests under way, the most that the request can cost is charged. Its servers count
-        as ended.
+        Each request that was still under way is charged with the most that it can cost.
         """
         self._running.discard(attempt)
         if attempt in self._claims:
@@ -156,7 +155,7 @@ class RayEngine:
             self._ray.shutdown()
 
     def _collect(self) -> None:
-        """Report each attempt that has ended; runs in a thread."""
+        """Put the outcome of each attempt that has ended into `ended`. Runs in a thread until `close`."""
         asked_at = 0.0
         try:
             while not self._closed.is_set():
@@ -189,7 +188,7 @@ class RayEngine:
         self._end_late_ones()
 
     def _set_limits(self, running: set[str]) -> None:
-        """Start the time limit of each attempt that no longer waits for a free core of the cluster."""
+        """Start the time limits of the attempts in `running`. All others still wait for a free core."""
         if self._timeout_s is None:
             return
         now = time.monotonic()

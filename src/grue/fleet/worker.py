@@ -93,7 +93,7 @@ def _made(job: Task, *, last: bool) -> WorkerSaid:
 
 
 class _Marks(Struct, frozen=True):
-    """The parts of the process's state that one episode may leave changed for the next."""
+    """The state of a process that an episode may change and that the next episode would notice."""
 
     plain: list[object]
     descriptors: set[tuple[int, int, int]]

@@ -174,7 +174,7 @@ def _package(frame: FrameType) -> str:
 
 
 def _forget_other_threads() -> None:
-    """Reset this module's state in a forked child, where the threads that held the lock do not exist."""
+    """Reset this module's state in a forked child: the parent's other threads do not exist in it."""
     global _one_at_a_time
     _let_others_go_on()
     _one_at_a_time = threading.Lock()

@@ -213,7 +213,8 @@ class Gate:
         finally:
             os.close(pidfd)
         try:
-            # This fails unless the process still waits. If it waits, `pid` still belongs to it.
+            # This ioctl fails if the process no longer waits for the answer. As long as it waits, no other
+            # process can have got its id `pid`.
             fcntl.ioctl(listener, _ID_VALID, bytearray(struct.pack("=Q", key)))
             blocks = os.get_blocking(own)
             found = socket.socket(fileno=own)

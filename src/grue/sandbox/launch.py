@@ -390,7 +390,8 @@ class ConfinedThread(Generic[Started]):
             return
         self._ended.put(None)
         self._goes_on.get()
-        # If `afterwards` fails, the next start makes its ruleset itself, and raises the error then.
+        # `_afterwards` prepares the ruleset for the next start. If it fails, the next start makes the ruleset
+        # itself, and raises the error then.
         with contextlib.suppress(SandboxError):
             self._afterwards()
 

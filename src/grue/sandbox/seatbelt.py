@@ -74,7 +74,10 @@ def profile(box: Sandbox, places: Places, *, words: str, hidden: tuple[str, ...]
 
 
 def _distinct(rules: tuple[Rule, ...]) -> Iterator[Rule]:
-    """Yield the rules, each path once, with links resolved, because Seatbelt compares resolved paths."""
+    """Yield one rule for each path, with links in it resolved, because Seatbelt compares resolved paths.
+
+    Paths that do not exist are left out.
+    """
     found: dict[str, int] = {}
     for rule in rules:
         path = rule.path if rule.path == SCRATCH else os.path.realpath(rule.path)

@@ -147,8 +147,8 @@ REFUSED = (
         "Access lists of files are attributes, and Landlock has no rule for attributes.",
         EOPNOTSUPP,  # as on a file system without attributes; programs that copy files ignore this error
     ),
-    # For `clone`, whose flags are in a register, see `_conditions`. glibc and musl use `clone` if `clone3`,
-    # whose flags are in memory, gives this error.
+    # The flags of `clone3` are in memory, which a filter cannot read. After ENOSYS, glibc and musl use
+    # `clone` instead. Its flags are in a register, and `_conditions` checks them.
     Refused("clone3", "Its flags cannot be seen, and may ask for a new user namespace.", ENOSYS),
 )
 
@@ -214,7 +214,7 @@ def _search(rows: list[tuple[int, list[bytes]]]) -> list[bytes]:
 
 
 def calls_program(here: Machine, calls: tuple[str, ...]) -> bytes:
-    """Return a BPF program that refuses nothing, and reports some calls to the listener."""
+    """Return a BPF program that reports the system calls `calls` to the listener and allows all others."""
     code = [_stmt(_LOAD, _ARCH), _jump(_EQUAL, here.audit, 1, 0), _stmt(_RETURN, _ALLOW), _stmt(_LOAD, _NR)]
     for name in calls:
         code += [_jump(_EQUAL, here.calls[name], 0, 1), _stmt(_RETURN, _NOTIFY)]
@@ -291,7 +291,7 @@ def _pairs(wanted: Wanted) -> list[bytes]:
 
 
 def _routes() -> list[bytes]:
-    """Refuse setsockopt(socket, IPPROTO_IPV6, option) for the options that set a routing header."""
+    """Return the check of `setsockopt(socket, level, option)`: refuse IPv6 options for a routing header."""
     return [
         _stmt(_LOAD, _low(1)),
         _jump(_EQUAL, _IPPROTO_IPV6, 1, 0),

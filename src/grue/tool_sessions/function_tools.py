@@ -793,8 +793,8 @@ def _in_thread(call: functools.partial[Any]) -> Any:
     try:
         return call()
     except BaseException as error:
-        # A future cannot hold a StopIteration, and a GeneratorExit would end the awaiting coroutine. So wrap
-        # every exception.
+        # Wrap every exception, because some cannot pass from the thread to the coroutine that awaits it: a
+        # future refuses a StopIteration, and a GeneratorExit would end the coroutine.
         raise HostCodeFailed(error) from error
 
 

@@ -193,7 +193,7 @@ class WholeResult:
 def _start_of(text: str, line: int) -> int:
     """Return the position at which a line begins; -1 if the text has no such line.
 
-    For speed, the line breaks of whole blocks are counted first.
+    To be fast, skip whole blocks of the text, whose line breaks are counted by one call each.
     """
     at, number = 0, 1
     while number < line and at < len(text):

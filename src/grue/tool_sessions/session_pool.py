@@ -264,7 +264,7 @@ class SessionPool:
         return LeasedConnection(self, waiting, LeaseRequest(server, connect, turn, deadline))
 
     def give_back(self, owned: PooledConnection, *, usable: bool) -> None:
-        """Close a connection; or keep it if sessions are kept, it is usable and the pool has no other."""
+        """Keep a connection if `keep="sessions"`, it is usable and its server has no other; else close it."""
         owned.turn = 0
         if self._leased.get(owned.server) is owned:
             del self._leased[owned.server]
@@ -389,7 +389,7 @@ class _SessionUser:
 
     @property
     def status(self) -> ConnectionStatus:
-        """The session's state. `ending` is `handed_over`, because this user leaves the ending to the pool."""
+        """The session's state. `ending` is always `handed_over`, because only the pool ends the server."""
         if self._owned is None:
             return ConnectionStatus(alive=False, ending="handed_over")
         return replace(self._owned.connection.status, ending="handed_over")
@@ -531,13 +531,13 @@ class SharedSession(_SessionUser):
         return owned.listing
 
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
-        """Call a tool of the kept session."""
+        """Call a tool in the kept session."""
         return await self._open.connection.call(tool, arguments, timeout_s)
 
     async def call_with_blocks(
         self, tool: str, arguments: m.JsonObject, timeout_s: float
     ) -> tuple[m.ToolCallResult, tuple[m.JsonObject, ...]]:
-        """Call a tool of the kept session; return the server's content blocks too."""
+        """Call a tool in the kept session; return the server's content blocks too."""
         connection = self._open.connection
         if isinstance(connection, KeepsBlocks):
             return await connection.call_with_blocks(tool, arguments, timeout_s)

@@ -120,9 +120,9 @@ def _chain(because: tuple[EpisodeEnvelope, ...], left_out: int) -> Iterator[str]
 
 
 def excerpts(left: object, right: object) -> tuple[str, str]:
-    """Return two values as short lines of JSON, from a little before their first difference.
+    """Return two values as short lines of JSON. Long ones begin a little before their first difference.
 
-    Differences in white space, such as the indentation of JSON, do not count as the first one.
+    When that difference is looked for, white space, such as the indentation of JSON, is ignored.
     """
     texts = [_written(left), _written(right)]
     if all(len(text) <= _VALUE_CHARS for text in texts):

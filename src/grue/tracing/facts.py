@@ -155,7 +155,8 @@ class EpisodeStarted(Fact, frozen=True, kw_only=True):
         scripted: The model is a script, not an LLM.
         max_turns: Turns after which the host stops; 0: no limit.
         settings: The host's settings that it needs to resume the episode.
-        conditions: The configuration by name, in words: model, endpoint, server, limits, tool lock.
+        conditions: The configuration as texts: `model`, `endpoint`, `server`, limits, tool lock. A host that
+            resumes the episode reports which of them have changed.
     """
 
     between_turns: ClassVar[bool] = True

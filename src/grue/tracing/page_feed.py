@@ -78,12 +78,12 @@ class Passage(Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class _Turn(Struct):
-    """The state of a turn of which some messages have been read.
+    """What is remembered of a turn while its messages are read.
 
     Attributes:
-        requests: Passages of requests without a reply, by the number of the request's message.
-        calls: Passages of calls by the call's id. Settled calls are kept too: if the turn was parked and is
-            resumed, later messages name them again.
+        requests: The page's passages about requests that have no reply yet, by the request's message number.
+        calls: The page's passages about tool calls, by the call's id. Passages of settled calls stay, because
+            messages of a resumed turn name these calls again.
         said: The text of the last reply, and the number of its message.
     """
 

@@ -95,12 +95,12 @@ class CachedPrompt(Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float:
-        """The share of the prompt that was a repetition, from 0 to 1."""
+        """The share of the prompt that repeats the beginning of the earlier prompt, from 0 to 1."""
         return self.repeated_bytes / self.prompt_bytes if self.prompt_bytes else 0.0
 
     @property
     def repeated_tokens(self) -> int:
-        """About how many of the prompt's tokens were a repetition."""
+        """About how many of the prompt's tokens repeat the beginning of the earlier prompt."""
         return round(self.input_tokens * self.share)
 
 
@@ -389,7 +389,7 @@ class CachedPrompts:
             del self._talks[name]
 
     def _dropped(self, body: m.ReplyDropped, envelope: Any) -> _Asked | None:
-        """Remove a dropped reply from its conversation. Return its request if that is still under way."""
+        """Remove a dropped reply from its conversation. Return its request if it has not ended before."""
         talk = self._talks.get(self._dropping.pop(envelope.cause or 0, m.ConversationId("")))
         if talk is not None:
             talk.encoded.history.forget()
@@ -723,7 +723,7 @@ class CacheTotals(Struct, frozen=True, kw_only=True):
 
 
 class CacheReport(Struct, frozen=True, kw_only=True):
-    """The prompts of a trace, in the order of their replies."""
+    """The answered prompts of a trace, in the order of their replies, and the totals."""
 
     episode: str
     prompts: tuple[CachedPrompt, ...]

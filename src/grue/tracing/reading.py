@@ -80,8 +80,8 @@ def with_hosts_fields(fact: Fact, body: bytes) -> Fact:
 def _class_for(
     tag: str, fields: tuple[str, ...], base: type[Fact] = Fact, *, has_turn: bool = False
 ) -> type[Fact]:
-    # Readers expect the attribute `turn` to be a turn's number. If the field `turn` is not a number, its
-    # attribute gets another name.
+    # Readers expect the attribute `turn` to be a turn's number. So if the JSON field `turn` is not a number
+    # (`has_turn` is `False`), it is decoded into an attribute with another name.
     usable = [name for name in fields if _usable(name, base) and (name != "turn" or has_turn)]
     names = {name: name if name in usable else f"field_{number}" for number, name in enumerate(fields)}
     try:

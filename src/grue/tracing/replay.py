@@ -174,8 +174,8 @@ class AgentReplay:
 
     Attributes:
         compared: How many messages were compared.
-        commands: The state machine's commands. The key of each is the number of the recorded message that it
-            was compared with.
+        commands: The state machine's commands, by the number of the recorded message with which each was
+            compared.
         end: How the turn ended.
         divergence: The first message that differs from the recording; `None`: none differs.
     """
@@ -261,9 +261,9 @@ class AgentReplay:
                 return "trace"
 
     def _had_nobody_to_tell(self, command: m.TurnCommand | m.TurnNote, event: EpisodeEnvelope) -> bool:
-        """Return whether `command` is a `CloseSession` that could not be sent: the session's actor had ended.
+        """Return whether `command` is a `CloseSession` for a session whose actor had ended: it was not sent.
 
-        In this case the agent put a `SessionClosed` into its own mailbox, which is in the recording.
+        The agent sends itself a `SessionClosed` in this case. So look for that message in the recording.
         """
         return isinstance(command, m.CloseSession) and any(
             isinstance(message.body, m.SessionClosed)
@@ -384,7 +384,7 @@ def _placeholders(text: str) -> Iterator[int]:
 
 
 def quote_placeholders(arguments: str) -> str:
-    """Return the JSON text with quotes around each placeholder that replaces a number."""
+    """Put quotes around each placeholder for a redacted number, so that the text is valid JSON again."""
     return _TOKEN.sub(lambda token: f'"{token.group(1)}"' if token.group(1) else token.group(), arguments)
 
 

@@ -162,7 +162,7 @@ class _Measured:
         self._kinds: set[str] = set()
 
     def see(self, line: RecordedLine[EpisodeBody]) -> None:
-        """Take the next line that will be shown into account."""
+        """Measure a line of the trace that the table will show."""
         head = line.line
         self._last_seq = head.seq
         self._last_cause = max(self._last_cause, head.cause or 0)

@@ -127,7 +127,7 @@ def _phase_of(kinds: frozenset[StepKind]) -> TimePhase:
 
 
 class Durations(Struct, frozen=True, kw_only=True):
-    """Durations in seconds; percentiles by nearest rank, all 0 if nothing was measured."""
+    """The number, sum, percentiles (by nearest rank) and maximum of some durations; 0 if there are none."""
 
     count: int = 0
     total_s: float = 0.0

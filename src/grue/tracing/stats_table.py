@@ -93,7 +93,7 @@ def summary(stats: EpisodeStats, width: int | None = None) -> tuple[str, ...]:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in the form that people write."""
+    """Return a duration as text, such as `12.5 ms` or `3.20 s`."""
     if seconds < 0.0995:
         return f"{seconds * 1000:.1f} ms"
     if seconds < 0.9995:

@@ -210,9 +210,9 @@ class StepTracker:
             self._changes.append(StepEnded(step, reported=reported))
 
     def _leave(self, turns: set[int], *, ended: Hashable = None) -> None:
-        """Abandon the turns in `turns` that are under way, and their open steps.
+        """End the open steps of the turns in `turns` as abandoned, for turns that are under way.
 
-        Only the step with the key `ended` is not abandoned: the current message reports its end.
+        The current message reports the end of the step with the key `ended`. So that step is not abandoned.
         """
         left = {turn for turn in turns if ("turn", turn) in self.open}
         self._crashed -= left

@@ -59,8 +59,8 @@ def typing_ahead_hidden() -> Iterator[None]:
     """
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
-    # The settings in `before` are restored at the end of the block. An earlier chat that was killed may have
-    # left the terminal in raw mode or without echo, so switch echo and line mode on in `before`.
+    # The block ends by restoring the settings in `before`. They may be wrong: a chat that was killed earlier
+    # leaves the terminal in raw mode or without echo. So switch echo and line mode on in `before`.
     for modes, wanted in _USABLE.items():
         before[modes] |= wanted
     termios.tcsetattr(descriptor, termios.TCSANOW, before)

@@ -82,9 +82,9 @@ class Dropped(Struct, frozen=True, tag="dropped"):
 
 
 class Undone(Struct, frozen=True, tag="undone"):
-    """Of the lines before this one, only the header and the first `lines` lines after it stay valid.
+    """Takes back lines of the file: before this line, only the header and the next `lines` lines stay valid.
 
-    Lines that an earlier `Undone` has taken back are not counted in `lines`.
+    `lines` does not count lines that an earlier `Undone` has taken back.
     """
 
     lines: int

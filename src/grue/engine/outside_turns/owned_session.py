@@ -157,7 +157,7 @@ class OwnedSession:
         turn: int = 0,
         definition: m.ToolDefinition | None = None,
     ) -> m.ToolCallResult:
-        """Call a tool, one at a time. Cancellation cancels this call only; the session stays open.
+        """Call a tool, after the session's current call. Cancellation cancels only this call.
 
         The returned result has the server's content blocks in `blocks`. The trace records `blocks` only if
         structured content came together with images, audio, links or resources. The text of other results is

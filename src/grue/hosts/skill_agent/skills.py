@@ -237,7 +237,7 @@ class Skills:
         self._texts: dict[str, Callable[[str, str], str]] = {}
 
     def add(self, skills: Mapping[str, Skill], text: Callable[[str, str], str]) -> None:
-        """Add skills from elsewhere, such as a server; for them, `Skills.text` calls the function `text`."""
+        """Add skills that are not in the folder, such as a server's. `Skills.text` calls `text` for them."""
         self.by_name |= skills
         self._texts |= dict.fromkeys(skills, text)
 

@@ -138,7 +138,7 @@ def foreign_failure(fault: Fault, client: object, model: str) -> m.LlmFailure:
 
 
 def own_methods(cls: type, names: Iterable[str]) -> Mapping[str, Callable[..., Any]]:
-    """Return the methods that a class has now, so that `is_overridden` can tell if one is replaced later."""
+    """Return methods of a class as they are now; `is_overridden` compares an object's methods with them."""
     return {name: vars(cls)[name] for name in names}
 
 

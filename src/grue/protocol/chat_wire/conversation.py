@@ -453,7 +453,7 @@ class EncodedConversation:
         return self._messages.size + sum(map(len, self._system)) + len(self._encoded_tools)
 
     def keep(self, reply: w.Reply) -> m.AssistantReply:
-        """Return the reply as an entry, and remember it: the next `ask` adds it to the history."""
+        """Make a history entry of the reply and return it. The next `ask` adds the entry to the history."""
         echo = m.Echo(wire=self.profile.wire, model=self.model, data=reply.echo) if reply.echo else None
         if reply.prompt_tokens > 0:
             self.bytes_per_token = self._prompt_size / reply.prompt_tokens

@@ -354,8 +354,8 @@ def fault_of_status(
 def fault_of_error(error: object) -> Fault:
     """Read an error object that came with HTTP status 200, as a body or within a stream.
 
-    It is read like the body of a reply with the status that the object names. If the object names no status,
-    its text decides. If the text shows no reason either, the error counts as a temporary failure.
+    If the object names another status, it is read like the body of a reply with that status. Otherwise the
+    kind of failure is read from its text. If the text does not show it, the failure counts as temporary.
     """
     return _fault(_error_status(error) or 200, error_words(error), _codes(error), _wait_of(error))
 
@@ -613,7 +613,7 @@ def _remedy(
             return "Correct the script of the test."
         case "request":
             return "Check the model and its settings against the endpoint's words."
-        # The endpoint was reached, and the connection broke afterwards: the address is right.
+        # The connection broke after the endpoint had been reached, so do not advise to check the base URL.
         case "connection" if fault.kind != "unreachable":
             return "Try again later; if it happens again, check the network and the proxies."
         case "connection" if is_loopback(base_url):

@@ -38,7 +38,7 @@ def strict_schema(schema: m.JsonObject) -> m.JsonObject:
         ValueError: The dialect cannot express the schema: it has a free-form mapping, a value of any type, a
             tuple or a condition, or its root is not an object.
     """
-    # OpenAI refuses a root that is an array, a union or a reference.
+    # OpenAI refuses a schema whose outermost level is an array, a union or a `$ref`.
     if schema.get("type") != "object":
         raise ValueError("the root of a strict schema is an object")
     return _strict(schema)

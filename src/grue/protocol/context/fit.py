@@ -141,8 +141,8 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
         if guessed and guessed <= rest * _SLACK and rest <= guessed * _SLACK:
             factor, spread = rest / guessed, False
         else:
-            # The sizes that were counted before no longer hold, for example because a rewritten prompt is
-            # counted in another way: spread the difference over all parts.
+            # The endpoint's count does not agree with the sizes from its earlier counts, for example because
+            # the prompt was rewritten. So correct the sizes of all parts, not only the estimated ones.
             factor, spread = prompt_tokens / max(1, known + guessed), True
         head, tools, *items = (
             _corrected(part, factor) if spread or not part.counted else part for part in parts
@@ -322,10 +322,10 @@ def fit(
     Args:
         ledger: The sizes of the conversation so far.
         new: The items that the request adds.
-        room: How many tokens there are for prompts.
-        stub_for: Returns the stub of a tool's result.
-        named: The tools' names, by the ids of the calls that `new` answers.
-        may_summarise: Whether a summary can be asked for.
+        room: How many tokens a request may have.
+        stub_for: Returns the text that replaces a cleared item.
+        named: For the id of each call that `new` answers, the name of the tool.
+        may_summarise: Whether the turn may still ask the model for a summary.
     """
     added = sum(ledger.item_of(item, named).tokens for item in new)
     if ledger.tokens + added <= room.high:

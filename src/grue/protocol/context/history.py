@@ -109,8 +109,9 @@ class History:
 
     Attributes:
         entries: The entries. Entries that were replaced are not among them any more.
-        unread: The last reply, until `say` or `close` makes it an entry: the turn may not have read it yet.
-        asked: The schema that the model was asked for last; `None`: none yet.
+        unread: The last reply, while it may still be dropped. It is not an entry yet: `say` or `close` makes
+            an entry of it.
+        asked: The last answer schema that a request asked for; `None`: none did so far.
         call_ids: The ids of all tool calls so far; a new call gets another id.
         replies: How many replies there were, empty ones included.
         plain: Whether the turn under way gives tool results to the model as text (`RunTurn.plain_results`).

@@ -166,9 +166,9 @@ def unlisted_tool(server: m.ServerName, tool: str) -> m.ToolDefinition:
 
 
 def open_call(call: m.ToolCall, task: m.OpenTask) -> ValidCall:
-    """Return a call that its server works on as a task, with the arguments that were sent.
+    """Return the call for the MCP task `task`, with the arguments that were sent when the task was made.
 
-    The server need not list the call's tool any more.
+    It is valid even if the server no longer lists the tool.
     """
     return ValidCall(call, unlisted_tool(task.server, task.call.tool), task.call.arguments, task.call.task)
 

@@ -98,7 +98,7 @@ _PLAIN_KEYWORDS: dict[str, type] = {
 
 
 class NotCheckedError(Exception):
-    """A schema or a value is not checked. The text says why."""
+    """A schema or value cannot be checked, for example because it is too large. The text says why."""
 
 
 def check_of(schema: m.JsonObject) -> Check:
@@ -450,7 +450,7 @@ def _schemas(value: object) -> list[m.JsonObject]:
 
 
 def _members(value: object) -> dict[str, m.JsonObject]:
-    """Return the schemas by name in the value of a keyword such as `properties`."""
+    """Return the schemas in the value of a keyword such as `properties`, by the names that it gives them."""
     return {k: v for k, v in value.items() if isinstance(v, dict)} if isinstance(value, dict) else {}
 
 

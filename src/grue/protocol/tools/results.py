@@ -629,7 +629,7 @@ def _members(block: m.JsonObject, *names: str) -> m.JsonObject:
 
 
 def _cut(text: str, room: int) -> str:
-    """Keep as much of the beginning as fits into `room` characters when it is encoded as JSON."""
+    """Cut a text to the longest beginning whose JSON has at most `room` characters, and mark the cut."""
     if len(text) <= room and _written_chars(text) <= room:
         return text
     lengths = range(1, min(len(text), room) + 1)

@@ -40,7 +40,7 @@ MAX_POLL_ERRORS = 3
 
 
 class WaitFor(Struct, frozen=True):
-    """The server is at work: ask again after `poll_s`."""
+    """The task is not done yet: ask the server for its state again after `poll_s`."""
 
     poll_s: float
 

@@ -318,7 +318,7 @@ def _stubs(turn: Turn) -> fit.StubFor:
 
 
 def _has_handle(turn: Turn, tool: str) -> bool:
-    """Return whether results of this tool get a handle; the results of `read_result` itself get none."""
+    """Return whether a tool's results get a handle for `read_result`. Those of `read_result` get none."""
     return turn.run.references != "never" and tool != READ_RESULT.name
 
 

@@ -340,8 +340,8 @@ class Breaker(Struct, frozen=True):
     """How often a model has failed in a row, and until when it is not asked again.
 
     Attributes:
-        failures: Failures since its last reply.
-        until_s: When the model may be asked again, on the event loop's clock.
+        failures: How often the model has failed since its last reply.
+        until_s: The time from which the model may be asked again, by the event loop's clock.
     """
 
     failures: int = 0

@@ -40,7 +40,7 @@ class Untried(Struct, frozen=True, tag=True):
 
 
 class Proven(Struct, frozen=True, tag=True):
-    """A connect has succeeded in this episode."""
+    """A connect has succeeded in this episode, and the server was not disabled since."""
 
 
 class Disabled(Struct, frozen=True, tag=True):

@@ -181,9 +181,10 @@ _NAMED = 3
 
 
 def presume(state: TurnState, event: m.ToolsPresumed) -> Transition:
-    """Send the first request with the presumed tools, or keep them until the model has been checked.
+    """Send the first request with the presumed tools, while the sessions are still opening.
 
-    A turn that waits for no session ignores the presumed tools.
+    If it is still checked that the model can call tools, keep the presumed tools until then. If no session is
+    opening, ignore them.
     """
     match state:
         case s.AwaitingSessions():
@@ -252,7 +253,7 @@ def _may_ask(turn: Turn) -> bool:
 
 
 def step_early(state: s.Presuming | s.AwaitingDrop, event: m.TurnEvent) -> Transition | None:
-    """Take a step from `Presuming` or `AwaitingDrop`; `None`: another row of `tool_loop.step` decides."""
+    """Return the step for an event in `Presuming` or `AwaitingDrop`; `None`: `tool_loop.step` decides."""
     match state, event:
         case s.Presuming(pending=pending), m.SessionOpened() | m.McpDisabled() if event.server in pending:
             return _presumed_reported(state, event)

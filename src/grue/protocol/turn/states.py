@@ -130,7 +130,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def unlisted(self) -> tuple[m.ServerName, ...]:
-        """The servers whose unlisted tools may be called; none if `RunTurn.tools` selects the tools."""
+        """The servers that take calls of tools which they do not list; none if `RunTurn.tools` is set."""
         return self.serving_unlisted if self.run.tools is None else ()
 
     @property

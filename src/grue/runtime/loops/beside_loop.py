@@ -172,7 +172,7 @@ class Pace:
 
 
 def leaves_no_time(exc_type: type[BaseException] | None) -> bool:
-    """Return whether an exception, such as `SystemExit`, ends the event loop: nothing can be awaited then."""
+    """Return whether an exception ends the event loop at once, so that nothing can be awaited any more."""
     return exc_type is not None and issubclass(exc_type, KeyboardInterrupt | SystemExit | GeneratorExit)
 
 

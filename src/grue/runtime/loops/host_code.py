@@ -87,10 +87,10 @@ def ends_the_task(error: BaseException) -> bool:
 
 
 def single(error: BaseException) -> BaseException:
-    """Unwrap an exception from `HostCodeFailed` and from exception groups.
+    """Take an exception out of the `HostCodeFailed` and the exception groups that contain it, and return it.
 
-    A group is replaced by its only member, or by a `KeyboardInterrupt` or `SystemExit` in it. A group of
-    several other exceptions stays.
+    If a group contains a `KeyboardInterrupt` or `SystemExit`, return that one. If it contains several other
+    exceptions, return the group.
     """
     while True:
         match error:

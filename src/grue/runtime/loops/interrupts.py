@@ -207,9 +207,9 @@ class MainThreadWork(Generic[T]):
         return self._result[0]
 
     def _press(self, signum: int, frame: FrameType | None) -> None:
-        # A signal handler runs between any two lines, so it must not wait for a lock that the interrupted
-        # line may hold; the lock of `Interruptible` is reentrant. The handler only schedules the
-        # cancellation, and the loop carries it out.
+        # A signal handler may interrupt code that holds a lock, so it must not wait for that lock. The lock
+        # of `Interruptible` is reentrant. The handler only schedules the cancellation; the loop carries it
+        # out.
         self._presses += 1
         if self._presses == 1:
             self._work.interrupt()

@@ -163,7 +163,7 @@ class Call(Future[T]):
         self._watch = InterruptWatch()
 
     def set_result(self, result: T) -> None:
-        """Set `ended_at` before the result, because waiting threads read `ended_at` as soon as they wake."""
+        """Set `ended_at`, and then the result: threads that wait for the result read `ended_at` at once."""
         self.ended_at = time.monotonic()
         super().set_result(result)
 
@@ -284,8 +284,8 @@ class EpisodeLoop:
         self._ended: Future[None] = Future()
         thread = threading.Thread(target=self._run, name="grue-episode", daemon=True)
         self.loop_thread = LoopThread(thread, os.getpid(), error_texts or ErrorTexts())
-        # Register again, as the last hook. `atexit` runs the last one first, so the loops close in an orderly
-        # way before the hook of the process registry kills all processes.
+        # `atexit` runs the hook that was registered last first. Register `_close_all` again, so that it runs
+        # before the hook of the process registry, which kills all processes: it closes the loops in order.
         atexit.unregister(_close_all)
         atexit.register(_close_all)
         watch = InterruptWatch()

@@ -221,7 +221,7 @@ def threads_are_greenlets() -> bool:
 
 
 class _SharedLoop:
-    """The loop that all greenlets share. `users` is the number of callers that wait in `run`."""
+    """The event loop that all greenlets share, in a thread. `users` counts the callers that wait in `run`."""
 
     def __init__(self) -> None:
         self.users = 0

@@ -166,7 +166,7 @@ class ChildProcess:
 
     @property
     def ending(self) -> ProcessEnding:
-        """By which step of closing the process ended; `died`: it ended before; `none`: it runs."""
+        """How the process ended. `died`: it ended before it was closed; `none`: it still runs."""
         return "died" if self._ending == "none" and self.exited else self._ending
 
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:
@@ -516,8 +516,8 @@ class Capture:
 class Command(ChildProcess):
     """A running command. Enter it, call `finish`, leave it; then no process of its group is alive.
 
-    Of each stream `max_output_bytes` are kept. If the command writes more than `max_written_bytes` to both
-    streams together, `finish` stops waiting.
+    At most `max_output_bytes` of each output stream are kept. If the command writes more than
+    `max_written_bytes` to both streams together, `finish` returns before the command has exited.
 
     Attributes:
         stdout: What the command has written to standard output.

@@ -53,7 +53,7 @@ _POLL_EVERY_S = 0.01
 
 
 class _Source(Protocol):
-    """A descriptor that becomes readable when the process exits, and stays readable."""
+    """A descriptor, such as a pidfd, that becomes readable when a process exits, and stays readable."""
 
     @property
     def closed(self) -> bool: ...
@@ -285,8 +285,8 @@ class ProcessRegistry:
         """Start `command` in its own POSIX session, with pipes for its standard streams, and register it.
 
         Args:
-            command: A path, relative to `cwd` or absolute, or a name to look for on `env`'s PATH, or
-                on the host's if `env` has none.
+            command: An absolute path, a path relative to `cwd`, or a name. A name is looked for on the `PATH`
+                in `env`; if `env` has no `PATH`, on the host's.
             args: The command's arguments.
             env: The whole environment of the process.
             cwd: The working directory of the process; `None`: the host's.

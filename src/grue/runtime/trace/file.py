@@ -151,9 +151,9 @@ class LineQueue:
             self._file.close()
 
     def _write_some(self) -> bool:
-        """Wait for entries of the queue, and write the lines among them; `False`: `close` was called.
+        """Wait for entries of the queue and write the lines; return `False` after `close` was called.
 
-        The other entries come from `flush` and `close`.
+        `flush` puts an event into the queue, and `close` puts `None`. These entries are not written.
         """
         entries = [self._queue.get()]
         self._hurry.wait(_LINGER_S)

@@ -116,7 +116,10 @@ def _things(situation: Situation) -> Iterator[tuple[str, str]]:
 
 
 def _ways(situation: Situation, named: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield exits that the game has named or the host remembers: new ones first, the way back last."""
+    """Yield exits of this place: first those that only the game has named, then those in the host's notes.
+
+    The exit through which the player came is the last one.
+    """
     back = _way_back(situation)
     ways = _shuffled({*named, *(situation.known & _OPPOSITE.keys())}, situation.turn)
     for way in sorted(ways, key=lambda way: (way == back, way in situation.known)):

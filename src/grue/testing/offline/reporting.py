@@ -50,7 +50,7 @@ class _Results(Struct, frozen=True):
         return None
 
     def tried(self, action: str, target: str) -> bool:
-        """Return whether an action of this kind and target was tried, completed or not."""
+        """Return whether an action of this kind and target has a result, of any status."""
         return any(self._is(each, action, target) for each in self.all)
 
     def _is(self, result: m.JsonObject, action: str, target: str) -> bool:

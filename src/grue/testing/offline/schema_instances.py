@@ -84,10 +84,7 @@ class _Maker:
             return False
 
     def _alternatives(self, schema: object, depth: int) -> Iterator[m.JsonObject]:
-        """Yield the alternatives of `schema`: schemas of one type each, in which unions and `$ref` are resolved.
-
-        A value that one of them accepts is accepted by `schema`.
-        """
+        """Yield schemas of one type each, with unions and `$ref` resolved, that together equal `schema`."""
         plain = {} if schema is True else schema
         if not isinstance(plain, dict) or depth > _MAX_DEPTH or _BEYOND & plain.keys():
             return

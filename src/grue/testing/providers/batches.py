@@ -50,7 +50,8 @@ class BatchFaults(Struct, kw_only=True):
     """The faults of batches. They may be changed while the server runs.
 
     Attributes:
-        looks: How often a client has to ask for a batch's state, or list it, before the batch has ended.
+        looks: How often the server shows a batch as running, to a client that asks for its state or lists the
+            batches, before the batch ends.
         ends: How a batch ends. The requests of an `expired` or `cancelled` batch are answered, unless
             `unanswered` says otherwise. The requests of a `failed` batch are never answered.
         why: The provider's reason for a batch that has `failed`.

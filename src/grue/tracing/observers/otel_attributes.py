@@ -391,7 +391,7 @@ def _sampling(asks: m.ModelAsked) -> Attributes:
 
 
 def _sampling_of_model(asks: m.ModelAsked) -> Attributes:
-    """Return the attributes for settings that the conventions define only for the span of a completion."""
+    """Return the attributes of sampling settings that OpenTelemetry defines for completion spans only."""
     tier = asks.sampling.get("service_tier")
     return {
         "gen_ai.request.top_k": _number(asks.sampling.get("top_k")),

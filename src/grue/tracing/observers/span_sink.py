@@ -102,7 +102,7 @@ def nanoseconds(seconds: float) -> int:
 
 
 def clipped(value: object, limit: int = CONTENT_LIMIT) -> object:
-    """Return a JSON value, or its JSON text cut to `limit` characters if the text is longer."""
+    """Return a JSON value unchanged if its JSON text has at most `limit` characters; else the cut text."""
     text = value if isinstance(value, str) else json_text(value)
     if len(text) <= limit:
         return value

@@ -295,7 +295,7 @@ def set_process_room(room: ReplyRoom | None) -> None:
 
 
 def current_room() -> ReplyRoom | None:
-    """Return the room for requests that the calling code makes; `None`: these requests are sent at once."""
+    """Return the `ReplyRoom` of the calling code's turn; `None`: its requests are sent at once."""
     return reply_room.get() or (_of_process[0] if _of_process else None)
 
 

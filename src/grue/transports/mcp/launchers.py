@@ -122,7 +122,7 @@ class Direct(Struct, frozen=True):
 
 
 def launcher_of(server: StdioServer) -> Launcher | None:
-    """Return the launcher that starts a server; `None`: no launcher, or none that this module knows."""
+    """Return the launcher that a server's command is; `None`: it is neither npx nor uvx."""
     name = PurePath(server.command).name
     if name == "npx":
         return "npx"
@@ -378,7 +378,10 @@ def _version(text: str) -> Version:
 
 
 def _wanted(server: StdioServer) -> tuple[str, str] | None:
-    """Return the package that a command runs, and its `engines.node`."""
+    """Return the npm package that a server's command runs, and the Node.js versions that it needs.
+
+    `None`: the package is not known, or states no versions (`engines.node`).
+    """
     program = PurePath(server.command).name
     if program in _RUNNERS:
         package = _without_version(next(_packages(server.args, _WORDS), ""))

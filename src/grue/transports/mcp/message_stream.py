@@ -96,7 +96,7 @@ def encode_large(message: types.JSONRPCMessage) -> bytes:
     """Return a message of megabytes as JSON. Pydantic's encoder would hold the GIL three times as long."""
     try:
         return msgspec.json.encode(message.model_dump(by_alias=True, exclude_unset=True))
-    except (ValueError, TypeError):  # only pydantic's encoder can write this message
+    except (ValueError, TypeError):  # msgspec cannot encode this message
         return encode_message(message)
 
 
