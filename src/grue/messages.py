@@ -1423,7 +1423,7 @@ class AnswerAccepted(Message, frozen=True, kw_only=True):
 
 
 class AnswerRefused(Message, frozen=True, kw_only=True):
-    """agent -> agent: the check refused the text; `reason` is a text for the model."""
+    """agent -> agent: the host's check refused the text. `reason` tells the model why."""
 
     reason: str
 

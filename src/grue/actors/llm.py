@@ -394,8 +394,8 @@ class LentConversation(Struct):
         if command.aside:
             return self.encoded.aside(command.new, command.mode)
         if long:
-            # A cancellation waits for the thread. Otherwise the next turn of the conversation could begin
-            # while the items are only partly added.
+            # If this task is cancelled, `run_sync` still waits for the thread. Otherwise the conversation's
+            # next turn could begin while the thread is adding the items.
             await anyio.to_thread.run_sync(self.encoded.ask, command.new, command.mode)
         else:
             self.encoded.ask(command.new, command.mode)

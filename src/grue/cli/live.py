@@ -108,7 +108,10 @@ class JsonLines(JsonPrinter):
                 self.write({"type": "end", **structs.asdict(ended)})
 
     def _finish_turn(self, after: Observed | None) -> None:
-        """Print the turn if it has a decision. `None`: the game has not answered the command."""
+        """Print the turn, if a decision was recorded in it.
+
+        `after` is the game's reply to the command; `None`: the game has not replied.
+        """
         if "action" in self._turn:
             reply, score = (None, None) if after is None else (after.text, after.score)
             self.write({**self._turn, "reply": reply, "score_after": score})

@@ -325,13 +325,14 @@ class CurrentEpisode:
         except BaseException:
             self._leave(episode)
             raise
-        # A weak reference, so that the host can keep the call's handle without keeping the loop alive.
+        # The callback has a weak reference to this object. So if the host only keeps the call, this object
+        # can be garbage collected, which ends the loop.
         lost = weakref.ref(self)
         call.add_done_callback(lambda _: _leave_if_there(lost, episode))
         return call
 
     def run_beside(self, work: Work[T]) -> T:
-        """Run work in the loop without waiting for turns, and block until it is done."""
+        """Run work in the loop at once, even while turns are running there. Block until the work is done."""
         episode = self._running(users=1)
         try:
             return episode.beside(work)

@@ -514,10 +514,10 @@ def refuse_other_kinds(**given: object) -> None:
 
 
 def settings_or_default(argument: str, given: S | None, default: S) -> S:
-    """Return `given` after checking its class and the types of its fields; if it is `None`, the default.
+    """Check the class of `given` and the types of its fields, and return it; if it is `None`, the default.
 
     Raises `MCPConfigError`, which names the `argument`, if `given` is of another class than the default, or
-    if a field has a value of another type.
+    if a field has a value of another type than it is declared with.
     """
     if given is None:
         return default

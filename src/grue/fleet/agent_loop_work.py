@@ -60,7 +60,7 @@ def completed(settings: dict[str, Any]) -> dict[str, Any]:
 
 @work(files=("mcp_config",), settings=TalkCase, complete=completed)
 def converse(case: dict[str, Any], episode: Episode) -> dict[str, float]:
-    """Give the inputs to the model, one after another, and return the scores.
+    """Play a case: send the model its `inputs`, one after the other, in one conversation. Return the scores.
 
     Raises:
         MCPError: An input could not be answered.

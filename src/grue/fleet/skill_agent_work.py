@@ -35,7 +35,7 @@ _MOST_FILE_BYTES = 2**20
 
 
 class TaskCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings of a case. `content` is a hash of the skills and the workspace before the run."""
+    """The settings of a case. `content` is a hash of the skills' files and the workspace's before the run."""
 
     agent: str
     task: str | None = None

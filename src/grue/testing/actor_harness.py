@@ -266,7 +266,8 @@ class ActorHarness:
 
         Args:
             name: The neighbour's name.
-            bound: Number of messages that it holds until the test takes one; `None`: it is never full.
+            bound: How many messages the mailbox can hold; `None`: any number. If it is full, the actor's
+                `send` waits until the test takes a message.
         """
         channel: FakeChannel[Any] = FakeChannel(name, self._record, bound=bound)
         self._channels.append(channel)

@@ -75,7 +75,7 @@ class TaskServer:
         self._write({"id": request_id, "result": result})
 
     def answer(self, method: str, params: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the result of a request; `None` if it is not to be answered."""
+        """Return the result of a request; `None`: send no answer to this request."""
         match method:
             case "initialize" if not self._extension:
                 tasks: dict[str, Any] = {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}

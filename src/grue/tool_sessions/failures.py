@@ -128,7 +128,7 @@ def downloads(command: str, args: Sequence[str]) -> bool:
 
 
 def needs_longer(place: str) -> str:
-    """Return the advice for a server that may just be slow; `place`: where its start-up limit is set."""
+    """Return the advice for a server that may only be slow. `place` names the setting of its time limit."""
     return f"If it only needs longer, raise {place}."
 
 

@@ -144,9 +144,9 @@ def _written(value: object) -> str:
 
 
 def _first_difference(one: str, other: str) -> tuple[int, int]:
-    """Return the position in each text at which the two begin to differ.
+    """Return the position in `one` and the position in `other` from which on the two texts differ.
 
-    White space is skipped, unless the texts differ in nothing else.
+    Differences in white space are ignored, unless there are no others.
     """
     dense = "".join(one.split()), "".join(other.split())
     same = _common(*(dense if dense[0] != dense[1] else (one, other)))

@@ -43,7 +43,7 @@ _POLL_S = 0.2
 
 
 class _LivePiece(Piece, frozen=True, kw_only=True):
-    """New messages of a growing trace.
+    """A piece of the page's data: the messages that were added to a growing trace since the piece before.
 
     Attributes:
         turns: The turns that these messages changed.

@@ -742,8 +742,8 @@ def _excluded(turn: AgentTurn, turn_slice: TurnSlice, changes: Changes) -> Itera
 def _llm_divergences(turn: AgentTurn, turn_slice: TurnSlice) -> Iterator[Divergence]:
     """Yield a divergence for each message of the LLM actor that is out of order.
 
-    Such a message is a reply without a request, a `ReplyDropped` without a `DropCompletion`, or a retry whose
-    number is not higher than the one before.
+    Out of order are a reply without a request, a `ReplyDropped` without a `DropCompletion`, and a retry whose
+    number is not higher than that of the retry before.
     """
     asked: m.RequestCompletion | None = None
     dropping: int | None = None

@@ -265,7 +265,7 @@ def write_comparison(left: Path, right: Path, target: Path) -> int:
 
 
 def _compare(left: EpisodeReader, right: EpisodeReader) -> _Comparison:
-    """Compare the traces. Of each difference only the description is kept in memory."""
+    """Compare two traces. Keep only a description of each difference, not the messages."""
     found = [
         _Difference(
             left=each.left.seq if each.left else 0,

@@ -126,7 +126,7 @@ MOST_PER_PLACE = 8
 
 
 class Memories:
-    """Short notes for each location: the last `MOST_PER_PLACE` that were made there."""
+    """Keeps short notes on what the player's moves did, at most `MOST_PER_PLACE` for each location."""
 
     def __init__(self) -> None:
         self._notes: dict[str, list[str]] = {}

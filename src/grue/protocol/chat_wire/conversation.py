@@ -241,7 +241,7 @@ class EncodedConversation:
         self._encode_all()
 
     def change(self, change: m.Cleared | m.Shortened | m.Summarised) -> None:
-        """Make the history shorter, and encode all messages again."""
+        """Shorten the history as `change` says (`History.change`), and encode all messages again."""
         self.history.change(change)
         self._encode_all()
 

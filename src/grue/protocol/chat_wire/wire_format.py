@@ -144,10 +144,10 @@ def _arguments(value: object) -> str:
 
 
 def _without_copies(text: str) -> str:
-    """Return one copy of arguments that a gateway has sent several times.
+    """Return a call's arguments once, if a gateway has sent them several times: `{"a":1}{"a":1}`.
 
-    The copies are compared as text first, in linear time for any number of copies. Copies that differ as text
-    are decoded and compared as values, but only if they are few and short.
+    First compare the copies as text, in linear time for any number of copies. If they differ as text, decode
+    them and compare the values, but only if the copies are few and short. Return any other text unchanged.
     """
     text = text.strip()
     several = _SEVERAL.search(text)

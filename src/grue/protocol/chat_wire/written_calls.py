@@ -170,9 +170,10 @@ def _marks_at(text: str, at: int) -> tuple[str, str] | None:
 
 
 def _is_attached(char: str) -> bool:
-    """Return whether `char`, which is beside a mark, shows that the mark is not quoted in a sentence.
+    """Return whether a mark such as `</think>` is attached to the character beside it, as real marks are.
 
-    `char` is empty if the mark begins or ends the text.
+    If `char` is a space, a quote, a bracket or a comma, the mark may only be mentioned in a sentence. `char`
+    is empty if the mark begins or ends the text: this counts as attached.
     """
     return not char or not (char.isspace() or char in "`'\"()[],;:")
 

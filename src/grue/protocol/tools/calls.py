@@ -235,12 +235,12 @@ def _unknown(name: str) -> str:
 
 
 def runs_of(calls: Iterable[ValidCall], *, bind: bool = False) -> tuple[Run, ...]:
-    """Group consecutive calls to one server; a call that may run in parallel is a run of its own.
+    """Group consecutive calls to the same server. A call marked as `parallel` is a run of its own.
 
     Args:
-        calls: Valid calls, in order.
-        bind: Give each call the digest of its tool's definition. The call is then made only if the tool
-            still has that definition when the call is sent.
+        calls: The calls, in the model's order.
+        bind: Add to each call the digest of its tool's definition, so that the call is made only if the tool
+            still has this definition when the call is sent.
     """
     digests: dict[str, str] = {}
     runs: list[tuple[m.ServerName, bool, list[m.ServerCall]]] = []
@@ -288,7 +288,7 @@ def record_settlement(
         call: The call as the model made it.
         iteration: Number of the reply that asked for the call.
         event: How the call ended.
-        changed: The arguments that were sent instead of the model's.
+        changed: The arguments that were sent instead of the model's; `None`: the model's were sent.
     """
     settled = _record_settlement(call, iteration, event)
     return settled if changed is None else replace(settled, changed_arguments=changed)

@@ -169,7 +169,7 @@ def known_bytes(data: str) -> int | None:
 
 
 def _without_prefix(data: str) -> str:
-    """Return the part of a data URL after its comma; some servers send such URLs in place of base64."""
+    """Return the base64 in `data`. Some servers send a data URL instead: `data:image/png;base64,...`."""
     comma = data.find(",", 0, 200) if data.startswith("data:") else -1
     return data[comma + 1 :]
 
@@ -583,7 +583,10 @@ def _bounded(shown: m.JsonObject, max_chars: int, whole: str) -> str:
 
 
 def _readable(content: object, room: MediaRoom | None) -> object:
-    """Return content without base64 in its blocks; only a list whose items all have a `type` has blocks."""
+    """If `content` is a list of content blocks, return the blocks without base64. Return others unchanged.
+
+    It is such a list if all its items are objects with a `type`.
+    """
     if not isinstance(content, list):
         return content
     if not all(isinstance(block, dict) and isinstance(block.get("type"), str) for block in content):

@@ -309,7 +309,7 @@ def _after_failure(state: Sent, event: RequestFailed) -> AttemptTransition:
 
 
 def _adaptation(event: RequestFailed) -> tuple[AdaptProfile | DropAttachments, ...]:
-    """Return the change, if any, with which the endpoint may accept the request when it is sent again."""
+    """Return the change after which the endpoint may accept the request; empty: no such change is known."""
     overflow = event.failure.overflow
     if overflow is None and adapt_profile(event.profile, event.fault.status, event.fault.message) is not None:
         return (AdaptProfile(event.fault),)

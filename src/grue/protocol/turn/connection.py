@@ -36,7 +36,7 @@ _MOST_DOUBLINGS = 30
 
 
 class Untried(Struct, frozen=True, tag=True):
-    """No connect of this episode has succeeded yet."""
+    """The session has not yet connected to the server in this episode."""
 
 
 class Proven(Struct, frozen=True, tag=True):

@@ -217,7 +217,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def refers(self) -> bool:
-        """Whether the model is offered `read_result`."""
+        """Whether requests offer the built-in tool `read_result`."""
         return READ_RESULT in self.tools
 
     def count(self, usage: m.Usage) -> "Turn":

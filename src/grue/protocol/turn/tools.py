@@ -97,9 +97,9 @@ def start_calls(
 
 
 def _placed(reply: s.JudgedReply) -> tuple[s.PlacedNote, ...]:
-    """Return the notes about calls that are not made.
+    """Return a note for each call that is not made, with its place among the notes about all calls.
 
-    Each has the number of calls that have to be settled before it is recorded.
+    The place is the number of calls that have to be settled before the note is recorded.
     """
     if not reply.noted:
         return ()

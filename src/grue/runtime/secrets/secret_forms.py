@@ -171,7 +171,7 @@ def _replaced(char: str) -> bytes:
 
 
 def _numbered(char: str) -> bytes:
-    r"""Return a regular expression for a character's `\u` escapes, without the first backslash."""
+    r"""Return a regular expression for a character written as `\u0041`, without the first backslash."""
     units = char.encode("utf-16-be").hex()
     numbers = [units[start : start + 4] for start in range(0, len(units), 4)]
     return rb"\\+".join(b"u(?i:%b)" % number.encode() for number in numbers)
@@ -303,7 +303,8 @@ def secrets_in(*environments: Mapping[str, str]) -> dict[str, str]:
 
 
 def _passwords_in(value: str) -> Iterator[str]:
-    # Every runner searches the whole environment, and a search for `://` is faster than the expression.
+    # Search for `://` first, because this is faster than the regular expression, and every runner searches
+    # the whole environment.
     passwords = list(map(unquote, _URL_PASSWORD.findall(value))) if "://" in value else []
     if " " in value:
         passwords += filter(None, map(_basic_password, _BASIC.findall(value)))

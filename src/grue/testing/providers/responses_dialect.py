@@ -96,9 +96,10 @@ def _call(item: Json) -> Json:
 
 
 def _others(items: list[Json]) -> Iterator[Json]:
-    """Yield a message for each item that is not the model's.
+    """Yield a chat message for each of the items, none of which is by the model.
 
-    The images and files in results follow in a user message, because in chat completions a result is text.
+    Images and files in tool results are put into a user message after the results, because in chat
+    completions a tool result is text.
     """
     waiting: list[Json] = []
     for item in items:

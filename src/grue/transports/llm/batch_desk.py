@@ -199,7 +199,7 @@ class BatchDesk:
                 return
 
     async def _is_ours(self, batch: BatchState, record: Submission) -> bool:
-        """Return whether a batch that has ended has the requests of `record`."""
+        """Return whether the results of `batch`, which has ended, are those for the requests of `record`."""
         ours = self._folder.items_in(record.number)
         patience = self._patience()
         while True:
@@ -413,7 +413,7 @@ def _fault(answer: Answered | Fault) -> Fault:
 
 
 class _NotEnded(Exception):  # noqa: N818 - never leaves this module
-    """Only the end of a running batch will show whether it is the batch that is looked for."""
+    """A running batch may be the one that is looked for. Only its results, at its end, will show that."""
 
 
 def _results(draft: Path, rest: Iterator[Result]) -> Iterator[Result]:

@@ -147,8 +147,8 @@ class BatchFolder(Closing):
         """Return the id of a request: that of the same request in an earlier process, or a new id."""
         digest, attempt = hashlib.sha256(body).hexdigest()[:16], self._attempt(turn)
         same = [_Item.of(item) for item in reversed(self._by_turn.get(f"{turn}", ()))]
-        # Compare the bodies and not the numbers, because a turn that was interrupted counts its requests from
-        # the beginning again.
+        # Find the same request by its body, not by its number: a turn that was interrupted and is run again
+        # may make its requests with other numbers.
         for each in (item for item in same if item.digest == digest):
             if each.attempt == attempt or self.result(each.id) is None or self._succeeded(each.id):
                 return each.id
@@ -225,7 +225,7 @@ class BatchFolder(Closing):
         return submission
 
     def forget(self, submission: Submission) -> None:
-        """Forget a submission that the provider has refused, so that the file can be sent again."""
+        """Remove a submission that the provider has refused. Its file of requests can then be sent again."""
         with self.using():
             self._submission_of(submission.number).unlink(missing_ok=True)
         self.submissions.pop(submission.number, None)
@@ -256,7 +256,7 @@ class BatchFolder(Closing):
 
     @contextmanager
     def using(self) -> Iterator[None]:
-        """Translate an `OSError` in the block, which uses files of the folder, to a `BatchFolderError`."""
+        """Raise `BatchFolderError` for an `OSError` in the block. Use it around all uses of the files."""
         try:
             yield
         except OSError as error:

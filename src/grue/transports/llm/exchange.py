@@ -762,7 +762,7 @@ class _Incoming:
                 self.streamed.show(delta)
 
     async def body(self) -> bytes | None:
-        """Return the body, or `None` for a stream that ended too early."""
+        """Return the reply's body, assembled if it was streamed; `None`: the stream has ended too early."""
         if self.streamed is not None and not self._is_object:
             await self._end(self.streamed)
             if self._is_stream:

@@ -130,7 +130,7 @@ def launcher_of(server: StdioServer) -> Launcher | None:
 
 
 def direct_command(server: StdioServer) -> Direct | None:
-    """Return a command that starts the server's program more directly; `None`: nothing was found."""
+    """Return a command that starts the server without npx, or with less work for uvx; `None`: none known."""
     match launcher_of(server):
         case "npx":
             return _of_npx(server)
