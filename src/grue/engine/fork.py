@@ -126,8 +126,8 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
 
         `at=None`: the turn's beginning.
 
-        Raises `MCPError` if the turn has no message `at`, or if this version of grue would have decided
-        otherwise before that message.
+        Raises `MCPError` if the turn has no message `at`, or if the state machine refuses an event that was
+        recorded before that message.
         """
         begun, last = self.envelopes[0], self.envelopes[-1]
         place = _Place(begun, ())
