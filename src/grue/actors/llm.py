@@ -742,7 +742,7 @@ class LendingFactory(Protocol):
 
     @property
     def model(self) -> str:
-        """The model's name. If a conversation changes to another model, earlier thoughts are not sent."""
+        """The model's name. Thoughts that another model wrote earlier in the conversation are not sent."""
         ...
 
     def lending(self, lent: LentConversation) -> LlmFactory:

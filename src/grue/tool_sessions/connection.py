@@ -242,7 +242,7 @@ class WrappedConnection:
         return await self._connection.call(tool, arguments, timeout_s)
 
     async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
-        """Return why a call would not be sent."""
+        """Return why a call would not be sent; `None`: it would be sent."""
         return await refusal(self._connection, tool, arguments)
 
     async def finish_task(self, tool: str, task: m.ToolTask, timeout_s: float) -> m.ToolCallResult:

@@ -567,7 +567,7 @@ def asks_again(resumed: m.Resumption) -> bool:
 
 
 def listing_in(envelope: EpisodeEnvelope) -> dict[m.ServerName, tuple[m.ToolDefinition, ...]]:
-    """Return the server's tools by its name, if the message has a listing that later turns may use.
+    """Return `{server: tools}` if the message has a listing that later turns may use.
 
     Empty: the message is no `SessionOpened`, a secret was redacted from it, or the listing does not have all
     tools of the server.

@@ -107,7 +107,7 @@ def postponed(state: s.AwaitingCompletion | s.AwaitingSummary, event: m.Completi
 
 
 def closed_to_wait(state: s.Waiting, server: m.ServerName) -> Transition:
-    """Note that a session has closed. After the last session, report that the turn waits for its batch."""
+    """Go on after a session has closed. After the last one, report that the turn waits for its batch."""
     state = replace(state, pending=without(state.pending, server))
     return state, () if state.pending else (_waits(state),)
 

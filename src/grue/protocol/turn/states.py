@@ -226,7 +226,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def budget_reached(self) -> bool:
-        """Whether the budget has room for one request at most, which must then ask for the final answer."""
+        """Whether the budget leaves at most one request, which must ask for the final answer."""
         most = self.run.limits.budget.requests
         return self.budget_spent or (most is not None and self.requests + 1 >= most)
 

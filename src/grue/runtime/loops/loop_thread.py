@@ -332,8 +332,8 @@ class EpisodeLoop:
         """Cancel all calls, wait for their clean-up, and end the loop. A second call does nothing.
 
         If a Ctrl-C interrupts the wait, or the clean-up takes longer than `CLOSE_GRACE_S`, the server
-        processes are killed, so that it ends at once. In the loop's own thread, and in a forked child, this
-        method does not wait.
+        processes are killed, so that the clean-up ends at once. In the loop's own thread, and in a forked
+        child, this method does not wait.
         """
         if self.loop_thread.is_forked or self.loop_thread.is_here:
             self.end()

@@ -51,7 +51,7 @@ def library_logs_to(receive: Receive) -> Iterator[None]:
 
 
 def drop(record: logging.LogRecord) -> None:
-    """Drop a record. A login passes this to `library_logs_to`: records may hold addresses with secrets."""
+    """Drop a record. Used during a login, whose records may hold addresses with secrets."""
 
 
 class _ToReceiver(logging.Filter):

@@ -110,7 +110,7 @@ def _tls() -> ssl.SSLContext:
 
 
 def adapted(answer: httpx2.Response, issuers: Sequence[str]) -> httpx2.Response:
-    """Return a reply of an authorization server, with metadata or tokens, in a form that the SDK can read.
+    """Return a server's reply, which has OAuth metadata or tokens, in a form that the SDK can read.
 
     A reply that is no JSON object is not changed. If an issuer differs from one of the known `issuers` only
     by a slash at its end, it is replaced by the known one.
