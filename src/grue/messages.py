@@ -1450,7 +1450,7 @@ class IterationStarted(TurnNote, frozen=True, kw_only=True):
     """agent: a request that offers tools is sent.
 
     Attributes:
-        iteration: 1 plus the number of earlier replies with tool calls.
+        iteration: The number of the turn's replies with tool calls so far, plus 1.
     """
 
     iteration: int

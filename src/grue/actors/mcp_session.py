@@ -110,7 +110,7 @@ class SessionActor(Actor[m.SessionCommand]):
 
     @contextlib.asynccontextmanager
     async def around(self) -> AsyncIterator[None]:
-        """Open the session that a fork needs (`reopens`). If cancelled, report that the session is closed."""
+        """First open the session that a fork needs (`reopens`). On cancellation, report `SessionClosed`."""
         try:
             if self.reopens is not None:
                 await self._open(self.reopens, None)
@@ -124,7 +124,7 @@ class SessionActor(Actor[m.SessionCommand]):
             raise
 
     async def receive(self, envelope: Envelope[m.SessionCommand]) -> None:
-        """Serve a session from its `OpenSession` to its `CloseSession`."""
+        """Carry out a command. `OpenSession` also reads and carries out all commands up to `CloseSession`."""
         match envelope.body:
             case m.OpenSession():
                 await self._open(envelope.body, envelope.seq)

@@ -158,9 +158,9 @@ def _names(opened: m.SessionOpened) -> set[str]:
 
 
 def _interpreter_s(server: StdioServer) -> tuple[str, float] | None:
-    """Return the interpreter in the program's `#!` line, and the seconds in which it runs an empty program.
+    """Return the interpreter in the program's `#!` line, and how many seconds it takes for an empty program.
 
-    Returns `None` if the interpreter is neither Node.js nor Python, or if the empty program fails.
+    Returns `None` if the interpreter is neither Node.js nor Python, or if it fails.
     """
     command = _shebang(Path(server.command))
     name = PurePath(command[-1]).name if command else ""

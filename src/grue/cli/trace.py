@@ -150,7 +150,8 @@ def stats(file: Path, *, as_json: bool, width: int | None = None) -> None:
 def _lines(episode: EpisodeReader, wanted: Filter, options: ShowOptions) -> Iterable[str]:
     envelopes: Iterable[EpisodeEnvelope]
     if options.follow:
-        # `follow` asks this function whether to stop. So only the end of the episode or a Ctrl-C ends it.
+        # `follow` calls this function to ask whether to stop. It never says so: only the end of the episode
+        # or a Ctrl-C stops `follow`.
         envelopes = filter(wanted.wants, episode.follow(lambda: False))
     else:
         envelopes = (line.envelope() for line in filter(wanted.wants_line, episode.lines()))

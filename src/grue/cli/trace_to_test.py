@@ -304,7 +304,10 @@ def _recorded_spec(run: RecordedRun) -> str:
 
 
 def _read(run: RecordedRun) -> tuple[dict[str, object], dict[str, str]]:
-    """Return the answer for each text of the model that was accepted, and the reason for each refused one."""
+    """Return the model's texts that were accepted, with the answer read from each; and the refused texts.
+
+    Each refused text comes with the reason.
+    """
     answers: dict[str, object] = {}
     refused: dict[str, str] = {}
     text = ""

@@ -247,7 +247,7 @@ def _names(statement: str) -> list[str]:
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Yield each statement's line and its beginning: a whole header, or the key before `=`."""
+    """Yield for each TOML statement its line number and its beginning: `[header]`, or the key before `=`."""
     number, depth, start, ends = 1, 0, -1, False
     for token in _TOML.finditer(text):
         found = token[0]

@@ -242,7 +242,7 @@ def _chosen(
 
 
 def offered_bundle(description: object, *, kind: str | None = None) -> OfferedBundle | None:
-    """Return the bundle that a description names, if `read_server` would choose the bundle; else `None`.
+    """Return the bundle that a description offers; `None`: `read_server` would choose another offer.
 
     Raises:
         MCPConfigError: The description is not usable, or has no URL or no digest of the bundle.

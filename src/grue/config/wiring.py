@@ -206,7 +206,10 @@ def model_for(
 
 
 def _fields_of(given: Mapping[str, Any]) -> Any:
-    """Return a Struct class with the given settings as fields, so that `msgspec.convert` checks them."""
+    """Return a Struct class whose fields are those of `LlmSettings` named in `given`.
+
+    `msgspec.convert` uses it to check the types of the given values.
+    """
     types = {each.name: each.type for each in msgspec.structs.fields(LlmSettings)}
     return msgspec.defstruct("Given", [(name, types[name]) for name in given])
 

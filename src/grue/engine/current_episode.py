@@ -306,7 +306,10 @@ class CurrentEpisode:
         return await self._running().call_async(work)
 
     def run_outside_turns(self, work: Work[T]) -> T:
-        """Run calls outside turns and return their result, blocking. The calls do not wait for turns."""
+        """Run tool calls outside turns, block until they are done, and return their result.
+
+        The calls do not wait for a running turn to end.
+        """
         return self.run_beside(work) if self.lasting else _run_alone(work, "the async twin of this method")
 
     async def run_outside_turns_async(self, work: Work[T]) -> T:

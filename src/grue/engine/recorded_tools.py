@@ -159,7 +159,7 @@ class TurnRecord:
         return _bound(left.popleft(), question) if left else None
 
     def was_postponed(self, question: ApprovalQuestion) -> bool:
-        """Return whether the turn was parked at this question."""
+        """Return whether this question was left open when the recorded turn was parked."""
         return _asked(question) in self._postponed
 
     def _is_read_only(self, server: m.ServerName, tool: str) -> bool:

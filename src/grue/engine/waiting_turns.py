@@ -428,7 +428,7 @@ class _Rounds(Generic[T]):
         self._done[index] = item
 
     def _next_round(self) -> None:
-        """Send the waiting requests, wait until a batch has ended, and start the turns that have replies."""
+        """Send the waiting requests, wait until a batch has ended, and start the turns that got replies."""
 
         async def replies(resources: TurnResources) -> list[str]:
             del resources

@@ -367,7 +367,7 @@ class Driver:
         self._pause_if_all_fail(end)
 
     def _end_without_commit(self, folder: EpisodeFolder, ended: Attempted | Lost) -> AttemptEnd | None:
-        """Return how an attempt without a commit ended; `None`: the attempt was cancelled."""
+        """Return how an attempt ended that has no commit; `None`: it was cancelled. May commit a time-out."""
         if isinstance(ended, Attempted):
             if ended.end.outcome in ("infrastructure", "unpaid", "waiting"):
                 return ended.end

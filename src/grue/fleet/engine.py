@@ -33,7 +33,7 @@ Ended: TypeAlias = tuple[Task, Attempted | Lost]
 
 
 class Engine(Protocol):
-    """Makes attempts in other processes."""
+    """Makes attempts at episodes, in worker processes: on this machine (`local.py`) or with Ray."""
 
     @property
     def slots(self) -> int:

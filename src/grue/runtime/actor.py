@@ -283,7 +283,7 @@ class Actor(Generic[M]):
                 await self.receive(envelope)
 
     def around(self) -> AbstractAsyncContextManager[object]:
-        """Return the context that is entered before the first message and left after the last one."""
+        """Return the context manager in which `run` receives all messages; a subclass may override it."""
         return contextlib.nullcontext()
 
     async def receive(self, envelope: Envelope[M]) -> None:
@@ -365,8 +365,8 @@ class Supervisor:
 
         Args:
             actor: The actor.
-            whole: Whether the group exists for this actor only. If so, another actor that sends to a closed
-                mailbox after this actor has returned does not count as crashed.
+            whole: Whether the group's work is done when this actor returns. If so, an actor that sends to a
+                closed mailbox after that does not count as crashed.
         """
         if not self._running:
             self._all_done = anyio.Event()
@@ -409,7 +409,10 @@ class Supervisor:
                 await self._all_done.wait()
 
     async def _end(self, error: BaseException | None) -> bool | None:
-        """Cancel the running actors and wait. Return whether `error` is only the group's own cancellation."""
+        """Cancel the running actors and wait for them.
+
+        Return whether `error` is the cancellation by which the task group ends its own tasks.
+        """
         if error is not None or self._running:
             self._group.cancel_scope.cancel()
         try:
@@ -430,7 +433,7 @@ class Supervisor:
             # Set this before `abandon` closes the mailbox. Otherwise an actor that sends to it in between
             # would count as crashed.
             self._stopping = self._stopping or whole
-        except BaseException as raised:  # unexpected exceptions are handled here
+        except BaseException as raised:
             if ends_the_task(raised):
                 raise
             error = single(raised)

@@ -271,7 +271,7 @@ def _around(piece: str, test: _Test) -> str:
     if len(piece) <= _SHOWN_OF_LINE:
         return piece
     low, high = 1, len(piece)
-    while low < high:  # the match ends where the shortest prefix that matches ends
+    while low < high:  # find the shortest prefix with a match: its end is the end of the first match
         middle = (low + high) // 2
         low, high = (low, middle) if test(piece[:middle]) else (middle + 1, high)
     start = max(0, min(low - _SHOWN_OF_LINE // 2, len(piece) - _SHOWN_OF_LINE))

@@ -53,14 +53,14 @@ class Passage(Struct, frozen=True, kw_only=True, array_like=True):
             and its reply. `call`: a tool call and its result. `note`: a problem, or an event that changes the
             turn. `end`: the end of the turn.
         seq: Number of the message that begins the passage.
-        place: For a call: its position in the reply that asked for it; -1 if no reply asked for it.
-        also: Numbers of further messages of the passage; 0: there is no such message. A `reply` has one: the
-            model's reply. A `call` has four: the call was sent, it was settled, a person was asked about it,
-            the person decided. An `end` has one: the reply that contains the answer.
+        place: For a `call`: its position in the reply that asked for it; -1: no reply asked for it.
+        also: Numbers of the passage's further messages. A `reply` has one number: the model's reply. A `call`
+            has four: the call was sent, it was settled, a person was asked about it, the person decided. An
+            `end` has one: the reply that contains the answer. 0 in place of a number: there is no message.
         depth: 1 for a request of a server to the model, otherwise 0.
-        text: Printable. For a fact: its headline. For a prompt: `resumed` if the turn was resumed; otherwise
-            `shown` if the prompt contains the text of a fact that the page shows above the prompt. For the
-            end: `same` if the answer is the text of the last reply.
+        text: For a `fact`: its headline, printable. For a `prompt`: the word `resumed` if the turn was
+            resumed; otherwise `shown` if the prompt contains the text of a fact that the page shows above
+            it. For an `end`: the word `same` if the answer is the text of the last reply. Otherwise empty.
     """
 
     turn: int
@@ -96,7 +96,7 @@ _SENT, _SETTLED, _ASKED, _DECIDED = range(4)
 
 
 class StoryTeller:
-    """Finds the passages of the story. Call `see` with each envelope in order."""
+    """Makes the story, a list of passages. Call `see` with each envelope in order."""
 
     def __init__(self) -> None:
         self._turns: dict[int, _Turn] = {}
@@ -413,7 +413,7 @@ class TurnWriter:
             page.took_s = max(page.took_s, envelope.t - page.start_s)
         match envelope.body:
             case m.RunTurn(user=user):
-                # A resumed episode may run this turn again: forget how the turn ended before.
+                # A resumed episode may run a turn again: drop the outcome of the earlier run of this turn.
                 page.outcome, page.reason, page.answer = "unfinished", "", ""
                 page.question = printable(user, _SAID_CHARS)
             case m.TurnCompleted(kind=kind, reason=reason, raw_response=said):

@@ -673,7 +673,7 @@ def _name(tool: m.ToolDefinition) -> str:
 
 
 def _message_at(pair: _Compared) -> str:
-    """Name the first message of the prompt that differs."""
+    """Return the number and role of the first message that differs from the earlier prompt."""
     begin = sum(pair.sent.parts)
     try:
         messages = msgspec.json.decode(b"[" + pair.sent.whole[begin:] + b"]", type=list[msgspec.Raw])

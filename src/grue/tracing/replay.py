@@ -517,10 +517,10 @@ class _Session:
 
     def _open(self, command: m.OpenSession, cause: EpisodeEnvelope) -> None:
         first = self._sent[0].body if self._sent else None
-        at_s = math.inf  # so late that a disabled server is tried again, unless the recording denies it
+        at_s = math.inf  # a disabled server is tried again, unless the recording says below that it was not
         if isinstance(first, m.McpDisabled) and not first.newly:
-            # A host may disable a server between two turns, with a reason of its own. So take the reason from
-            # the recording.
+            # The server was disabled before this turn, perhaps by the host, with a reason of its own. So take
+            # the reason from the recording.
             self._connection, at_s = Disabled(first.reason), 0.0
         order: ConnectionCommand | None = self._step(ConnectRequested(command.policy, at_s))
         while isinstance(order, Attempt):

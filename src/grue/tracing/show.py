@@ -99,7 +99,7 @@ class _Layout(Struct, frozen=True):
         return self.fit(self.aligned((column.heading for column in _COLUMNS), ""), DIM)
 
     def rows(self, envelopes: Iterable[EpisodeEnvelope]) -> Iterator[str]:
-        """Yield the lines of the messages, each turn under a heading of its own."""
+        """Yield a line for each message, and a heading wherever the turn changes."""
         turn = 0
         for envelope in envelopes:
             if turn_of(envelope) != turn:

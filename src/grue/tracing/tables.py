@@ -168,7 +168,7 @@ def trace_rows(trace: Path, episode: str) -> Iterator[Row]:
 
 
 class _Rows:
-    """The rows of turns and requests that have not ended."""
+    """Collects the rows of turns and requests, and yields each row when its turn or request has ended."""
 
     def __init__(self, episode: str) -> None:
         self._episode = episode
@@ -218,7 +218,7 @@ class _Rows:
         )
 
     def _drop(self, seq: int, drop: m.DropCompletion) -> None:
-        """Make `seq`, the number of `drop`, the key of the dropped request's row."""
+        """Move the request's row to the key `seq`, because the request's end will name `drop` as its cause."""
         for asked, row in self._requests.items():
             if (row.conversation, row.request) == (drop.conversation, drop.request):
                 self._requests[seq] = self._requests.pop(asked)

@@ -151,7 +151,7 @@ def _in_trace(trace: Path, turns: set[int], call_id: m.CallId) -> m.ToolCallResu
 
 
 def _may_hold(body: msgspec.Raw, written: bytes) -> bool:
-    """Return whether `body` contains the call id `written`, or refers to a file that may contain it."""
+    """Return whether a message contains the call id `written`, or is in a file of its own, which may."""
     text = bytes(body)
     return written in text or text.startswith(REFERENCE_START)
 

@@ -192,10 +192,10 @@ KINDS: dict[str, tuple[Callable[[object], bool], str]] = {
 
 
 def _dangling(session: Session, given: Json) -> list[str]:
-    """Return what is wrong with the arguments for revisions and branches.
+    """Return a sentence for each mistake in the arguments for revisions and branches.
 
-    It is wrong to leave out an argument that another argument needs (`isRevision` needs `revisesThought`), or
-    to name a thought or branch that does not exist.
+    Mistakes are an argument without another one that it needs (`isRevision` needs `revisesThought`), and the
+    name of a thought or branch that does not exist.
     """
     problems = []
     if given.get("isRevision") and "revisesThought" not in given:

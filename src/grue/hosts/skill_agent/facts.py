@@ -210,7 +210,7 @@ class McpToolShadowed(EventFact, frozen=True, kw_only=True, tag="skillagent.McpT
 
 
 class McpServersDisconnected(EventFact, frozen=True, kw_only=True, tag="skillagent.McpServersDisconnected"):
-    """The servers were disconnected at the end of the run, or `error` says why disconnecting failed."""
+    """The servers were disconnected at the end of the run. If that failed, `error` says why."""
 
     event: ClassVar[str] = "mcp_servers_disconnected"
 

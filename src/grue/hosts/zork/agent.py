@@ -335,7 +335,7 @@ class ZorkAgent:
         finally:
             self._after_turn()
             if self._route.manager_called and self._keep == "nothing":
-                # The turn's event loop has ended, and can no longer end the process of an open session.
+                # If the turn left a session open, its event loop has ended, and no longer ends the process.
                 self.mcp_manager.kill_leftovers()
             self._wait_for_langfuse()
         return self._result(outcome)

@@ -75,11 +75,11 @@ class EncodedMessages:
         return parts
 
     def add(self, messages: Sequence[bytes], *, marked: bool = False) -> None:
-        """Add messages. If `marked` is set, the last of them that contains a cache marker is the marked one.
+        """Add messages. With `marked`, the last of them that contains a cache marker counts as marked.
 
-        When `room` newer marked messages have been added, the marker is cut out of the message's bytes. The
-        message is not encoded again without the marker, because that would change other bytes too: a text
-        without a marker is encoded as a string, and a text with a marker as a list of parts.
+        Only the newest `room` marked messages keep their markers. A marker is cut out of the encoded message.
+        The message is not encoded again, because that would change other bytes too: a text without a marker
+        is encoded as a string, and a text with a marker as a list of parts.
         """
         places = [at for at, message in enumerate(messages) if marked and MARK in message]
         for at, message in enumerate(messages):

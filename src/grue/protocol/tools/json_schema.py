@@ -277,8 +277,8 @@ def _checkable(part: Any, whole_schema: m.JsonObject, *, names: bool = False) ->
         del whole["patternProperties"]
         whole.pop("additionalProperties", None)
     if whole.get("additionalProperties") is False and not properties and "patternProperties" not in whole:
-        # In a schema without properties `maxProperties: 0` means the same as `additionalProperties: false`,
-        # but makes the validator name the arguments in its message.
+        # Without properties, `maxProperties: 0` accepts the same values as `additionalProperties: false`. But
+        # with `maxProperties` the validator's message names the arguments that are too many.
         whole["maxProperties"] = 0
         del whole["additionalProperties"]
     if "pattern" in whole and not _is_linear(whole["pattern"]):
@@ -361,10 +361,10 @@ def _objects(value: object) -> Iterator[m.JsonObject]:
 def _most_parts(root: m.JsonObject, anchors: Mapping[str, m.JsonObject]) -> int:
     """Return the largest number of parts of the schema that can apply to one place of a value.
 
-    The function walks down the schema as the validator does, but for all possible values and not for one. A
-    state is the list of the parts that apply to one place; a part that applies twice is in it twice. In a
-    recursive schema the same state comes up again, and is not followed a second time. If the number of parts
-    doubles with each level, a limit ends the search.
+    The function follows the schema from the outermost place inwards, for all possible values at once. A state
+    is the list of the parts that apply to a place; a part that applies twice is in it twice. A recursive
+    schema leads to the same state again; that state is not followed a second time. If the number of parts
+    grows with each level, a limit ends the search.
 
     Raises:
         NotCheckedError: The parts are too many, or the schema refers to itself without end.

@@ -429,7 +429,7 @@ def told_plainly(
     *,
     handle: str = "",
 ) -> Told:
-    """Return the text for the conversation, with a tool's text as it is, and the attachments that go with it.
+    """Return a tool message's text with the tool's own text unchanged (not as JSON), and its attachments.
 
     Content that is not text becomes JSON, as in the module's table. A failure begins with `Error: `, and its
     content follows.

@@ -238,7 +238,7 @@ def _said(turn: Turn, new: tuple[m.ConversationItem, ...]) -> Turn:
     """Add the sizes of the new messages of a request to the turn's ledger."""
     _, ledger = _kept(turn)
     last = tuple(item for item in new if isinstance(item, m.ToolMessage))
-    # A turn's own text is its task, so only a later turn may clear it.
+    # The user text is the task of this turn, so this turn must not clear it. A later turn may.
     stays = tuple(replace(item, stub="") if isinstance(item, m.UserText) else item for item in new)
     return replace(turn, ledger=ledger.say(stays, _named(turn, new)), last=last)
 

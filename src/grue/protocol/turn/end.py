@@ -62,7 +62,7 @@ def abandon(state: s.LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> 
         case s.Presuming(pending=pending):
             turn = replace(turn, open=(*turn.open, *pending))
         case s.AwaitingSessions(pending=pending):
-            # Close the sessions that are still opening as soon as they have opened.
+            # Count the sessions that are still opening as open, so that they too are closed.
             turn = replace(turn, open=(*turn.open, *pending))
             if turn.resuming is not None:
                 turn = replace(turn, told=turn.resuming.parked.untold)

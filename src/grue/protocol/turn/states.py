@@ -195,7 +195,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         return replace(turn, relisted=True)
 
     def tell(self, records: tuple[m.ToolCallRecord, ...]) -> tuple["Turn", tuple[m.ToolMessage, ...]]:
-        """Add the records of one reply to the turn, and return the tool messages for the conversation."""
+        """Add a reply's settled tool calls to the turn, and return the tool messages that tell the model."""
         limits = self.run.limits
         room = MediaRoom(limits, self.media_bytes) if self.run.attach_media else None
         refers = self.run.references != "never"

@@ -41,7 +41,7 @@ def host_code(whose: str = "a callback of the host") -> Iterator[None]:
 def blame(error: BaseException, whose: str) -> None:
     """Mark an exception with the name of the code that has raised it, unless it has such a mark already."""
     if whose and not raised_by(error):
-        # A class of the host may not allow attributes, for example because of `__slots__`.
+        # An exception class of the host may refuse new attributes, for example because of `__slots__`.
         with contextlib.suppress(AttributeError, TypeError):
             error._raised_by = whose  # type: ignore[attr-defined]  # noqa: SLF001 - a mark of ours
 

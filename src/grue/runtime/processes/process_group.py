@@ -254,7 +254,7 @@ class ProcessGroup:
             self._leader.stdin.close()
 
     def disown(self) -> None:
-        """In a forked child, drop this copy of the parent's object without signalling the process."""
+        """In a forked child, close this copy's descriptors. The parent's process group goes on running."""
         self._leader.returncode = 0
         self.close_descriptors()
 

@@ -82,7 +82,10 @@ def _spelled(char: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=256)
 def forms_of(secret: str) -> SecretForms:
-    """Return the patterns and literals of a secret. Cached, because each session needs them."""
+    """Return the patterns and byte strings by which a secret is found in texts.
+
+    The result is cached, because each session needs it.
+    """
     source = _escaped(secret)
     patterns = [SecretPattern(_longest_run(secret), source, 64 + 2 * len(source))]
     data = secret.encode()

@@ -240,7 +240,7 @@ class TraceReader(Generic[B]):
         )
 
     def _body(self, line: TraceLine, written: bytes) -> B:
-        """Decode a body; a subclass may decode some lines in another way."""
+        """Decode the body `written`. A subclass overrides this to decode some kinds of lines differently."""
         del line
         body: B = self._bodies.decode(written)
         return body

@@ -302,7 +302,7 @@ class Conventions:
     def _completion(self, reply: m.CompletionReceived, subject: object) -> Attributes:
         facts, asks = reply.facts, subject.asks if isinstance(subject, Generation) else m.ModelAsked(model="")
         return {
-            # Take the model from the reply if no earlier message names it.
+            # Take the requested model from the reply if the trace does not say which model was requested.
             "gen_ai.request.model": None if asks.model else reply.model or None,
             "gen_ai.response.model": reply.model or None,
             "gen_ai.response.id": facts.id or None,

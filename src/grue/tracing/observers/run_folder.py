@@ -47,10 +47,10 @@ class RunFolder(Closing):
     then act on it. The files never contain secrets from the environment.
 
     Files: `trace.jsonl`, `events.jsonl`, `episode.log`, `result.json`, each readable only by its owner. An
-    older `result.json` is removed when the episode starts or is resumed, because that result is not its end.
+    older `result.json` is removed when the episode starts or is resumed, because the episode has not ended.
 
     Args:
-        path: The folder; created with its parents if it does not exist.
+        path: The run folder; it is made, with its parents, if it is missing.
         recorder: The recorder whose messages are written from now on.
         episode_id: The episode's id, for the files.
         resume: Whether to continue the files of an interrupted episode. The recorder must not have recorded

@@ -99,7 +99,7 @@ class ProcessWire:
         broken_cache = launchers.npx_cache_broken(self._server) if self._process.exited is not None else None
         if broken_cache is not None:
             return broken_cache
-        # After a timeout the start-up limit has been used up, so asking Node gets only a short time.
+        # After a timeout the server's start-up limit is used up, so `node_too_old` gets only a short time.
         limit_s = launchers.ASK_AFTER_TIMEOUT_S if timed_out else launchers.ASK_S
         found = await launchers.node_too_old(self._server, self._registry, limit_s=limit_s)
         if found is None:
