@@ -218,7 +218,7 @@ class _Rows:
         )
 
     def _drop(self, seq: int, drop: m.DropCompletion) -> None:
-        """Move the request's row to the key `seq`, because the request's end will name `drop` as its cause."""
+        """Move the request's row to the key `seq`: the request's end will name `drop` as its cause."""
         for asked, row in self._requests.items():
             if (row.conversation, row.request) == (drop.conversation, drop.request):
                 self._requests[seq] = self._requests.pop(asked)
