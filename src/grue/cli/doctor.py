@@ -467,7 +467,7 @@ def _keys(known: KnownServers) -> Iterator[Finding]:
 
 
 def _logins(known: KnownServers) -> Iterator[Finding]:
-    """Report which servers that have a URL have a stored login, and when it expires."""
+    """Report each server with a URL for which a login is stored, and when the login expires."""
     for name, server in known.servers.items():
         try:
             told = stored_login(server) if isinstance(server, HttpServer) else None

@@ -317,7 +317,7 @@ def with_bar(
 ) -> Iterator[BatchItem[T]]:
     """Yield the items unchanged and show a progress bar on standard error, at a terminal or in a notebook.
 
-    The bar shows `total`, or else the number of requests, if they have a length.
+    The bar compares the number of items with `total`; `None`: with `len(requests)`, if that is defined.
     """
     if total is None and isinstance(requests, Sized):
         total = len(requests)

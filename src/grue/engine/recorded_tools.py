@@ -138,7 +138,7 @@ class TurnRecord:
     def take(self, server: m.ServerName, tool: str, arguments: m.JsonObject) -> RecordedCall | None:
         """Return the next recorded call with these arguments; `None`: there is none left.
 
-        Each recorded call is returned once. But the last one of a read-only tool is returned every time.
+        Each recorded call is returned once. After that, if the tool is read-only, the last one is returned.
         """
         found = self.next(server, tool, arguments)
         if found is not None and self._left.get(found.key):

@@ -221,7 +221,7 @@ def _under(name: str, server: ToolServer) -> ToolServer:
 
 
 def _right_form(server: object) -> str:
-    """Return advice on what to write instead of `server`; empty: it may be a server."""
+    """Return what to write instead of `server`, which is no server; empty: `server` may be one."""
     if isinstance(server, str):
         return "HttpServer(url=...)" if "://" in server else "StdioServer(command=...)"
     if isinstance(server, list | tuple | Mapping | None):

@@ -37,7 +37,7 @@ class Engine(Protocol):
 
     @property
     def slots(self) -> int:
-        """How many attempts the engine makes at one time."""
+        """How many attempts the engine can make at the same time."""
 
     @property
     def ended(self) -> "queue.SimpleQueue[Ended]":

@@ -82,7 +82,7 @@ class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def all_cases(self) -> Iterator[Case]:
         """Yield the cases: first all cases of the first repetition, then those of the second, and so on."""
-        # Yield them one at a time: a list of a million cases would fill the driver's memory.
+        # Yield one case at a time: a list of a million cases would fill the driver's memory.
         for repetition in range(self.repetitions):
             yield from (Case(settings=each, repetition=repetition) for each in self._settings())
 

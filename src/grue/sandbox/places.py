@@ -171,7 +171,7 @@ def real_path(path: str) -> str:
 
 
 def packages_of(folder: str) -> str | None:
-    """Return the outermost folder of packages around a folder, such as `node_modules`; `None`: none."""
+    """Return the outermost `node_modules` or `site-packages` that contains a folder; `None`: none does."""
     parts = folder.split("/")
     return next(("/".join(parts[: parts.index(wide) + 1]) for wide in _WIDE if wide in parts), None)
 

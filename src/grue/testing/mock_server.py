@@ -172,8 +172,9 @@ class MockServer(MCPServer[Any]):
         name: The server's name.
         page_size: Number of items in a page of each list, at least 1; `None`: everything in one page.
         without: Features to switch off. Their methods are answered with "method not found".
-        era: Protocol revisions that it speaks: `initialize`: those that begin with that request; `stateless`:
-            the one without it (2026-07-28); or `both`.
+        era: The protocol revisions that the server speaks. `initialize`: the older ones, in which a client
+            begins with the request `initialize`. `stateless`: 2026-07-28, which has no such request. `both`:
+            all of them.
 
     Attributes:
         subscribed: URIs that clients are subscribed to, with `resources/subscribe`.

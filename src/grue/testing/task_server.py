@@ -41,7 +41,7 @@ class TaskRefusal(Exception):  # noqa: N818 - named as what the server does
 
 
 class TaskServer:
-    """Answers requests. Every task goes through the states of `--states`."""
+    """Answers the requests of one client. Each task goes through the states that `--states` lists."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options

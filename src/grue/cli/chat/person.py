@@ -140,7 +140,7 @@ class Field(Struct, frozen=True, kw_only=True):
 
 
 def fields_of(schema: m.JsonObject) -> Iterator[Field]:
-    """Yield the fields of a form."""
+    """Yield the fields of the form that a JSON Schema of an object describes."""
     properties = schema.get("properties")
     required = schema.get("required")
     for name, described in list(properties.items() if isinstance(properties, dict) else ())[:_MOST_FIELDS]:

@@ -271,12 +271,12 @@ def conversation_of(
     trace: str | PathLike[str],
     wiring: Wiring,
 ) -> Iterator[KeptConversation | None]:
-    """Yield the conversation of a turn, with the turn parked in it; `None`: the turn is in no conversation.
+    """Yield the conversation of a turn, ready to resume the turn; `None`: the turn is in no conversation.
 
     `given` is the conversation that the host passed. If it is `None`, the conversation is one that the runner
     knows, or is loaded from its file or from the trace. A conversation that is loaded here is closed after
     the block, so that the host can load it. Raises `ConversationError` if the conversation is missing, in use
-    or damaged, has gone on, or does not hold what was said before the turn.
+    or damaged, has later turns, or does not hold what was said before the turn.
     """
     began, number = part.run.history, part.run.turn
     if began is None:

@@ -511,7 +511,10 @@ class EncodedConversation:
         return w.NamedResult(**msgspec.structs.asdict(item), name=name)
 
     def _system_to_mark(self, items: tuple[w.WireItem, ...]) -> tuple[int, ...]:
-        """Return the position of the first system text; empty if the caller has set markers in the text."""
+        """Return the position of the first system text, which gets grue's own cache marker.
+
+        Empty: `items` has no such text, no further marker may be set, or the caller has set some in the text.
+        """
         if self._system_seen or not self._messages.room:
             return ()
         for at, item in enumerate(items):

@@ -131,7 +131,7 @@ class EventLines:
             raise ValueError(f"a line of more than {MAX_LINE_BYTES} bytes")
 
     def end(self) -> Iterator[ServerEvent]:
-        """Yield the event that the end of the stream completes, if any."""
+        """Yield the last event of the stream, if the blank line is missing that ends an event."""
         for last in (bytes(self._rest.removesuffix(b"\r")), b""):
             event = self._take(last)
             if event is not None:

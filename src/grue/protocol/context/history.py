@@ -59,9 +59,9 @@ class Ledger:
         return m.HistoryReference(conversation=conversation, length=self.length, digest=self.digest)
 
     def expect(self, reply: m.AssistantReply) -> None:
-        """Pass a reply to `save` before it is an entry.
+        """Pass a reply to `save` when it arrives, before it is an entry.
 
-        So the reply is in the conversation's file before any of its tool calls is made.
+        So the conversation's file has the reply before any tool call of the reply is made.
         """
         line = msgspec.json.encode(reply)
         self._early = reply, line
@@ -293,9 +293,9 @@ class History:
 def _cleared(
     items: tuple[m.ConversationItem, ...], shorter: dict[m.CallId, m.ToolMessage], texts: int
 ) -> tuple[tuple[m.ConversationItem, ...], int]:
-    """Replace results by those in `shorter`, and at most `texts` user texts by their stubs.
+    """Replace the results whose call ids are in `shorter`, and the first `texts` user texts by their stubs.
 
-    Return the items, and how many of `texts` are left to replace in later entries.
+    Return the items, and `texts` less the number of user texts that were replaced, for the next entry.
     """
     kept: list[m.ConversationItem] = []
     for item in items:

@@ -34,7 +34,7 @@ _INTRODUCTION: Final = (
 
 
 def reply_in_chat(request: ChatRequest) -> Reply:
-    """Answer a request of a conversation."""
+    """Return the scripted model's reply to a request. The module's docstring lists the texts it knows."""
     said = [index for index, each in enumerate(request.messages) if each.role == "user"]
     if not said:
         return Reply(content=_INTRODUCTION)

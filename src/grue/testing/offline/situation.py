@@ -1,4 +1,4 @@
-"""Read the state of the game from a request. The model has no other source."""
+"""Read the state of the game from the text of a request, as the offline model knows nothing else of it."""
 
 import json
 import re

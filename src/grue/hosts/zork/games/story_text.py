@@ -87,7 +87,11 @@ def told_score(text: str) -> ScoreLine | None:
 
 
 def heading(text: str, names: frozenset[str]) -> str | None:
-    """Return the last line that is a room's name: the player is in that room."""
+    """Return the name in the last line that is a room's heading; `None`: no line is one.
+
+    A heading is one of `names`, alone or before a comma or a bracket, as in `Kitchen (in the chair)`. The
+    player is in the room of the last heading.
+    """
     for line in reversed(text.split("\n")):
         name = re.split(r", | \(", line, maxsplit=1)[0]
         if name[:1].isupper() and name in names:
