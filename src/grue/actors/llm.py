@@ -590,7 +590,7 @@ class LlmActor(Actor[m.LlmCommand]):
         """Ask the model in another task, and read the mailbox meanwhile, for a `DropCompletion`.
 
         When the reply has come, `mailbox.receive()` is not cancelled, because that may lose a message. This
-        method waits until it returns. It always returns: the agent sends a message or closes the mailbox.
+        method waits until `receive` returns. It will: the agent sends a message or closes the mailbox.
 
         A drop cancels only the exchange with the endpoint. It interrupts neither the adding of the request's
         items to the conversation, before the exchange, nor the report of the reply, after it.

@@ -111,7 +111,7 @@ def before_start(server: McpServer) -> Launch | None:
 def boot_lines(launch: Launch, opened: m.SessionOpened, limits: TurnLimits) -> Iterator[str]:
     """Yield lines that say how long each part of a server's start takes, and how to start it faster.
 
-    `opened` is the report of the first start. To find the parts, start the server once or twice more.
+    `opened` is the report of the first start. To compare with it, start the server up to twice more.
     """
     launcher, first_s = launch.launcher, opened.elapsed_s
     again = None if launch.installed else _started(launch.server, limits)

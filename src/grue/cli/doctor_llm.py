@@ -268,7 +268,7 @@ def _in_a_word(failure: MCPError) -> str:
 
 
 class _Tried:
-    """Runs a small turn and keeps the model's replies. `failure`: the turn's error, if no `AnswerError`."""
+    """Runs a small turn and keeps the model's replies. `failure` is its error, unless an `AnswerError`."""
 
     def __init__(self, endpoint: LlmEndpoint, user: str, *, tool: bool = False, answer: Any = None) -> None:
         self.replies: list[m.CompletionReceived] = []

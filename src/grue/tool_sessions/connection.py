@@ -149,7 +149,7 @@ class ChecksArguments(Protocol):
     """A connection that can refuse a call before it is sent."""
 
     async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
-        """Return why `call` would refuse to send this call; `None`: it would send it. Raises nothing."""
+        """Return why `call` would not send this call to the server; `None`: `call` would. Raises nothing."""
         ...
 
 

@@ -132,7 +132,7 @@ class PooledConnection:
             self.failed = failed
         except Exception as crash:  # noqa: BLE001 - the turn that needs it raises it; other turns go on
             self.failed = crash
-            # If the trace could not be written and this was the crash, recording the crash fails too.
+            # The crash may be that the trace cannot be written. Then recording the crash fails, too.
             with contextlib.suppress(Exception):
                 self._record(describe_crash(self.server, crash))
         finally:

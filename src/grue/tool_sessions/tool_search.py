@@ -92,7 +92,7 @@ class ToolIndex:
         norm = _K1 * (1 - _B + _B * length / self._mean)
         total = 0.0
         for found in wanted.values():
-            # Several words of the index may stand for one word of the query. Only the best of them counts.
+            # Several words of the index may stand for one word of the query. Only the highest score counts.
             total += max(
                 (
                     weight * self._rarity(each) * counts[each] * (_K1 + 1) / (counts[each] + norm)

@@ -583,9 +583,9 @@ def _bounded(shown: m.JsonObject, max_chars: int, whole: str) -> str:
 
 
 def _readable(content: object, room: MediaRoom | None) -> object:
-    """If `content` is a list of content blocks, return the blocks without base64. Return others unchanged.
+    """If `content` is a list of content blocks, return the blocks without base64; else return `content`.
 
-    It is such a list if all its items are objects with a `type`.
+    A list is one of blocks if all its items are objects with a `type`.
     """
     if not isinstance(content, list):
         return content

@@ -97,9 +97,9 @@ def start_calls(
 
 
 def _placed(reply: s.JudgedReply) -> tuple[s.PlacedNote, ...]:
-    """Return a note for each call that is not made, with its place among the notes about all calls.
+    """Return a note for each call that is not made, with the time at which to record it.
 
-    The place is the number of calls that have to be settled before the note is recorded.
+    This time is given as the number of calls of the reply that have to be settled before.
     """
     if not reply.noted:
         return ()

@@ -178,7 +178,7 @@ class MainThreadWork(Generic[T]):
         self._result: list[T] = []
 
     async def run(self) -> None:
-        """Run the function and keep its result. `run_within` has its loop call this method."""
+        """Run the function and keep its result. `run_within` passes this method to `run_loop`."""
         with contextlib.suppress(WorkInterrupted):  # `run_within` raises `KeyboardInterrupt` instead
             self._result.append(await self._work.run(self._function))
 

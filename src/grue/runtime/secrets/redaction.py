@@ -227,7 +227,7 @@ class _SecretIndex(NamedTuple):
         return cls(longest_first, short, long_probes, b"a" * min(map(len, long_probes), default=0))
 
     def may_match(self, written: bytes) -> bool:
-        """Return whether a text may hold a secret: it has a probe, or an ellipsis, which may cut a secret."""
+        """Return whether a text may hold a secret, whole or cut: it contains a probe or an ellipsis."""
         for probe in self.probes:
             if probe in written:
                 return True

@@ -126,6 +126,6 @@ class Conversations:
             del self._talks[next(iter(self._talks))]
 
     def _talk(self, name: m.ConversationId) -> _Talk:
-        # `_talks` has each conversation of a turn since the turn's begin. If it lacks `name`, a server has
-        # asked the model (sampling). Such a conversation has only this one request, so do not store it.
+        # `_talks` has each conversation of a turn from the turn's beginning on. If it lacks `name`, a server
+        # has asked the model (sampling). Such a conversation has only this one request, so do not store it.
         return self._talks.get(name) or _Talk()

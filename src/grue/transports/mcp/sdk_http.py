@@ -85,7 +85,7 @@ def _fault_of(error: types.ErrorData) -> WireFault | None:
 
 
 def refusal_in(error: Exception) -> types.JSONRPCError | None:
-    """Return the error to give the request whose answer the SDK could not read; `None`: it was no answer."""
+    """Return the error for a request whose answer the SDK cannot read; `None`: the message is no answer."""
     if not isinstance(error, pydantic.ValidationError):
         return None
     values = (each["input"] for each in error.errors())
