@@ -21,6 +21,7 @@ from grue.engine.turn_actors import TurnResources
 from grue.errors import MCPConfigError, MCPError
 from grue.field_checks import shown
 from grue.policies import DEFAULT_START, Keep, Start, StartAhead, StartWhen, starts_ahead
+from grue.runtime.forks import here_and_in_children
 from grue.runtime.loading import importing
 from grue.runtime.loops.interrupts import INTERRUPT_GRACE_S, defer_interrupts, refuse_reentry
 from grue.runtime.loops.loop_thread import Call, EpisodeLoop
@@ -281,6 +282,9 @@ class CurrentEpisode:
         # `ahead` starts servers between two turns. A batch has no such pause: start them during a turn.
         self.batch_sessions: Sessions = "beside" if sessions == "ahead" else sessions
         self._episode: Episode | None = None
+        here_and_in_children(self._make_lock)
+
+    def _make_lock(self) -> None:
         # Reentrant, because a signal handler may close the runner in a thread that already holds the lock.
         self._lock = threading.RLock()
 

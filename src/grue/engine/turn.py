@@ -70,6 +70,7 @@ from grue.protocol.turn.prices import Spent
 from grue.protocol.turn.states import TurnProgress
 from grue.protocol.turn.tools import CUT
 from grue.runtime.files import read_regular
+from grue.runtime.forks import here_and_in_children
 from grue.runtime.loops.interrupts import WorkInterrupted
 from grue.runtime.loops.loop_thread import Call
 from grue.runtime.safe_text import beginning, well_formed
@@ -445,6 +446,9 @@ class EpisodeMemory:
     def __init__(self) -> None:
         self.turn = 0
         self.connections: Mapping[m.ServerName, Settled] = {}
+        here_and_in_children(self._make_lock)
+
+    def _make_lock(self) -> None:
         self._lock = threading.Lock()
 
     def start(self, number: int | None) -> int:
@@ -474,6 +478,9 @@ class Spending:
     def __init__(self) -> None:
         self.spent = Spent()
         self.said_uncounted = False
+        here_and_in_children(self._make_lock)
+
+    def _make_lock(self) -> None:
         self._lock = threading.Lock()
 
     def add(self, requests: int, usage: m.Usage) -> None:

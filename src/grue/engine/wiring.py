@@ -35,6 +35,7 @@ from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.chat_wire.profile import shown_endpoint
 from grue.protocol.context.history import History
 from grue.protocol.tools.lock import ToolLock
+from grue.runtime.forks import here_and_in_children
 from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.processes.process_group import ProcessRegistry
 from grue.runtime.safe_text import printable
@@ -68,6 +69,9 @@ class TurnsUnderWay:
         self.conversations: WeakValueDictionary[str, KeptConversation] = WeakValueDictionary()
         self._running: Counter[int] = Counter()
         self.resuming = threading.Lock()
+        here_and_in_children(self._make_lock)
+
+    def _make_lock(self) -> None:
         self._lock = threading.Lock()
 
     @contextlib.contextmanager

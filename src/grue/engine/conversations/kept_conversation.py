@@ -55,6 +55,7 @@ from grue.protocol.context.history import History, Ledger, SaidStep, history_of,
 from grue.protocol.tools.built_in import READ_RESULT, offers
 from grue.protocol.tools.names import WireNames
 from grue.protocol.tools.results import is_referred
+from grue.runtime.forks import here_and_in_children
 from grue.runtime.loading import importing
 from grue.runtime.trace.format import REFERENCE_START, TRACE_FILE
 from grue.transports.llm.endpoint import LlmEndpoint
@@ -79,6 +80,9 @@ class EarlierResults:
         self._trace: Path | None = None
         self._kept: dict[m.CallId, tuple[int, m.ToolCallResult]] = {}
         self._bytes = 0
+        here_and_in_children(self._make_lock)
+
+    def _make_lock(self) -> None:
         self._lock = threading.Lock()
 
     @property

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple, Self, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
+from grue.runtime.forks import here_and_in_children
 from grue.runtime.large_data import let_others_run, steps
 from grue.runtime.secrets.secret_forms import SecretForms, SecretPattern, Spelling, forms_of, spellings_of
 
@@ -245,9 +246,12 @@ class Redaction:
         # The index is replaced, never changed in place, because another thread may be using it. The lock
         # keeps two threads that register secrets from replacing the same index, which would lose a secret.
         self._index = _SecretIndex()
-        self._lock = threading.Lock()
+        here_and_in_children(self._make_lock)
         for name, value in (secrets or {}).items():
             self.hide(name, value)
+
+    def _make_lock(self) -> None:
+        self._lock = threading.Lock()
 
     @property
     def secrets(self) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ loop is not blocked. Until the thread is done, it also handles all later message
 """
 
 import contextlib
-import os
 import threading
 import time
 from collections import deque
@@ -28,6 +27,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue.errors import MCPConfigError
+from grue.runtime.forks import here_and_in_children
 from grue.runtime.large_data import LONG
 from grue.runtime.loops.host_code import calling
 from grue.runtime.loops.interrupts import block_signals
@@ -39,7 +39,7 @@ class Backlog:
     """A queue of calls for one thread. Call `add` from one thread at a time; everything else is thread-safe.
 
     The thread starts with the first call and ends when the queue is empty. At its exit the interpreter waits
-    for the thread. In a forked child the queue is empty, because the calls belong to the parent.
+    for the thread.
 
     Attributes:
         calls: Pending calls, and finished calls whose result `check` has not looked at yet.
@@ -48,18 +48,15 @@ class Backlog:
     def __init__(self) -> None:
         self.calls: deque[Future[None]] = deque()
         self._thread: ThreadPoolExecutor | None = None
-        self._process = os.getpid()
 
     @property
     def busy(self) -> bool:
         """Whether a call is pending or running."""
-        return bool(self.calls) and not self.calls[-1].done() and self._process == os.getpid()
+        return bool(self.calls) and not self.calls[-1].done()
 
     def add(self, function: Callable[[], None]) -> None:
         """Have the backlog's thread call `function`, after the calls that were added before."""
-        if self._thread is None or self._process != os.getpid():
-            self.calls.clear()
-            self._process = os.getpid()
+        if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "grue trace", block_signals)
         self.calls.append(self._thread.submit(function))
 
@@ -154,16 +151,19 @@ class Recorder:
         self._wall_clock = wall_clock
         self._started = clock()
         self._seq = 0
-        self._lock = threading.Lock()
         self._observers: list[Observer] = []
         self._encoder = msgspec.json.Encoder()
         self._redaction = Redaction(secrets)
-        self._backlog = Backlog()
-        self._late = self._backlog.calls
+        here_and_in_children(self._begin_threads)
         self._piece: type[Struct] | None = None
         self._texts: dict[tuple[str, int], dict[Any, _Text]] = {}
         self._watched: Mapping[type, Callable[[Any], object]] = {}
         self.around_call: Callable[[int], AbstractContextManager[object]] = contextlib.nullcontext
+
+    def _begin_threads(self) -> None:
+        self._lock = threading.Lock()
+        self._backlog = Backlog()
+        self._late = self._backlog.calls
 
     def for_another_trace(self) -> "Recorder":
         """Return a new recorder that hides the same secrets.

@@ -1,0 +1,32 @@
+"""Mend objects in a forked child, where the other threads of the parent do not exist.
+
+If another thread held a lock at the fork, nobody releases the lock in the child, and whoever waits for it
+there waits for ever. So an object whose lock a child may need gets a new lock there.
+"""
+
+import os
+import weakref
+from collections.abc import Callable
+
+_methods: set["weakref.WeakMethod[Callable[[], None]]"] = set()
+
+
+def here_and_in_children(method: Callable[[], None]) -> None:
+    """Call a bound method now, and in every forked child in which its object still exists.
+
+    A method that makes a lock replaces the old lock and does not release it: if the forking thread itself
+    holds the old lock, it releases it later.
+    """
+    method()
+    _methods.add(weakref.WeakMethod(method, _methods.discard))
+
+
+def _call_all() -> None:
+    for each in tuple(_methods):
+        method = each()
+        if method is not None:
+            method()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_call_all)
