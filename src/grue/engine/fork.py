@@ -389,8 +389,9 @@ def _wiring(
     """Return the wiring for the fork.
 
     The fork's LLM actor begins with `history`, and its tool calls and approval questions get the recorded
-    answers. Unless `fork.misses` is `fail`, a call without a recorded answer goes to its server, and
-    `MCPError` is raised if the runner lacks a server of the turn.
+    answers. If `fork.misses` is `fail`, the fork fails at a call without a recorded answer, and needs no
+    servers. Otherwise such a call goes to its server. In this case `MCPError` is raised if the runner lacks a
+    server of the turn.
     """
     servers = wiring.servers
     if fork.misses == "fail":

@@ -72,7 +72,7 @@ def connect_to(
 
 
 def pinning(lock: ToolLock | None, server: m.ServerName, policy: OnToolDrift) -> Pinning | None:
-    """Return the tool definitions of a server that `lock` approves, with `policy`; `None` if `lock` is."""
+    """Return a server's definitions that `lock` approves, and the `policy` for others; `None`: no lock."""
     return None if lock is None else Pinning(pins=lock.pins(server), policy=policy)
 
 

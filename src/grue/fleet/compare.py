@@ -91,7 +91,7 @@ class Cell(Struct, frozen=True):
 
     Attributes:
         fleet: The fleet's folder.
-        wanted: The values that settings must have, by name. A value that is not text is written as JSON.
+        wanted: The value that each of these settings must have, as text: JSON if the value is not text.
     """
 
     fleet: Path

@@ -94,13 +94,13 @@ _MOST_OBJECTS = 5
 
 
 def has_shape(schema: m.JsonObject, content: str) -> bool:
-    """Return whether a text holds a JSON object with the schema's required members.
+    """Return whether a text contains a JSON object with all members that the schema requires.
 
-    If the schema requires no member, the object has to have at least one of the schema's members.
+    If the schema requires none, the object must have one of the schema's members, if there are any.
 
     Args:
-        schema: The schema of the answer. If it is not the schema of an object, the result is `True`.
-        content: The text of the reply. If it is very long, the result is `True`.
+        schema: The schema of the answer. If it does not have `"type": "object"`, the result is `True`.
+        content: The text of the reply. If it is very long, it is not searched: the result is `True`.
     """
     if schema.get("type") != "object" or len(content) > _MOST_JUDGED:
         return True

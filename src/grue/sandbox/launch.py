@@ -265,7 +265,10 @@ def is_enforced(box: Sandbox | None) -> bool:
 
 
 def reach(box: Sandbox | None) -> str:
-    """Return in one line what a program in this box can reach, and what is not enforced; empty: no box."""
+    """Return in one line what a program in this box can reach, and what of the box is not enforced.
+
+    The line is empty if there is no box, or one that refuses nothing (`Watching`).
+    """
     if box is None or isinstance(box, Watching):
         return ""
     missing = missing_for(box)

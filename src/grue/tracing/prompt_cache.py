@@ -188,9 +188,9 @@ class CachedPrompts:
         self._dropping: dict[int, m.ConversationId] = {}
 
     def see(self, envelope: Any) -> CachedPrompt | None:
-        """Take the next message. If it ends a request, return the request, compared with those before it.
+        """Take the next message. If it answers a request, return that request, compared with earlier ones.
 
-        Otherwise return `None`. A request that failed gives `None` too, because no endpoint has read its
+        Return `None` for all other messages, also for the failure of a request: no endpoint has read its
         prompt.
         """
         body, cause, kind = envelope.body, envelope.cause or 0, kind_of(envelope.body)

@@ -155,7 +155,7 @@ def _in_trace(trace: Path, turns: set[int], call_id: m.CallId) -> m.ToolCallResu
 
 
 def _may_hold(body: msgspec.Raw, written: bytes) -> bool:
-    """Return whether a message contains the call id `written`, or is in a file of its own, which may."""
+    """Return whether a message may contain the call id `written`; `True` if it is in a file of its own."""
     text = bytes(body)
     return written in text or text.startswith(REFERENCE_START)
 
@@ -183,9 +183,9 @@ class TurnPast(Struct, kw_only=True):
     """What a conversation passes to a turn that continues it, and what the turn reports back.
 
     Attributes:
-        history: A reference to the entries before the turn; `None`: the turn is the first one.
+        history: Number and digest of the entries before the turn; `None`: the turn is the first one.
         entries: The entries before the turn.
-        bytes_per_token: Bytes per token by the endpoint's own count, if that is known.
+        bytes_per_token: Bytes per token by the endpoint's own count; `None`: it is not known.
         llm: Makes the turn's LLM actor; `None`: the runner's factory makes it.
         results: The whole results of earlier turns' tool calls; `None`: no earlier turn has any.
         actors: Set by the turn when it has made its actors.
@@ -747,10 +747,10 @@ def taken_up(
 def with_sizes(
     command: m.RunTurn, entries: Sequence[m.Said | m.AssistantReply], bytes_per_token: float | None = None
 ) -> m.RunTurn:
-    """Return a turn's command whose `earlier` holds the sizes (in tokens) of the entries before the turn.
+    """Return `command` with the sizes of `entries`, in tokens, as its `earlier`.
 
-    Without a `ContextPolicy`, or without earlier entries, the command is returned unchanged.
-    `bytes_per_token` is the ratio that the endpoint's token counts have shown; `None`: it is not known.
+    `entries` are those before the turn. If there are none, or no `ContextPolicy`, the command is returned
+    unchanged. `bytes_per_token` is the ratio from the endpoint's token counts; `None`: it is not known.
     """
     if command.context is None or not entries:
         return command

@@ -404,12 +404,12 @@ def _request_error(failed: MCPError, server: m.ServerName, method: str) -> MCPRe
 
 
 def outside_turns(settings: TurnSettings, work: SessionWork[T]) -> Callable[[TurnResources], Awaitable[T]]:
-    """Return `work` as a function that an episode's event loop calls with the resources to use.
+    """Return a function that an episode's event loop calls with its resources, and that does `work`.
 
     With `keep="sessions"` the work uses the kept sessions; if a turn runs meanwhile, a call waits until the
-    turn's current batch of tool calls is done. Otherwise the work opens new sessions and closes them again. A
-    prewarmed session is never used: it belongs to the next turn, which expects a server that nobody has
-    called yet.
+    turn's current batch of tool calls is done. Without it, the work opens new sessions and closes them again.
+    It never uses a prewarmed session, because that belongs to the next turn, whose server must not have been
+    called before.
 
     Raises `MCPError` if the caller is inside a turn of the same runner.
     """

@@ -57,7 +57,7 @@ def results_text(results: Iterable[StepExecutionResult]) -> str:
 
 
 def changed_tools(tools: Iterable[McpToolInfo], system: str) -> str:
-    """Describe the tools if they differ from those that `system` describes; else return ""."""
+    """Return a text that tells the model how the tools differ from those in `system`; empty: they do not."""
     section = mcp_section(tools)
     if section:
         return "" if section in system else f"The tools have changed.\n\n{section}"

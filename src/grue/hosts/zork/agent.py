@@ -335,7 +335,8 @@ class ZorkAgent:
         finally:
             self._after_turn()
             if self._route.manager_called and self._keep == "nothing":
-                # If the turn left a session open, its event loop has ended, and no longer ends the process.
+                # The turn's event loop has ended. If a session of the manager is still open, that loop can no
+                # longer end the session's process.
                 self.mcp_manager.kill_leftovers()
             self._wait_for_langfuse()
         return self._result(outcome)

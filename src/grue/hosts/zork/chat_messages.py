@@ -121,7 +121,7 @@ def conversation_of(
     """Return a conversation with these messages, ready for a request of the given `mode`.
 
     Tool calls without a result are left out, because providers refuse them. If there are no `tools`, the
-    request lists those that the messages call, because some endpoints require a list of tools.
+    request lists the tools that are called in `messages`, because some endpoints require a list of tools.
 
     Raises:
         MCPError: A message has an unknown role or content other than text, or a tool call lacks its `id`,

@@ -206,8 +206,8 @@ class MCPManager:
         pins = pinning(self.tool_lock, self.server_name, on_tool_drift(self.config))
         options = ClientOptions(pinning=pins, on_secret=self.recorder.hide)
         connect = connect_to(self.server_name, self.tool_server, self._registry, options)
-        # With `Untried`, the session makes one attempt to connect. For a turn, one is enough: the turn itself
-        # retries, and keeps the state of the connection.
+        # In the state `Untried` the session makes only one attempt to connect. That is enough for a turn,
+        # because the turn itself retries, and keeps the connection's state.
         known = self.connection if turn is None else Untried()
         session = OwnedSession(command, connect, self.recorder, known)
         self._session = session

@@ -263,7 +263,9 @@ def batch_form_of(wire: str) -> BatchForm:
 
 
 def batches_in(form: BatchForm, body: bytes) -> tuple[list[BatchState], str]:
-    """Return the batches on a page of a provider's list, and the id for the next page; empty: the last page.
+    """Return the batches on a page of a provider's list, and the id with which to ask for the next page.
+
+    The id is empty if this is the last page.
 
     Raises:
         ValueError: The page cannot be read.

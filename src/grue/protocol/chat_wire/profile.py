@@ -62,11 +62,12 @@ class WireProfile(Struct, frozen=True, kw_only=True):
         wire: The name of the wire format, one of `WireName`.
         key_variable: The environment variable that usually holds the API key.
         cache_markers: How many `cache_control` markers grue puts into a request; 0 for none.
-        given_cache_markers: How many of the markers that the caller has set are sent. They replace grue's
-            own markers. 0 if the endpoint is known to refuse `cache_control`. The format `responses` cannot
-            send any markers.
+        given_cache_markers: How many of the markers that the caller has set are sent. Each takes the place of
+            one of grue's own. 0 if the endpoint is known to refuse `cache_control`. The format `responses`
+            has no markers.
         names: How tool names are sent. `canonical`: `server.tool`; `encoded`: only letters, digits, `_` and
-            `-`, as many endpoints require; `learn`: canonical until the endpoint refuses a name.
+            `-`, as many endpoints require; `learn`: `server.tool` until the endpoint refuses a name, and then
+            encoded.
         sampling: The sampling fields that the endpoint accepts; others are left out.
         max_tokens_field: The name of the field for the longest reply, in formats that have more than one.
         default_max_tokens: The limit to send if the settings have none; `None` sends none.

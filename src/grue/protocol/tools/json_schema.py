@@ -240,7 +240,7 @@ def _shown(value: object) -> str:
             return f"a number of {len(text)} digits"
 
 
-# --- The part of a schema that is checked ---
+# --- Reduce a schema to the keywords that are checked ---
 
 
 def _checkable(part: Any, whole_schema: m.JsonObject, *, names: bool = False) -> Any:

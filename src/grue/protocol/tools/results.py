@@ -99,7 +99,7 @@ class MediaRoom:
         """Attach `data`. Return why it cannot be attached; empty: it was attached.
 
         Args:
-            declared: `image`, `audio` or `resource`, as the block calls it.
+            declared: The type of the content block: `image`, `audio` or `resource`.
             data: The block's base64 data.
             uri: The URI of a resource, which gives the file its name.
         """

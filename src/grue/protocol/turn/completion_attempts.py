@@ -384,7 +384,7 @@ def next_to_ask(
 
 
 def after_all(failures: Sequence[m.LlmFailure]) -> m.LlmFailure:
-    """Return the failure of the last model, with a message that also has the failures of the earlier ones."""
+    """Return the failure of the last model. Its message also names the other models and their failures."""
     *before, last = failures
     if not before:
         return last

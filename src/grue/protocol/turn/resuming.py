@@ -22,11 +22,12 @@ from grue.protocol.turn.tools import parked_at_questions
 def cut_off(
     state: TurnState, called: Collection[m.CallId], tasks: Mapping[m.CallId, m.OpenTask] | None = None
 ) -> m.Resumption | None:
-    """Return the point at which a killed turn goes on; `None`: the turn had ended, or cannot go on.
+    """Return where a turn whose process was killed goes on; `None`: it had ended, or cannot go on.
 
-    A call that was sent and has no settlement may have taken effect. It is never sent again. If its server
-    has made a task of it, the result is asked for; otherwise the model is told that the call was interrupted.
-    Calls that were not sent are judged again, and a person is asked about them again.
+    A tool call that was sent and has no settlement may have taken effect, so it is not sent again. If its
+    server has made a task of it, the server is asked for the result. Otherwise the model is told that the
+    call was interrupted. Calls that were not sent are judged again by the tool policy, and if need be by a
+    person.
 
     Args:
         state: The state after the last event that the trace holds.

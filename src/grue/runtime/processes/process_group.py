@@ -337,10 +337,10 @@ class ProcessRegistry:
             group.signal(signal.SIGKILL)
 
     def kill_leftovers(self, *, loop_running: bool = False) -> int:
-        """Kill and reap every group still registered, and return how many were registered.
+        """Kill and reap all groups in the registry, and return how many there were.
 
-        With `loop_running` the event loop that opened the groups may still run in another thread. Then their
-        descriptors stay open, because the loop may be waiting on them.
+        `loop_running` says that the event loop which opened the groups may still run, in another thread. The
+        groups' descriptors then stay open, because the loop may be waiting on them.
         """
         groups = list(self._groups.values())
         self.kill_now()

@@ -256,10 +256,10 @@ class Recorder:
             added_to(self)
 
     def watch(self, watched: Mapping[type, Callable[[Any], object]]) -> None:
-        """Have each function in `watched` called with every message of its type, after it was recorded.
+        """Call each function in `watched` with every message of its type from now on, after recording it.
 
-        The functions get the messages unredacted. Unlike an observer, a function costs nothing for messages
-        of other types, because they need not be encoded for it.
+        The messages are not redacted. Unlike an observer, a function costs nothing for messages of other
+        types, because they need not be encoded for it.
         """
         self._watched = watched
 

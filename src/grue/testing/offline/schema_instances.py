@@ -38,7 +38,7 @@ _FORMATS: Final = {
 
 
 class UnsatisfiableError(ValueError):
-    """This module cannot construct a value for a schema."""
+    """No value can be constructed for a schema: it accepts none, or this module does not find one."""
 
 
 def minimal(schema: object, *, wishes: Mapping[str, object] | None = None, text: str = "scripted") -> object:

@@ -295,7 +295,7 @@ class _LangfuseSink(SpanSink):
                 assert_never(never)
 
     def _episode_ended(self, summary: EpisodeSummary) -> m.JsonObject:
-        """Return the labels of an episode's end, and what Langfuse shows as the trace's input and output."""
+        """Return what Langfuse gets at the episode's end: labels, and the trace's input and output."""
         labels = {} if summary.ended is None else summary.ended.labels()
         ending: m.JsonObject = {"metadata": labels} if labels else {}
         if self._capture and summary.asked is not None:

@@ -133,7 +133,7 @@ class SpanFeed:
         self._events: list[SpanEvent] = []
 
     def feed(self, envelope: Envelope[Any]) -> list[SpanEvent]:
-        """Return the beginnings, ends and notes of spans that follow from `envelope`; mostly one or none."""
+        """Take the next envelope. Return the spans that it opens and closes and its notes, in order."""
         self._events = []
         if self._epoch is None:
             self._epoch = envelope.at - envelope.t

@@ -122,7 +122,7 @@ class Direct(Struct, frozen=True):
 
 
 def launcher_of(server: StdioServer) -> Launcher | None:
-    """Return the launcher that a server's command is; `None`: it is neither npx nor uvx."""
+    """Return the launcher, `npx` or `uvx`, that a server's command runs; `None`: it runs another program."""
     name = PurePath(server.command).name
     if name == "npx":
         return "npx"

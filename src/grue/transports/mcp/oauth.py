@@ -533,7 +533,7 @@ class _Storage:
         )
 
     async def set_tokens(self, tokens: OAuthToken) -> None:
-        """Remember the tokens in `issued`. `Authorizer._keep` stores them later."""
+        """Set `issued`, from which `Authorizer._keep` later stores the tokens."""
         self.issued = tokens
 
     async def get_client_info(self) -> OAuthClientInformationFull | None:
