@@ -304,10 +304,7 @@ def _recorded_spec(run: RecordedRun) -> str:
 
 
 def _read(run: RecordedRun) -> tuple[dict[str, object], dict[str, str]]:
-    """Return the model's texts that were accepted, with the answer read from each; and the refused texts.
-
-    Each refused text comes with the reason.
-    """
+    """Return the answer for each accepted text of the model, and the reason for each refused text."""
     answers: dict[str, object] = {}
     refused: dict[str, str] = {}
     text = ""

@@ -40,7 +40,7 @@ class _Line(Struct, frozen=True, omit_defaults=True):
 
 
 class Reservation(Struct, frozen=True):
-    """A request that may start: `number` in the ledger, `most` it can cost, and the model asked."""
+    """A request that may start: its `number` in the ledger, the `most` that it can cost, and its `model`."""
 
     number: str
     most: Amount

@@ -367,7 +367,10 @@ class Driver:
         self._pause_if_all_fail(end)
 
     def _end_without_commit(self, folder: EpisodeFolder, ended: Attempted | Lost) -> AttemptEnd | None:
-        """Return how an attempt ended that has no commit; `None`: it was cancelled. May commit a time-out."""
+        """Return how an attempt without a commit ended; `None`: it was cancelled.
+
+        An attempt that took too long is committed here, as failed.
+        """
         if isinstance(ended, Attempted):
             if ended.end.outcome in ("infrastructure", "unpaid", "waiting"):
                 return ended.end

@@ -22,7 +22,7 @@ an unknown number of turns, and of a result without a trace."""
 
 
 class PlannedWork(Struct, frozen=True, kw_only=True):
-    """How much of a sweep is missing, and the disk space that this needs.
+    """How many episodes of a sweep have no result yet, and the disk space that they need.
 
     Attributes:
         missing: Number of episodes of the sweep without a commit.
@@ -38,9 +38,9 @@ class PlannedWork(Struct, frozen=True, kw_only=True):
 
 
 def read_plan(sweep: Sweep, place: Path) -> PlannedWork:
-    """Return how many episodes of a sweep are missing in the fleet's folder `place`, and what disk they need.
+    """Return how many episodes of a sweep have no result in the fleet's folder, and the space that they need.
 
-    The folder need not exist.
+    The folder `place` need not exist.
 
     Raises:
         FleetError: A case cannot be used.

@@ -229,8 +229,9 @@ class _TurnDiff:
     def divergences(self) -> Iterator[Divergence]:
         """Yield all divergences, in the order of the left trace.
 
-        A message that is only in the right trace has no place in the left one. It comes after the counterpart
-        of the nearest earlier message of the right trace that has a counterpart.
+        A message that is only in the right trace has no place in the left one. To place its divergence, go
+        back in the right trace to the nearest message that has a counterpart, and put the divergence after
+        that counterpart.
         """
         # Depth first, so that the message that creates an id is compared before messages that use it.
         open_: list[tuple[int, int]] = [(_ROOT, _ROOT)]

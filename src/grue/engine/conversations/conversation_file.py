@@ -82,7 +82,7 @@ class Dropped(Struct, frozen=True, tag="dropped"):
 
 
 class Undone(Struct, frozen=True, tag="undone"):
-    """Takes back lines of the file: before this line, only the header and the next `lines` lines stay valid.
+    """Takes back earlier lines: only the header and the first `lines` lines after it stay valid.
 
     `lines` does not count lines that an earlier `Undone` has taken back.
     """

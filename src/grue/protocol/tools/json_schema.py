@@ -450,7 +450,7 @@ def _schemas(value: object) -> list[m.JsonObject]:
 
 
 def _members(value: object) -> dict[str, m.JsonObject]:
-    """Return the schemas in the value of a keyword such as `properties`, by the names that it gives them."""
+    """Return the named schemas in the value of a keyword such as `properties`, by name."""
     return {k: v for k, v in value.items() if isinstance(v, dict)} if isinstance(value, dict) else {}
 
 

@@ -183,8 +183,8 @@ _NAMED = 3
 def presume(state: TurnState, event: m.ToolsPresumed) -> Transition:
     """Send the first request with the presumed tools, while the sessions are still opening.
 
-    If it is still checked that the model can call tools, keep the presumed tools until then. If no session is
-    opening, ignore them.
+    If the check that the model can call tools is not done yet, keep the presumed tools until it is. If no
+    session is opening, ignore them.
     """
     match state:
         case s.AwaitingSessions():

@@ -208,8 +208,8 @@ class MainThreadWork(Generic[T]):
 
     def _press(self, signum: int, frame: FrameType | None) -> None:
         # A signal handler may interrupt code that holds a lock, so it must not wait for that lock. The lock
-        # of `Interruptible` is reentrant. The handler only schedules the cancellation; the loop carries it
-        # out.
+        # of `Interruptible` is an exception, because it is reentrant. The handler only schedules the
+        # cancellation; the loop carries it out.
         self._presses += 1
         if self._presses == 1:
             self._work.interrupt()

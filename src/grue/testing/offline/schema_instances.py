@@ -84,7 +84,7 @@ class _Maker:
             return False
 
     def _alternatives(self, schema: object, depth: int) -> Iterator[m.JsonObject]:
-        """Yield schemas of one type each, with unions and `$ref` resolved, that together equal `schema`."""
+        """Split `schema` into schemas of one type each, without unions and `$ref`, and yield them."""
         plain = {} if schema is True else schema
         if not isinstance(plain, dict) or depth > _MAX_DEPTH or _BEYOND & plain.keys():
             return
