@@ -151,7 +151,7 @@ def test_every_configuration_of_the_pages_is_accepted(
         case _:
             read = tomllib.loads(code)
             if "tool" in read:
-                assert from_configuration(file)
+                assert from_configuration(file).llm
             elif "work" in read:
                 assert read_sweep(file)
             elif "scorer" in read:

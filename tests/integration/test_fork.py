@@ -422,11 +422,9 @@ def test_the_latest_episode_is_forked_and_a_fork_that_failed_is_not_the_latest(
 
 
 def test_the_script_of_offline_cannot_be_forked_without_a_model(tmp_path: Path) -> None:
-    from grue.testing.offline import OFFLINE_URL, ScriptedModelTransport, reply_in_chat
-    from grue.transports.llm.endpoint import LlmEndpoint
+    from grue.testing.offline import offline_endpoint, reply_in_chat
 
-    script = ScriptedModelTransport(script=reply_in_chat)
-    llm = LlmEndpoint(LlmSettings(base_url=OFFLINE_URL, model="script", api_key=""), transport=script)
+    llm = offline_endpoint(reply_in_chat)
     with Runner(llm=llm, trace=tmp_path / "a.jsonl") as each:
         each.run_turn(TurnRequest(user="Hello."))
     refused = grue("fork", "a.jsonl", cwd=tmp_path)

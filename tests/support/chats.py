@@ -13,8 +13,7 @@ from grue.hosts.agent_loop import LoopEvent
 from grue.policies import Budget, FailurePolicy, ToolPolicy, ToolRule, TurnLimits
 from grue.runtime.secrets.redaction import Redaction
 from grue.testing.fake_tools import FakeToolServer
-from grue.testing.offline import MODEL, ScriptedModelTransport, reply_in_chat
-from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
+from grue.testing.offline import offline_endpoint, reply_in_chat
 
 ASKING = ToolPolicy(rules=(ToolRule(verdict="ask", reason="you wanted to be asked"),))
 
@@ -81,10 +80,9 @@ def cave() -> FakeToolServer:
 
 
 def wiring(server: Any = None, *, policy: ToolPolicy | None = None) -> ChatWiring:
-    settings = LlmSettings(base_url="http://offline.invalid/v1", model=MODEL, api_key="")
     servers: Any = {"cave": server or cave()}
     return ChatWiring(
-        endpoint=LlmEndpoint(settings, transport=ScriptedModelTransport(script=reply_in_chat)),
+        endpoint=offline_endpoint(reply_in_chat),
         servers=servers,
         limits=TurnLimits(),
         policy=FailurePolicy(),

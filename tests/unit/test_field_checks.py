@@ -16,8 +16,7 @@ import grue
 from grue import LlmSettings, MCPError, RetryPolicy, Runner, TurnRequest
 from grue.errors import ActorCrashed, TraceError
 from grue.hosting import read_episode
-from grue.testing.offline import MODEL, OFFLINE_URL, ScriptedModelTransport, reply_in_chat
-from grue.transports.llm.endpoint import LlmEndpoint
+from grue.testing.offline import MODEL, OFFLINE_URL, offline_endpoint, reply_in_chat
 
 HOSTILE: list[Any] = [
     None, 1, 0, -1, 10**400, 10**5000, -(10**5000), [10**5000],
@@ -94,11 +93,7 @@ def refusal(made: Any, arguments: dict[str, Any]) -> str | None:
 
 
 def turns(**arguments: Any) -> Runner:
-    llm = LlmSettings(base_url=OFFLINE_URL, model=MODEL, api_key="")
-    settings = arguments.pop("llm", llm)
-    return Runner(
-        llm=LlmEndpoint(settings, transport=ScriptedModelTransport(script=reply_in_chat)), **arguments
-    )
+    return Runner(llm=offline_endpoint(reply_in_chat, arguments.pop("llm", None)), **arguments)
 
 
 USED = {

@@ -30,8 +30,7 @@ from grue import (
 from grue.errors import MCPConfigError, MCPError
 from grue.messages import UserText
 from grue.testing.llm_replies import completion, error_reply, refusal_reply, tool_calls_reply
-from grue.testing.offline import MODEL, OFFLINE_URL, ScriptedModelTransport, reply_in_chat
-from grue.transports.llm.endpoint import LlmEndpoint
+from grue.testing.offline import offline_endpoint, reply_in_chat
 
 LLM = LlmSettings(base_url="http://127.0.0.1:9/v1", model="m")
 
@@ -206,11 +205,7 @@ def test_a_value_of_another_type_is_refused_where_it_is_made(make: Callable[[], 
 
 
 def test_a_text_alone_is_a_request() -> None:
-    model = LlmEndpoint(
-        LlmSettings(base_url=OFFLINE_URL, model=MODEL, api_key=""),
-        transport=ScriptedModelTransport(script=reply_in_chat),
-    )
-    with Runner(llm=model) as runner:
+    with Runner(llm=offline_endpoint(reply_in_chat)) as runner:
         answer = runner.run_turn(TurnRequest("Hello.")).response
         assert "(scripted)" in answer
         assert runner.run_turn("Hello.").response == answer

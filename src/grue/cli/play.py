@@ -183,10 +183,9 @@ def _configuration(options: PlayOptions) -> tuple[GameConfiguration, Any]:
 
 def _client(options: PlayOptions, config: GameConfiguration, game: Game) -> LLMClient:
     if options.offline:
-        from grue.testing.offline import OFFLINE_URL, PIECE_PAUSE_S, ScriptedModelTransport, playbook_for
+        from grue.testing.offline import OFFLINE_URL, ScriptedModelTransport, playbook_for
 
-        pause_s = PIECE_PAUSE_S if options.stream and sys.stdout.isatty() else 0.0
-        transport = ScriptedModelTransport(playbook_for(game.name, options.seed), pause_s=pause_s)
+        transport = ScriptedModelTransport(playbook_for(game.name, options.seed))
         return LLMClient(config, base_url=OFFLINE_URL, transport=transport)
     key = api_key(config.client_base_url, os.environ)
     require_key(

@@ -38,7 +38,7 @@ from grue.hosts.skill_agent.past import read_run
 from grue.hosts.skill_agent.registry import StepExecutionResult
 from grue.runtime.safe_text import printable
 from grue.runtime.trace.recorder import Envelope, Recorder
-from grue.testing.offline import MODEL, OFFLINE_URL, PIECE_PAUSE_S, ScriptedModelTransport, reply_to_task
+from grue.testing.offline import offline_endpoint, reply_to_task
 from grue.tracing.facts import EpisodeResumed, Fact, counted
 from grue.tracing.message_words import DIM, GREEN
 from grue.tracing.observers.run_folder import new_run_path
@@ -237,10 +237,7 @@ def _choose_model(config: AgentConfig, options: RunOptions) -> None:
     llm = config.llm
     assert isinstance(llm, LlmSettings), "load_config reads settings"
     if options.offline:
-        llm = structs.replace(llm, base_url=OFFLINE_URL, model=MODEL, api_key="", profile=None, wire=None)
-        pause_s = PIECE_PAUSE_S if options.stream and sys.stdout.isatty() else 0.0
-        transport = ScriptedModelTransport(script=reply_to_task, pause_s=pause_s)
-        config.llm = LlmEndpoint(llm, transport=transport)
+        config.llm = offline_endpoint(reply_to_task, llm)
         config.servers = {name: without_network(server) for name, server in config.servers.items()}
         return
     llm = structs.replace(llm, model=options.model or llm.model)

@@ -37,7 +37,7 @@ from grue.transports.llm.endpoint import LlmSettings, api_key, require_key
 class Configured(Struct, frozen=True):
     """The arguments of a `Runner` that a configuration determines."""
 
-    llm: LlmSettings
+    config: GameConfiguration
     servers: dict[str, McpServer]
     limits: TurnLimits
     policy: FailurePolicy
@@ -47,6 +47,11 @@ class Configured(Struct, frozen=True):
     context: ContextPolicy | None
     tool_search: ToolSearch | None
     start: StartWhen
+
+    @property
+    def llm(self) -> LlmSettings:
+        """The settings of the configured endpoint. Raises `MCPConfigError` if it cannot be asked."""
+        return llm_settings(self.config)
 
 
 def from_configuration(path: str | PathLike[str], *, servers: bool = True) -> Configured:
@@ -65,7 +70,7 @@ def from_configuration(path: str | PathLike[str], *, servers: bool = True) -> Co
         lock = tool_lock(config)
         found = tool_servers(MCPConfig.from_file(config.mcp_config_path))
     return Configured(
-        llm=llm_settings(config),
+        config=config,
         servers=found,
         limits=turn_limits(config),
         policy=FailurePolicy(on_tool_drift=on_tool_drift(config)),

@@ -190,6 +190,7 @@ class Runner(AsyncToolAccess, Closing):
         cls,
         path: str | PathLike[str] = "pyproject.toml",
         *,
+        llm: LlmSettings | Sequence[LlmSettings] | LlmEndpoint | LlmFactory | None = None,
         recorder: Recorder | None = None,
         trace: str | PathLike[str] | None = None,
         approve: Approve | None = None,
@@ -202,7 +203,7 @@ class Runner(AsyncToolAccess, Closing):
         under `mcp` in the TOML file, `mcp_config.json` is ignored; with `enabled = true` it must exist. The
         endpoint's API key comes from the environment: `GRUE_API_KEY`, `OPENROUTER_API_KEY`, `OPENAI_API_KEY`.
         What outlives a turn (`keep`) depends on the program, so it is an argument, not a setting. `start`
-        takes precedence over the file's setting.
+        and `llm` take precedence over the file. With `llm`, no API key is needed for the configured model.
 
         Raises:
             MCPConfigError: A file is missing, or a value in it is invalid; also as for `Runner`.
@@ -211,7 +212,7 @@ class Runner(AsyncToolAccess, Closing):
 
         configured = from_configuration(path)
         return cls(
-            llm=configured.llm,
+            llm=configured.llm if llm is None else llm,
             servers=configured.servers,
             limits=configured.limits,
             policy=configured.policy,

@@ -23,8 +23,8 @@ from grue.fleet.work import Episode, contains, work
 from grue.hosting import ToolServer
 from grue.hosts.agent_loop import AgentLoop
 from grue.hosts.zork.bundled import BUNDLED_NAME, bundled_server
-from grue.testing.offline import MODEL, OFFLINE_URL, ScriptedModelTransport, reply_in_chat
-from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
+from grue.testing.offline import offline_endpoint, reply_in_chat
+from grue.transports.llm.endpoint import LlmEndpoint
 
 
 class TalkCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -86,8 +86,7 @@ def converse(case: dict[str, Any], episode: Episode) -> dict[str, float]:
 
 def _llm(case: TalkCase) -> LlmEndpoint:
     if case.offline:
-        llm = LlmSettings(base_url=OFFLINE_URL, model=MODEL, api_key="")
-        return LlmEndpoint(llm, transport=ScriptedModelTransport(script=reply_in_chat))
+        return offline_endpoint(reply_in_chat)
     return LlmEndpoint(
         chosen_endpoint(llm_settings(GameConfiguration.of_project()), case.base_url, case.model)
     )

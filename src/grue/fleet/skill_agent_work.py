@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from grue.errors import FleetError, MCPConfigError, MCPError, TraceError
 from grue.fleet.host_settings import (
@@ -26,8 +25,7 @@ from grue.fleet.host_settings import (
 )
 from grue.fleet.work import Episode, contains, work
 from grue.hosts.skill_agent import AgentConfig, Orchestrator, RunResult, load_config
-from grue.protocol.chat_wire.profiles import profile_for
-from grue.testing.offline import MODEL, OFFLINE_URL, ScriptedModelTransport, reply_to_task
+from grue.testing.offline import offline_endpoint, reply_to_task
 from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings, require_key
 
 _WORKSPACE = "workspace"
@@ -58,7 +56,7 @@ def completed(settings: dict[str, Any]) -> dict[str, Any]:
     try:
         case = msgspec.convert(settings, TaskCase)
         config, content = _agent(case.agent, Path(case.agent).stat().st_mtime_ns)
-        llm = _llm(case, config)
+        llm = _llm(case, config).settings
         if not case.offline:
             require_key(llm.base_url, llm.api_key)
     except OSError as error:
@@ -82,8 +80,7 @@ def run_task(case: dict[str, Any], episode: Episode) -> dict[str, float]:
     config = load_config(settings.agent)
     original, config.workspace = config.workspace, episode.folder / _WORKSPACE
     config.mcp_enabled = config.mcp_enabled and settings.mcp
-    llm = _llm(settings, config)
-    config.llm = LlmEndpoint(llm, transport=_script(settings))
+    config.llm = _llm(settings, config)
     result = _result(config, settings, episode, original)
     if result.reason == "failed":
         raise MCPError(f"The run ended with {result.reason}: {result.detail}")
@@ -124,16 +121,11 @@ def _agent(path: str, changed_ns: int) -> tuple[AgentConfig, str]:
     return config, files_digest(folders)
 
 
-def _llm(case: TaskCase, config: AgentConfig) -> LlmSettings:
+def _llm(case: TaskCase, config: AgentConfig) -> LlmEndpoint:
     llm = config.llm if isinstance(config.llm, LlmSettings) else config.llm.settings
     if case.offline:
-        profile = replace(profile_for(OFFLINE_URL, MODEL, None), streams=False)
-        return replace(llm, base_url=OFFLINE_URL, model=MODEL, api_key="", profile=profile, wire=None)
-    return chosen_endpoint(llm, case.base_url, case.model)
-
-
-def _script(case: TaskCase) -> ScriptedModelTransport | None:
-    return ScriptedModelTransport(script=reply_to_task) if case.offline else None
+        return offline_endpoint(reply_to_task, llm)
+    return LlmEndpoint(chosen_endpoint(llm, case.base_url, case.model))
 
 
 def _is_there(expected: str | float | None, result: RunResult, written: Iterator[str]) -> bool:

@@ -10,11 +10,10 @@ from recorded_turns import Called, Play, Tape
 from trace_files import TraceFile
 from typer.testing import CliRunner
 
-from grue import LlmSettings, Runner
+from grue import Runner
 from grue.cli.app import app
-from grue.hosting import LlmEndpoint
 from grue.messages import RunTurn
-from grue.testing.offline import MODEL, OFFLINE_URL, ScriptedModelTransport, reply_in_chat
+from grue.testing.offline import offline_endpoint, reply_in_chat
 
 RUN = CliRunner()
 
@@ -129,9 +128,7 @@ def test_what_is_no_trace_exits_with_one(tmp_path: Path, command: str) -> None:
 
 def test_a_number_that_several_turns_have_is_told_with_the_command_that_shows_one(tmp_path: Path) -> None:
     file = tmp_path / "trace.jsonl"
-    llm = LlmSettings(base_url=OFFLINE_URL, model=MODEL)
-    endpoint = LlmEndpoint(llm, transport=ScriptedModelTransport(script=reply_in_chat))
-    with Runner(llm=endpoint, trace=file) as runner:
+    with Runner(llm=offline_endpoint(reply_in_chat), trace=file) as runner:
         for texts in (["One.", "Two."], ["Three.", "Four."]):
             assert all(item.outcome for item in runner.map(texts, concurrency=1))
     shown = RUN.invoke(app, ["trace", "show", str(file), "--turn", "2"])

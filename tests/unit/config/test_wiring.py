@@ -4,12 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from grue import LlmSettings, Runner
+from grue import LlmSettings, Runner, TurnRequest
 from grue.cli.project import known_servers
 from grue.config.settings import BudgetSettings, GameConfiguration
 from grue.config.wiring import from_configuration, llm_settings, turn_limits
+from grue.errors import BudgetSpent, MCPConfigError
+from grue.hosts.agent_loop import AgentLoop
 from grue.policies import Budget, TurnLimits
 from grue.protocol.chat_wire.profiles import supports_tool_calling
+from grue.testing.offline import Reply, offline_endpoint, reply_in_chat
 
 
 def test_r13_the_limits_of_the_configuration_are_those_of_the_turns() -> None:
@@ -56,6 +59,25 @@ def test_r12_4_forced_tool_support_reaches_the_model_of_a_runner(
     toml = tmp_path / "pyproject.toml"
     toml.write_text(f"[tool.zorkgpt.mcp]\nforce_tool_support = {str(forced).lower()}\n")
     assert from_configuration(toml).llm.force_tool_support is forced
+
+
+def test_a_runner_of_a_file_takes_another_model_and_needs_nothing_of_the_configured_one(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "pyproject.toml"
+    text = '[tool.grue.llm]\nagent_model = "m"\nextra_headers = { X-Key = "${GRUE_NO_SUCH_VARIABLE}" }\n'
+    file.write_text(f"{text}[tool.grue.budget]\nepisode_requests = 1\n")
+    (tmp_path / "mcp_config.json").write_text('{"mcpServers": {"todo": {"command": "python"}}}')
+    with pytest.raises(MCPConfigError, match="GRUE_NO_SUCH_VARIABLE"):
+        Runner.from_toml(file)
+    with Runner.from_toml(file, llm=offline_endpoint(lambda _: Reply("hello"))) as runner:
+        assert runner.servers == ("todo",)
+        outcome = runner.run_turn(TurnRequest("hi", tools=False))
+        assert outcome.response == "hello"
+        with pytest.raises(BudgetSpent):
+            runner.run_turn("hi")
+    with AgentLoop.from_toml(file, llm=offline_endpoint(reply_in_chat)) as loop:
+        assert loop.runner.servers == ("mcp.todo",)
 
 
 @pytest.mark.parametrize("root", ["grue", "zorkgpt"])

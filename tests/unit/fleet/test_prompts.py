@@ -10,10 +10,9 @@ from grue import LlmSettings, RetryPolicy, Runner
 from grue.errors import LLMError, MCPConfigError
 from grue.fleet import PromptTable, compare_prompts
 from grue.fleet.prompts import PromptAnswer, PromptCase, PromptRow
-from grue.testing.offline import MODEL, OFFLINE_URL, ScriptedModelTransport
+from grue.testing.offline import offline_endpoint
 from grue.testing.offline.chat_request import ChatRequest, text_of
 from grue.testing.offline.script import Reply
-from grue.transports.llm.endpoint import LlmEndpoint
 
 PROMPTS = {"plain": "Is it a complaint?", "careful": "A complaint wants something. Is it one?"}
 ONCE = RetryPolicy(max_retries=0)
@@ -30,8 +29,7 @@ def judge(request: ChatRequest) -> Reply:
 
 
 def runner(script: Any = judge) -> Runner:
-    settings = LlmSettings(base_url=OFFLINE_URL, model=MODEL, api_key="")
-    return Runner(llm=LlmEndpoint(settings, transport=ScriptedModelTransport(script=script)))
+    return Runner(llm=offline_endpoint(script))
 
 
 def test_two_prompts_are_compared_in_one_call_with_a_table_that_prints() -> None:

@@ -10,11 +10,10 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from grue import FunctionTools, LlmSettings, Runner, TurnLimits, TurnRequest
+from grue import FunctionTools, Runner, TurnLimits, TurnRequest
 from grue.runtime.loops.beside_loop import aside
 from grue.testing.actor_harness import Deadlock, TraceWatch, run_in_virtual_time, virtual_loop, virtual_time
-from grue.testing.offline import ScriptedModelTransport, reply_in_chat
-from grue.transports.llm.endpoint import LlmEndpoint
+from grue.testing.offline import offline_endpoint, reply_in_chat
 
 
 def test_an_hour_passes_at_once() -> None:
@@ -155,9 +154,8 @@ def test_a_whole_turn_takes_no_time_and_records_the_same_times_each_run() -> Non
 
     async def turn() -> tuple[float, list[tuple[float, str]]]:
         watch = TraceWatch(clock=anyio.current_time)
-        settings = LlmSettings(base_url="http://offline.invalid/v1", model="m", api_key="")
         runner = Runner(
-            llm=LlmEndpoint(settings, transport=ScriptedModelTransport(script=reply_in_chat)),
+            llm=offline_endpoint(reply_in_chat),
             servers={"mine": FunctionTools({"sleep": sleep})},
             limits=TurnLimits(tool_call_timeout_s=30),
             recorder=watch.recorder,

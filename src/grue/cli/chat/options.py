@@ -1,6 +1,5 @@
 """The options of `grue chat`, and which of them a run records so that it can be resumed."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from grue.config.wiring import episode_budget, llm_settings, on_tool_drift, tool
 from grue.hosts.agent_loop.loop import prefixed_policy
 from grue.policies import DEFAULT_START, Budget, FailurePolicy, StartWhen, ToolPolicy, ToolRule, TurnLimits
 from grue.protocol.tools.lock import ToolLock
-from grue.testing.offline import MODEL, OFFLINE_URL, PIECE_PAUSE_S, ScriptedModelTransport, reply_in_chat
+from grue.testing.offline import MODEL, offline_endpoint, reply_in_chat
 from grue.tool_sessions.server_specs import McpServer
 from grue.transports.llm.endpoint import LlmEndpoint, require_key
 
@@ -104,7 +103,7 @@ def wire_chat(options: ChatOptions) -> ChatWiring:
         MissingDependencyError: There are MCP servers, and `mcp` is not installed.
     """
     config = GameConfiguration.of_project()
-    config.ask(options.base_url, options.model or (MODEL if options.offline else None))
+    config.ask(options.base_url, options.model)
     known = KnownServers(source="", servers={})
     notes: tuple[str, ...] = ()
     lock: ToolLock | None = None
@@ -149,10 +148,7 @@ def _tool_policy(policy: ToolPolicy, *, ask: bool) -> ToolPolicy:
 def _endpoint(options: ChatOptions, config: GameConfiguration) -> LlmEndpoint:
     settings = llm_settings(config)
     if options.offline:
-        settings = replace(settings, base_url=OFFLINE_URL, api_key="")
-        pause_s = PIECE_PAUSE_S if sys.stdout.isatty() else 0.0
-        transport = ScriptedModelTransport(script=reply_in_chat, pause_s=pause_s)
-        return LlmEndpoint(settings, transport=transport)
+        return offline_endpoint(reply_in_chat, settings, model=options.model or MODEL)
     otherwise = ", name another endpoint with --base-url, or chat with --offline"
     require_key(settings.base_url, settings.api_key, otherwise)
     return LlmEndpoint(settings)

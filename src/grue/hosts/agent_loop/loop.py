@@ -432,7 +432,7 @@ class AgentLoop:
             "start": configured.start,
             **options,
         }
-        return cls(llm or configured.llm, **settings)
+        return cls(configured.llm if llm is None else llm, **settings)
 
     def __enter__(self) -> Self:
         return self

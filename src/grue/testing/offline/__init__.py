@@ -13,19 +13,23 @@ httpx, and checked as strictly as a provider checks it (`chat_request.py`). The 
 alone (`script.py`). It is decoded like any model's reply, and the tools that it calls run.
 """
 
+from grue.testing.offline.chat_request import ChatRequest
 from grue.testing.offline.chatting import reply_in_chat
 from grue.testing.offline.playbook import Playbook
 from grue.testing.offline.repertoire import playbook_for
 from grue.testing.offline.reporting import reply_to_task
-from grue.testing.offline.script import MODEL, OFFLINE_URL
-from grue.testing.offline.transport import PIECE_PAUSE_S, ScriptedModelTransport
+from grue.testing.offline.script import MODEL, OFFLINE_URL, FunctionCall, Reply
+from grue.testing.offline.transport import ScriptedModelTransport, offline_endpoint
 
 __all__ = [
     "MODEL",
     "OFFLINE_URL",
-    "PIECE_PAUSE_S",
+    "ChatRequest",
+    "FunctionCall",
     "Playbook",
+    "Reply",
     "ScriptedModelTransport",
+    "offline_endpoint",
     "playbook_for",
     "reply_in_chat",
     "reply_to_task",

@@ -1,21 +1,23 @@
 """The offline model as an httpx transport, which replaces the network."""
 
 import hashlib
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Final
 
 import anyio
 import httpx
 import msgspec
+from msgspec.structs import replace
 
 from grue import messages as m
 from grue.testing.offline.chat_request import BadRequestError, ChatRequest, decode_body, read_request
 from grue.testing.offline.playbook import Playbook
-from grue.testing.offline.script import MODEL, Reply, completion, reply
+from grue.testing.offline.script import MODEL, OFFLINE_URL, Reply, completion, reply
 from grue.testing.providers.dialects import Dialect, dialect_of
+from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
 
-PIECE_PAUSE_S: Final = 0.03
-"""Seconds between the pieces of a streamed reply at a terminal."""
+_PIECE_PAUSE_S: Final = 0.03
 
 _MODELS: Final[m.JsonObject] = {
     "object": "list",
@@ -60,7 +62,8 @@ class ScriptedModelTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
         playbook: The playbook for the game (`playbook_for`); `None`: explore.
         strict_names: Refuse function names with dots and the like, as OpenAI does.
         script: A function that answers the requests, such as `reply_in_chat`; by default, play a game.
-        pause_s: Seconds between two pieces of a streamed reply, so that a person can watch it arrive.
+        pause_s: Seconds between two pieces of a streamed reply. `None`: at a terminal 0.03, so that a person
+            can watch the reply arrive; elsewhere 0.
     """
 
     def __init__(
@@ -69,9 +72,10 @@ class ScriptedModelTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
         *,
         strict_names: bool = False,
         script: Callable[[ChatRequest], Reply] | None = None,
-        pause_s: float = 0.0,
+        pause_s: float | None = None,
     ) -> None:
-        self._pause_s = pause_s
+        at_terminal = sys.stdout is not None and sys.stdout.isatty()
+        self._pause_s = pause_s if pause_s is not None else _PIECE_PAUSE_S if at_terminal else 0.0
         self._script = script or (lambda request: reply(request, playbook))
         self._strict_names = strict_names
 
@@ -105,6 +109,22 @@ class ScriptedModelTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
         events = tuple(dialect.events(content, asked))
         headers = {"Content-Type": "text/event-stream"}
         return httpx.Response(200, headers=headers, stream=_Events(events, self._pause_s))
+
+
+def offline_endpoint(
+    script: Callable[[ChatRequest], Reply], settings: LlmSettings | None = None, *, model: str = MODEL
+) -> LlmEndpoint:
+    """Return an endpoint that a script answers, without network or key, for a program's `--offline`.
+
+    Args:
+        script: Answers each request.
+        settings: The settings of the real model. They are kept, except those of its endpoint (URL, key, wire
+            format, profile) and the models to ask instead of it. `None`: the defaults.
+        model: The name of the script.
+    """
+    real = settings or LlmSettings(model=model)
+    offline = replace(real, base_url=OFFLINE_URL, model=model, api_key="", wire=None, profile=None, then=())
+    return LlmEndpoint(offline, transport=ScriptedModelTransport(script=script))
 
 
 def _wrong_method(method: str, path: str) -> httpx.Response:

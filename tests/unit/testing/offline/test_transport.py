@@ -1,12 +1,14 @@
 """The scripted model over httpx: status codes, OpenAI's shapes, and our own decoding of them."""
 
 import json
+from types import SimpleNamespace
 
 import httpx
 import pytest
 from dialect_requests import as_chat, as_messages, as_responses, read_chat, read_message, read_response
 from offline_play import THINK, history
 
+from grue import LlmSettings, Runner
 from grue.hosts.zork.agent import SYSTEM_PROMPT
 from grue.hosts.zork.games.game import Observation
 from grue.hosts.zork.orchestrator import Move, context_text
@@ -14,7 +16,7 @@ from grue.protocol.chat_wire.chat_completions import ChatCompletions
 from grue.protocol.chat_wire.failures import fault_of_status
 from grue.protocol.chat_wire.wire_format import Reply
 from grue.protocol.tools.names import WireNames
-from grue.testing.offline import MODEL, ScriptedModelTransport
+from grue.testing.offline import MODEL, ScriptedModelTransport, offline_endpoint
 from grue.testing.offline.repertoire import house_playbook
 from grue.testing.offline.script import FunctionCall
 from grue.testing.offline.script import Reply as Said
@@ -191,6 +193,33 @@ def _pieces(event):
     if isinstance(delta, str):
         return [delta]
     return [delta.get("content") or delta.get("text") or ""]
+
+
+def test_an_offline_endpoint_keeps_the_settings_that_are_not_of_the_real_endpoint():
+    then = LlmSettings(model="b", base_url="https://b.example/v1")
+    real = LlmSettings(model="a", wire="messages", api_key="k" * 20, temperature=0.5, then=(then,))
+    endpoint = offline_endpoint(lambda request: Said(request.messages[0].content.upper()), real)
+    assert endpoint.settings == LlmSettings(base_url=URL, model=MODEL, api_key="", temperature=0.5)
+    with Runner(llm=endpoint) as runner:
+        assert runner.run_turn("hello").response == "HELLO"
+    assert offline_endpoint(lambda _: Said("hi"), model="other").settings.model == "other"
+
+
+@pytest.mark.parametrize("at_terminal", [True, False])
+@pytest.mark.anyio
+async def test_a_stream_pauses_by_itself_only_at_a_terminal(monkeypatch, at_terminal):
+    pauses = []
+
+    async def sleep(seconds):
+        pauses.append(seconds)
+
+    monkeypatch.setattr("grue.testing.offline.transport.anyio.sleep", sleep)
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", SimpleNamespace(isatty=lambda: at_terminal))
+        transport = ScriptedModelTransport()
+    async with httpx.AsyncClient(transport=transport) as client:
+        await client.post(f"{URL}/chat/completions", json={**HELLO, "stream": True})
+    assert {*pauses} == ({0.03} if at_terminal else set())
 
 
 @pytest.mark.anyio
