@@ -160,8 +160,9 @@ def test_what_is_not_as_it_has_to_be_is_told(fault: Fault, verdict: str) -> None
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_ending_is_judged_in_every_mode(mode: Mode) -> None:
-    (result,) = run_matrix([replace(WELL, ending="killed")], modes=(mode,))
-    assert result.wrong == ("the server should be killed, not polite",)
+    """By a server that can only be killed: on a busy machine another one may end later than expected."""
+    (result,) = run_matrix([replace(row("ignores-eof-and-term"), ending="polite")], modes=(mode,))
+    assert result.wrong == ("the server should be polite, not killed",)
     assert result.fault.mode == mode
 
 
