@@ -1,5 +1,6 @@
 """What a fork changes, what it refuses, and that it calls no tool unless it is told to."""
 
+import contextlib
 import json
 import socket
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from forked_turns import ASKS, Box, model, runner
 from transport_servers import faulty
 
 from grue import (
+    Budget,
     FunctionTools,
     LlmSettings,
     MCPError,
@@ -24,7 +26,16 @@ from grue import (
     TurnRequest,
     tool,
 )
-from grue.errors import ApprovalPending, ForkMissed, LLMError, MCPConfigError, NothingToResume, TraceError
+from grue.errors import (
+    AnswerError,
+    ApprovalPending,
+    BudgetSpent,
+    ForkMissed,
+    LLMError,
+    MCPConfigError,
+    NothingToResume,
+    TraceError,
+)
 from grue.messages import (
     ModelAsked,
     RunTurn,
@@ -35,6 +46,7 @@ from grue.messages import (
     TurnForked,
     TurnParked,
 )
+from grue.protocol.turn.prices import Spent
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 from grue.tracing.diff import diff
 from grue.tracing.reading import open_episode, read_episode
@@ -90,6 +102,31 @@ def test_a_message_chooses_one_of_several_turns_of_a_number(
             assert each.fork(trace, turn=1, at=at).kind == "answered"
         assert [run.user for run in bodies(name, RunTurn)] == [user]
         sound(name)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+@pytest.mark.parametrize("first", [None, 1, 2, 3])
+def test_the_runners_budget_holds_for_what_a_fork_asks(
+    tmp_path: Path, server: ScriptedLlmServer, recorded: Path, first: int | None, most: int
+) -> None:
+    at = None if first is None else seq_of(recorded, "RequestCompletion", first)
+    with runner(server, WIRE, tmp_path / "b.jsonl") as each:
+        each.budget = Budget(requests=most)
+        with contextlib.suppress(AnswerError):  # the scripted model may call a tool where it has to answer
+            each.fork(recorded, at=at)
+        assert each.spent.requests == len(server.requests) <= most
+    sound(tmp_path / "b.jsonl")
+
+
+def test_a_fork_is_refused_if_the_budget_is_spent(
+    tmp_path: Path, server: ScriptedLlmServer, recorded: Path
+) -> None:
+    with runner(server, WIRE, tmp_path / "b.jsonl") as each:
+        each.budget = Budget(requests=2)
+        each.spent = Spent(requests=2)
+        with pytest.raises(BudgetSpent, match=r"Turn 1 cannot be forked: .* 2 of 2 requests"):
+            each.fork(recorded)
+    assert server.requests == []
 
 
 def test_another_model_another_system_text_and_other_limits(

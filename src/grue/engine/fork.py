@@ -26,7 +26,7 @@ from grue.engine.conversations.kept_conversation import EarlierResults
 from grue.engine.conversations.recorded_conversation import RecordedTurn, said_before
 from grue.engine.recorded_tools import ForkSettings, RecordedApproval, TurnRecord
 from grue.engine.tool_servers import usable_servers
-from grue.engine.turn import EpisodeMemory, HostTurn, TurnOutcome, TurnRequest, TurnSettings
+from grue.engine.turn import EpisodeMemory, HostTurn, RestOfTurn, TurnOutcome, TurnRequest, TurnSettings
 from grue.engine.turn_actors import TurnResources, TurnsPast
 from grue.engine.wiring import Wiring
 from grue.errors import ActorCrashed, ForkMissed, LLMError, MCPConfigError, MCPError, TraceError
@@ -35,6 +35,7 @@ from grue.protocol.context.history import History
 from grue.protocol.tool_loop import AGENT, NOTED_EVENTS, IllegalEvent, step
 from grue.protocol.tools import results as tool_results
 from grue.protocol.turn.connection import Disabled
+from grue.protocol.turn.prices import Spent
 from grue.protocol.turn.resuming import can_fork_at
 from grue.protocol.turn.states import Idle, LiveState, TurnState
 from grue.runtime.actor import Note
@@ -81,11 +82,13 @@ class _Place(Struct, frozen=True):
         events: The events that the agent got before the place, from the turn's last `RunTurn` on. Empty: the
             fork runs the whole turn again.
         opened: The servers whose sessions are open at the place.
+        spent: What the recorded turn had spent. The fork does not pay it again.
     """
 
     event: EpisodeEnvelope
     events: tuple[m.TurnEvent, ...]
     opened: tuple[m.ServerName, ...] = ()
+    spent: Spent = Spent()
 
 
 class RecordedRun(Struct, frozen=True, kw_only=True):
@@ -159,7 +162,9 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
                     f"Turn {self.begun.turn} of {self.path} cannot be forked: {error}"
                 ) from error
             if events and isinstance(state, LiveState) and can_fork_at(before, state, commands):
-                yield _Place(envelope, tuple(events), state.turn.open)
+                requests = before.turn.requests if isinstance(before, LiveState) else 0
+                spent = Spent(requests=requests, usage=state.turn.usage)
+                yield _Place(envelope, tuple(events), state.turn.open, spent)
             events.append(event)
 
 
@@ -219,6 +224,9 @@ class ForkedRun(HostTurn[T]):
         settled = TurnRecord(run.envelopes, 0, {})
         place = run.place(_fork_at(asked, run, settled))
         changed = _changed(asked, run.begun)
+        rest = RestOfTurn(settings.spending, place.spent, counted=place.spent)
+        budget = rest.left_for(changed, settings.budget, f"Turn {changed.turn} cannot be forked")
+        changed = replace(changed, limits=replace(changed.limits, budget=budget))
         listings = {m.ServerName(name): tuple(tools) for name, tools in asked.tools.items()}
         _refuse_unknown(listings, changed)
         record = TurnRecord(run.envelopes, place.event.seq, listings)
@@ -250,7 +258,7 @@ class ForkedRun(HostTurn[T]):
             on_delta=asked.on_delta,
             json_results=not changed.plain_results,
         )
-        super().__init__(request, replace(settings, wiring=wiring), memory)
+        super().__init__(request, replace(settings, wiring=wiring, spending=rest), memory)
         self.started_by = changed
 
     async def run(self, resources: TurnResources) -> TurnOutcome[T]:

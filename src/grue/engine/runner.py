@@ -426,8 +426,9 @@ class Runner(AsyncToolAccess, Closing):
 
         The part before the fork is taken from the trace. From there on the model answers. Tool calls with the
         same tool and arguments get the recorded results; questions of the policy get the recorded answers.
-        Limits and policies are as recorded. The trace is only read; this runner's own trace repeats the turn
-        up to the fork and names the trace that it was forked from.
+        Limits and policies are as recorded, and what the fork itself spends counts against the runner's
+        budget. The trace is only read; this runner's own trace repeats the turn up to the fork and names the
+        trace that it was forked from.
 
         Args:
             trace: The trace file, or its run folder.
@@ -448,6 +449,7 @@ class Runner(AsyncToolAccess, Closing):
 
         Raises:
             ForkMissed: The fork made a call for which the trace has no result.
+            BudgetSpent: The runner's budget is spent.
             TraceError: The trace cannot be read, or a secret was removed from the turn before the fork.
             MCPError: As `run_turn`; or the trace has no such turn, message or call.
         """

@@ -489,6 +489,38 @@ class Spending:
             self.spent = self.spent.plus(requests, usage)
 
 
+class RestOfTurn(Spending):
+    """Adds the spending of a turn that was resumed or forked to the runner's (`whole`).
+
+    `before` is what the turn had spent until then. `counted` is the part of it that is left out, because the
+    runner has counted it already, or because a recorded reply is not paid again.
+
+    Attributes:
+        spent: What the runner's other turns have spent.
+    """
+
+    def __init__(self, whole: Spending, before: Spent, *, counted: Spent) -> None:
+        super().__init__()
+        self._whole = whole
+        self._before = before
+        self._counted = counted
+        self.spent = whole.spent.less(counted)
+
+    def left_for(self, turn: m.RunTurn, episode: Budget, what: str) -> Budget:
+        """Return the budget for the whole turn, which includes what the turn has spent before.
+
+        This is its recorded budget, or what other turns have left of `episode` if that is less. Raises
+        `BudgetSpent`, whose text begins with `what`, if nothing is left for the rest of the turn.
+        """
+        self.spent.plus(self._before.requests, self._before.usage).check(episode, what)
+        return self.spent.left(episode, turn.limits.budget)
+
+    def add(self, requests: int, usage: m.Usage) -> None:
+        """Add to the runner's spending what the finished turn has spent since it went on."""
+        rest = Spent(requests=requests, usage=usage).less(self._counted)
+        self._whole.add(rest.requests, rest.usage)
+
+
 class TurnPostponed(Exception):  # noqa: N818 - what has happened to the turn
     """The turn waits for a provider's batch. `engine/waiting_turns.py` catches this; users never see it."""
 

@@ -31,7 +31,7 @@ from grue.engine.conversations.recorded_conversation import (
     read_turns,
     resume_conversation,
 )
-from grue.engine.turn import EpisodeMemory, HostTurn, Spending, TurnRequest, TurnSettings
+from grue.engine.turn import EpisodeMemory, HostTurn, RestOfTurn, TurnRequest, TurnSettings
 from grue.engine.wiring import Wiring
 from grue.errors import ConversationError, MCPError, TraceError
 from grue.policies import ApprovalDecision, Budget
@@ -122,9 +122,10 @@ def resumed_turn(
         where = part.resumption(asked.trace)
         check_fit(part.run, spec_of(asked.answer), settings)
         check_changes(where.parked.questions, asked.decisions)
-        rest = _Rest(settings.spending, where.parked, counted=counted)
+        before = Spent(requests=where.parked.requests, usage=where.parked.usage)
+        rest = RestOfTurn(settings.spending, before, counted=before if counted else Spent())
+        budget = rest.left_for(part.run, settings.budget, f"Turn {part.run.turn} cannot be resumed")
         settings = replace(settings, spending=rest)
-        budget = rest.left_for(part.run, settings.budget)
         with conversation_of(part, where, asked.conversation, asked.trace, settings.wiring) as kept:
             if settings.wiring.presumed is not None:
                 settings.wiring.presumed.recall(part.listings)
@@ -229,38 +230,6 @@ def resumed_run(
     # already includes what the turn spent before it was parked.
     with resumed_turn(asked, ours or writers[-1], settings, memory, counted=ours is not None) as turn:
         yield turn
-
-
-class _Rest(Spending):
-    """Adds a resumed turn's spending to the runner's (`whole`).
-
-    What the turn spent before it was parked is left out if the runner counted it then (`counted`).
-
-    Attributes:
-        spent: What the runner's other turns have spent.
-    """
-
-    def __init__(self, whole: Spending, parked: m.TurnParked, *, counted: bool) -> None:
-        super().__init__()
-        self._whole = whole
-        self._before = Spent(requests=parked.requests, usage=parked.usage)
-        self._counted = self._before if counted else Spent()
-        self.spent = whole.spent.less(self._counted)
-
-    def left_for(self, turn: m.RunTurn, episode: Budget) -> Budget:
-        """Return the budget for a whole turn, which includes what the turn spent before it was parked.
-
-        This is its recorded budget, or what other turns have left of `episode` if that is less. Raises
-        `BudgetSpent` if nothing is left for the rest of the turn.
-        """
-        all_spent = self.spent.plus(self._before.requests, self._before.usage)
-        all_spent.check(episode, f"Turn {turn.turn} cannot be resumed")
-        return self.spent.left(episode, turn.limits.budget)
-
-    def add(self, requests: int, usage: m.Usage) -> None:
-        """Add to the runner's spending what the finished turn has spent since it was resumed."""
-        rest = Spent(requests=requests, usage=usage).less(self._counted)
-        self._whole.add(rest.requests, rest.usage)
 
 
 @contextlib.contextmanager

@@ -109,12 +109,10 @@ class Spent(Struct, frozen=True, kw_only=True):
         return Spent(requests=self.requests + requests, usage=self.usage + usage)
 
     def less(self, other: "Spent") -> "Spent":
-        """Return this total minus `other`, which is a part of it.
-
-        The cost is `None` if this total's cost is `None`. If the cost of `other` is `None`, it counts as 0.
-        """
+        """Return this total minus `other`. The cost is `None` only if both costs are."""
         mine, theirs = self.usage, other.usage
-        cost = None if mine.cost_usd is None else mine.cost_usd - (theirs.cost_usd or 0.0)
+        known = mine.cost_usd is not None or theirs.cost_usd is not None
+        cost = (mine.cost_usd or 0.0) - (theirs.cost_usd or 0.0) if known else None
         usage = m.Usage(
             input_tokens=mine.input_tokens - theirs.input_tokens,
             output_tokens=mine.output_tokens - theirs.output_tokens,
