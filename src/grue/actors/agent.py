@@ -184,7 +184,7 @@ class AgentActor(Actor[m.TurnEvent]):
         self._note_reply(envelope.body)
         self._before, self._state = self._state, following
         if len(commands) > 1:
-            self._pace.paused()  # this task has just waited for the event, so the others had their turn
+            self._pace.paused()  # while this task waited for the event, other tasks could run
         for place, command in enumerate(commands):
             if len(commands) > _MANY:
                 # A reply may hold thousands of invalid calls. Their answers need no server, so nothing is

@@ -757,9 +757,9 @@ class HostTurn(Generic[T]):
 
 
 def _schema_in_words(answer: m.AnswerSchema | None) -> str:
-    """Return the answer's schema in words, for the text that asks for another answer.
+    """Return the answer's schema in words, to be added to the text that asks the model for another answer.
 
-    A turn's requests with tools carry no schema, so the model may not know it.
+    Requests that offer tools carry no schema, so the model may not have seen the schema yet.
     """
     if answer is None:
         return ""

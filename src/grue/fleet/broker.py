@@ -296,8 +296,8 @@ class Broker(Struct):
         if rate is None:
             return 0.0
         self._fill(rate, now)
-        # The allowance is never larger than `rate`. So let a request of more tokens start when the allowance
-        # is full; the allowance then becomes negative.
+        # The allowance never exceeds `rate`. A request that needs more tokens than `rate` starts when the
+        # allowance is full, and makes it negative.
         short = min(tokens, rate) - self._allowance
         return short / (rate / 60)
 

@@ -367,9 +367,9 @@ class Driver:
         self._pause_if_all_fail(end)
 
     def _end_without_commit(self, folder: EpisodeFolder, ended: Attempted | Lost) -> AttemptEnd | None:
-        """Return how an attempt without a commit ended; `None`: it was cancelled.
+        """Return how an attempt ended that its worker has not committed; `None`: it was cancelled.
 
-        An attempt that took too long is committed here, as failed.
+        If the attempt took too long, this method commits it as failed.
         """
         if isinstance(ended, Attempted):
             if ended.end.outcome in ("infrastructure", "unpaid", "waiting"):

@@ -74,8 +74,8 @@ class ServerPlaces:
             del self._held[worker]
 
     def _claim(self, count: int) -> int:
-        """Return how many places a worker with `count` servers keeps from other workers.
+        """Return how many places other workers cannot take because of a worker with `count` servers.
 
-        This is 0 if `count` is 0, otherwise at least `an_episode`: the first server reserves so many places.
+        A worker's first server reserves `an_episode` places at once, so the number is 0 or at least that.
         """
         return max(count, self._cap.an_episode) if count else 0

@@ -132,7 +132,7 @@ def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
         case s.AwaitingApproval(), m.CallsDecided():
             return tools.decide(state, event)  # rule 2: a person has decided
         case s.AwaitingApproval(), m.ApprovalPostponed():
-            return tools.park(state, event)  # rule 2: nobody decides now
+            return tools.park(state, event)  # rule 2: no person decides now, so park the turn
         case _, m.CallsDecided() if not isinstance(state, s.Idle):
             return state, tools.ignore(event)  # rule 2: the decisions come too late
         case s.AwaitingTools(), (m.ToolReturned() | m.ToolTimedOut() | m.ToolSkipped() | m.ServerDied()) if (

@@ -430,8 +430,8 @@ class Supervisor:
     async def _run(self, actor: Actor[Any], whole: bool) -> None:
         try:
             await actor.run()
-            # Set this before `abandon` closes the mailbox. Otherwise an actor that sends to it in between
-            # would count as crashed.
+            # Set this before `abandon` closes the mailbox: an actor that sends to a closed mailbox counts as
+            # crashed unless `_stopping` is set.
             self._stopping = self._stopping or whole
         except BaseException as raised:
             if ends_the_task(raised):

@@ -258,7 +258,7 @@ class LineFile:
         """Check that the file was not deleted since it was opened: nobody could read what is written to it.
 
         Raises:
-            TraceError: The file was deleted. Names its former path.
+            TraceError: The file was deleted. The error names its former path.
         """
         if os.fstat(self._fd).st_nlink == 0:
             raise TraceError(f"The {self.what} {self.path} was deleted while it was being written.")
@@ -267,7 +267,7 @@ class LineFile:
         """Return the last line, with its newline if it has one.
 
         Raises:
-            TraceError: The line is longer than a trace line can be. Names the path.
+            TraceError: The line is longer than a trace line can be. The error names the path.
         """
         size = self.size
         start = self._line_start(size - 1)

@@ -229,8 +229,9 @@ def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
         # In a new namespace a program has all capabilities, and with them reaches most of the kernel.
         ("clone", _if_bits(0, _NAMESPACES)),
         ("unshare", _if_bits(0, _NAMESPACES)),
-        # grue starts its servers with a certain value of this limit, and by it recognises processes that they
-        # have left running (runtime/processes/descendants.py). So a program must not change the limit.
+        # grue starts each server with a certain value of this limit. A process that the server has left
+        # running still has this value, so grue finds it (runtime/processes/descendants.py). So a program must
+        # not change the limit.
         ("setrlimit", _if_equal(0, _RLIMIT_RTTIME)),
         ("prlimit64", _limit_is_set()),
         # These calls can change other processes of this user. So allow only the id 0, the calling thread.

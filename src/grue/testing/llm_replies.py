@@ -51,7 +51,7 @@ class LlmReply(Struct, frozen=True, kw_only=True):
     events: tuple[bytes, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse a body that is not bytes. Otherwise the client of the test would see a broken connection."""
+        """Refuse a body that is not bytes. Otherwise the tested client would only see a broken connection."""
         if not isinstance(self.body, bytes | bytearray | memoryview):
             raise TypeError(f"LlmReply: body= wants bytes, not {type(self.body).__name__}.")
 

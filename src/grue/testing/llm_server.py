@@ -256,7 +256,7 @@ def _reply(given: object) -> LlmReply | None:
 
 
 def _last_of(request: LlmRequest) -> str:
-    """Describe a request for an error text: its last message, and whether a reply was refused before it."""
+    """Return, for an error text, the request's last message, and whether it refuses the reply before it."""
     from grue.messages import REPAIR_REQUEST  # here, because it is seldom needed
     from grue.runtime.safe_text import printable
 

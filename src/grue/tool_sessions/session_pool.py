@@ -252,8 +252,9 @@ class SessionPool:
     ) -> "LeasedConnection":
         """Return a connection for one turn: the prewarmed or kept one, or else a new one.
 
-        A connection that was prewarmed during this turn is left for the next turn. All that the turn does
-        with the connection, except closing it, must end before the `deadline`, on the event loop's clock.
+        A connection whose prewarming began during this turn is not returned: it is for the next turn.
+        Whatever the turn does with its connection, except closing it, must end before `deadline`, a time on
+        the event loop's clock.
         """
         waiting = self._waiting.get(server)
         if waiting is not None and waiting.generation > self._generation:

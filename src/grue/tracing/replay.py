@@ -119,7 +119,7 @@ class AgentTurn(Struct, frozen=True, kw_only=True):
         """Whether the agent may have ended before it recorded all commands of the state machine."""
         if any(isinstance(envelope.body, m.TurnEnd) for envelope in self.said):
             return False
-        # An agent that was cancelled before it read its first message has recorded nothing.
+        # `not self.said`: an agent that is cancelled before it reads its first message records nothing.
         return self.cut_off or self.crash is not None or self.interrupted or not self.said
 
     def up_to(self, envelope: EpisodeEnvelope) -> tuple[EpisodeEnvelope, ...]:
@@ -375,7 +375,7 @@ def _around_placeholders(text: str) -> str:
 
 
 def _placeholders(text: str) -> Iterator[int]:
-    """Yield the positions at which placeholders begin, including one that was cut with its text."""
+    """Yield the positions at which placeholders begin. The last placeholder may be cut by the text's end."""
     yield from (match.start() for match in re.finditer(re.escape(_PLACEHOLDER), text))
     cut = text.find(_CUT)
     last = text.rfind(_PLACEHOLDER[0], 0, cut)
@@ -431,7 +431,7 @@ class Connections:
                 # The session was closed while it connected, because the turn ran out of time. This leaves the
                 # server's state unchanged.
                 connecting.discard(envelope.sender)
-        # A session that is cancelled while it connects leaves the server's state unchanged.
+        # The sessions still in `connecting` were cancelled. The state of their servers stays unchanged.
         self._known.update({name: state for name, state in learned.items() if name not in connecting})
 
 

@@ -94,7 +94,7 @@ class StepTracker:
         self._changes: list[StepChange] = []
 
     def take(self, envelope: Envelope[Any]) -> list[StepChange]:
-        """Return a `StepBegan` or `StepEnded` for each attempt at a step that begins or ends here."""
+        """Take the next message. Return a `StepBegan` or `StepEnded` for each attempt that begins or ends."""
         self._changes = []
         if isinstance(envelope.body, Fact):
             self._take_fact(envelope, envelope.body)
@@ -175,9 +175,9 @@ class StepTracker:
         return self._asked_as(number, kind=kind)
 
     def _asked_as(self, number: int | None, turn: int | None = None, kind: StepKind = "model") -> Hashable:
-        """Return the key of the request under way that has this number; `None`: there is none.
+        """Return the key of the open step of this kind whose request is `number`; `None`: there is none.
 
-        If `turn` is given, only requests of that turn are searched.
+        If `turn` is given, only that turn's steps are searched.
         """
         for key, step in self.open.items():
             asked = getattr(step.began.body, "request", None)

@@ -144,8 +144,8 @@ class SavedConversation(Struct):
         lines: The lines after the header that no `Undone` has taken back.
         cut_short: The last line was incomplete: the process was killed while it was written.
         size: Number of bytes that were read.
-        restored: How many of the first `header.entries` entries were read. The ledger does not count these,
-            because the header's `length` and `digest` include them.
+        restored: How many entries were read so far, at most `header.entries`. The ledger does not count these
+            first entries, because the header's `length` and `digest` include them already.
     """
 
     header: FileHeader

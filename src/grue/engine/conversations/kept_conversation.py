@@ -492,7 +492,7 @@ class KeptConversation:
             return b"\n".join([msgspec.json.encode(header), *lines, b""]).decode()
 
     def _whole(self) -> tuple[FileHeader, tuple[bytes, ...]]:
-        """Return the header and the further lines of a new file that holds the whole conversation."""
+        """Return the header and all other lines of a file that holds the whole conversation."""
         history, ledger = self.history, self.ledger
         calls = {
             call.call_id

@@ -164,7 +164,8 @@ class DecisionLoop:
         self._conversation = conversation
         self._judge = judge
         self._steps = StepRunner(run)
-        # The latest text that lists the tools for the model. At first it is the system text.
+        # The text that last listed the tools for the model: at first the system text, later a user's text
+        # that lists changed tools.
         self._shown = conversation.system
         self._plan: ActionsPlanned | None = None if past is None else past.plan
         self._last_turn = 0 if past is None else past.last_turn

@@ -72,9 +72,10 @@ class SessionNews:
         self.turn: TurnUse | None = None
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Pass a message to the manager's observers. During a turn, record it in the turn's trace instead.
+        """Outside turns: pass a message to the manager's observers. During a turn: record it in the trace.
 
-        Then only `ServerNoted` and `ToolDrifted` are recorded: the turn reports the other messages itself.
+        During a turn only `ServerNoted` and `ToolDrifted` are recorded, because the turn reports all other
+        messages itself.
         """
         if self.turn is None:
             for observer in self.observers:

@@ -181,8 +181,8 @@ def _is_attached(char: str) -> bool:
 class ThoughtSplitter:
     """Separates thoughts from a text that arrives in pieces, as `split_thoughts` does for a whole text.
 
-    If the opening mark is in the prompt, and so not in the text, the thoughts are returned as content: only
-    the closing mark after them shows that they are thoughts.
+    Some endpoints put the opening mark into the prompt, so the text has only the closing mark. Then the
+    thoughts are returned as content, because the mark that shows what they are comes after them.
     """
 
     def __init__(self) -> None:
@@ -243,7 +243,7 @@ def _split_harmony(text: str) -> tuple[str, str]:
 
 
 def _messages(text: str) -> Iterable[tuple["re.Match[str]", str, int]]:
-    """Yield the messages of a text in harmony format: for each, its header, its text, and the text's end."""
+    """Yield the messages in a harmony text: the header's match, the message's text, and the text's end."""
     head = _HARMONY.match(text)
     while head is not None:
         ending = _HARMONY_END.search(text, head.end())

@@ -166,9 +166,10 @@ def unlisted_tool(server: m.ServerName, tool: str) -> m.ToolDefinition:
 
 
 def open_call(call: m.ToolCall, task: m.OpenTask) -> ValidCall:
-    """Return the call for the MCP task `task`, with the arguments that were sent when the task was made.
+    """Return `call` as a valid call that belongs to its MCP task, `task`.
 
-    It is valid even if the server no longer lists the tool.
+    It has the arguments that were sent when the task was made. It is valid even if the server no longer
+    lists the tool.
     """
     return ValidCall(call, unlisted_tool(task.server, task.call.tool), task.call.arguments, task.call.task)
 

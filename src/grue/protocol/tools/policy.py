@@ -380,7 +380,7 @@ def settled(
 
 
 def read_decisions(given: Iterable[object]) -> tuple[ApprovalDecision, ...]:
-    """Return a program's answers as decisions, without those whose ids, names or digests are not texts.
+    """Return a program's answers as decisions. Leave out answers whose id, name or digest is not a text.
 
     Raises:
         TypeError: One of the answers is not a decision.

@@ -480,7 +480,10 @@ def _parts(result: m.ToolCallResult, room: MediaRoom | None, write: Callable[[ob
 
 
 def _laid_out(content: object) -> str:
-    """Return content as lines. JSON gets a line for each value, even if it is a text on one long line."""
+    """Return content as lines: text unchanged, JSON with a line for each value.
+
+    A text with long lines that begins with `{` or `[` counts as JSON if it can be parsed.
+    """
     if isinstance(content, list) and content and _readable(content, None) is not content:
         texts = (block.get("text") if block.get("type") == "text" else block for block in content)
         return "\n".join(map(_laid_out, texts))

@@ -90,8 +90,8 @@ def with_calls_ended(
 ) -> tuple[Turn, tuple[s.CallNote, ...]]:
     """Add the records and answers of the last reply's calls to a turn that ends while calls are under way.
 
-    Return the turn, and the notes about calls that are not made which are not recorded yet. The servers that
-    are `starting` count as open, so that their sessions are closed as soon as they have opened.
+    Return the turn, and the notes that were not recorded yet; each says why a call is not made. The servers
+    in `starting` count as open, so that their sessions are closed as soon as they have opened.
     """
     turn = state.turn
     unsent = {call.call_id for run in state.unsent for call in run.calls}

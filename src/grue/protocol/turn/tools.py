@@ -303,7 +303,8 @@ def call(
         calls: All calls of the reply.
         settled: The calls that are answered already, in a resumed turn.
         decisions: The answers to earlier questions about these calls.
-        definitions: Digests of the definitions for which the calls were decided on, in a resumed turn.
+        definitions: In a resumed turn, by tool name: the digest of the definition that the tool had when its
+            calls were decided on. A call is not made if its tool has changed since.
     """
     done = {record.call_id for record in settled}
     tasks = turn.open_tasks

@@ -84,7 +84,10 @@ _NOTICE_S = 0.05
 
 
 class WorkInterrupted(KeyboardInterrupt):
-    """`Interruptible.interrupt` has ended the work. A `KeyboardInterrupt` of the work itself stays as is."""
+    """Raised by `Interruptible.run` after `interrupt` was called.
+
+    A `KeyboardInterrupt` that the function itself raises leaves `run` unchanged.
+    """
 
 
 def block_signals() -> None:

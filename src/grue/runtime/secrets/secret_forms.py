@@ -201,8 +201,8 @@ def _base64_cores(data: bytes) -> list[str]:
 def _base64(core: str) -> bytes:
     """Return a regular expression for `core` in either base64 alphabet, also escaped for JSON or a URL.
 
-    It also matches what may follow `core`: the padding (`=`), and before it one character that encodes the
-    secret's last bits and bits after the secret.
+    It also matches what may follow `core` at the end of an encoded text: one character that encodes only
+    some bits of the secret, and the padding (`=`).
     """
     signs = {
         "+": rb"(?:\\*\+|-|\\+u002[bB]|%(?:25){0,8}2[bB])",

@@ -265,7 +265,7 @@ class TraceReader(Generic[B]):
             end = extract.at + 2
             size += len(pieces[-1])
             if size > MAX_LINE_BYTES:
-                # A hostile line may refer to one large file many times, and so become any size.
+                # A hostile trace may refer to one large file many times in a line, so check the total size.
                 raise damaged(self.path, number, "its body is too large with what was taken out of it")
         return b"".join([*pieces, body[end:]])
 

@@ -230,9 +230,10 @@ def error(status: int, said: Json) -> Json:
 
 
 def owed(message: Json) -> dict[str, list[Json]]:
-    """Return the thinking that later requests must repeat.
+    """Return the thinking blocks of a reply, which later requests must repeat.
 
-    The keys are the ids of the reply's tool calls, or the id of the reply if it has no calls.
+    The keys are the ids of the reply's tool calls, or the reply's own id if it has no calls. Each has all
+    the blocks as its value. Empty if the reply has no thinking.
     """
     blocks = message["content"]
     thinking = [block for block in blocks if block["type"] in THINKING]

@@ -196,11 +196,11 @@ class Link:
         return types.ElicitResult.model_validate({"action": "accept", "content": answer})
 
     async def _ask_user(self, request: ElicitationRequest) -> m.JsonObject | Declined:
-        """Call the host's `elicit`. If it raises, the question is declined, but a Ctrl-C ends the tool call.
+        """Call the host's `elicit` and return its answer. A Ctrl-C during `elicit` ends the tool call.
 
-        The SDK runs this method in a task of its own. If a `KeyboardInterrupt` left that task, it would stop
-        the event loop at once, before the session is closed. So the task that waits for the server's answer
-        raises it instead.
+        The SDK runs this method in a task of its own. A `KeyboardInterrupt` that left this task would stop
+        the event loop at once, before the session is closed. So the exception is stored, and raised in the
+        task that waits for the server's answer to the call.
         """
         assert self._abilities.elicit is not None, "only then is this called"
         try:
