@@ -108,11 +108,14 @@ def test_a_budget_ends_the_fleet_and_a_larger_one_goes_on(
 def test_what_is_wrong_is_refused_before_anything_starts(tmp_path: Path, folder: Path) -> None:
     rows = [
         (("--where", "speed = 1"), "The names are trace, turn, outcome"),
-        (("--where", "turn > x"), "could not convert"),
+        (("--where", "turn > x"), "'x' is no number"),
         (("--where", "answer > 1"), "answer is no number"),
         (("--where", "user ~ ("), "unterminated"),
         (("--where", "turn > 99"), "no recorded turn"),
-        (("--misses", "ask"), "nobody to ask"),
+        (("--misses", "ask"), "'ask' is not one of 'fail', 'call'"),
+        (("--set", "speed=1"), "there is no field speed; the fields are"),
+        (("--set", "llm.speed=1"), "There is no setting llm.speed. The settings are"),
+        (("--base-url", "nowhere"), "The base URL must start with http:// or https://"),
     ]
     for options, says in rows:
         done = grue("fleet", "fork", str(folder), *options, "--dir", str(tmp_path / "f"), cwd=tmp_path)

@@ -89,6 +89,10 @@ def add_server(adding: Adding) -> bool:
     answers = _Answers(adding.values, ask=_at_a_terminal() and not adding.yes)
     source = Path(adding.source)
     if source.suffix == f".{descriptions.BUNDLE}":
+        if "://" in adding.source:
+            raise MCPConfigError(
+                "Download the bundle yourself, and name its file. --sha256 checks its digest."
+            )
         return _add_bundle(adding, source, adding.sha256, path, answers)
     own = _own(adding, path.parent)
     if own is not None:
@@ -221,12 +225,17 @@ def _add(
     missing = [each for each in server.variables if not os.environ.get(each)]
     if missing:
         say(f"set      {', '.join(missing)} in the environment; then approve its tools:")
-        say(f"         {GRUE} tools {shlex.quote(name)} --lock")
+        say(f"         {GRUE} tools {shlex.quote(name)} --lock{_with_file(adding.mcp_config)}")
         return True
-    return _approved(name, path)
+    return _approved(name, path, _with_file(adding.mcp_config))
 
 
-def _approved(name: str, path: Path) -> bool:
+def _with_file(mcp_config: Path | None) -> str:
+    """Return what to add to a command, so that it uses the file that the user has named."""
+    return "" if mcp_config is None else f" --mcp-config {shlex.quote(str(mcp_config))}"
+
+
+def _approved(name: str, path: Path, with_file: str) -> bool:
     """Start the server and approve its tools; return `False` if it does not start."""
     config = GameConfiguration.of_project()
     known = known_servers(config, path)
@@ -235,14 +244,15 @@ def _approved(name: str, path: Path) -> bool:
     outcome = client.recorder.redacted_body(outcome)
     if not isinstance(outcome, m.SessionOpened):
         say(f"grue: It is written, and did not start: {failure_text(outcome)}", err=True)
-        say(f"To take it out again: {GRUE} remove {shlex.quote(name)}", err=True)
+        say(f"To take it out again: {GRUE} remove {shlex.quote(name)}{with_file}", err=True)
         return False
     for line in described(outcome, known.source, 80):
         say(line)
     others = [each for each in (*known.servers, *known.unusable) if each != name]
     if others and tool_lock_file.read_tool_lock(tool_lock_file.lock_path(path)) is None:
         # Do not write a lock with this server alone: the tools of all others would count as not approved.
-        say(f"The file's servers have no tool lock. To approve the tools of all: {GRUE} tools --lock")
+        command = f"{GRUE} tools --lock{with_file}"
+        say(f"The file's servers have no tool lock. To approve the tools of all: {command}")
     else:
         say("\n".join(approve(known, {name: outcome.tools})))
     return True
@@ -310,7 +320,7 @@ def _description(adding: Adding, config: GameConfiguration) -> object:
             "Arguments are for npm:, pypi:, oci: and programs of yours. A description says which it takes:"
             " --set NAME=VALUE."
         )
-    if path.is_file() or path.suffix == ".json":
+    if path.is_file() or (path.suffix == ".json" and "://" not in source):
         return parse_json(read_config_text(path, if_missing=f"There is no file {path}."), path).value
     name, _, version = source.partition("@")
     if "://" in source:

@@ -113,7 +113,7 @@ _Game = Annotated[
     ),
 ]
 _Interpreter = Annotated[
-    str | None,
+    Literal["dfrotz", "fernz"] | None,
     typer.Option(
         metavar="dfrotz|fernz",
         help="The program that runs a story file.",
@@ -240,7 +240,7 @@ _WITH_RESUME = (
 def _refuse_beside_resume(context: typer.Context) -> None:
     """Refuse options that the first run has recorded, because the resumed run uses their recorded values."""
     given = [
-        parameter.opts[0]
+        str(parameter.metavar) if parameter.param_type_name == "argument" else parameter.opts[0]
         for parameter in context.command.params
         if parameter.name not in _WITH_RESUME
         and getattr(context.get_parameter_source(str(parameter.name)), "name", "") == "COMMANDLINE"
@@ -916,7 +916,7 @@ def mock_server(
         ),
     ] = None,
     era: Annotated[
-        str,
+        Literal["initialize", "stateless", "both"],
         typer.Option(
             metavar="initialize|stateless|both",
             help="Which revisions of MCP the server speaks:\n\n"

@@ -55,7 +55,9 @@ def _object(text: str) -> m.JsonObject:
     try:
         value = json_value(text)
     except (ValueError, RecursionError) as error:
-        raise MCPConfigError(f"The arguments are not JSON: {error}.") from error
+        raise MCPConfigError(
+            f"""The arguments are not JSON: {error}. Write '{{"name": value}}', or --arg name=value."""
+        ) from error
     if not isinstance(value, dict):
         raise MCPConfigError("""The arguments are not a JSON object: write '{"name": value}'.""")
     return value

@@ -1,7 +1,7 @@
 """The commands of `grue fleet`; `fleet.py` and `fleet_view.py` implement them."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -63,7 +63,7 @@ _Workers = Annotated[
     ),
 ]
 _Engine = Annotated[
-    str,
+    Literal["local", "ray"],
     typer.Option(metavar="local|ray", help="Where episodes run: on this machine, or in a Ray cluster."),
 ]
 _Ray = Annotated[
@@ -107,6 +107,9 @@ def run(
     An episode is one call of the sweep's function. If a worker process is
     killed, or a server or the model cannot be reached, the episode is tried
     again. After three attempts it is given up.
+
+    After Ctrl-C the running episodes are still run to their end; a second
+    Ctrl-C cancels them.
     """
     from grue.cli.fleet import print_plan, run_fleet
 
@@ -163,7 +166,7 @@ def fork(
     system: OtherSystem = None,
     settings: Changes = None,
     misses: Annotated[
-        str,
+        Literal["fail", "call"],
         typer.Option(
             metavar="fail|call",
             help="What to do about a tool call that has no recorded result:\n\n"
@@ -219,7 +222,7 @@ def fork(
         base_url=base_url,
         system=system,
         settings=settings or (),
-        misses=misses,  # type: ignore[arg-type]  # the work's settings check the word
+        misses=misses,
     )
     options = FleetForkOptions(
         fork=change,
@@ -498,7 +501,7 @@ def report(
 def export(
     directory: _Directory,
     form: Annotated[
-        str,
+        Literal["parquet", "samples", "atif"],
         typer.Option(
             "--as",
             metavar="parquet|samples|atif",
@@ -519,11 +522,9 @@ def export(
     ] = "score",
 ) -> None:
     """Write a fleet's episodes in a format for other programs."""
-    from grue.cli.fleet_export import FORMS, export_fleet
+    from grue.cli.fleet_export import export_fleet
 
     take_interrupts()
-    if form not in FORMS:
-        raise typer.BadParameter(f"write {', '.join(FORMS[:-1])} or {FORMS[-1]}", param_hint="--as")
     export_fleet(directory, out, form, score)
 
 
@@ -556,17 +557,20 @@ def stop(directory: _Directory) -> None:
 
 
 def _options(
-    sweep: Path, directory: Path | None, workers: int | None, engine: str, ray: str | None, batch: bool
+    sweep: Path,
+    directory: Path | None,
+    workers: int | None,
+    engine: Literal["local", "ray"],
+    ray: str | None,
+    batch: bool,
 ) -> "FleetRunOptions":
     from grue.cli.fleet import FleetRunOptions
 
-    if engine not in ("local", "ray"):
-        raise typer.BadParameter("write local or ray", param_hint="--engine")
     return FleetRunOptions(
         sweep=sweep,
         directory=directory,
         workers=workers,
-        engine="ray" if engine == "ray" else "local",
+        engine=engine,
         ray=ray,
         batch=batch,
     )

@@ -19,11 +19,12 @@ from grue.fleet.export import (
     run_episode,
 )
 from grue.fleet.folder import MANIFEST
+from grue.fleet.results import require_score, results
 from grue.runtime.safe_text import printable
 from grue.runtime.trace.format import TRACE_FILE
 from grue.tracing.columns import cut
+from grue.tracing.reading import open_episode
 
-FORMS = ("parquet", "samples", "atif")
 _WIDEST = 60
 _TABLE = "episodes.parquet"
 
@@ -32,10 +33,12 @@ def export_fleet(directory: Path, target: Path | None, form: str, score: str) ->
     """Write a fleet's episodes in another format, and print what was written.
 
     Raises:
-        FleetError: There is no fleet, or a file cannot be written.
+        FleetError: There is no fleet, no episode has the score, or a file cannot be written.
         MissingDependencyError: DuckDB is not installed.
     """
     require_fleet(directory)
+    if form != "parquet":
+        require_score(results(directory), score)
     place = target or directory / "export"
     episodes = fleet_episodes(directory)
     if form == "parquet":
@@ -57,6 +60,7 @@ def print_query(sql: str, places: Sequence[Path], *, as_json: bool) -> None:
 
     Raises:
         FleetError: A place has no episodes, or the query is wrong.
+        TraceError: A place is a file, and no trace.
         MissingDependencyError: DuckDB is not installed.
     """
     exported = [place for place in places if (place / _TABLE).is_file()]
@@ -74,6 +78,7 @@ def _episodes(place: Path) -> Iterator[EpisodeRow]:
     if (place / MANIFEST).is_file():
         yield from fleet_episodes(place)
     elif place.is_file() or (place / TRACE_FILE).is_file():
+        open_episode(place)  # the user has named this trace, so it is an error if it is none
         yield run_episode(place)
     else:
         found = [*traces_in(place)]

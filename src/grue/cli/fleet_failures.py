@@ -13,7 +13,7 @@ from grue.fleet.compare import short_words
 from grue.fleet.course import read_said
 from grue.fleet.failures import WORDS, FailureGroup, group_failures, trace_command
 from grue.fleet.passing import Passing
-from grue.fleet.results import Result, latest_results
+from grue.fleet.results import Result, latest_results, require_score
 from grue.fleet.scoring import ScoreTally, read_scoring, score_fleet
 from grue.runtime.safe_text import shortened
 
@@ -33,10 +33,11 @@ def print_failures(
     """Print the failed episodes, grouped by what went wrong, each group with commands that open traces.
 
     Raises:
-        FleetError: The folder holds no fleet.
+        FleetError: The folder holds no fleet, or no episode has the score.
     """
     require_fleet(directory)
     latest, earlier = latest_results(directory)
+    require_score(latest, score)
     found = {each.id: each for each in latest}
     scores = [each.scores[score] for each in latest if score in each.scores]
     passes = Passing.of(scores, passing, lower_is_better=lower_is_better)

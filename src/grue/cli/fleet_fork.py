@@ -6,13 +6,15 @@ from pathlib import Path
 from msgspec import Struct
 
 from grue.cli.fleet_progress import FleetProgress
-from grue.cli.fork import ForkOptions, change_of
+from grue.cli.fork import Change, ForkOptions, change_of, refuse_script
 from grue.cli.runs import RUNS
 from grue.cli.saying import GRUE, say, shown_path
+from grue.config.wiring import model_for
+from grue.engine.fork import changed_turn, read_run
 from grue.errors import FleetError
 from grue.fleet.broker import FleetBudget
 from grue.fleet.fleet import Fleet
-from grue.fleet.fork_work import cases_of, condition, fork_again, turns_in
+from grue.fleet.fork_work import TurnToFork, cases_of, condition, fork_again, turns_in
 from grue.runtime.trace.format import TRACE_FILE
 from grue.tracing.facts import counted
 
@@ -42,13 +44,12 @@ def fork_fleet(options: FleetForkOptions) -> bool:
         MCPConfigError: An option or a file cannot be used.
     """
     fork, change = options.fork, change_of(options.fork)
-    if fork.misses == "ask":
-        raise FleetError("A fleet has nobody to ask: choose --misses fail or --misses call.")
     fits = condition(options.where)
     chosen = [turn for turn in turns_in(fork.trace) if fits(turn)]
     if not chosen:
         asked = f" that fits {options.where!r}" if options.where else ""
         raise FleetError(f"There is no recorded turn in {fork.trace}{asked}. `{GRUE} runs` lists the runs.")
+    _check(chosen[0], fork, change)
     given = {
         "model": fork.model,
         "base_url": fork.base_url,
@@ -70,6 +71,19 @@ def fork_fleet(options: FleetForkOptions) -> bool:
     shown = shown_path(place)
     say(f"To compare: {GRUE} fleet compare {shown}:fork=recorded :fork=changed")
     return finished.reason == "finished" and not tally.given_up and not tally.unpaid
+
+
+def _check(turn: TurnToFork, fork: ForkOptions, change: Change) -> None:
+    """Refuse, before anything is run, a change that fails in this turn, and so probably in all of them.
+
+    Raises:
+        MCPConfigError: A setting or the base URL cannot be used, there is no API key, or a script of
+            `--offline` has answered the turn.
+    """
+    recorded = read_run(turn.trace, turn.turn, turn.at)
+    refuse_script(recorded, fork)
+    model_for(recorded.asks, change.llm, fork.model, fork.base_url)
+    changed_turn(recorded.begun, change.changes)
 
 
 def _name(place: Path) -> str:

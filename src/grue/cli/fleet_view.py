@@ -14,7 +14,7 @@ from grue.cli.saying import say, say_json, shown_path
 from grue.fleet.accounts import read_ledger
 from grue.fleet.compare import Cell, Options, cell_axes, compare, in_order, setting_word
 from grue.fleet.folder import MANIFEST, TRACE, FleetFolder, Manifest, no_fleet
-from grue.fleet.results import latest_results, results
+from grue.fleet.results import latest_results, require_settings, results
 from grue.runtime.safe_text import printable
 from grue.tracing.columns import cells, pad
 
@@ -99,10 +99,12 @@ def print_table(
         everything: Also count episodes that are not in the latest sweep.
 
     Raises:
-        FleetError: The folder holds no fleet, or one of its files is damaged.
+        FleetError: The folder holds no fleet, one of its files is damaged, or no episode has a setting of
+            `by`.
     """
     _, manifest = _opened(directory)
     found, earlier = (list(results(directory)), 0) if everything else latest_results(directory)
+    require_settings(found, by or ())
     done = [each for each in found if each.outcome == "scored"]
     failed = sum(each.outcome == "failed" for each in found)
     damaged = [each.error for each in found if each.outcome == "damaged"]

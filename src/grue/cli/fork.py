@@ -80,7 +80,7 @@ def fork_turn(options: ForkOptions) -> None:
     """
     change = change_of(options)
     recorded = read_run(options.trace, options.turn, options.at)
-    _refuse_script(recorded, options)
+    refuse_script(recorded, options)
     llm = model_for(recorded.asks, change.llm, options.model, options.base_url)
     servers = {} if options.misses == "fail" else _servers(options.mcp_config, recorded.begun.servers)
     lacking = [name for name in recorded.begun.servers if name not in servers]
@@ -91,8 +91,12 @@ def fork_turn(options: ForkOptions) -> None:
             " names. --misses fail needs none: it takes the results from the record."
         )
     folder = options.run_dir or new_run_path(RUNS, FORK)
+    if (folder / TRACE_FILE).exists():
+        raise MCPConfigError(f"{shown_path(folder)} has a trace already: choose another folder.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise MCPConfigError(f"Cannot create the run folder {folder}: it is a file.") from error
     except OSError as error:
         raise MCPConfigError(f"Cannot create the run folder {folder}: {error.strerror}.") from error
     try:
@@ -145,7 +149,7 @@ def _has_begun(folder: Path) -> bool:
     return False
 
 
-def _refuse_script(recorded: RecordedRun, options: ForkOptions) -> None:
+def refuse_script(recorded: RecordedRun, options: ForkOptions) -> None:
     """Refuse to fork a turn that an `--offline` script has answered: a fork cannot run that script."""
     if recorded.asks is not None and recorded.asks.address == OFFLINE_URL and options.base_url is None:
         raise MCPConfigError(

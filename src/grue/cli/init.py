@@ -139,6 +139,8 @@ def start_project(folder: Path, sources: Sequence[Path]) -> None:
             say(f"         with {model} at {url}")
         _write(folder / "test_agent.py", TEST)
         added = _write(folder / DEFAULT_FILE_NAME, json.dumps(configuration, indent=2) + "\n")
+    except (FileExistsError, NotADirectoryError) as error:
+        raise MCPConfigError(f"Cannot write into {folder}: it is not a folder.") from error
     except OSError as error:
         raise MCPConfigError(f"Cannot write into {folder}: {error.strerror}.") from error
     if added:

@@ -65,11 +65,13 @@ def play_episode(options: PlayOptions) -> EpisodeResult:
 
 
 def _play(options: PlayOptions, past: GamePast | None) -> EpisodeResult:
-    config, server = _configuration(options)
+    config, server, notice = _configuration(options)
     game = open_game(options.game, interpreter=options.interpreter)
+    client = _client(options, config, game)
+    if notice:
+        say(f"grue: {notice}", err=True)
     if isinstance(game, ZMachineGame) and game.notice:
         say(f"grue: {game.notice}", err=True)
-    client = _client(options, config, game)
     recorder = Recorder()
     folder_path = options.resume or options.run_dir or new_run_path(RUNS)
     episode_id = past.started.episode_id if past else folder_path.name
@@ -145,10 +147,11 @@ def _finish(
     return result
 
 
-def _configuration(options: PlayOptions) -> tuple[GameConfiguration, Any]:
-    """Return the settings, and the bundled MCP server if the episode has to use it.
+def _configuration(options: PlayOptions) -> tuple[GameConfiguration, Any, str]:
+    """Return the settings, the bundled MCP server if the episode has to use it, and a notice about that.
 
-    `None` instead of the server: the user has configured other servers, or has turned MCP off.
+    `None` instead of the server: the user has configured other servers, or has turned MCP off. The notice is
+    empty then.
     """
     config = GameConfiguration.of_project()
     model = options.model
@@ -159,26 +162,26 @@ def _configuration(options: PlayOptions) -> tuple[GameConfiguration, Any]:
     config.ask(options.base_url, model)
     if not options.mcp:
         config.mcp_enabled = False
-        return config, None
+        return config, None, ""
     if options.mcp_config is not None:
         if not options.mcp_config.exists():
             raise MCPConfigError(missing_servers(options.mcp_config, named=True))
         config.mcp_enabled = True
         config.mcp_config_file = str(options.mcp_config.absolute())
-        return config, None
+        return config, None, ""
     if config.mcp_enabled or declines_mcp():
-        return config, None
+        return config, None, ""
     config.mcp_enabled = True
-    if options.output not in ("json", "quiet"):
-        why = "no MCP servers are configured"
-        if (file := config.mcp_config_path).is_file():  # unlike `grue tools`, `play` does not use it; say so
-            why = f"{shown_path(file)} is not used without --mcp-config, or enabled = true"
-        say(
-            f"grue: {why}, so the bundled server, {BUNDLED_NAME!r}, is used. For none:"
-            " --no-mcp, or enabled = false under [tool.grue.mcp] in pyproject.toml.",
-            err=True,
-        )
-    return config, bundled_server()
+    if options.output in ("json", "quiet"):
+        return config, bundled_server(), ""
+    why = "no MCP servers are configured"
+    if (file := config.mcp_config_path).is_file():  # unlike `grue tools`, `play` does not use it; say so
+        why = f"{shown_path(file)} is not used without --mcp-config, or enabled = true"
+    notice = (
+        f"{why}, so the bundled server, {BUNDLED_NAME!r}, is used. For none: --no-mcp, or enabled = false"
+        " under [tool.grue.mcp] in pyproject.toml."
+    )
+    return config, bundled_server(), notice
 
 
 def _client(options: PlayOptions, config: GameConfiguration, game: Game) -> LLMClient:

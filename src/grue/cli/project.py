@@ -133,8 +133,10 @@ def only_started(servers: Mapping[str, McpServer]) -> dict[str, StdioServer]:
     return {name: each for name, each in servers.items() if isinstance(each, StdioServer)}
 
 
-def named_server(known: KnownServers, name: str) -> StdioServer:
+def named_server(known: KnownServers, name: str, *, preset: bool = True) -> StdioServer:
     """Return the server of this name, which grue starts as a process.
+
+    `preset` says whether the user could have named a preset too; only the text of an error depends on it.
 
     Raises:
         MCPConfigError: No server has that name, its configuration is invalid, or grue reaches it by URL.
@@ -144,9 +146,9 @@ def named_server(known: KnownServers, name: str) -> StdioServer:
     server = known.servers.get(name)
     if server is None:
         listed = ", ".join((*only_started(known.servers), *known.unusable)) or "none"
+        no, presets = ("no preset and no", " Presets: pure, files, web.") if preset else ("no", "")
         raise MCPConfigError(
-            f"There is no preset and no server {printable(name)!r} to start. Presets: pure, files, web."
-            f" Servers: {listed}."
+            f"There is {no} server {printable(name)!r} to start.{presets} Servers: {listed}."
         )
     if not isinstance(server, StdioServer):
         raise MCPConfigError(
@@ -163,7 +165,7 @@ def watched_server(known: KnownServers, name: str) -> tuple[StdioServer, Callabl
 
     Raises `MCPConfigError` as `named_server` does.
     """
-    server = named_server(known, name)
+    server = named_server(known, name, preset=False)
     watch = Watch()
 
     def learned() -> str:

@@ -154,7 +154,7 @@ def run_task(options: RunOptions) -> RunResult:
     """
     if options.resume is None:
         return _run(options)
-    folder = options.resume if options.resume.is_dir() else options.resume.parent
+    folder = options.resume.parent if options.resume.is_file() else options.resume
     settings = read_run(folder).started.settings
     started = started_options(settings, RunOptions, f"{folder} does not hold valid options of `grue run`")
     chosen = {name: getattr(started, name) for name in _RECORDED}

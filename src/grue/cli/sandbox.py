@@ -16,12 +16,13 @@ from grue.cli.project import KnownServers, known_servers, named_server, only_sta
 from grue.cli.saying import say
 from grue.config.settings import GameConfiguration
 from grue.engine.outside_turns.tool_client import ToolClient
-from grue.errors import MCPConfigError, MCPToolCallError
+from grue.errors import MCPConfigError, MCPServerStartupError, MCPToolCallError
 from grue.runtime.safe_text import printable
 from grue.sandbox.box import Preset, Sandbox, in_words
 from grue.sandbox.launch import boxed, missing_for
 from grue.sandbox.places import places_of
 from grue.sandbox.seatbelt import SCRATCH, profile
+from grue.tool_sessions.failures import failure_text
 from grue.tracing.reading import open_episode
 
 _LEAVE_S = 3.0
@@ -130,12 +131,16 @@ def learn(path: Path, name: str, traces: list[Path]) -> bool:
         Whether every call succeeded. A call that failed may need more than the printed sandbox permits.
 
     Raises:
-        MCPConfigError: There is no such server, or a trace cannot be read.
+        MCPConfigError: There is no such server.
+        MCPServerStartupError: The server does not start.
+        TraceError: A trace cannot be read.
     """
     watched, learned = watched_server(_known(path), name)
     count = failed = 0
     with ToolClient({name: watched}) as client:
-        client.connect(name)
+        outcome = client.connect(name)[name]
+        if not isinstance(outcome, m.SessionOpened):
+            raise MCPServerStartupError(failure_text(client.recorder.redacted_body(outcome)), server=name)
         for tool, arguments in _calls(name, traces):
             count += 1
             try:

@@ -1,7 +1,7 @@
 """The subcommands of `grue trace` and their options; `trace.py` and the `trace_*.py` implement them."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -318,7 +318,7 @@ def trace_replay(
         ),
     ] = None,
     after_timeout: Annotated[
-        str | None,
+        Literal["skip", "continue", "force"] | None,
         typer.Option(
             metavar="skip|continue|force",
             help="What to do after a tool call has timed out:\n\n"

@@ -123,6 +123,8 @@ def opened(path: Path, sha256: str | None = None) -> Iterator[Bundle]:
             raise MCPConfigError(f"Cannot read {path}: {error.strerror or error}.") from error
         except (zipfile.BadZipFile, ValueError, struct.error) as error:
             raise MCPConfigError(f"{path} is not a zip file.") from error
+        except MCPConfigError as error:
+            raise MCPConfigError(f"The bundle {path.name} cannot be used. {error}") from error
         yield bundle  # outside of the `try`, so that errors of the caller's block are not caught here
 
 

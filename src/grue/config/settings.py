@@ -320,13 +320,20 @@ class GameConfiguration(_Table):
         return self.project_dir / self.mcp_config_file
 
     def ask(self, base_url: str | None = None, model: str | None = None) -> None:
-        """Change to another endpoint or model, if one is given. A change removes the fallback models."""
+        """Change to another endpoint or model, if one is given. A change removes the fallback models.
+
+        Raises:
+            MCPConfigError: `base_url` is not a URL. The text names the option `--base-url`.
+        """
         if (base_url or self.client_base_url, model or self.agent_model) == (
             self.client_base_url,
             self.agent_model,
         ):
             return
-        self.client_base_url = base_url or self.client_base_url
+        try:
+            self.client_base_url = base_url or self.client_base_url
+        except MCPConfigError as error:
+            raise MCPConfigError(str(error).replace("client_base_url", "--base-url", 1)) from error
         self.agent_model = model or self.agent_model
         self.then = []
 

@@ -223,7 +223,7 @@ class ForkedRun(HostTurn[T]):
         run = read_run(asked.trace, asked.turn, asked.at)
         settled = TurnRecord(run.envelopes, 0, {})
         place = run.place(_fork_at(asked, run, settled))
-        changed = _changed(asked, run.begun)
+        changed = changed_turn(run.begun, asked.changes, asked.system)
         rest = RestOfTurn(settings.spending, place.spent, counted=place.spent)
         budget = rest.left_for(changed, settings.budget, f"Turn {changed.turn} cannot be forked")
         changed = replace(changed, limits=replace(changed.limits, budget=budget))
@@ -319,17 +319,22 @@ def _result(value: object) -> m.ToolCallResult:
     return value if isinstance(value, m.ToolCallResult) else tool_results.success(value)
 
 
-def _changed(asked: ForkRequest, begun: m.RunTurn) -> m.RunTurn:
+def changed_turn(begun: m.RunTurn, changes: Mapping[str, Any], system: str | None = None) -> m.RunTurn:
+    """Return a turn with other limits and policies, and with another system text unless `system` is `None`.
+
+    Raises:
+        MCPConfigError: A name in `changes` is unknown, or its value does not fit.
+    """
     try:
-        policy, limits = parted(asked.changes)
+        policy, limits = parted(changes)
         return replace(
             begun,
-            system=begun.system if asked.system is None else asked.system,
+            system=begun.system if system is None else system,
             policy=merged(begun.policy, policy),
             limits=merged(begun.limits, limits),
         )
     except ValueError as error:
-        named = next((name for name in asked.changes if name in LlmSettings.__struct_fields__), "")
+        named = next((name for name in changes if name in LlmSettings.__struct_fields__), "")
         model = (
             f" {named} is a setting of the model: --set llm.{named}=..., or llm= of the Runner."
             if named

@@ -608,6 +608,8 @@ class _Tables:
     def run(self, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
         try:
             answer = self._database.execute(sql)
+            if answer is None:
+                raise FleetError("The query has no statement.")
             return [column[0] for column in answer.description or ()], answer.fetchall()
         except self._error as error:
             raise FleetError(f"DuckDB says: {error}") from error

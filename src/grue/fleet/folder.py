@@ -268,7 +268,7 @@ class FleetFolder:
         found = [episode for episode in self.episodes() if episode.id.startswith(beginning)]
         if len(found) == 1:
             return found[0]
-        what = "is not an episode" if not found else f"are {len(found)} episodes"
+        what = "is no episode" if not found else f"are {len(found)} episodes"
         raise FleetError(f"There {what} in {self.path} whose id begins with {beginning!r}.")
 
     def read_manifest(self, kind: type[T]) -> T | None:
@@ -337,6 +337,8 @@ def driver_lock(folder: FleetFolder) -> Iterator[None]:
         FleetError: Another driver has locked the folder, or the folder cannot be locked.
     """
     path = folder.path / LOCK
+    if folder.path.is_file():
+        raise FleetError(f"{folder.path} is a file, not a folder. Name a folder with --dir.")
     with _writing(path):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -194,8 +194,12 @@ def _check(name: str, sign: str, wanted: str, written: str) -> Callable[[TurnToF
     try:
         re.compile(wanted if sign == "~" else "")
         float(wanted if sign in "<>" else 0)
-    except (re.error, ValueError) as error:
-        raise FleetError(f"--where {written!r:.200}: {error}.") from error
+    except re.error as error:
+        raise FleetError(
+            f"--where {written!r:.200}: {wanted!r} is no regular expression: {error}."
+        ) from error
+    except ValueError as error:
+        raise FleetError(f"--where {written!r:.200}: {wanted!r} is no number.") from error
     if sign in "<>" and name not in ("turn", "requests", "calls"):
         raise FleetError(f"--where {written!r:.200}: {name} is no number, so {sign} says nothing about it.")
 

@@ -18,7 +18,7 @@ from grue.fleet.compare import Options, cell_axes, compare_results, in_order, se
 from grue.fleet.failures import WORDS, around, group_failures
 from grue.fleet.folder import MANIFEST, FleetFolder, Manifest, no_fleet
 from grue.fleet.passing import Passing, failed_score, score_of
-from grue.fleet.results import Result, latest_results
+from grue.fleet.results import Result, latest_results, require_score, require_settings
 from grue.fleet.statistics import LEAST_CASES, mean_interval
 from grue.runtime.files import replacing
 from grue.runtime.safe_text import printable
@@ -99,7 +99,8 @@ def write_report(
         by: The settings by whose values the episodes are grouped into cells; `None`: `cell_axes` chooses.
 
     Raises:
-        FleetError: The folder holds no fleet, the fleet has no episodes, or the page cannot be written. Or an
+        FleetError: The folder holds no fleet, the fleet has no episodes, no episode has the score or a
+            setting of `by`, or the page cannot be written. Or an
             episode has failed, lower is better, and `failed_as` is `None`.
         MissingDependencyError: numpy or scipy is not installed.
     """
@@ -113,6 +114,8 @@ def write_report(
         )
     if not found:
         raise FleetError(f"No episode of {fleet} has begun.")
+    require_score(found, score)
+    require_settings(found, by or ())
     manifest = FleetFolder(fleet).read_manifest(Manifest)
     axes = [] if manifest is None else manifest.axes
     if by is None:

@@ -27,6 +27,8 @@ from grue.runtime.files import next_line, open_regular
 from grue.tracing.marks import SCORES, Mark, read_marks
 
 INDEX = "results.jsonl"
+DEFAULT_SCORE = "score"
+"""The score that commands use if none is named."""
 _MOST_LINE = 2**20
 
 ResultOutcome: TypeAlias = Literal["scored", "failed", "infrastructure", "unpaid", "interrupted", "damaged"]
@@ -162,6 +164,29 @@ def latest_results(fleet: Path) -> tuple[list[Result], int]:
 def _latest_of(fleet: Path, found: list[Result]) -> list[Result]:
     latest = FleetFolder(fleet).latest()
     return found if latest is None else [each for each in found if each.id in latest]
+
+
+def require_settings(found: Iterable[Result], names: Iterable[str]) -> None:
+    """Check that some episode has each of these settings.
+
+    Raises:
+        FleetError: No episode has one of them. The text names the settings that there are.
+    """
+    known = {name: None for each in found for name in (*each.planned, *each.settings)}
+    for name in names:
+        if known and name not in known:
+            raise FleetError(f"The episodes have no setting {name!r}. They have {', '.join(known)}.")
+
+
+def require_score(found: Iterable[Result], score: str) -> None:
+    """Check that some episode has a score of this name, unless none has any score or it is the default name.
+
+    Raises:
+        FleetError: There are only other scores. The text names them.
+    """
+    known = {name: None for each in found for name in each.scores}
+    if known and score not in known and score != DEFAULT_SCORE:
+        raise FleetError(f"No episode has the score {score!r}. The scores are {', '.join(known)}.")
 
 
 def note_result(fleet: Path, episode: Path) -> None:

@@ -50,7 +50,7 @@ class Scoring(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         timeout_s: Time limit for the scorers of one episode.
     """
 
-    scorer: dict[str, Scorer]
+    scorer: dict[str, Scorer] = {}
     budget: FleetBudget = FleetBudget()
     rate: Rate = Rate()
     workers: int = 0

@@ -215,4 +215,55 @@ def test_errors_in_an_empty_folder_name_what_to_do_next(run: CliRunner) -> None:
         assert [*Path().iterdir()] == [], f"{command} leaves something behind"
 
 
+def test_what_people_type_or_name_wrong_is_refused_in_a_sentence_that_names_it(run: CliRunner) -> None:
+    Path("empty").touch()
+    Path("text.mcpb").write_text("no archive")
+    Path("empty.toml").touch()
+    for command, status, says in (
+        ("play --offline --game missing.z5", 2, "grue: Cannot read the story file missing.z5"),
+        ("play --offline --run-dir empty", 1, "Cannot create the run folder empty: it is a file."),
+        ("play --interpreter x --offline", 2, "'x' is not one of 'dfrotz', 'fernz'"),
+        ("play --base-url x", 2, "--base-url should be an http:// or https:// URL"),
+        ("init empty", 2, "Cannot write into empty: it is not a folder."),
+        ("add text.mcpb", 2, "The bundle text.mcpb cannot be used. It is not a zip file."),
+        ("add http://127.0.0.1:9/server.json", 2, "127.0.0.1 cannot be asked"),
+        ("add http://127.0.0.1:9/x.mcpb", 2, "Download the bundle yourself"),
+        ("run --resume missing", 1, "Cannot read the trace file missing"),
+        ("run --resume missing x.yaml", 2, "remove AGENT.yaml."),
+        ("call mind.think no", 2, """Write '{"name": value}', or --arg name=value."""),
+        ("mock-server --stdio --era x", 2, "'x' is not one of 'initialize', 'stateless', 'both'"),
+        ("trace replay empty --after-timeout x", 2, "'x' is not one of 'skip', 'continue', 'force'"),
+        ("fleet run empty.toml --engine x", 2, "'x' is not one of 'local', 'ray'"),
+        ("fleet score empty empty.toml", 1, "grue: "),
+        ("fleet export empty --as x", 2, "'x' is not one of 'parquet', 'samples', 'atif'"),
+    ):
+        refused = run.invoke(app, shlex.split(command))
+        said = " ".join(re.sub("[│╭╮╰╯─]", " ", refused.output).split())
+        assert refused.exit_code == status, (command, said)
+        assert says in said, (command, said)
+        assert "the bundled server" not in said or "run-dir" in command, command
+
+
+def test_a_query_without_a_statement_and_one_of_no_trace_are_refused(run: CliRunner) -> None:
+    pytest.importorskip("duckdb", reason="pip install 'grue[export]'")
+    Path("empty").touch()
+    for words, says in (
+        (["select * from calls", "empty"], "empty is not a grue trace: it is empty."),
+        (["", "empty"], "The query has no statement."),
+    ):
+        refused = run.invoke(app, ["trace", "query", *words])
+        assert (refused.exit_code, says in refused.output) == (1, True), refused.output
+
+
+def test_a_server_that_does_not_start_is_not_learned_and_the_way_back_names_its_file(run: CliRunner) -> None:
+    Path("server.py").touch()
+    added = run.invoke(app, ["add", "server.py", "--yes", "--mcp-config", "other.json"])
+    assert added.exit_code == 1
+    assert "To take it out again: grue remove server --mcp-config other.json" in added.output
+    learned = run.invoke(app, ["sandbox", "learn", "other.json", "server"])
+    assert learned.exit_code == 1
+    assert "Failed to start MCP server 'server'" in learned.output
+    assert "would have sufficed" not in learned.output
+
+
 FLEET = ("status", "table", "failures", "export", "stop")

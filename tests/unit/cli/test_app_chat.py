@@ -193,7 +193,7 @@ think.main([])"""
         or str(tmp_path / "kept") in shown
     )
     unknown = chat(run, "--offline", "--learn", "absent")
-    assert "There is no preset and no server absent to start" in unknown.output.replace("'", "")
+    assert "There is no server absent to start" in unknown.output.replace("'", "")
 
 
 def test_a_chat_in_which_nothing_is_said_leaves_no_run_behind(run: CliRunner) -> None:

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from grue import LlmSettings, Runner
 from grue.cli.app import app
+from grue.cli.fleet_export import export_fleet
 from grue.cli.fleet_failures import print_failures
 from grue.cli.fleet_view import print_status, print_table
 from grue.errors import FleetError
@@ -136,8 +137,19 @@ def test_status_failures_and_report_are_about_the_latest_sweep_too(
         "1 of 1 episodes failed, are missing or have a score below 1.",
         "2 other episodes in the folder are not in the latest sweep and not counted.",
     ]
-    print_failures(tmp_path, score="no such", passing=None, as_json=False, show_all=False)
-    assert capsys.readouterr().out.startswith("0 of 1 episodes failed or are missing.\n")
+    for wrong in (
+        lambda: print_failures(tmp_path, score="no such", passing=None, as_json=False, show_all=False),
+        lambda: write_report(tmp_path, tmp_path / "report.html", score="no such"),
+        lambda: export_fleet(tmp_path, None, "samples", "no such"),
+    ):
+        with pytest.raises(FleetError, match="No episode has the score 'no such'"):
+            wrong()
+    for wrong in (
+        lambda: print_table(tmp_path, ["no such"], as_json=False),
+        lambda: write_report(tmp_path, tmp_path / "report.html", by=["no such"]),
+    ):
+        with pytest.raises(FleetError, match="have no setting 'no such'"):
+            wrong()
     assert write_report(tmp_path, tmp_path / "report.html") == 1
     assert '"earlier":2' in (tmp_path / "report.html").read_text()
     fleet.write_latest(bytes.fromhex(f"{3:024x}"))

@@ -102,7 +102,7 @@ def test_an_episode_is_found_by_the_beginning_of_its_id(tmp_path: Path) -> None:
     assert fleet.find("ab").id == "ab" + "0" * 22
     with pytest.raises(FleetError, match="are 2 episodes"):
         fleet.find("a")
-    with pytest.raises(FleetError, match="is not an episode"):
+    with pytest.raises(FleetError, match="is no episode"):
         fleet.find("f")
 
 

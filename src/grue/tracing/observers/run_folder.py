@@ -196,6 +196,8 @@ def new_run_path(parent: Path, suffix: str = "") -> Path:
 def _make(path: Path) -> None:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise TraceError(f"Cannot create the run folder {path}: it is a file.") from error
     except OSError as error:
         raise TraceError(f"Cannot create the run folder {path}: {error.strerror}.") from error
 
