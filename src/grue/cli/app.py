@@ -90,8 +90,8 @@ _Start = Annotated[
         "otherwise like before.\n\n"
         "beside_if_locked: like beside, if `grue tools --lock` has approved the tools; otherwise like "
         "before.\n\n"
-        "when_called: when the model calls one of its tools, if they are known from an earlier start; "
-        "otherwise like before.\n\n"
+        "when_called: when the model calls one of the server's tools, if they are known from an earlier "
+        "start; otherwise like before.\n\n"
         "after_turn: in advance, when the previous turn has ended.\n\n"
         "beside_turn: in advance, during the previous turn.",
         show_default="start in pyproject.toml, else beside_if_locked",
@@ -586,7 +586,7 @@ _At = Annotated[
         "the numbers. A fork can begin at a request to the model, or between a reply and its tool "
         "calls. If N is another message, the fork begins at the last such place before it. If several "
         "turns of the trace have the same number, N also chooses the turn; without it, the last is taken.",
-        show_default="the first message of the turn",
+        show_default="the first message of the turn, or the result that --tool-result replaces",
     ),
 ]
 _ToolResult = Annotated[

@@ -48,7 +48,7 @@ _Place = Annotated[
     Path | None,
     typer.Option(
         "--dir",
-        metavar="FOLDER",
+        metavar="DIR",
         help="The fleet's folder, for the episodes.",
         show_default="runs/SWEEP for SWEEP.toml",
     ),
@@ -142,10 +142,10 @@ _Where = Annotated[
     str,
     typer.Option(
         metavar="CONDITION",
-        help='Fork only turns that meet this condition, such as "tool ~ ^shop and calls > 3". A part is '
-        "NAME OPERATOR VALUE. The names are outcome (answered, forced, degraded, fallback, failed or "
+        help='Fork only turns that meet this condition, such as "tool ~ ^shop and calls > 3". Each '
+        "part is NAME OPERATOR VALUE. The names are outcome (answered, forced, degraded, fallback, failed or "
         "parked), tool, error, calls, requests, model, system, user, answer, turn and trace. The "
-        "operators are =, !=, >, < and ~ (a regular expression is found).",
+        "operators are =, !=, >, < and ~ (VALUE is a regular expression that is found).",
         show_default="all turns",
     ),
 ]
@@ -156,7 +156,7 @@ def fork(
     folder: Annotated[
         Path,
         typer.Argument(
-            metavar="FOLDER",
+            metavar="TRACES",
             help="Fork turns of all traces in this folder and its subfolders, such as runs; or of one trace.",
         ),
     ],
@@ -191,9 +191,9 @@ def fork(
         Path | None,
         typer.Option(
             "--dir",
-            metavar="FOLDER",
+            metavar="DIR",
             help="The fleet's folder, for the forks.",
-            show_default="runs/FOLDER-forks",
+            show_default="runs/NAME-forks, with the name of the folder TRACES",
         ),
     ] = None,
     workers: Annotated[
@@ -207,8 +207,11 @@ def fork(
 
     A fork runs a recorded turn again from its beginning, with another model,
     prompt, limit or setting; see `grue fork`. The forks and the recorded turns
-    become episodes of a fleet. To compare them, with the folder of --dir:
-    grue fleet compare FOLDER:fork=recorded :fork=changed
+    become episodes of a fleet. To compare them, with the fleet's folder DIR:
+    grue fleet compare DIR:fork=recorded :fork=changed
+
+    Their scores are: score (1 if the turn was answered, else 0), same_answer and
+    same_calls (1 if they are as recorded, else 0), requests and tool_calls.
     """
     from grue.cli.fleet_fork import FleetForkOptions, fork_fleet
     from grue.cli.fork import ForkOptions
@@ -237,7 +240,7 @@ def fork(
 
 @fleet_app.command()
 def status(directory: _Directory, as_json: Json = False) -> None:
-    """Print how many episodes of a fleet's latest sweep are done. It may still be running.
+    """Print how many episodes of a fleet's latest sweep are done. The sweep may still be running.
 
     The latest sweep is the one that was run last in this folder.
     """
@@ -313,7 +316,7 @@ def compare(
         str,
         typer.Argument(
             metavar="B",
-            help="In the same form as A. Without a folder, such as :model=large, it is that of A.",
+            help="In the same form as A. Without a folder, such as :model=large, the folder of A is used.",
         ),
     ],
     score: Annotated[

@@ -14,8 +14,8 @@ _ABOUT = """Show what a sandbox permits, try a command in one, or find out what 
 A sandbox limits what an MCP server can read, write and connect to. The key
 sandbox of a server in mcp_config.json sets it, to a preset or to an object
 with further keys. With the preset pure, a program can read its own files,
-write into a scratch folder, and has no network. The preset files is pure with
-the working directory, to read and write. The preset web is pure with network.
+write into a scratch folder, and has no network. The preset files also permits
+it to read and write the working directory; web also permits any network.
 """
 
 sandbox_app = typer.Typer(
@@ -95,8 +95,9 @@ def sandbox_learn(
 ) -> bool:
     """Watch a server during tool calls, and print the narrowest sandbox that suffices for them.
 
-    The server is started, and runs without a sandbox. Without --trace, the calls
-    are read from standard input, one per line, with the arguments as JSON:
+    The server is started, and runs without a sandbox. What is printed is the key
+    sandbox for mcp_config.json. Without --trace, the calls are read from standard
+    input, one per line, with the arguments as JSON:
     read_file {"path": "notes.txt"}
 
     The exit status is 1 if a call fails.

@@ -254,7 +254,7 @@ def trace_serve(
     ] = 0,
     open_browser: OpenPage = False,
 ) -> None:
-    """Serve a web page that shows an episode, and new messages while it runs.
+    """Serve a web page that shows an episode, also while the episode runs.
 
     Serves until Ctrl-C. Only this machine can reach the page, and only at the
     printed address, which has a random part.
