@@ -63,9 +63,10 @@ def _refuse_others(kind: str, keywords: Collection[str], names: Collection[str],
 
 
 def _meant(keyword: str, names: Collection[str], typed: object) -> str:
-    """Return the end of an error text about an unknown keyword.
+    """Return the end of an error text about the unknown keyword `keyword`.
 
-    It names the class that has this keyword, or a similar one of the `names` that are allowed.
+    The text names the class that has this keyword. If no class has it, the text names the most similar of the
+    allowed `names`, if one is similar.
     """
     owners = [owner for owner, known in _OWNERS.items() if keyword in known]
     if not owners:

@@ -268,7 +268,10 @@ def _in_a_word(failure: MCPError) -> str:
 
 
 class _Tried:
-    """Runs a small turn and keeps the model's replies. `failure` is its error, unless an `AnswerError`."""
+    """Runs a small turn and keeps the model's replies.
+
+    `failure` is the error of the turn; `None` if there was none or it was an `AnswerError`.
+    """
 
     def __init__(self, endpoint: LlmEndpoint, user: str, *, tool: bool = False, answer: Any = None) -> None:
         self.replies: list[m.CompletionReceived] = []

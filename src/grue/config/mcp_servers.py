@@ -141,7 +141,7 @@ def _sandbox(value: Any) -> Any:
 
 
 def _auth_form(value: object) -> str | None:
-    """Return the tag of the form of `_Auth` that a value has: `_SWITCH` or `_TABLE`; `None`: neither."""
+    """Return `_SWITCH` for `true` or `false`, `_TABLE` for a table, and `None` for any other value."""
     if isinstance(value, bool):
         return _SWITCH
     return _TABLE if isinstance(value, Mapping | AuthConfig) else None
@@ -487,7 +487,7 @@ class MCPConfig(BaseModel):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """One sentence for each key of a server that has no effect, or perhaps not the intended effect."""
+        """A sentence for each key in a server's table that has no effect, or perhaps not the intended one."""
         return tuple(
             f"MCP server {name!r}: {warning}"
             for name, server in self.mcpServers.items()

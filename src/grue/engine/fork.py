@@ -171,8 +171,8 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
 def read_run(path: str | PathLike[str], turn: int | None, at: int | None = None) -> RecordedRun:
     """Read the turn with the number `turn` from a trace; `None`: the only turn of the trace.
 
-    If several turns have this number, read the one that contains the message with the number `at`, or without
-    `at` the last one. Raises `MCPError` if the trace has no such turn, or if `turn` is `None` and the trace
+    If several turns have this number, read the one that contains the message number `at`. If `at` is `None`,
+    read the last one. Raises `MCPError` if the trace has no such turn, or if `turn` is `None` and the trace
     has several turns.
     """
     reader = open_episode(path)

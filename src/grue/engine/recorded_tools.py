@@ -136,9 +136,10 @@ class TurnRecord:
         return again if again is not None and self._is_read_only(server, tool) else None
 
     def take(self, server: m.ServerName, tool: str, arguments: m.JsonObject) -> RecordedCall | None:
-        """Return the next recorded call with these arguments; `None`: there is none left.
+        """Return the next recorded call of this tool with these arguments; `None`: there is none left.
 
-        Each recorded call is returned once. After that, if the tool is read-only, the last one is returned.
+        Each recorded call is returned once. If the tool is read-only and all its calls with these arguments
+        have been returned, the last of them is returned again.
         """
         found = self.next(server, tool, arguments)
         if found is not None and self._left.get(found.key):

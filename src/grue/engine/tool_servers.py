@@ -237,8 +237,8 @@ def _right_form(server: object) -> str:
 def _may_connect(function: Callable[..., object]) -> bool:
     """Return whether a function may be a factory that makes a connection, given a `Note`.
 
-    A function of Python's own is none, and neither is one whose argument or result is annotated as a plain
-    type, such as `str`. Those are functions that the user wanted to offer as tools.
+    `False` for a built-in function of Python, and for a function whose first parameter or result is annotated
+    as a plain type, such as `str`. The user wanted to offer such functions as tools.
     """
     if isinstance(function, BuiltinFunctionType):
         return False

@@ -458,7 +458,7 @@ class EpisodeMemory:
             return self.turn
 
     def learn(self, connections: Mapping[m.ServerName, Settled]) -> None:
-        """Replace the states of these servers. The states of other servers stay unchanged."""
+        """Replace the states of the servers in `connections`. The states of other servers stay unchanged."""
         with self._lock:
             self.connections = {**self.connections, **connections}
 

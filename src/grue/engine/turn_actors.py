@@ -371,9 +371,9 @@ class TurnActors:
         return recalled_end  # type: ignore[no-any-return]  # the agent replies with a turn's end
 
     def _start_sessions(self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]) -> "_Mailboxes":
-        """Start an actor for each server's session.
+        """Start an actor for the session of each server that starts with the turn.
 
-        If a server starts when it is called, its actor starts when the agent first sends it a message.
+        The actor of a server in `when_called` starts when the agent first sends it a message.
         """
         start = partial(self._start_session, supervisor, agent)
         mailboxes = _Mailboxes(start)

@@ -91,7 +91,8 @@ class Cell(Struct, frozen=True):
 
     Attributes:
         fleet: The fleet's folder.
-        wanted: The value that each of these settings must have, as text: JSON if the value is not text.
+        wanted: The settings that an episode must have, as text; a value that is not text as JSON. Empty: all
+            episodes.
     """
 
     fleet: Path

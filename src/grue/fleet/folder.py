@@ -207,7 +207,10 @@ class EpisodeFolder:
             write_whole(attempt / ATTEMPT, _written(end), fsync=True)
 
     def make_commit(self, attempt: Path, end: AttemptEnd, *, version: str) -> bool:
-        """Commit an attempt whose files are closed; return `False` if another attempt was committed first."""
+        """Commit an attempt. Return `False` if another attempt was committed first.
+
+        The attempt's files must be closed.
+        """
         trace = attempt / TRACE
         with _writing(self.path):
             size, digest = _synced_digest(trace) if trace.is_file() else (None, None)

@@ -38,7 +38,7 @@ class ForkCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         turn: Number of the turn in that trace.
         at: Number of the turn's first message, if several turns in the trace have the number `turn`; `None`:
             the last of them.
-        fork: Whether the recorded turn is repeated, or is run again with the change.
+        fork: `recorded` repeats the recorded turn; `changed` runs the turn again with the change.
         llm: Changed settings of the model, as in `--set llm.NAME=VALUE`.
         changes: Changed limits and policies, as in `Runner.fork`.
         misses: What to do with a tool call whose result is not in the trace: `fail`, or `call` the tool.

@@ -118,9 +118,10 @@ _LINES = msgspec.json.Decoder(_IndexLine)
 
 
 def results(fleet: Path) -> Iterator[Result]:
-    """Yield the episodes of a fleet that were begun, sorted by id.
+    """Yield a `Result` for each episode of a fleet that was begun, sorted by id.
 
-    The results of ended episodes that the index does not have yet are added to it.
+    Results that are in the index (`INDEX`) are read from there. At the end, results of ended episodes that
+    the index does not have yet are added to the index.
 
     Raises:
         FleetError: The folder is not a fleet's. Raised during the iteration.

@@ -170,10 +170,10 @@ def smallest_detectable(interval: Interval) -> float:
 
 
 def times_more(interval: Interval, difference: float) -> float:
-    """Return the factor by which the number of cases must grow to find a true difference of `difference`.
+    """Return the factor by which the number of cases must grow so that a comparison finds `difference`.
 
-    With that many cases, four of five comparisons find it. `interval` is the result of the comparison that
-    was made. The sign of `difference` does not matter.
+    If the true difference is that large, four of five comparisons with so many cases find it. `interval` is
+    the result of the comparison with the present cases. The sign of `difference` does not matter.
     """
     if not difference:
         return math.inf

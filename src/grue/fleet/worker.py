@@ -93,7 +93,7 @@ def _made(job: Task, *, last: bool) -> WorkerSaid:
 
 
 class _Marks(Struct, frozen=True):
-    """The state of a process that an episode may change and that the next episode would notice."""
+    """The state of a worker process that its next episode would inherit, such as the working directory."""
 
     plain: list[object]
     descriptors: set[tuple[int, int, int]]

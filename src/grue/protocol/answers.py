@@ -96,7 +96,8 @@ _MOST_OBJECTS = 5
 def has_shape(schema: m.JsonObject, content: str) -> bool:
     """Return whether a text contains a JSON object with all members that the schema requires.
 
-    If the schema requires none, the object must have one of the schema's members, if there are any.
+    If the schema requires no member, the object must have at least one of the schema's `properties`. If there
+    are no `properties` either, any object will do.
 
     Args:
         schema: The schema of the answer. If it does not have `"type": "object"`, the result is `True`.

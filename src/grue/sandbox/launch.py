@@ -183,9 +183,10 @@ def _remove(folder: str) -> None:
 
 
 def _empty(folder: int, target: int, prefix: str, count: int) -> int:
-    """Move the content of `folder` to `target`, and close `folder`. Both are open file descriptors.
+    """Move each entry of `folder` to `target`, and close `folder`. Both are open file descriptors.
 
-    The entries are named by `prefix` and a number, from `count` + 1 on. Return the last number.
+    In `target` the entries are called `prefix` and a number; the first number is `count` + 1. Return the last
+    number.
     """
     try:
         for name in os.listdir(folder):

@@ -419,8 +419,9 @@ def _without_links(paths: Iterable[str], written: list[str]) -> list[str]:
 def _around(rule: Rule, hidden: list[str], broken: dict[str, None]) -> Iterator[Rule]:
     """Yield rules for everything that a rule opens, except the hidden paths.
 
-    A Landlock rule can only allow. So a folder with a hidden path in it gets no rule; instead each other
-    entry in it gets one. Entries that are made in the folder later have no rule, so they cannot be accessed.
+    A Landlock rule can only allow. So if a folder has a hidden path in it, there is no rule for the folder,
+    but one for each of its other entries. Entries that are made in the folder later have no rule, so they
+    cannot be accessed.
     """
     real = real_path(rule.path)
     if any(within(real, each) for each in hidden):

@@ -5,8 +5,8 @@ with these words, and reports the paths in these lines. It also reports the conn
 refused. The output is not trusted: a path is reported only if the box does not open it, and the box is not
 changed.
 
-If this finds nothing, the kernel's audit records may help: since Linux 6.15 Landlock writes refusals there.
-Auditing must be on, and this user must be allowed to read the records. Each record has a number that the
+If the output shows nothing, the kernel's audit records may help: since Linux 6.15 Landlock writes refusals
+there. Auditing must be on, and this user must be allowed to read the records. Each record has a number that the
 kernel gave the box. Only the first record of a box also has the name of the thread that made the box. So grue
 gives that thread a unique name, the box's mark, to find the number.
 """

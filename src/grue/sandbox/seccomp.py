@@ -280,8 +280,8 @@ def _sockets(wanted: Wanted) -> list[bytes]:
 def _pairs(wanted: Wanted) -> list[bytes]:
     """Return the check of `socketpair(family, type, protocol)`: allow pairs of connected Unix sockets.
 
-    Without `unix_sockets`, pairs of datagram sockets are refused, because with `sendto` a program could use
-    one of the pair to send to any other Unix socket.
+    Without `unix_sockets`, pairs of datagram sockets are refused: with `sendto`, a program could send through
+    either socket of such a pair to any other Unix socket.
     """
     kinds = (_STREAM, _SEQPACKET, *((_DGRAM,) if wanted.unix_sockets else ()))
     code = [_stmt(_LOAD, _low(0)), _jump(_EQUAL, _AF_UNIX, 1, 0), _stmt(_RETURN, _ERRNO | EPERM)]

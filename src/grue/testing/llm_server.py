@@ -128,7 +128,7 @@ def deliver(reply: LlmReply, connection: socket.socket, closing: threading.Event
     Args:
         reply: The reply. If it has `events`, they are sent as a stream.
         connection: Where to send it. A reset closes the connection here; otherwise the caller closes it.
-        closing: Set when the server closes; ends every pause.
+        closing: Set when the server closes. Then a pause in the reply ends at once.
 
     Raises:
         OSError: The client has closed the connection.

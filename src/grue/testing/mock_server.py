@@ -74,7 +74,7 @@ class WithoutInitialize(ObjectReceiveStream[SessionMessage | Exception]):
 
     @property
     def last_context(self) -> Any:
-        """The `contextvars` context in which the last message was sent; `None` if that is not known."""
+        """The `contextvars` context in which the client sent the last message; `None`: not known."""
         return getattr(self._read, "last_context", None)
 
     async def receive(self) -> SessionMessage | Exception:

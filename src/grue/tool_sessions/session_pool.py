@@ -265,7 +265,10 @@ class SessionPool:
         return LeasedConnection(self, waiting, LeaseRequest(server, connect, turn, deadline))
 
     def give_back(self, owned: PooledConnection, *, usable: bool) -> None:
-        """Keep a connection if `keep="sessions"`, it is usable and its server has no other; else close it."""
+        """Take back a connection from a turn: keep it for later turns, or close it.
+
+        It is kept with `keep="sessions"`, if it is usable and no other connection to its server is kept.
+        """
         owned.turn = 0
         if self._leased.get(owned.server) is owned:
             del self._leased[owned.server]

@@ -235,11 +235,11 @@ class EpisodeEnded(Fact, frozen=True, kw_only=True):
         return f"{self.reason} after {counted(self.turns, 'turn')}: {self.detail}"
 
     def severity(self) -> Severity:
-        """Return `fail` if the episode failed or was interrupted."""
+        """Return `fail` if the episode failed or was interrupted, else an empty text."""
         return "fail" if self.mark() else ""
 
     def mark(self) -> str:
-        """Return the reason if the episode failed or was interrupted."""
+        """Return the reason if the episode failed or was interrupted, else an empty text."""
         return self.reason if self.failed or self.reason == "interrupted" else ""
 
     def log_lines(self) -> tuple[LogLine, ...]:

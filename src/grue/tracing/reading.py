@@ -102,7 +102,8 @@ def _class_for(
 
 
 def _usable(name: str, base: type[Fact]) -> bool:
-    # `hasattr`: a field must not replace an attribute of `Fact` that readers use, such as `summary`.
+    # `hasattr` finds names of attributes of `Fact` that readers use, such as `summary`. A field must not
+    # replace them.
     plain = _NAME.fullmatch(name) is not None and not keyword.iskeyword(name)
     return plain and not name.startswith(("_", "field_")) and not hasattr(base, name)
 

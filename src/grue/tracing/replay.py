@@ -123,7 +123,7 @@ class AgentTurn(Struct, frozen=True, kw_only=True):
         return self.cut_off or self.crash is not None or self.interrupted or not self.said
 
     def up_to(self, envelope: EpisodeEnvelope) -> tuple[EpisodeEnvelope, ...]:
-        """Return the messages that led to an envelope of the turn, oldest first, and the envelope itself."""
+        """Return an envelope of the turn after the chain of its causes; the oldest cause comes first."""
         return (*causes(envelope, self.by_seq), envelope)
 
     def unexpected(
@@ -517,7 +517,7 @@ class _Session:
 
     def _open(self, command: m.OpenSession, cause: EpisodeEnvelope) -> None:
         first = self._sent[0].body if self._sent else None
-        at_s = math.inf  # a disabled server is tried again, unless the recording says below that it was not
+        at_s = math.inf  # a time at which any pause of a disabled server is over, so that it is tried again
         if isinstance(first, m.McpDisabled) and not first.newly:
             # The server was disabled before this turn, perhaps by the host, with a reason of its own. So take
             # the reason from the recording.

@@ -72,7 +72,7 @@ class PhaseClock:
     """
 
     def __init__(self) -> None:
-        # Integers add up exactly; the file has times in microseconds.
+        # In microseconds, like the times in the trace, because integers add up exactly.
         self._microseconds = dict.fromkeys(PHASES, 0)
         self._counted = 0  # the time up to which `_microseconds` is complete, in microseconds
         self._last = math.inf  # the time of the last envelope; infinite until the first one

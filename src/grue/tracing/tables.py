@@ -179,7 +179,7 @@ class _Rows:
         self._requests: dict[int, RequestRow] = {}
 
     def take(self, envelope: EpisodeEnvelope) -> Iterator[Row]:
-        """Read a message, and yield the rows that it completes."""
+        """Read the next message of the trace, and yield the table rows that are now complete."""
         body, cause = envelope.body, envelope.cause or 0
         match body:
             case m.RunTurn():

@@ -20,7 +20,7 @@ A = TypeVar("A")
 
 
 class Question(Generic[A]):
-    """A question to the user, reported as an event of the turn. The turn waits until it is answered."""
+    """A question to the user, reported as an event of the turn. The turn waits for `answer` to be called."""
 
     def __init__(self) -> None:
         self._answered: Future[A] = Future()

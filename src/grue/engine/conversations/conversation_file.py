@@ -341,10 +341,10 @@ def lines_of(history: History) -> tuple[bytes, ...]:
 
 
 def lines_to_write(saved: SavedConversation, kept: int, produced: list[bytes]) -> list[bytes]:
-    """Return the lines to append to the file, so that its lines for the last turn are those in `produced`.
+    """Return the lines to append to the file, so that its lines for the last turn become those in `produced`.
 
-    The file may hold the first of these lines already. If other lines follow them in the file, the first
-    appended line is an `Undone`, which takes those back.
+    If the file already has the first lines of `produced`, they are not appended again. If the file then goes
+    on with other lines, the first appended line is an `Undone`, which takes these other lines back.
 
     Args:
         saved: What the file holds.

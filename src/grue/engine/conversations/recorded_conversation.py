@@ -153,8 +153,8 @@ def _mark_of(talk: Talk, path: Path) -> TurnMark | None:
 def _branch_points(envelopes: Iterable[EpisodeEnvelope]) -> set[_Place]:
     """Return the places (number and digest of entries) at which a conversation may branch off another one.
 
-    If the first recorded turn of a conversation refers to earlier entries, the conversation is a branch of
-    another one, or the trace does not hold its beginning.
+    Such a place is the beginning of a conversation's first turn in the trace, if there are entries before it.
+    Either the conversation is a branch of another one there, or the trace lacks its beginning.
     """
     begun: set[m.ConversationId] = set()
     points: set[_Place] = set()

@@ -171,8 +171,8 @@ class DecisionLoop:
         self._last_turn = 0 if past is None else past.last_turn
         self._begun = 0 if past is None else past.begun
         self._resumed = past is not None
-        # In a resumed run: the last reply, if the earlier process was killed before it recorded the reply's
-        # actions.
+        # In a resumed run: the end of the last turn, which has the model's reply, if the earlier process was
+        # killed before it recorded the actions of this reply. Otherwise `None`.
         self._answered = past.end if past is not None and isinstance(past.end, m.TurnCompleted) else None
 
     def run(self) -> RunEnd:

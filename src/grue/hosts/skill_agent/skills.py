@@ -262,7 +262,7 @@ class Skills:
 
 
 class HasSkills(Protocol):
-    """What the context of an action must have for `USE_SKILL`."""
+    """A context with skills. The action `USE_SKILL` needs such a context."""
 
     @property
     def skills(self) -> Skills:

@@ -506,8 +506,8 @@ class ZorkOrchestratorV2:
         """Restore the state of an episode: replay its commands in the game, and read the rest from the trace.
 
         Return the notes on places (`Remembered`) that the program could not record before it was killed. They
-        are not recorded here: the constructor may still refuse the resume, because the MCP server is another
-        one, and a refused resume must not change the trace.
+        are not recorded here: the constructor may still refuse to resume, if the MCP server has changed, and
+        then the trace must stay unchanged.
         """
         state = self.game_state
         if past.started.game_hash != self.game.fingerprint:

@@ -303,7 +303,7 @@ class ResponsesAssembler:
         ids = _ids(item)
         for given in ids:
             calls = self._by_id.get(given, [])
-            while calls and calls[0].told:  # so that a long list is not searched again and again
+            while calls and calls[0].told:  # remove them, so that a long list is not searched again and again
                 calls.pop(0)
             yield from calls
         here = self._named.get((index, ""))

@@ -90,8 +90,8 @@ def _closed(schema: m.JsonObject) -> m.JsonObject:
 
 def _nullable(schema: m.JsonObject) -> m.JsonObject:
     kind = schema.get("type")
-    # Beside `enum` or `const`, a `null` in `type` would allow nothing more. Such a schema becomes one choice
-    # of an `anyOf`, and `null` the other.
+    # If the schema has `enum` or `const`, it is not enough to add "null" to `type`, because `enum` or `const`
+    # would still refuse `null`. Such a schema becomes `{"anyOf": [schema, {"type": "null"}]}`.
     if isinstance(kind, str) and "enum" not in schema and "const" not in schema:
         return schema if kind == "null" else {**schema, "type": [kind, "null"]}
     if isinstance(kind, list) and "enum" not in schema and "const" not in schema:

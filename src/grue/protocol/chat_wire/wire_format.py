@@ -248,7 +248,10 @@ def text_of(content: object) -> str:
 
 
 def facts_of(answer: m.JsonObject) -> m.ReplyFacts:
-    """Return id, service tier and system fingerprint of an endpoint's answer; empty: missing or too long."""
+    """Return id, service tier and system fingerprint of an endpoint's answer.
+
+    A value that is missing or too long becomes an empty text.
+    """
     return m.ReplyFacts(
         id=_short(answer.get("id")),
         service_tier=_short(answer.get("service_tier")),

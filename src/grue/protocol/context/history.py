@@ -73,7 +73,7 @@ class Ledger:
         self._saved(b"")
 
     def add(self, entry: m.HistoryEntry) -> None:
-        """Count an entry, and pass it to `save`. A reply is only counted, because `expect` has saved it."""
+        """Count an entry, and pass it to `save`, unless it is a reply: `expect` has saved the reply already."""
         early = self._early
         line = early[1] if early is not None and early[0] is entry else msgspec.json.encode(entry)
         if isinstance(entry, m.AssistantReply):

@@ -369,7 +369,10 @@ def _error_text(blocks: list[m.JsonObject]) -> str:
 
 
 def raw_text(result: m.ToolCallResult) -> str:
-    """Return the text in a result's content blocks, or else the text of its error, or its content as JSON."""
+    """Return the texts of a result's content blocks, joined by newlines.
+
+    If no block has a text, return the error's message or, if there is none, `content` as text.
+    """
     texts = [text for block in result.blocks if isinstance(text := block.get("text"), str)]
     if texts:
         return "\n".join(texts)

@@ -173,7 +173,7 @@ def begun(run: m.RunTurn) -> Turn:
 
 
 def heard(turn: Turn, reply: m.CompletionReceived) -> Turn:
-    """Add a reply's usage to the turn. Enter the sizes of the reply and of its prompt in the ledger."""
+    """Add a reply's usage to the turn, and enter the sizes of the reply and its prompt in `turn.ledger`."""
     turn = turn.count(reply.usage)
     if turn.ledger is None:
         return turn
@@ -208,9 +208,9 @@ def _are_many(turn: Turn, search: ToolSearch) -> bool:
 def _make_room(
     turn: Turn, new: tuple[m.ConversationItem, ...], *, may_summarise: bool
 ) -> tuple[Turn, fit.Fit]:
-    """Make a request that adds `new` fit the context window.
+    """Work out how the next request, which adds `new`, can fit into the context window.
 
-    Return the turn with its ledger updated, and what has to be cleared, cut or summarised.
+    Return the turn with its ledger updated, and what has to be cleared, cut or summarised for that.
     """
     policy, ledger = _kept(turn)
     if turn.relisted:

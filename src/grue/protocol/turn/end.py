@@ -21,7 +21,7 @@ _ASKED = (s.AwaitingCompletion, s.Presuming, s.AwaitingDrop)
 def fail(
     turn: Turn, failure: m.TurnFailure, notes: tuple[m.TurnNote, ...] = (), *, unread: bool = False
 ) -> Transition:
-    """End the turn without an answer. `unread`: a reply that has come, or may still come, is not used."""
+    """End the turn with `failure`. `unread`: the model may have sent a reply that the turn has not used."""
     end = m.TurnFailed(
         turn=turn.run.turn,
         failure=failure,

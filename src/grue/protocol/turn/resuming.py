@@ -108,7 +108,7 @@ def postponed(state: s.AwaitingCompletion | s.AwaitingSummary, event: m.Completi
 
 
 def closed_to_wait(state: s.Waiting, server: m.ServerName) -> Transition:
-    """Go on after a session has closed. After the last one, report that the turn waits for its batch."""
+    """Note that a session has closed. If it was the last one, report `TurnWaits`."""
     state = replace(state, pending=without(state.pending, server))
     return state, () if state.pending else (_waits(state),)
 
@@ -137,7 +137,7 @@ _ACTS = (m.RequestCompletion, m.CallTools, m.AskApproval, m.CheckAnswer)
 def can_fork_at(before: TurnState, after: TurnState, commands: Iterable[m.TurnCommand | m.TurnNote]) -> bool:
     """Return whether a turn can be forked at an event.
 
-    It cannot if something else is under way than `commands`, such as another tool call.
+    It can if one of `commands` does something, such as a tool call, and nothing else is under way then.
 
     Args:
         before: The state in which the event arrived.

@@ -211,7 +211,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         return turn, told
 
     def referring(self) -> "Turn":
-        """Return the turn with `read_result` among its tools: the model has got the handle of a result."""
+        """Return the turn with the tool `read_result`. Called when the model has got a result's handle."""
         tools = with_tool(self.tools, READ_RESULT)
         return self if tools is self.tools else replace(self, tools=tools, relisted=True)
 

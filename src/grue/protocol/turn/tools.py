@@ -115,7 +115,7 @@ def _placed(reply: s.JudgedReply) -> tuple[s.PlacedNote, ...]:
 
 
 def _send_runs(state: s.AwaitingTools, notes: tuple[s.CallNote, ...] = ()) -> Transition:
-    """Send all runs that may be sent now. If no call is left to wait for, go on with the turn."""
+    """Send all runs of calls (`Run`) that may be sent now. If the turn waits for no call, go on with it."""
     state, starts = start_called(state)
     state, due = _due(state)
     if notes and due:

@@ -166,14 +166,14 @@ class ChildProcess:
 
     @property
     def ending(self) -> ProcessEnding:
-        """How the process ended. `died`: it ended before it was closed; `none`: it still runs."""
+        """How the process ended. `died`: by itself, before anybody closed it; `none`: it still runs."""
         return "died" if self._ending == "none" and self.exited else self._ending
 
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:
         """Return a sentence for each access that the process's box is known to have refused.
 
-        `text` is what the process has written. `died`: whether the whole process has failed, and not only one
-        tool call.
+        `text` is what the process has written. `died` is true if the process itself has failed, and false if
+        only a tool call has.
         """
         return self._group.refusals(text, died=died)
 
@@ -508,7 +508,7 @@ class Capture:
 
     @property
     def parts(self) -> tuple[bytes, ...]:
-        """The bytes that were kept: all of them, or the beginning and the end."""
+        """The captured bytes: `(all,)` if nothing was dropped, otherwise `(beginning, end)`."""
         head, tail = bytes(self._head), bytes(self._tail)
         return (head, tail) if self.dropped else (head + tail,)
 

@@ -203,8 +203,8 @@ class ProcessGroup:
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:
         """Return a sentence for each access that the leader's box is known to have refused.
 
-        `text` is what the leader has written. `died`: whether the whole process has failed, and not only one
-        tool call.
+        `text` is what the leader has written. `died` is true if the process itself has failed, and false if
+        only a tool call has.
         """
         return () if self._boxed is None else self._boxed.refusals(text, died=died)
 

@@ -67,10 +67,10 @@ def reply(request: ChatRequest, playbook: Playbook | None = None) -> Reply:
 
 
 def _think(tool: ThinkingTool, step: Step, done: int, situation: Situation) -> tuple[FunctionCall, ...]:
-    """Return the calls of the turn's next reply: a call of the thinking tool for each of its thoughts.
+    """Return the calls of the turn's next reply: a call of the thinking tool for each thought of that reply.
 
-    `done` earlier replies of the turn had such calls. The thoughts of all these replies are numbered from 1
-    on, without a new start in each reply.
+    `done` is the number of earlier replies of the turn with such calls. The thoughts of a turn are numbered
+    from 1; a later reply goes on with the next number.
     """
     total = sum(map(len, step.rounds))
     first = sum(map(len, step.rounds[:done])) + 1

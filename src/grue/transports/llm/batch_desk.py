@@ -275,10 +275,10 @@ class BatchDesk:
             return None
 
     async def _lines(self, path: str, items: int) -> AsyncIterator[bytes]:
-        """Yield the lines of a file with the results of `items` requests.
+        """Yield the lines of a result file, which has the results of `items` requests.
 
-        For a line of more than 64 MiB, and for the rest of a file that is longer than `items` such lines,
-        yield an empty one.
+        A line of more than 64 MiB is yielded as an empty line. If the file is longer than `items` times
+        64 MiB, everything after that is yielded as one empty line.
 
         Raises:
             _BrokenOff: The download ended before the end of the file.

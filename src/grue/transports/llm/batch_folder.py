@@ -310,9 +310,10 @@ class BatchFolder(Closing):
                 self._read_replies(number)
 
     def _read_requests(self, path: Path) -> None:
-        """Read which requests a file has. Cut off an incomplete last line.
+        """Read the ids of the requests in a file. If the last line is incomplete, cut it off.
 
-        A process that is killed while it writes a request leaves such a line. The turn repeats the request.
+        A process that is killed while it writes a request leaves such a line. The turn then makes the request
+        again.
         """
         number, whole = int(path.stem), 0
         with path.open("rb+") as file:

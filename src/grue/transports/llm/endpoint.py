@@ -579,9 +579,9 @@ class LlmEndpoint:
         return price.in_batches if price is not None and current_room() is not None else price
 
     def counts_cost(self) -> bool | None:
-        """Return whether every endpoint of the chain reports the cost of its replies, or has a price.
+        """Return whether the cost of a reply is known at every endpoint of the chain (`reports_cost`).
 
-        `None`: of some endpoints, this is known only after a reply.
+        `False`: it is missing at one endpoint. `None`: for some endpoints only the first reply will show it.
         """
         counted = [each.reports_cost for each in self.chain]
         return None if None in counted and False not in counted else all(counted)

@@ -97,7 +97,8 @@ class ContentDecoder:
 
         Raises:
             EncodingError: The chunk cannot be decompressed.
-            BodyTooLongError: The output of a stage is larger than `max_bytes`.
+            BodyTooLongError: The output of one of the decompressors is larger than `max_bytes`. There is one
+                for each coding in `Content-Encoding`.
         """
         return self._through(chunk, 0)
 
@@ -339,10 +340,10 @@ class HttpReply:
             self.headers.pop("content-encoding", None)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body as it was sent, compressed if the headers say so. Raises `ExchangeError`.
+        """Yield the body as it was sent: if it has a `Content-Encoding`, it is not decompressed here.
 
-        The caller decompresses the body with a `ContentDecoder`, because httpx would decompress each chunk as
-        a whole, without a limit.
+        The caller decompresses it with a `ContentDecoder`, because httpx would decompress each chunk at once,
+        however large the output is. Raises `ExchangeError`.
         """
         response = self._response
         body = response.aiter_bytes(STEP_BYTES) if self._read_already else response.aiter_raw()
@@ -858,7 +859,7 @@ async def _used_up(chunks: AsyncIterator[bytes]) -> None:
 
 
 def fault_of(error: TimeoutError | ExchangeError, timeout_s: float) -> Fault:
-    """Return the fault for an exchange that ended with `error`. `timeout_s` is the time limit that it had."""
+    """Return the fault for an exchange that ended with `error`. `timeout_s` was the exchange's time limit."""
     match error:
         case ExchangeError(kind="unreachable"):
             return Fault(kind="unreachable", message=f"cannot connect: {error}")
