@@ -15,8 +15,9 @@ class MCPError(Exception):
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A process pool pickles the exception that its work raises. By default unpickling calls the class
-        # with the message alone. That fails for a class that needs more arguments, and breaks the pool.
+        # A process pool pickles the exception that its work raises. By default, unpickling calls the class
+        # with the message as its only argument. If the class needs more arguments, this raises, and the pool
+        # is broken.
         usual = super().__reduce__()
         assert isinstance(usual, tuple), "that of an exception: its class, its arguments, and its state"
         return _unpickled, (type(self), self.args), *usual[2:]

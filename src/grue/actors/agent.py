@@ -200,8 +200,8 @@ class AgentActor(Actor[m.TurnEvent]):
             # The turn does not ask the model again. End the LLM actor already now, so that its connections
             # close while the sessions close.
             self._llm.close()
-        # `forked` and `presumed` are recorded as events, so that a replay finds them in the trace. They come
-        # after the commands of `RunTurn`, so that recording them does not delay the start of the servers.
+        # Handle `forked` and `presumed` as events of the turn, so that a replay finds them in the trace. Do
+        # this after the commands of `RunTurn`, so that it does not delay the start of the servers.
         first = (self.forked, self.presumed) if isinstance(envelope.body, m.RunTurn) else ()
         noted = [event for event in first if event is not None]
         for event in noted:

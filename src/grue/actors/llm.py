@@ -438,7 +438,7 @@ class LentConversation(Struct):
         )
 
     async def change(self, command: m.RewriteHistory) -> None:
-        """Make the history shorter, as the command says, and save the change."""
+        """Shorten the conversation's history by `command.change`, and save the change."""
         self.encoded.change(command.change)
         await self.save()
 

@@ -177,7 +177,7 @@ def change_of(options: ForkOptions) -> Change:
 
 
 def _servers(mcp_config: Path | None, needed: Iterable[str]) -> dict[str, ToolServer]:
-    """Return the configured servers. If the entry of a needed one is invalid, raise its `MCPConfigError`."""
+    """Return the configured servers. Raise `MCPConfigError` if the entry of one in `needed` is invalid."""
     known = known_servers(GameConfiguration.of_project(), mcp_config, unasked=True)
     return {**known.servers, **{name: known.usable(name) for name in needed if name in known.unusable}}
 

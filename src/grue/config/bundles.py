@@ -182,7 +182,8 @@ def _checked(listed: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
             raise MCPConfigError("It is damaged, encrypted, or packed in an unusual way.")
         if name.endswith("/"):
             continue
-        # On some file systems names that differ only in case are one file, so the second would overwrite it.
+        # On some file systems, names that differ only in upper and lower case stand for the same file. So two
+        # such names count as one name that occurs twice.
         key = name.casefold()
         above = {"/".join(parts[:depth]).casefold() for depth in range(1, len(parts))}
         if key in seen or key in folders or above & seen:

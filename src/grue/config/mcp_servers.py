@@ -293,7 +293,7 @@ class MCPServerConfig(BaseModel):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """One sentence for each key of the entry that has no effect, or perhaps not the intended effect."""
+        """A sentence for each key in the entry that has no effect, or perhaps not the intended one."""
         kind, without_effect = ("url", _ONLY_STARTED) if self.url is not None else ("command", _ONLY_BY_URL)
         found = [f"grue does not use the key {key!r}." for key in self._unused_keys]
         found += [

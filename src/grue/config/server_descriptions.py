@@ -309,7 +309,7 @@ class _Entry:
         self.paths: list[str] = []
 
     def described(self, title: str, kind: str, others: tuple[str, ...] = ()) -> Described:
-        """Return the entry with what the user is told about it.
+        """Check the entry, and return it with what the user is told about it, such as its title.
 
         Raises `MCPConfigError` if the entry breaks a rule in the module's docstring.
         """

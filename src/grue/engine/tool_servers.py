@@ -221,7 +221,10 @@ def _under(name: str, server: ToolServer) -> ToolServer:
 
 
 def _right_form(server: object) -> str:
-    """Return what to write instead of `server`, which is no server; empty: `server` may be one."""
+    """Return what the user should write instead of `server`, such as "HttpServer(url=...)".
+
+    If `server` may be a tool server, the result is empty.
+    """
     if isinstance(server, str):
         return "HttpServer(url=...)" if "://" in server else "StdioServer(command=...)"
     if isinstance(server, list | tuple | Mapping | None):
@@ -505,7 +508,7 @@ _FORMS: dict[str, tuple[Any, str]] = {
 def refuse_other_kinds(**given: object) -> None:
     """Raise `MCPConfigError` if an argument has a value of a wrong type. The error says what to write.
 
-    Each keyword is the name of an argument, and a key of `_FORMS`, which has the argument's type.
+    `given` has arguments of `Runner` or `ToolClient` by name. The table `_FORMS` has the type of each.
     """
     for argument, value in given.items():
         kind, form = _FORMS[argument]

@@ -452,7 +452,7 @@ class EpisodeMemory:
         self._lock = threading.Lock()
 
     def start(self, number: int | None) -> int:
-        """Return the number of a turn that starts now; `None`: one more than the last turn's number."""
+        """Begin a turn with this number, and return it. `None`: the last turn's number plus 1."""
         with self._lock:
             self.turn = self.turn + 1 if number is None else number
             return self.turn

@@ -97,7 +97,7 @@ class EarlyRequest:
             self._on_delta(delta)
 
     def releasing(self, note: Note) -> Note:
-        """Return `note`, extended: after it has recorded `ToolsVerified`, the host gets the held text."""
+        """Return a function that calls `note`, and passes the held text to the host after `ToolsVerified`."""
 
         def note_and_release(body: Any, *, sender: str, cause: int | None = None) -> Envelope[Any]:
             envelope = note(body, sender=sender, cause=cause)

@@ -112,8 +112,8 @@ class _Room(Struct, frozen=True, kw_only=True):
 
     Attributes:
         path: The API path that the requests are for, such as `/chat/completions`.
-        admits: Called with a turn's number and a request's body. Reserves the cost of the request and returns
-            `True`, or returns `False` if it would exceed the budget.
+        admits: Called with a turn's number and a request's body. If the cost of the request fits the budget,
+            reserves it and returns `True`; otherwise returns `False`.
         flush: Writes the turn's trace to its file.
     """
 

@@ -57,9 +57,9 @@ class Task(Struct, frozen=True, kw_only=True):
     def prepare(self) -> None:
         """Import the modules that the task needs, before the worker calls `make`.
 
-        The worker records the state of its process (working directory, signal handlers, ...) before it calls
-        `make`, and is replaced if `make` has changed the state. Some imports change it. After an import here,
-        the worker need not be replaced.
+        The worker records the state of its process (working directory, signal handlers, ...) after `prepare`,
+        and is replaced if `make` then changes the state. Some imports change it. If they are made here, the
+        worker need not be replaced for them.
         """
         raise NotImplementedError
 

@@ -320,9 +320,10 @@ class Driver:
         self._watch(self.tally, self._playing())
 
     def _playing(self) -> dict[str, float]:
-        """Return the episodes that are being played: each one's id, and when it was submitted.
+        """Return the id of each episode that is being played, with the time when it was submitted.
 
-        They are those that were submitted first. The other submitted episodes still wait for a worker.
+        The engine plays the episodes in the order in which they were submitted. So if more are submitted than
+        it has workers, the last ones still wait, and are left out.
         """
         return dict(itertools.islice(self._running.items(), self._engine.slots))
 

@@ -50,9 +50,10 @@ class RequestCount:
         return permit if isinstance(permit, str) else _Counted(self, permit, wanted.model)
 
     async def admit_only(self, wanted: WantedRequest) -> Permit | str | None:
-        """Return the inner gate's answer; `None`: there is no inner gate.
+        """Return the answer of the gate `inner`; `None`: there is no such gate.
 
-        The permit does not count the request, so the caller has to call `add` when the request has ended.
+        Unlike a permit from `admit`, this one does not count the request. The caller has to call `add` when
+        the request has ended.
         """
         permit = None if self._inner is None else await self._inner.admit(wanted)
         if isinstance(permit, str):

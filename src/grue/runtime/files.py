@@ -62,7 +62,7 @@ def read_regular(path: Path, max_bytes: int = MAX_LINE_BYTES) -> bytes:
     """Return the content of a regular file.
 
     Raises:
-        OSError: As `open_regular`. Or the file has more than `max_bytes` bytes; the rest is not read.
+        OSError: `open_regular` has raised it, or the file has more than `max_bytes` bytes.
     """
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size > max_bytes:

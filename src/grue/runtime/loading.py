@@ -95,9 +95,9 @@ def _wait_for_others() -> None:
     global _usual_switch_s
     if not _work_elsewhere():
         return
-    # No other thread may begin an import between the last check below and the fork. A thread that waits for
-    # the GIL gets it after Python's switch interval. So lengthen the interval: on a busy machine the usual
-    # 5 ms can pass even within these few lines.
+    # No other thread may begin an import between the last check below and the fork. Another thread can run
+    # only if this one has held the GIL for Python's switch interval. So lengthen the interval: on a busy
+    # machine the usual 5 ms can pass even within these few lines.
     if _usual_switch_s is None:
         _usual_switch_s = sys.getswitchinterval()
         sys.setswitchinterval(_SWITCH_S)

@@ -44,8 +44,8 @@ class Boxed:
     """One start of a program in its box, and what has to be removed after its end. Made by `boxed`.
 
     Attributes:
-        env: The program's environment: the given one, with `TMPDIR` set to the scratch folder. `HOME` is set
-            to it too, if the box opens nothing in the user's home.
+        env: The program's environment: the given one, with `TMPDIR` set to the scratch folder. If the box
+            opens nothing in the user's home, `HOME` is set to the scratch folder too.
         scratch: The scratch folder, which every box lets its program write. `end` removes it.
     """
 

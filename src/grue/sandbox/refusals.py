@@ -6,9 +6,9 @@ refused. The output is not trusted: a path is reported only if the box does not 
 changed.
 
 If the output shows nothing, the kernel's audit records may help: since Linux 6.15 Landlock writes refusals
-there. Auditing must be on, and this user must be allowed to read the records. Each record has a number that the
-kernel gave the box. Only the first record of a box also has the name of the thread that made the box. So grue
-gives that thread a unique name, the box's mark, to find the number.
+there. Auditing must be on, and this user must be allowed to read the records. Each record has a number that
+the kernel gave the box. Only the first record of a box also has the name of the thread that made the box. So
+grue gives that thread a unique name, the box's mark, to find the number.
 """
 
 import contextlib

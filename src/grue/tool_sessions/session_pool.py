@@ -132,7 +132,7 @@ class PooledConnection:
             self.failed = failed
         except Exception as crash:  # noqa: BLE001 - the turn that needs it raises it; other turns go on
             self.failed = crash
-            # The crash may be that the trace cannot be written. Then recording the crash fails, too.
+            # If the trace cannot be written, and this was the crash, recording the crash fails too.
             with contextlib.suppress(Exception):
                 self._record(describe_crash(self.server, crash))
         finally:
@@ -319,7 +319,7 @@ class SessionPool:
             self.leave(owned)
 
     def lease_to_turn(self, owned: PooledConnection) -> None:
-        """Remember that the running turn uses `owned`, so that calls outside turns can use it, too."""
+        """Remember that the running turn uses the connection `owned`. Calls outside turns then use it too."""
         self._leased[owned.server] = owned
 
     async def wait_closed(self) -> None:

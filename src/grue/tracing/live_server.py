@@ -234,7 +234,10 @@ def serving(feed: LiveFeed, port: int = 0) -> Iterator[LiveServer]:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers GET requests for the page, pieces of the trace, images and the mark. A POST stores a mark."""
+    """Answers GET requests for the page, pieces of the trace, images and the episode's mark.
+
+    A POST stores a mark: the score that a person gives the episode.
+    """
 
     server: LiveServer
     server_version = "grue"

@@ -381,9 +381,9 @@ class CachedPrompts:
         return prompt
 
     def _forget_sampling(self, name: m.ConversationId) -> None:
-        """Forget the conversation `name` if no turn has begun it: then it is a server's request (sampling).
+        """Forget the conversation `name` if it belongs to a server's request (sampling) and not to a turn.
 
-        A server's request in a later turn can have the same conversation id, but is a new conversation.
+        The next request of a server may have the same conversation id, but begins a new conversation.
         """
         if name in self._talks and self._talks[name].run is None:
             del self._talks[name]
@@ -478,11 +478,11 @@ class _Compared(Struct, frozen=True):
 
 
 def _blame(talk: _Prompted, place: tuple[int, str]) -> None:
-    """Compare a conversation with its last prompt. If messages of that prompt have changed, record `place`.
+    """Record that a trace message has changed messages of the conversation's last prompt, if it has.
 
     Args:
-        talk: The conversation.
-        place: Number and kind of the trace message that has just been applied to it.
+        talk: The conversation, after the trace message was applied to it.
+        place: Number and kind of the trace message. They are added to `talk.blame`.
     """
     last = talk.last
     if last is not None:

@@ -192,7 +192,7 @@ class ClientModel:
 
     @property
     def profile(self) -> WireProfile:
-        """What requests this client accepts: those of a simple client, or those of a provider's SDK."""
+        """The request fields that this client accepts: only simple ones, or those of a provider's SDK."""
         return _SIMPLE_CLIENT if accepts(self.client.chat.completions.create, "name") else _SDK
 
     @property

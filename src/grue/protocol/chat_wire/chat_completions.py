@@ -563,8 +563,8 @@ class _Calls:
     def _is_complete(self, call: _Call) -> bool:
         if call.whole is None and not (call.texts and call.texts[-1].rstrip().endswith("}")):
             return False
-        # A reply can make grue parse the arguments again at each piece: every piece repeats the name and
-        # ends with a brace. So the number of characters that are parsed here is limited.
+        # A harmful reply can repeat the name and end with a brace in every piece. Then all arguments so far
+        # are parsed again for each piece. So the number of characters that are parsed here is limited.
         self._read += len(call.written)
         if self._read > _MOST_READ:
             raise OversizedStream("the reply names its tool calls too often")

@@ -584,7 +584,7 @@ def _object_text(text: str) -> str:
 
 
 def _bare(text: str, known: Iterable[str]) -> Written | None:
-    """Return the calls of a text that is nothing but JSON, if they name tools that are offered."""
+    """Return the calls in a text that is only JSON, or a tool's name and JSON, if they name offered tools."""
     named, _, arguments = text.partition("\n")
     if named in known and arguments.startswith("{") and arguments.endswith("}"):
         return Written("named")

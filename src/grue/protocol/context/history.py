@@ -73,7 +73,7 @@ class Ledger:
         self._saved(b"")
 
     def add(self, entry: m.HistoryEntry) -> None:
-        """Count an entry, and pass it to `save`, unless it is a reply: `expect` has saved the reply already."""
+        """Count an entry, and pass it to `save`. Exception: `expect` has passed a reply to `save` already."""
         early = self._early
         line = early[1] if early is not None and early[0] is entry else msgspec.json.encode(entry)
         if isinstance(entry, m.AssistantReply):
@@ -168,7 +168,7 @@ class History:
         return tuple(added)
 
     def keep(self, reply: m.AssistantReply) -> None:
-        """Take a reply. The next `History.say` makes it an entry, without the calls that are not answered."""
+        """Hold a reply until the next `say`, which makes it an entry without its unanswered calls."""
         self.unread = reply
         self.replies += 1
         self.call_ids.update(call.call_id for call in reply.tool_calls)

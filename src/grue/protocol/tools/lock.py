@@ -110,8 +110,8 @@ def screen(
     notes = tuple(
         m.ToolDrifted(
             server=server,
-            # A name in a lock may contain half a surrogate pair. Replace it: the note goes into the trace,
-            # which cannot hold it.
+            # A name in a lock may contain half a surrogate pair. The note goes into the trace, and a trace
+            # cannot hold half a pair, so replace it.
             tool=well_formed(each.tool),
             change=each.change,
             parts=each.parts,

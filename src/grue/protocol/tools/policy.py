@@ -169,10 +169,10 @@ def question_about(
 
 
 def check_policy(policy: ToolPolicy) -> ToolPolicy:
-    """Return a policy whose values are all usable.
+    """Check that all values of a policy can be used, and return the policy.
 
     Raises:
-        MCPConfigError: A value is not usable; the error names the rule and the field.
+        MCPConfigError: A value cannot be used; the error names the rule and the field.
     """
     for n, rule in enumerate(policy.rules):
         if fault := _fault(rule):
@@ -290,7 +290,7 @@ class Judged(Struct, frozen=True):
 
 
 def judged(decision: ApprovalDecision) -> Judged:
-    """Return whether the call that `decision` is about is made, and with which arguments."""
+    """Return what follows from a person's decision: whether the call is made, and with which arguments."""
     decision = sound(decision)
     if decision.verdict == "approve":
         return Judged()

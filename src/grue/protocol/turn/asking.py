@@ -25,8 +25,8 @@ from grue.protocol.turn.states import AwaitingCompletion, AwaitingSummary, Comma
 def ask(turn: Turn, phase: Phase, new: tuple[m.ConversationItem, ...], notes: Commands = ()) -> Transition:
     """Send the next request: `new` is added to the conversation, and `phase` says what it asks for.
 
-    If the context window has no room for it, older parts are cleared first, or the model is asked for a
-    summary.
+    If the request is too long for the context window, older parts of the conversation are cleared first, or
+    the model is asked for a summary of them.
     """
     doubles: Commands = ()
     if phase == "loop":

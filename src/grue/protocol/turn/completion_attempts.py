@@ -371,7 +371,9 @@ def first_to_ask(breakers: Sequence[Breaker], now_s: float) -> int:
 def next_to_ask(
     breakers: Sequence[Breaker], now_s: float, tried: Collection[int], usable: Collection[int]
 ) -> int | None:
-    """Return the position of the model to ask after those that were tried; `None`: no model is left.
+    """Return the position in the chain of the model to ask next; `None`: every usable model was tried.
+
+    A model whose breaker is open is asked only if there is no other.
 
     Args:
         breakers: The breakers of the whole chain.

@@ -63,7 +63,7 @@ def open_all(turn: Turn, *, asking: bool) -> Transition:
 
 
 def _begin_again(run: m.RunTurn, resumed: m.Resumption) -> Transition:
-    """Start a resumed turn: open the sessions, and then go on with the reply that it was parked at."""
+    """Start a resumed turn: open the sessions, and then go on at the point that `resumed` describes."""
     turn = tools.with_unstarted(_turn_after(run, resumed.parked))
     opening = tools.servers_at_start(turn)
     following, commands = when_all_reported(s.AwaitingSessions(turn, opening, resumed.new))
@@ -134,9 +134,9 @@ def when_all_reported(state: s.AwaitingSessions) -> Transition:
 def unmatched_notes(turn: Turn) -> tuple[m.ServerNoted, ...]:
     """Return a note for each pattern that matches no tool of the turn.
 
-    If the request selects tools (`RunTurn.tools`), its patterns are checked. The patterns of the tool policy
-    are not, because they may be about tools that were not selected. Otherwise the policy's are checked. There
-    are no notes if a server's tools are not known: it was given up, or serves tools which it does not list.
+    If `RunTurn.tools` selects tools, only its patterns are checked: those of the tool policy may be about
+    tools that were not selected. If `RunTurn.tools` is `None`, the policy's patterns are checked. If a server
+    was given up or serves tools that it does not list, there are no notes, because not all tools are known.
     """
     run = turn.run
     if not run.binds_calls or turn.degraded or turn.serving_unlisted or not run.servers:

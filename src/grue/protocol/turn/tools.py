@@ -514,7 +514,7 @@ def loop_reply(turn: Turn, reply: m.CompletionReceived) -> Transition:
 
 
 def final_reply(turn: Turn, phase: Phase, reply: m.CompletionReceived) -> Transition:
-    """Go on after the reply to a request that offered no tools."""
+    """Go on after the reply to a request without tools: check its text as the answer, or refuse the reply."""
     if reply.tool_calls:
         return _refuse_calls(turn, phase, reply)
     why = _why_not(reply)

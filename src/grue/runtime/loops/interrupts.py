@@ -283,7 +283,7 @@ def raise_deferred() -> None:
 
 
 def _take_deferred() -> bool:
-    """Take one deferred Ctrl-C off the count. Return whether one was deferred."""
+    """If a Ctrl-C was deferred, subtract it from the count of deferred ones and return `True`."""
     handler = signal.getsignal(signal.SIGINT)
     in_main_thread = threading.current_thread() is threading.main_thread()
     if not (in_main_thread and isinstance(handler, _PressCounter) and handler.deferred):

@@ -80,7 +80,7 @@ class ErrorTexts(Struct, frozen=True):
 
 
 class LoopThread(Struct, frozen=True):
-    """The thread that a loop runs in. Its methods raise if a caller would wait for the loop for ever.
+    """The thread that a loop runs in, with methods that raise if a wait for the loop would never end.
 
     Attributes:
         thread: The thread.

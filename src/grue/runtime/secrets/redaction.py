@@ -83,7 +83,7 @@ r"""Distance from the `u` of a `\u` escape to the character after the escape."""
 
 
 def _unicode_escape_before(written: bytes, at: int) -> int:
-    r"""Return the distance back to the `u` of the `\u` escape that `at` is in; 0: `at` is in none."""
+    r"""Return how far before `at` the `u` of the `\u` escape around `at` is; 0: there is no such escape."""
     backs = (back for back in range(1, _BACK) if written[at - back] == ord("u"))
     return next((back for back in backs if _is_escaped(written, at - back)), 0)
 
@@ -497,11 +497,12 @@ def may_contain_credentials(written: bytes) -> bool:
 def authorisations(
     written: bytes, start: int, end: int, *, in_json: bool
 ) -> tuple[Iterator[tuple[int, int]], ...]:
-    """Return start and end of each credential's value, in one iterator for each way to write a credential.
+    """Return iterators over the start and end of each credential's value in `written`.
 
-    The ways are a header, a bearer token and, with `in_json`, a member of a JSON object. A credential begins
-    with the header's name or the word `bearer`, and this beginning must be in `written[start:end]`. With
-    `in_json` the text is JSON, and a value ends at the end of its JSON string.
+    There is one iterator for headers, one for bearer tokens, and with `in_json` another one for members of
+    JSON objects. Only credentials whose name, such as a header's name or the word `bearer`, begins in
+    `written[start:end]` are found. With `in_json` the text is JSON, and a value ends at the latest with its
+    JSON string.
     """
     headers = tuple(_of_kind(kind, written, start, end, in_json) for kind in (_HEADER, _BEARER))
     return (_fields(written, start, end), *headers) if in_json else headers
@@ -616,7 +617,7 @@ class TextPieces:
 
 
 class _BeginningMatcher:
-    """Finds the longest end of a text that is an incomplete secret: the beginning of one of its forms."""
+    """Finds the longest end of a text with which a secret may begin, in any of the secret's forms."""
 
     def __init__(self, spellings: Iterable[Spelling]) -> None:
         self._spellings = tuple(spellings)

@@ -61,7 +61,10 @@ Spelling = tuple[tuple[str, ...], ...]
 
 @lru_cache(maxsize=256)
 def spellings_of(secret: str) -> tuple[Spelling, ...]:
-    """Return, for each form of a secret, the ways in which each of its characters may be written."""
+    """Return a `Spelling` for each form of a secret: as plain text, as base64 and as hexadecimal digits.
+
+    A `Spelling` has, for each character of the form, the ways in which this character may be written.
+    """
     escaped = tuple(_spelled(char) for char in secret)
     data = secret.encode()
     if len(data) < SHORTEST_ENCODED:
@@ -158,7 +161,7 @@ def _char(char: str, escape: bytes, may_escape: bytes) -> bytes:
         ways.append(escape + b"x(?i:%02x)" % ord(char))
     if char in _CONTROLS:
         ways.append(escape + _CONTROLS[char].encode())
-    if char == "'":  # a shell script ends the quotation, writes a quote, and starts a new quotation
+    if char == "'":  # a shell has no escape for it inside '...': the text `it's` is written 'it'\''s'
         ways += [rb"'\\+'\\*'", rb"""'\\*"\\*'\\*"\\*'"""]
     return b"(?:%b)" % b"|".join([*ways, _replaced(char), may_escape + raw])
 

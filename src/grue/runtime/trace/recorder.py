@@ -415,7 +415,7 @@ def _line(envelope: Envelope[Any], body: bytes) -> TraceLine:
 
 
 class _Text:
-    """A streamed text: its redacted pieces, and the envelope of the last piece."""
+    """A streamed text: `pieces` redacts it, and `last` is the envelope of the last piece that came."""
 
     def __init__(self, pieces: TextPieces, last: Envelope[Any]) -> None:
         self.pieces = pieces

@@ -364,7 +364,7 @@ def _turn_facts(end: m.TurnCompleted | m.TurnFailed) -> m.JsonObject:
 
 def _set_start(observation: Any, at_ns: int) -> None:
     span = getattr(observation, "_otel_span", None)
-    # Some spans have no start time to set: those that are not sampled, and those of a disabled or a fake
-    # client.
+    # A span that is not sampled has no start time that could be set. Neither has a span of a client that is
+    # disabled or faked.
     if isinstance(getattr(span, "_start_time", None), int):
         span._start_time = at_ns  # type: ignore[union-attr]  # noqa: SLF001 - there is no other way in version 5

@@ -947,9 +947,9 @@ def not_sent(why: str) -> Fault:
 
 
 def request_outcome(answer: Answered | Fault, reply: Reply | Fault) -> RequestOutcome:
-    """Return the outcome of a request that was sent, for the `RequestGate`.
+    """Return what to tell the `RequestGate` about a request that was sent: its status, tokens and cost.
 
-    `answer` is what the endpoint sent, and `reply` is what was decoded from it.
+    `answer` is the endpoint's answer, and `reply` is what was decoded from it.
     """
     usage = reply.usage if isinstance(reply, Reply) else None
     return RequestOutcome(

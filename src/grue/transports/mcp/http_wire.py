@@ -95,7 +95,7 @@ class HttpWire:
         return why or f"the connection broke during {method}"
 
     async def remedy(self, phase: ServerPhase, *, missing: bool = False, timed_out: bool = False) -> str:
-        """Return the advice for the user: the fault's own advice, or else general advice for the phase."""
+        """Return the advice for the user: the stream's own or, if there is none, general advice."""
         del missing
         if self._stream is not None and self._stream.remedy is not None:
             return self._stream.remedy

@@ -85,7 +85,10 @@ def _fault_of(error: types.ErrorData) -> WireFault | None:
 
 
 def refusal_in(error: Exception) -> types.JSONRPCError | None:
-    """Return the error for a request whose answer the SDK cannot read; `None`: the message is no answer."""
+    """Return an error reply in place of an answer that the SDK could not parse.
+
+    `error` is the SDK's exception. `None`: the message that it could not parse is not an answer to a request.
+    """
     if not isinstance(error, pydantic.ValidationError):
         return None
     values = (each["input"] for each in error.errors())

@@ -192,8 +192,8 @@ _WORDS: Final = ("bold", "underlined")
 def prints_styled_words(program: str) -> bool:
     """Return whether `program`, which takes dfrotz's options, prints bold and underlined words.
 
-    If a program cannot be started or does not end, the result is `False`. The result is cached until the
-    program's file changes.
+    If the program cannot be started or does not end in time, the result is `False`. The result is cached
+    until the program's file changes.
     """
     try:
         changed = Path(program).stat().st_mtime_ns
