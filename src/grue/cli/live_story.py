@@ -58,8 +58,9 @@ class Line(Struct, frozen=True):
 def _wrapped(text: str, width: int, hanging: str) -> list[str]:
     if cells(text) <= len(text):
         return textwrap.wrap(text, width, subsequent_indent=hanging) or [""]
-    # `textwrap` counts characters, not columns. So put a placeholder after each wide character. Wrap at
-    # `width - 1`: if a row is broken between a character and its placeholder, it gets one column longer.
+    # `textwrap` counts characters, not columns. So put a placeholder after each character that is two columns
+    # wide. If `textwrap` ends a row between such a character and its placeholder, the row is one column wider
+    # than `textwrap` has counted. So wrap at `width - 1`.
     spaced = "".join(char + _SECOND_COLUMN * (cells(char) - 1) for char in text)
     rows = textwrap.wrap(spaced, width - 1, subsequent_indent=hanging)
     return [row.replace(_SECOND_COLUMN, "") for row in rows]

@@ -334,8 +334,8 @@ class PresumedListings:
     ) -> m.ToolsPresumed | None:
         """Return the listings with which a turn may ask the model before its servers have started.
 
-        `None`: the turn has to wait, because at least one of its servers has no known earlier listing.
-        Disabled servers are left out. `registry` is needed to connect to host commands, which are listed too.
+        `None`: the turn has to wait for its servers, because no earlier listing of one of them is known.
+        Disabled servers are left out. `registry` is for the turn's `HostCommands`, which are listed too.
         """
         waiting = {listing.server for listing in command.when_called}
         servers = [name for name in command.servers if name not in waiting]

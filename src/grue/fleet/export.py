@@ -143,7 +143,10 @@ class Samples:
                 yield sample
 
     def _see(self, envelope: EpisodeEnvelope, talks: TalkReader) -> Sample | None:
-        """Read the next message; return the sample that it completes, if it completes one."""
+        """Read the next message. If it is the model's reply to a request, return the sample of both.
+
+        Otherwise, or if the request gives no sample, return `None`.
+        """
         body = envelope.body
         # Remove a request from `_asked` only when its reply arrives, not at any message that it has caused:
         # the report that the request is sent again has the same cause.

@@ -14,8 +14,8 @@ _methods: set["weakref.WeakMethod[Callable[[], None]]"] = set()
 def here_and_in_children(method: Callable[[], None]) -> None:
     """Call a bound method now, and in every forked child in which its object still exists.
 
-    A method that makes a lock replaces the old lock and does not release it: if the forking thread itself
-    holds the old lock, it releases it later.
+    The method usually makes a lock. In the child it replaces the old lock, which a thread of the parent may
+    have held. It does not release the old lock: if the forking thread holds that lock, it still releases it.
     """
     method()
     _methods.add(weakref.WeakMethod(method, _methods.discard))

@@ -156,10 +156,10 @@ def confine(ruleset: int, rules: Iterable[Rule], wanted: Wanted, mark: str = "")
 
 
 def ruleset_of(rules: Iterable[Rule], *, any_network: bool) -> int:
-    """Return the descriptor (close-on-exec) of a new Landlock ruleset, or -1 without Landlock.
+    """Return the descriptor (close-on-exec) of a new Landlock ruleset; -1 if the kernel has no Landlock.
 
     Raises:
-        SandboxError: The kernel refused.
+        SandboxError: The kernel refused to make the ruleset or to add a rule.
     """
     version = coverage().landlock
     if not version:

@@ -111,7 +111,8 @@ class ToolIndex:
 class ToolSearcher:
     """Answers `find_tools` and `call_tool` in one turn.
 
-    `tools` returns the tools that may be called now; `find_tools` returns at most `most` of them.
+    The function `tools` returns the tools that may be called now. An answer to `find_tools` has at most `most`
+    tools.
     """
 
     def __init__(self, tools: Callable[[], Sequence[m.ToolDefinition]], most: int) -> None:

@@ -73,7 +73,10 @@ class Comparison:
         return self._there.get((name, left))
 
     def paired(self, name: str, right: object) -> object:
-        """Return the id `right` if an id of the left trace is its counterpart, and otherwise `None`."""
+        """Return `right`, an id of the right trace, if it was paired with an id of the left one; else `None`.
+
+        `name` is the name of the field that has the id.
+        """
         return right if (name, right) in self._back else None
 
     def _of_fields(self, left: Struct, right: object, path: str) -> Iterator[Difference]:

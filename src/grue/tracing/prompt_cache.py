@@ -159,8 +159,8 @@ class _Prompted(Struct, kw_only=True):
             message that reports the change.
         adapted: Number and kind of the trace message that changed how requests are encoded; `None`: nothing
             has changed since the last prompt.
-        notes: Possible reasons if the next request offers no tools. Each entry: number and kind of a trace
-            message since the last request, and the reason that this message gives.
+        notes: Trace messages since the last request that would explain why the next request offers no tools.
+            Each entry: the message's number and kind, and the reason in words.
     """
 
     name: m.ConversationId

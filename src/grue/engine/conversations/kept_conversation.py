@@ -215,7 +215,8 @@ class KeptConversation:
         results: The whole results of the conversation's tool calls; `None`: there are no results yet.
 
     Attributes:
-        open_turn: As the argument; or the turn that is running, if it can be parked.
+        open_turn: The turn that can be resumed, as in the arguments. While a turn runs that can be parked:
+            that turn.
         results: As the argument.
     """
 
@@ -717,7 +718,7 @@ def given_up(mark: TurnMark | None) -> m.TurnParked | None:
 
 
 def is_parked_still(end: object) -> bool:
-    """Return whether a parked turn stays parked although it was resumed: `end` says that a server failed."""
+    """Return whether a resumed turn is parked again, because it ended with a server's failure."""
     return isinstance(end, m.TurnFailed) and isinstance(end.failure, m.ServerFailure)
 
 

@@ -321,9 +321,9 @@ class RecordedTurn:
         last_event: Number of the last envelope that went to the agent.
         redacted: A secret was removed from a message of the turn.
         forked: The turn is a fork: its tool calls got the results recorded in another turn.
-        said: The messages of all parts from which the turn's entries in a conversation are built. If a part
-            sends the last request of the part before again, a `ReplyDropped(request=0)` is inserted, which
-            drops the first reply.
+        said: The messages of all parts from which the turn's entries in a conversation are built. A part may
+            begin with the last request of the part before, sent again. Then a `ReplyDropped(request=0)` is
+            inserted before it, which drops the reply to the first sending.
         said_before: The requests and replies of earlier parts.
     """
 

@@ -133,8 +133,8 @@ class StepEnded(_TurnFact, frozen=True, kw_only=True, tag="skillagent.StepEnded"
 class ApprovalsAsked(_TurnFact, frozen=True, kw_only=True, tag="skillagent.ApprovalsAsked"):
     """A person was asked to approve actions. `decisions` has the answers so far.
 
-    If `parked`, the run has ended without the missing answers. They are accepted until the Unix time
-    `expires_at`; `None`: without a limit.
+    If `parked`, the run has ended before all questions were answered. The missing answers can be given until
+    the Unix time `expires_at`; `None`: at any time.
     """
 
     questions: tuple[ApprovalQuestion, ...]

@@ -355,7 +355,7 @@ class ZorkAgent:
         """Return the decision of a turn that an earlier run of the program finished. No request is sent.
 
         Raises:
-            MCPError: The turn failed, with this error.
+            MCPError: The turn has failed; the error is the one with which it failed.
         """
         self.turn = end.turn
         if isinstance(end, m.TurnFailed):

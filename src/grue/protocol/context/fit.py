@@ -252,7 +252,7 @@ class Room(Struct, frozen=True):
 
 
 class Fit(Struct, frozen=True, kw_only=True):
-    """How the next request is made to fit.
+    """How the next request is made to fit into the context window.
 
     Attributes:
         ledger: The sizes of the history's parts after `cleared`; `new` is not included.

@@ -417,7 +417,7 @@ class SpanFeed:
         return self._open(scope, use, self._called_by(scope, began.turn))
 
     def _called_by(self, scope: SpanScope, turn: int) -> SpanId:
-        """Return the parent span of a call; `turn` is the turn number in the envelope of `ToolCalled`."""
+        """Return the parent span of a tool call. `turn` is the turn number in the call's envelope."""
         # A call in a session outside turns normally has the turn number of the session's `OpenSession`. But
         # the host may give the call the number of the turn that has just ended. The call's span is then a
         # child of that turn's span.

@@ -763,7 +763,10 @@ class _Incoming:
                 self.streamed.show(delta)
 
     async def body(self) -> bytes | None:
-        """Return the reply's body, assembled if it was streamed; `None`: the stream has ended too early."""
+        """Return the reply's body; that of a stream is assembled from its events.
+
+        `None`: the stream has ended before the reply was complete.
+        """
         if self.streamed is not None and not self._is_object:
             await self._end(self.streamed)
             if self._is_stream:

@@ -246,8 +246,9 @@ class Link:
                 raise
             instructions = (await self._session.discover()).instructions
         except RuntimeError as unusable:
-            # The SDK raises `RuntimeError` for a revision that it does not accept in an `initialize`. One of
-            # them is the newest revision, which has no `initialize`. Such a server is asked by `discover`.
+            # The SDK raises `RuntimeError` if the server's answer to `initialize` names a revision that the
+            # SDK does not accept there. If this is the newest revision, which has no `initialize`, the server
+            # is asked by `discover` instead.
             if not str(unusable).endswith(_NEWEST):
                 raise
             instructions = (await self._session.discover()).instructions

@@ -110,13 +110,15 @@ Answer = types.JSONRPCResponse | types.JSONRPCError
 
 
 class FilteredEvents(httpx2.AsyncByteStream):
-    """The body of a response: its events without comments, and with stand-ins for large events.
+    """The events in the body of a response, without comments.
+
+    A large answer is put into `answers`, and a small event with the answer's id takes its place.
 
     Args:
         source: The original body.
         request_id: Id of the request that the body answers; `None`: the body is the stream of the server's
             own messages.
-        answers: This object adds each large answer here, by the id that its stand-in has.
+        answers: Gets the large answers, by their ids.
         notify: Receives a notice for each event that is left out.
         limits: Two lengths in bytes. An event longer than the first is left out. An event longer than the
             second ends the stream with an error.
@@ -625,7 +627,10 @@ def _is_compressed(response: httpx2.Response) -> bool:
 
 
 async def _body(response: httpx2.Response, limit: int) -> bytes | None:
-    """Return the body; `None`: it is longer than `limit`. Of a long error, return the first `limit` bytes."""
+    """Return the body of a response, at most `limit` bytes.
+
+    If the body is longer, return `None` for a success, and the first `limit` bytes for an error.
+    """
     if _is_compressed(response):
         return b""  # an error (a compressed success was refused before), whose status is enough
     body = bytearray()

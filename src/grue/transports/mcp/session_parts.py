@@ -195,10 +195,12 @@ class TaskOfCall:
         """Wait for the result and return it, as `tools/call` would have returned it.
 
         The server is told to cancel the task if the caller is cancelled, if the server refuses to tell the
-        task's state, or if host code that answers its questions fails. It gets a second to answer that.
+        task's state, or if host code that answers the server's questions fails. The server has one second to
+        confirm the cancellation.
 
         Args:
-            at_once: Ask the first time without waiting, because the task was created some time ago.
+            at_once: Ask for the task's state at once, and not only after the server's polling interval. For a
+                task that was created some time ago.
 
         Raises:
             ToolRefusedError: The task has failed or was cancelled by its server, or the server has no result.
