@@ -111,8 +111,8 @@ class ToolIndex:
 class ToolSearcher:
     """Answers `find_tools` and `call_tool` in one turn.
 
-    The function `tools` returns the tools that may be called now. An answer to `find_tools` has at most `most`
-    tools.
+    `tools` is a function that returns the tools that may be called now. `most` limits how many of them an
+    answer to `find_tools` lists.
     """
 
     def __init__(self, tools: Callable[[], Sequence[m.ToolDefinition]], most: int) -> None:
