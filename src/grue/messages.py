@@ -402,7 +402,7 @@ class Cleared(Struct, frozen=True, kw_only=True, tag="cleared", omit_defaults=Tr
 
 
 class Summarised(Struct, frozen=True, tag="summarised"):
-    """A change of a conversation's history: `items` take the place of everything after its first entry."""
+    """A change of a conversation's history: `items` replace all entries after the history's first entry."""
 
     items: tuple[UserText, ...]
 

@@ -28,9 +28,9 @@ class CurrentSampler:
 
         Args:
             server: The name of the server.
-            beside: The sampler of the running turn, if the session is opened already for the next turn. The
-                session's requests are declined until the running turn has ended, because they would count
-                against its limits. `None`: the session is not opened ahead.
+            beside: If the session is opened ahead, for the next turn: the sampler of the running turn. Until
+                the running turn has ended, the server's requests are declined, because they would count
+                against the limits of the wrong turn. `None`: the session is not opened ahead.
         """
 
         async def sample(request: SamplingRequest) -> Sampled | Declined:

@@ -61,11 +61,11 @@ RECORDED = (
 
 
 def as_started(options: PlayOptions, past: GamePast) -> PlayOptions:
-    """Return the options for resuming an episode: those with which it was started, except for some.
+    """Return the options for resuming an episode.
 
-    From `options` come those that are not in `RECORDED`, such as `output` and `stream`, and `turns` and
-    `turn_timeout_s` if they are set. If the folder in which the episode was started no longer exists,
-    `started_in` is `None`.
+    Those in `RECORDED` are the ones with which the episode was started; but `turns` and `turn_timeout_s` are
+    taken from `options` if they are set there. All others, such as `output` and `stream`, are taken from
+    `options`. `started_in` is `None` if the folder in which the episode was started no longer exists.
 
     Raises:
         MCPConfigError: The episode was not started by `grue play`, or by another version of it.

@@ -30,8 +30,8 @@ def cache(file: Path, *, as_json: bool, width: int | None = None) -> None:
 def render(report: CacheReport, width: int | None = None) -> Iterator[str]:
     """Yield the lines of the report.
 
-    First comes a row for each request, cut to `width` columns. Then, for each prompt that departs from the
-    earlier prompt that it repeats, where they first differ. Then the sums.
+    First comes a row for each request, cut to `width` columns. Then come the prompts that repeat an earlier
+    prompt only in part: for each, the place where the two differ first. The last lines are the sums.
     """
     yield printable(f"Prompts of {report.episode}", 200)
     rows = [_HEADINGS, *map(_row, report.prompts)]

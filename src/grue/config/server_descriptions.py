@@ -188,7 +188,7 @@ def read_server(
 
     Args:
         description: The parsed JSON.
-        ask: Called with each value that the description wants from the user; returns the user's values.
+        ask: Called with each value that the description asks the user for; returns what the user gives.
         name: The server's name in `mcp_config.json`; `None`: the last part of the description's name.
         kind: Which of the server's packages to use, such as `npm`, or `remote`; `None`: the first that grue
             can start.

@@ -162,9 +162,9 @@ class Episode:
     def _expects_turn(self, pool: "SessionPool") -> bool:
         """Return whether a further turn will need sessions of `pool`.
 
-        If `expects_turns` is false, the only further turns are those that wait for a slot. Each other pool
-        that has prewarmed sessions serves one of them. So `pool` is needed only if there are more turns than
-        such pools.
+        If `expects_turns` is false, the only further turns are those that already wait for a slot. Each of
+        the other pools that has prewarmed sessions will serve one of these turns. So `pool` is needed only if
+        more turns wait than there are such pools.
         """
         if self.expects_turns:
             return True

@@ -344,7 +344,7 @@ def changed_turn(begun: m.RunTurn, changes: Mapping[str, Any], system: str | Non
 
 
 def _answer(asked: ForkRequest, run: m.RunTurn) -> AnswerSpec[Any] | None:
-    """Return the description of the answer: the given one, or the recorded schema."""
+    """Return the form of the fork's answer: `asked.answer`, or else the recorded schema; `None`: any text."""
     if asked.answer is not None:
         spec = spec_of(asked.answer)
         if spec.schema != run.answer:

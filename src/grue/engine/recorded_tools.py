@@ -378,8 +378,8 @@ class RecordedConnection:
         """Return the recorded result of this call.
 
         If no such call was recorded, `ForkSettings.misses` decides whether the call is made. Raises
-        `ForkMissed` if it must not be made. Raises also the errors of `ToolConnection.call`: those of a call
-        that is made, and one that was recorded for this call.
+        `ForkMissed` if it must not be made. Otherwise raises the errors of `ToolConnection.call`: a call that
+        is made may fail, and the recorded call may have failed.
         """
         found = self._fork.record.take(self._server, tool, arguments)
         if found is not None:

@@ -330,8 +330,8 @@ def _reconnected(calls: Sequence[m.ToolCallRecord]) -> str:
 def read_images(images: Any, limits: TurnLimits) -> tuple[m.Attachment, ...]:
     """Return images as they are sent to the model.
 
-    Raises `MCPError`, which names the image, if a file cannot be read, or if an image is too large or of a
-    type that models do not take. `limits` limits the size of each image, and of all images together.
+    `limits` has the largest size of one image, and of all images together. Raises `MCPError`, which names the
+    image, if a file cannot be read, or if an image is too large or of a type that models do not take.
     """
     room = MediaRoom(limits)
     for number, image in enumerate(images):

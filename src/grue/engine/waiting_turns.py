@@ -294,7 +294,7 @@ def run_waiting(
 ) -> Generator[BatchItem[TurnOutcome[T]], None, None]:
     """Yield the result of each request, in order. Closing the iterator stops the work in this process.
 
-    The provider still works on batches that were sent to it; the next call with the same folder fetches the
+    The provider goes on with the batches that were sent to it. The next call with the same folder fetches the
     replies. `batching` says where the requests wait, and how often the provider is asked about them.
 
     Raises:

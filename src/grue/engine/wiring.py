@@ -116,9 +116,10 @@ class Wiring(Struct, frozen=True, kw_only=True):
     presumed: PresumedListings | None = None
 
     def asking_first(self, lent: LentConversation, first: Envelope[m.LlmCommand]) -> LlmFactory:
-        """Return the factory of an LLM actor whose first request is already recorded in the trace.
+        """Return the factory of an LLM actor that starts with `first`, a request that is recorded already.
 
-        Raises `ConversationError` if the runner was given an LLM factory in place of `LlmSettings`.
+        The actor continues the conversation `lent`. Raises `ConversationError` if the runner was given an LLM
+        factory in place of `LlmSettings`.
         """
         lender = self.lender
         if not isinstance(lender, EndpointActors):

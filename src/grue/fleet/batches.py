@@ -105,9 +105,9 @@ class EpisodeRoom:
 
     @property
     def asks_otherwise(self) -> bool:
-        """Whether the newest reply belongs to a request that this attempt has not made.
+        """Whether the newest reply answers a request that an earlier attempt has made and this one has not.
 
-        Then the attempt does not repeat the requests of the attempt before, which had made this request.
+        If so, the work asks something else each time it is played, so its requests cannot wait for batches.
         """
         return bool(self._last) and self._last in self._results and self._last not in self._read
 

@@ -235,7 +235,7 @@ class Broker(Struct):
             self._slow_down(outcome.retry_after_s, now)
         elif outcome.status is not None and outcome.status < 400:
             step = 1.0 if self._slow_start else 1.0 / max(1.0, self.window)
-            # Widen the window only if a request had to wait because it was full. If it was never full, this
+            # Widen the window only if a request had to wait because the window was full. Otherwise this
             # success does not show that the endpoint can take more requests at a time.
             if self._short:
                 self.window += step

@@ -245,8 +245,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
         chance: The p-value of the sign test: how often a fair coin falls as unevenly as `better` and `worse`.
         why: Why there is no interval, as a sentence; empty if there is an interval.
         measures: The score first; then pass@k and pass^k, cost, time and calls as far as they are known.
-        detectable: The smallest true difference that four of five such comparisons would find; NaN without
-            an interval.
+        detectable: The smallest difference that such a comparison finds with a chance of 80 %, if it exists;
+            NaN without an interval.
         more_cases: About how many more cases would show a difference of `target`; `None`: unknown.
         more_episodes: About how many episodes the `more_cases` have, on both sides together.
         target: The difference that `more_cases` is about: the margin, or the difference that was measured.
@@ -277,11 +277,11 @@ class Comparison(Struct, frozen=True, kw_only=True):
         return self.text()
 
     def text(self, *, commands: bool = False, everything: bool = False) -> str:
-        """Return the findings, and the cases in which A and B differ; if there are many, the extremes.
+        """Return the findings, and the cases in which A and B differ; of many, those that differ most.
 
         Args:
             commands: Add the commands that show the episodes of each case.
-            everything: List all cases that differ.
+            everything: List all cases that differ, even if there are many.
         """
         heads = ["", "A", "B", "B - A", "95 % interval"]
         rows = [heads, *(_row(each, self.score) for each in self.measures)]

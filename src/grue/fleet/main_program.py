@@ -27,7 +27,7 @@ _TELLING_APART = frozenset(
 
 
 def refuse_to_start_again(*, imports_main: bool) -> None:
-    """Check that the program does not start its fleet when it is imported.
+    """Check that the program would not start its fleet again when a worker or the driver imports it.
 
     Args:
         imports_main: Whether workers, or the driver, will import the main program.

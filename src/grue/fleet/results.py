@@ -143,7 +143,7 @@ def results(fleet: Path) -> Iterator[Result]:
 
 
 def of_latest_sweep(fleet: Path, found: list[Result]) -> tuple[list[Result], int]:
-    """Return the episodes of `found` in the folder's latest sweep, and how many others were left out.
+    """Return those of `found` that belong to the folder's latest sweep, and how many others were left out.
 
     If no episode of `found` is in the latest sweep, the caller has chosen earlier episodes on purpose. Then
     all of `found` is returned.

@@ -88,7 +88,7 @@ NOTED_EVENTS = (m.DeadlinePassed, m.TurnInterrupted, m.ToolsPresumed, m.TurnFork
 
 
 class IllegalEvent(Exception):  # noqa: N818 - a bug in the caller, and no error to handle
-    """The event cannot happen in this state; the text names both."""
+    """The event cannot happen in this state. The error's text names the event and the state."""
 
 
 def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:

@@ -283,7 +283,10 @@ class Actor(Generic[M]):
                 await self.receive(envelope)
 
     def around(self) -> AbstractAsyncContextManager[object]:
-        """Return the context manager in which `run` receives all messages; a subclass may override it."""
+        """Return a context manager that `run` enters before the first message and leaves after the last.
+
+        A subclass overrides this method for its set-up and clean-up.
+        """
         return contextlib.nullcontext()
 
     async def receive(self, envelope: Envelope[M]) -> None:

@@ -200,7 +200,7 @@ def _empty(folder: int, target: int, prefix: str, count: int) -> int:
 def _move(name: str, source: int, other: str, target: int) -> None:
     try:
         os.rename(name, other, src_dir_fd=source, dst_dir_fd=target)
-    except PermissionError:  # a folder can be moved only with write permission for the folder itself
+    except PermissionError:  # `name` is a locked folder: moving a folder needs permission to write in it
         os.close(_unlocked(name, source))
         os.rename(name, other, src_dir_fd=source, dst_dir_fd=target)
 

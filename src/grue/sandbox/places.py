@@ -129,8 +129,8 @@ def own_folders(
     """Return the files and folders of a program's installation, and of its script's installation.
 
     `chain` is the program's file, the files that it links to, and its interpreters. If an installation's
-    folder is a home folder, the root, or contains a home folder, it is left out, and only the program's file
-    is returned. The program may have changed the files below `written`, so `.pth` files there add no folders.
+    folder is the root or a home folder, or contains a home folder, only the program's file is returned in its
+    place. The program may have changed the files below `written`, so `.pth` files there add no folders.
     """
     found: list[str] = []
     for path in chain:

@@ -383,7 +383,7 @@ class FaultyServer:
                     sys.stdout.buffer.flush()
                     time.sleep(self._flags.drip or 0)
         except OSError:
-            pass  # stdout was closed by `--close-stdout-at`; importing `contextlib` would slow down the start
+            pass  # stdout was closed by `--close-stdout-at`; `contextlib.suppress` would need a slow import
 
 
 def _start_sleep(seconds: str, *, start_new_session: bool = False) -> None:

@@ -26,7 +26,7 @@ class ConnectionStatus(Struct, frozen=True, kw_only=True):
         alive: Whether the connection can still be used, as far as is known without asking the server.
         pid: Process id of the server; `None`: grue has not started a process for it.
         exit: The process's exit status or signal; `None`: it still runs, or the server is no process.
-        ending: By which step the process ended, such as `polite` (after its stdin was closed) or `killed`;
+        ending: How the process ended, such as `polite` (by itself, when its stdin was closed) or `killed`;
             `none`: it still runs, or the server is no process.
         stderr_tail: The end of the process's standard error, with secrets redacted; untrusted.
         address: The URL of an MCP server over HTTP, without secrets; empty for other servers.

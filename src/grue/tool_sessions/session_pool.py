@@ -121,7 +121,10 @@ class PooledConnection:
             self._opening.cancel()
 
     async def run(self) -> None:
-        """Open the connection, wait for `release`, close it. If cancelled, close it within a time limit."""
+        """Open the connection, wait until `release` is called, and close the connection.
+
+        A cancellation closes the connection too, within a time limit.
+        """
         try:
             # The scope covers the connection's whole life, not just its opening: the connection enters task
             # groups when it opens and leaves them when it closes, and anyio requires scopes to nest. So the

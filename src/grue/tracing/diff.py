@@ -247,7 +247,7 @@ class _TurnDiff:
             before = bisect_left(rights, pair.right)
             return self._lefts[rights[before - 1]] + 0.5 if before else 0.0
 
-        # To save memory, sort only the numbers of the messages. `_divergence` reads the messages again.
+        # To save memory, only the messages' numbers are sorted here. `_divergence` reads a message again.
         yield from (self._divergence(pair) for pair in sorted(self._found, key=place))
 
     def _compare_children(self, one: int, other: int) -> list[tuple[int, int]]:
@@ -306,11 +306,11 @@ class _TurnDiff:
 
 
 def _gist(body: object, common: Callable[[str, object], object]) -> bytes:
-    """Return a digest of a message, without the ignored fields and with each id replaced by `common`.
+    """Return a digest of a message without the ignored fields, in which `common` has replaced each id.
 
-    `common(field, id)` returns the id that plays the same part in the right trace, or `None` if it is not
-    known yet. So a message of the left trace has the same digest as one of the right trace if they differ
-    only in such ids.
+    `common(field, id)` returns an id of the right trace: for an id of the left trace, the one paired with
+    it; for an id of the right trace, that id itself. It returns `None` for an id that is not paired yet. So a
+    left and a right message that differ only in paired ids have the same digest.
     """
     return hashlib.sha256(msgspec.json.encode(_counting(body, common))).digest()
 

@@ -389,7 +389,7 @@ class CachedPrompts:
             del self._talks[name]
 
     def _dropped(self, body: m.ReplyDropped, envelope: Any) -> _Asked | None:
-        """Remove a dropped reply from its conversation. Return its request if it has not ended before."""
+        """Remove a dropped reply from its conversation. Return its request if that had not ended."""
         talk = self._talks.get(self._dropping.pop(envelope.cause or 0, m.ConversationId("")))
         if talk is not None:
             talk.encoded.history.forget()

@@ -172,7 +172,7 @@ class EpisodeReader(TraceReader[EpisodeBody]):
         Args:
             stop: Called whenever there is nothing more to read; the iteration ends if it returns true.
             poll_s: Seconds between two checks of the file.
-            over: Called with the last envelope in the file; returns whether it ends the episode.
+            over: Called with the last envelope in the file; returns whether this envelope ends the episode.
         """
         return super().follow(stop, poll_s, over=over)
 

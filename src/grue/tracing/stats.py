@@ -94,8 +94,9 @@ class PhaseClock:
             resumed: Whether no host ran since the last envelope. If so, the time since then is not counted.
         """
         if resumed or t < self._last:
-            # Do not count the time since the last envelope. If `resumed`, no host ran in it. If `t` is before
-            # that envelope, another run of the host has begun, or this envelope is the first one.
+            # Do not count the time since the last envelope. If `resumed`, no host ran meanwhile. If `t` is
+            # less than the last envelope's time, another run of the host has begun, or this envelope is the
+            # first one.
             self._count_until(self._last)
             self._counted = round(t * 1e6)
         elif changes:

@@ -22,8 +22,8 @@ class TurnSlice(Struct):
     Attributes:
         turn: The turn's number; 0 if the slice has only facts.
         resumed: Whether an interrupted episode continues with this turn.
-        again: Whether the host runs the turn again, that is, the slice before has the same or a higher
-            number.
+        again: Whether the host runs a turn of this number a second time: the slice before this one has the
+            same or a higher number.
         begun: Whether the turn's `RunTurn` has arrived.
         over: Whether the turn has ended or crashed.
         overtaken: Whether a later turn has started, and nothing has arrived for this turn since.
@@ -83,8 +83,8 @@ class TurnSplitter:
         if isinstance(envelope.body, EpisodeResumed) or anew:
             unfinished = [turn_slice for turn_slice in self.slices if not turn_slice.complete]
             if anew and not goes_on and len(unfinished) == 1:
-                # A turn is run again, but not by a resumed host, which would have recorded `EpisodeResumed`.
-                # So the program has repeated a `Runner.map`, and the unfinished turn counts as overtaken.
+                # The numbers begin again, but no `EpisodeResumed` says that the host was resumed. So the
+                # program has repeated a `Runner.map`, and the unfinished turn counts as overtaken.
                 unfinished[0].overtaken = True
             while self.slices:
                 yield self.slices.popleft()

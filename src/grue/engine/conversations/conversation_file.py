@@ -112,7 +112,10 @@ class TurnMark(Struct, frozen=True, kw_only=True, tag="turn", omit_defaults=True
 
 
 class TurnRecorded(Struct, frozen=True, tag="recorded"):
-    """Names the trace that has a turn's tool results in full. Older versions of grue wrote no such line."""
+    """Names the trace file that holds the complete tool results of a turn.
+
+    Files from older versions of grue have no such lines.
+    """
 
     turn: int
     trace: str

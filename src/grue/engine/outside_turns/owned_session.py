@@ -134,7 +134,8 @@ class OwnedSession:
     async def opened(self) -> m.ConnectOutcome | None:
         """Wait until the server is connected or cannot be connected, and return this outcome.
 
-        `None`: the task that owns the session ended before. Cancelling this wait ends the session.
+        `None`: the task that owns the session ended before it had an outcome. Cancelling this wait ends the
+        session.
         """
         try:
             await asyncio.wait({self._opened})

@@ -159,9 +159,9 @@ class ServerSessions:
     ) -> m.ToolCallResult:
         """Call the tool `SERVER.TOOL` and return its result. The time limit starts when the call is sent.
 
-        If the server has changed the tool, the policy judges the call again, by the tool's new definition.
-        But if `definition` is given, the call is not made when the tool has another definition now. `turn` is
-        the turn that the call is recorded in; 0: none.
+        If the server changes the tool before the call is sent, the policy judges the call again, by the new
+        definition. But if `definition` is given, the call is made only if the tool still has this definition.
+        `turn` is the turn that the call is recorded in; 0: none.
 
         Raises a subclass of `MCPToolCallError` if the call failed. `ToolAccess.call` catches this error and
         returns an error result, unless it is called with `check=True`.
@@ -406,10 +406,10 @@ def _request_error(failed: MCPError, server: m.ServerName, method: str) -> MCPRe
 def outside_turns(settings: TurnSettings, work: SessionWork[T]) -> Callable[[TurnResources], Awaitable[T]]:
     """Return a function that an episode's event loop calls with its resources, and that does `work`.
 
-    With `keep="sessions"` the work uses the kept sessions; if a turn runs meanwhile, a call waits until the
-    turn's current batch of tool calls is done. Without it, the work opens new sessions and closes them again.
-    It never uses a prewarmed session, because that belongs to the next turn, whose server must not have been
-    called before.
+    With `keep="sessions"`, `work` uses the kept sessions; if a turn runs meanwhile, a call waits until the
+    turn's current batch of tool calls is done. With any other `keep`, new sessions are opened, and closed
+    when `work` is done. A prewarmed session is never used: it belongs to the next turn, and no call may
+    reach its server before that turn.
 
     Raises `MCPError` if the caller is inside a turn of the same runner.
     """
@@ -437,7 +437,7 @@ def _connect(
     if keeping is None or not isinstance(settings.wiring.servers[name], McpServer):
         return connect_fresh(settings.wiring, name, resources.registry, drift)
     if settings.limits.max_samplings > 0:
-        # The session is kept, so later turns use it, too. So it must offer sampling, like a turn's session.
+        # Later turns use this kept session, so it must offer sampling, as a turn's session does.
         sample = resources.sampling.on_behalf_of(name)
     connect = connect_fresh(settings.wiring, name, resources.registry, drift, sample)
     return lambda _: SharedSession(keeping, name, connect)

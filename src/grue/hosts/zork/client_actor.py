@@ -212,10 +212,10 @@ class ClientModel:
         return ClientActor(mailbox, agent, self)
 
     def support_check(self) -> SupportCheck:
-        """Return `before` if it has to be checked, before a server starts, that the model can call tools.
+        """Return when to check whether the model can call tools: `before` the servers start, or `skip`.
 
-        That is so if the client has a method `_supports_tool_calling`, or if models of this name cannot call
-        tools. Return `skip` otherwise, and always if `mcp_force_tool_support` is set.
+        `skip` if `mcp_force_tool_support` is set. Otherwise `before` if the client has a method
+        `_supports_tool_calling`, or if models of this name are known not to call tools. Otherwise `skip`.
         """
         if self.config is not None and self.config.mcp_force_tool_support:
             return "skip"

@@ -465,10 +465,10 @@ class _Calls:
     """The tool calls of a reply.
 
     A piece belongs to the call with its index; without an index, to the call with its id; without either, to
-    the last call. Some servers send neither a new index nor an id with a new call. So a piece that has a name
-    but no id begins another call if the arguments of the last call are complete, or if the last call already
-    has a piece in the same chunk. If the last call has no arguments yet, the name in the piece is the rest of
-    the last call's name, or the same name again.
+    the last call. But some servers send neither a new index nor an id with a new call. So a piece that has a
+    name but no id begins a new call in two cases: the call that it would belong to has a piece in the same
+    chunk already, or the arguments of that call are complete. Otherwise the piece continues that call: its
+    name is the rest of the call's name, or the same name again.
 
     Attributes:
         chunk: Number of the chunk whose pieces are being added.

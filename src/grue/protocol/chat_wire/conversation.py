@@ -179,7 +179,10 @@ def _in_valid_text(reply: w.Reply, profile: WireProfile) -> w.Reply:
 
 
 def _without_text(echo: m.JsonObject, profile: WireProfile) -> m.JsonObject:
-    """Return the echo of a reply whose text was changed; `{}` if the echo contains the old text."""
+    """Return what may be sent of a reply's `echo` after the reply's text was changed.
+
+    This is `{}` if the echoes of the wire format contain the text, and otherwise the whole echo.
+    """
     return {} if FORMATS[profile.wire].echoes_text else echo
 
 

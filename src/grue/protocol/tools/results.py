@@ -570,9 +570,9 @@ def without_middle(text: str, kept: int) -> str:
 
 
 def _bounded(shown: m.JsonObject, max_chars: int, whole: str) -> str:
-    """Return `whole`, the JSON text of `shown`. If it is longer than `max_chars`, cut long members.
+    """Return `whole`, the JSON text of `shown`. If this is too long, cut long members of `shown`.
 
-    The first member may use all of `max_chars`, and each further member what is left of it.
+    The first member may have `max_chars` characters, and each further member what those before it have left.
     """
     if len(whole) <= max_chars:
         return whole

@@ -142,9 +142,9 @@ class Spent(Struct, frozen=True, kw_only=True):
             raise BudgetSpent(f"{what}: {reached}.\n{advice}")
 
     def left(self, episode: Budget, turn: Budget) -> Budget:
-        """Return what a turn may spend: for each limit, the turn's own or what is left of the episode's.
+        """Return what a turn may spend: of each limit, the turn's own or the rest of the episode's.
 
-        The lesser of the two counts.
+        The smaller of the two is returned.
 
         Args:
             episode: The budget of the whole episode.

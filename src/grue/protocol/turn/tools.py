@@ -261,8 +261,8 @@ def _skip_unsent(
 def _after_tools(state: s.AwaitingTools) -> Transition:
     """Collect the results in the order of the calls, and return what the turn does next.
 
-    It sends the results to the model, in a usual request or in one for the final answer, or it reconnects to
-    a server that died.
+    The turn sends the results to the model, in a usual request or in the one for the final answer. But if a
+    server has died, the turn may reconnect to it first.
     """
     by_id = {record.call_id: record for record in state.settled}
     records = tuple(by_id[call_id] for call_id in state.calls)
@@ -351,7 +351,8 @@ def _noted(
 def _is_outdated(each: ValidCall, definitions: Mapping[str, str]) -> bool:
     """Return whether the call must not be made: its tool has changed since the call was decided on.
 
-    The result is `False` if a person is asked about the call now, or if an earlier process has sent it.
+    The result is `False` if a person is going to be asked about the call, with the tool's new definition, or
+    if an earlier process has sent the call.
     """
     if each.terms.verdict == "ask" or each.task is not None:
         return False

@@ -389,7 +389,7 @@ class EpisodeLoop:
                     self._start_submitted(group)
             finally:
                 self._ending = True  # `_run` fails the calls that were submitted but not started
-                # Some servers may have been told to exit, and still have time to do so. Limit it from now on.
+                # Servers that were told to exit may still be ending. From now on, limit their time.
                 self._loop.call_later(CLOSE_GRACE_S, self._force_kill)
 
     def _start_submitted(self, group: TaskGroup) -> None:

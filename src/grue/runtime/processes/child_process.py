@@ -584,7 +584,7 @@ class Command(ChildProcess):
             capture.add(chunk)
             if self.wrote_too_much:
                 self._over.set()
-            # A fast writer keeps the pipe full, so this loop would otherwise never wait.
+            # If the process writes fast, the pipe is never empty. Then only this line lets other tasks run.
             await self._pace.pause()
 
     def _read_rest(self) -> None:

@@ -350,7 +350,7 @@ class Recorder:
             return body, self._encoder.encode(body)
         except UnicodeEncodeError:
             plain = _valid(msgspec.to_builtins(body))
-        # The conversion fails if the message's type does not allow one of the changed texts.
+        # If the message's type does not allow a text with U+FFFD, observers get the message unchanged.
         with contextlib.suppress(msgspec.ValidationError):
             body = msgspec.convert(plain, type(body))
         return body, self._encoder.encode(plain)

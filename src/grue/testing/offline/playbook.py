@@ -78,8 +78,8 @@ def position(commands: Sequence[str], turn: int, recent: Sequence[str]) -> int |
 
     If `recent` equals the script's commands just before this turn, every turn has followed the script, and
     the result is `turn - 1`. Otherwise some turns may have failed: a host then plays an idle command such as
-    `look`. So idle commands are dropped from `recent`, and the result is the last place in the script before
-    which the remaining commands stand.
+    `look`. So the idle commands are removed from `recent`. The result is the number of commands up to the end
+    of the last place in the script that has the remaining commands in a row.
 
     Args:
         commands: The script.

@@ -118,7 +118,7 @@ def _things(situation: Situation) -> Iterator[tuple[str, str]]:
 def _ways(situation: Situation, named: list[str]) -> Iterator[tuple[str, str]]:
     """Yield exits of this place: first those that only the game has named, then those in the host's notes.
 
-    The exit through which the player came is the last one.
+    The exit that leads back to where the player came from is yielded last.
     """
     back = _way_back(situation)
     ways = _shuffled({*named, *(situation.known & _OPPOSITE.keys())}, situation.turn)

@@ -233,9 +233,10 @@ def error(status: int, said: Json) -> Json:
 
 
 def owed(response: Json) -> dict[str, list[Json]]:
-    """Return the reasoning that later requests must repeat.
+    """Return the reasoning items of a reply, which later requests must repeat.
 
-    The keys are the ids of the reply's tool calls, or the id of the reply if it has no calls.
+    The keys are the ids of the reply's tool calls, or the reply's own id if it has no calls. Each has all
+    the items as its value. Empty if the reply has no reasoning.
     """
     items = response["output"]
     reasoning = [item for item in items if item["type"] == "reasoning"]

@@ -266,7 +266,7 @@ def _own_tracer(provider: Any) -> tuple[Any, _Ids | None]:
     others = getattr(tracer, "id_generator", None)
     if others is None:
         return tracer, None
-    tracer = copy.copy(tracer)  # because the provider returns the same tracer to all observers
+    tracer = copy.copy(tracer)  # the provider returns the same tracer to all observers, so change a copy
     tracer.id_generator = ids = _Ids(others)
     return tracer, ids
 

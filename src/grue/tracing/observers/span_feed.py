@@ -359,7 +359,7 @@ class SpanFeed:
     def _change_asked(self, scope: SpanScope, envelope: Envelope[Any]) -> None:
         """Record in the request's open span that the LLM actor has changed a setting of the request.
 
-        For example, it has left out `temperature`, or has lowered `max_tokens`. Other messages do nothing.
+        For example, it has left out `temperature`, or has lowered `max_tokens`. Other messages are ignored.
         """
         match envelope.body:
             case m.SettingsLeftOut(settings=names):

@@ -125,11 +125,9 @@ class BatchDesk:
     async def _submit(self, record: Submission, *, unsure: bool = False) -> Submission:
         """Send a file of requests to the provider, which makes a batch of it.
 
-        `unsure`: the provider may have received the file already. So first look for the batch in the
-        provider's list of batches.
-
-        If only the end of a running batch will show whether it is the file's, send nothing and return the
-        record as it is: the next `look` tries again.
+        `unsure`: the provider may have received the file already. So first look for the file's batch in the
+        provider's list of batches. Of a batch that is still running, it may be unknown whether it is the
+        file's. Then send nothing and return the record unchanged: the next `look` tries again.
 
         Raises:
             BatchRefused: The provider refuses the file, or has not answered for `Batching.patience_s`.

@@ -63,7 +63,8 @@ class Submission(Struct, frozen=True, kw_only=True):
         items: How many requests the file has.
         state: `sending`: the file may have been sent, or not. `sent`: the provider has it. `settled`: the
             results of its requests are in the folder.
-        key: Sent as metadata of the batch. If the provider keeps metadata, the batch is found again by it.
+        key: Sent as metadata of the batch. If the provider keeps metadata, the batch is found again by this
+            key.
         begun_at: When the file was first sent, in seconds since the epoch.
         file_id: The provider's id of the file; empty: the provider takes no files, or it was not uploaded.
         batch_id: The provider's id of the batch.

@@ -573,7 +573,7 @@ class LlmEndpoint:
     def price(self) -> Price | None:
         """The user's price of the model; `None`: the user has set none.
 
-        In a turn that waits for batches, this is the price of a request that is sent in a batch.
+        In a turn whose requests are sent in batches, this is the price for batches.
         """
         price = price_of(self.settings.prices, self.settings.model)
         return price.in_batches if price is not None and current_room() is not None else price

@@ -289,7 +289,7 @@ class _Connecting:
             if info["request"].method != b"CONNECT":  # the CONNECT to a proxy is still a part of the connect
                 self.scope.deadline, self.opened = math.inf, None
                 if self._on_sent is None:
-                    self._extensions.pop("trace", None)  # no later event matters here
+                    self._extensions.pop("trace", None)  # later events are needed only for `_on_sent`
         elif event == "connection.connect_tcp.complete":
             self.opened = info["return_value"]
         elif event == "http11.receive_response_headers.started" and self._on_sent is not None:
@@ -381,8 +381,8 @@ class HttpReply:
             if _H11(self._response).trailing_data[0]:
                 return False
         except AttributeError:
-            # `_H11` reads private attributes, which another version of httpx may not have. Then close the
-            # connection instead of reusing it. `test_exchange_connections.py` fails with such a version.
+            # `_H11` reads private attributes of httpx. With a version of httpx that lacks them, connections
+            # are closed and not reused, and `test_exchange_connections.py` fails.
             return False
         if self._received < _MAY_HIDE_BYTES and stream.get_extra_info("ssl_object") is None:
             return True

@@ -292,7 +292,7 @@ class McpClient:
         return replace(result, error_message=f"{said}\n{refused}") if refused else result
 
     async def _answer(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.JsonObject:
-        """Call a tool and return the raw result, even if the server answers later, as an MCP task."""
+        """Call a tool and return the raw result. If the call becomes an MCP task, wait for its result."""
         from grue.transports.mcp.session_parts import created_task
 
         params: m.JsonObject = {"name": tool, "arguments": arguments}
