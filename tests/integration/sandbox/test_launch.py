@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from grue.cli.sandbox import _waited, try_command
 from grue.engine.outside_turns.tool_client import ToolClient
 from grue.errors import SandboxError
 from grue.runtime.processes.descendants import live_members
+from grue.runtime.processes.guard import guard
 from grue.runtime.processes.process_group import ProcessRegistry, SpawnError
 from grue.sandbox import kernel, launch, places
 from grue.sandbox.box import Preset, Sandbox
@@ -283,7 +285,7 @@ code = "import os, subprocess, time; print(os.getpid(), flush=True); time.sleep(
 group = ProcessRegistry().spawn(sys.executable, ("-c", code), dict(os.environ), None, Sandbox(preset=sys.argv[1]))
 os.set_blocking(group.stdout, True)
 print(os.read(group.stdout, 100).decode().strip(), flush=True)
-time.sleep(600)
+exec(sys.argv[2])
 """
 
 
@@ -291,7 +293,7 @@ time.sleep(600)
 @pytest.mark.parametrize("preset", ["pure", "files", "web"])
 def test_the_guard_ends_a_boxed_program_after_a_kill_of_the_host(preset: Preset, tmp_path: Path) -> None:
     host = subprocess.Popen(
-        [sys.executable, "-c", HOST, preset],
+        [sys.executable, "-c", HOST, preset, "time.sleep(600)"],
         stdout=subprocess.PIPE,
         cwd=tmp_path,
         env={**os.environ, "TMPDIR": str(tmp_path)},
@@ -308,6 +310,39 @@ def test_the_guard_ends_a_boxed_program_after_a_kill_of_the_host(preset: Preset,
     finally:
         os.close(fd)
         host.stdout.close()
+
+
+@boxes.needs_boxes
+@pytest.mark.parametrize(
+    "end",
+    [
+        *("pass", "1 / 0", "os.kill(os.getpid(), 2); time.sleep(600)", "os.kill(os.getpid(), 15)"),
+        *("os._exit(1)", "os.kill(os.getpid(), 9)"),
+    ],
+)
+def test_no_scratch_folder_is_left_however_the_host_ends(end: str, tmp_path: Path) -> None:
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    command = [sys.executable, "-c", HOST, "pure", end]
+    host = subprocess.run(command, capture_output=True, cwd=tmp_path, env=environment, check=False)
+    assert host.stdout.strip().isdigit(), host.stderr
+    until = time.monotonic() + promises.GUARD_S
+    while left := [*folder.iterdir()]:  # after a kill, the guard removes it
+        assert time.monotonic() < until, left
+        time.sleep(0.01)
+
+
+@boxes.needs_boxes
+def test_a_start_that_fails_leaves_no_scratch_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(guard, "_list", set())
+    registry, wrong = ProcessRegistry(), {"A": "\0"}
+    for box, env in ((Sandbox(write=(str(tmp_path / "absent"),)), {}), (Sandbox(), wrong)):
+        with pytest.raises(SpawnError):
+            registry.spawn(sys.executable, (), env, None, box)
+    assert [*tmp_path.iterdir()] == []
+    assert guard._list == set()
 
 
 @boxes.needs_boxes

@@ -4,7 +4,8 @@ One guard runs beside the host process, in a POSIX session of its own. It reads 
 a pipe, which add a process group to its list or remove one. Only the host holds the writing end, so the
 kernel closes the pipe when the host ends, however it ends. Then the guard kills the groups still on its list.
 It also kills processes that left those groups and carry the mark of this host's servers (`descendants.py`),
-unless the host has already told it that none is left.
+unless the host has already told it that none is left. The list also has the scratch folders of boxes, by
+their absolute paths: the guard removes those that are left.
 
 PR_SET_PDEATHSIG cannot do this: it fires when the spawning *thread* ends, and does not reach grandchildren.
 
@@ -28,33 +29,37 @@ from grue.runtime.processes.descendants import host_mark, unmark
 
 _SCRIPT = """
 trap '' INT HUP TERM
-groups=' '
-while read -r line; do
-  group=" ${line#[+-]} "
+mark=$1
+shift
+while IFS= read -r line; do
   case $line in
-    +*) groups="$groups${line#+} " ;;
-    -*) case $groups in *"$group"*) groups="${groups%%"$group"*} ${groups#*"$group"}" ;; esac ;;
+    +*) set -- "$@" "${line#+}" ;;
+    -*) for each do shift; [ "$each" = "${line#-}" ] || set -- "$@" "$each"; done ;;
     nothing-left) exit ;;
   esac
 done
-for group in $groups; do kill -s KILL -- "-$group" 2>/dev/null; done
-[ -n "$1" ] || exit
+for each do case $each in /*) ;; *) kill -s KILL -- "-$each" ;; esac; done 2>/dev/null
 for round in 1 2 3 4 5; do
+  [ -n "$mark" ] || break
   if command -v grep; then
-    found=$(grep -l "^Max realtime timeout .* $1" /proc/[0-9]*/limits)
+    found=$(grep -l "^Max realtime timeout .* $mark" /proc/[0-9]*/limits)
   else
     found=
     for limits in /proc/[0-9]*/limits; do
       while read -r limit; do
-        case $limit in "Max realtime timeout "*" $1"*) found="$found $limits" ;; esac
+        case $limit in "Max realtime timeout "*" $mark"*) found="$found $limits" ;; esac
       done <"$limits"
     done
   fi 2>/dev/null
-  [ -n "$found" ] || exit
+  [ -n "$found" ] || break
   for limits in $found; do limits=${limits#/proc/}; kill -s KILL "${limits%/limits}" 2>/dev/null; done
 done
+for each do
+  case $each in /*) rm -rf "$each" || { chmod -R u+rwX "$each"; rm -rf "$each"; } ;; esac
+done
 """
-"""The guard's program. `$1` is the common beginning of the marks of this host's servers.
+"""The guard's program. `$1` is the common beginning of the marks of this host's servers. The positional
+parameters are the list, because paths may contain spaces.
 
 Without `grep`, which not every PATH has, the shell reads the files itself: that takes 15 times as long.
 
@@ -75,7 +80,7 @@ class HostGuard:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._groups: set[int] = set()
+        self._list: set[int | str] = set()
         self._shell: subprocess.Popen[bytes] | None = None
         self._unavailable = False
 
@@ -89,30 +94,30 @@ class HostGuard:
         with self._lock:
             self._ensure_running()
 
-    def watch(self, pgid: int) -> None:
-        """Add a process group to the list that is killed when the host ends."""
+    def watch(self, listed: int | str) -> None:
+        """Add a process group, to be killed when the host ends, or a folder's path, to be removed then."""
         with self._lock:
-            self._groups.add(pgid)
-            self._send(f"+{pgid}")
+            self._list.add(listed)
+            self._send(f"+{listed}")
 
-    def release(self, pgid: int) -> None:
-        """Remove a group from the list.
+    def release(self, listed: int | str) -> None:
+        """Remove a group or a folder from the list.
 
         Call this before the group's leader is reaped: afterwards another process could get the id, and the
         guard would kill that process.
         """
         with self._lock:
-            self._groups.discard(pgid)
+            self._list.discard(listed)
             if self._shell is not None:
-                self._send(f"-{pgid}")
+                self._send(f"-{listed}")
 
     def end(self) -> None:
-        """End the guard, after it has killed the groups that are still on its list."""
+        """End the guard, after it has killed and removed what is still on its list."""
         with self._lock:
             shell, self._shell = self._shell, None
             if shell is None or shell.stdin is None:
                 return
-            if not self._groups:
+            if not self._list:
                 with contextlib.suppress(OSError):
                     os.write(shell.stdin.fileno(), b"nothing-left\n")
             shell.stdin.close()
@@ -126,7 +131,7 @@ class HostGuard:
         """Drop the guard. A forked child calls this, because guard and servers belong to its parent."""
         shell, self._shell = self._shell, None
         self._lock = threading.Lock()  # at the fork, a thread of the parent may have held the old lock
-        self._groups = set()
+        self._list = set()
         if shell is not None and shell.stdin is not None:
             shell.stdin.close()
             shell.returncode = 0  # the process is not our child, so keep Popen from waiting for it
@@ -143,8 +148,9 @@ class HostGuard:
             self._ensure_running()
 
     def _write(self, line: str) -> None:
-        if self._shell is not None and self._shell.stdin is not None:
-            os.write(self._shell.stdin.fileno(), f"{line}\n".encode())
+        # The guard reads lines. So a path with a line break is not sent, and its folder is not removed.
+        if "\n" not in line and self._shell is not None and self._shell.stdin is not None:
+            os.write(self._shell.stdin.fileno(), os.fsencode(f"{line}\n"))
 
     def _ensure_running(self) -> bool:
         """Start a guard if none runs; return `True` if a new one was started."""
@@ -161,8 +167,8 @@ class HostGuard:
                 stacklevel=2,
             )
             return False
-        for pgid in self._groups:
-            self._write(f"+{pgid}")
+        for listed in self._list:
+            self._write(f"+{listed}")
         return True
 
     def _discard(self) -> None:

@@ -238,7 +238,7 @@ class ProcessGroup:
                 _await_empty(self.pid)
                 self._registry._remove(self)  # noqa: SLF001 - the other half of one pair
                 if self._boxed is not None:
-                    self._boxed.end()
+                    _end_box(self._boxed)
             return self._exit
 
     def close_descriptors(self) -> None:
@@ -301,6 +301,8 @@ class ProcessRegistry:
             raise MCPConfigError("grue's stdio servers need Linux or macOS.")
         program = _resolve(command, env, cwd)
         boxed = None if sandbox is None else _in_box(sandbox, program, args, env, cwd)
+        if boxed is not None:
+            guard.watch(boxed.scratch)
         env = env if boxed is None else boxed.env
         shim = _shell_keeps(env)
 
@@ -320,7 +322,7 @@ class ProcessRegistry:
             leader = start() if boxed is None else boxed.run(start)
         except (OSError, ValueError, SandboxError) as error:
             if boxed is not None:
-                boxed.end()
+                _end_box(boxed)
             raise SpawnError(f"{command}: {getattr(error, 'strerror', None) or error}") from error
         return self._admit(leader, boxed, released=not shim)
 
@@ -472,6 +474,11 @@ def _in_box(
         return boxed(sandbox, program=program, args=args, env=env, cwd=cwd)
     except SandboxError as error:
         raise SpawnError(error.problem, remedy=error.remedy) from error
+
+
+def _end_box(boxed: "Boxed") -> None:
+    boxed.end()
+    guard.release(boxed.scratch)
 
 
 def _shell_keeps(env: Mapping[str, str]) -> bool:

@@ -63,6 +63,21 @@ def test_released_groups_are_left_alone(guard: HostGuard, sleeper: subprocess.Po
     assert live_members(sleeper.pid)
 
 
+def test_listed_folders_are_removed_when_the_pipe_ends(guard: HostGuard, tmp_path: Path) -> None:
+    listed, released = tmp_path / "a 'b' * c", tmp_path / "released"
+    (listed / "locked" / "inner").mkdir(parents=True)
+    (listed / "-rf").touch()
+    (listed / "outside").symlink_to(tmp_path)
+    (listed / "locked").chmod(0)
+    released.mkdir()
+    for folder in (released, listed):
+        guard.watch(str(folder))
+    guard.release(str(released))
+    guard.end()
+    wait_until(lambda: not listed.exists())
+    assert [*tmp_path.iterdir()] == [released]
+
+
 def test_it_ignores_the_terminal_s_signals(guard: HostGuard) -> None:
     guard.start()
     assert guard.pid

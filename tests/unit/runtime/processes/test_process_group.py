@@ -211,21 +211,21 @@ assert registry.kill_leftovers() == 1
 
 def test_an_ended_group_leaves_the_guards_list_before_its_id_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once the leader is reaped its id may be another group's, which the guard would kill with the host."""
-    released: list[tuple[int, int | None]] = []
+    released: list[tuple[int | str, int | None]] = []
 
     class Watched(HostGuard):
-        def release(self, pgid: int) -> None:
-            released.append((pgid, group._leader.returncode))
-            super().release(pgid)
+        def release(self, listed: int | str) -> None:
+            released.append((listed, group._leader.returncode))
+            super().release(listed)
 
     guard = Watched()
     monkeypatch.setattr(process_group, "guard", guard)
     group = ProcessRegistry().spawn("cat", (), ENV, None)
     try:
-        assert guard._groups == {group.pid}
+        assert guard._list == {group.pid}
         group.end()
         assert released == [(group.pid, None)]
-        assert guard._groups == set()
+        assert guard._list == set()
     finally:
         group.close_descriptors()
         guard.end()
