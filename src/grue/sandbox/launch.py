@@ -50,12 +50,20 @@ class Boxed:
     """
 
     def __init__(
-        self, box: Sandbox, *, program: str, args: Sequence[str], env: Mapping[str, str], cwd: str
+        self,
+        box: Sandbox,
+        *,
+        program: str,
+        args: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        scratch: str | None = None,
     ) -> None:
         self._box = box
         self.gate: Gate | None = None
         self._thread: ConfinedThread[Any] | None = None
-        self.scratch = _scratch_folder()
+        self.scratch = scratch or scratch_path()
+        os.mkdir(self.scratch, 0o700)  # noqa: PTH102 - as below
         try:
             self._places = places_of(box, program=program, args=args, cwd=cwd, env=env, scratch=self.scratch)
         except BaseException:
@@ -151,11 +159,10 @@ class Boxed:
                 _remove(self.scratch)
 
 
-def _scratch_folder() -> str:
+def scratch_path() -> str:
+    """Return a path for a new scratch folder. The folder is not made."""
     # `tempfile.mkdtemp` would take twice the time. The name is random, so it is not taken.
-    folder = os.path.join(real_once(tempfile.gettempdir()), f"grue-box-{secrets.token_hex(8)}")  # noqa: PTH118
-    os.mkdir(folder, 0o700)  # noqa: PTH102
-    return folder
+    return os.path.join(real_once(tempfile.gettempdir()), f"grue-box-{secrets.token_hex(8)}")  # noqa: PTH118
 
 
 def _remove(folder: str) -> None:
@@ -225,18 +232,25 @@ class Watching(Sandbox, frozen=True, kw_only=True):
 
 
 def boxed(
-    box: Sandbox, *, program: str, args: Sequence[str], env: Mapping[str, str], cwd: str | None
+    box: Sandbox,
+    *,
+    program: str,
+    args: Sequence[str],
+    env: Mapping[str, str],
+    cwd: str | None,
+    scratch: str | None = None,
 ) -> Boxed:
     """Prepare a start in a box.
 
-    `program` is an absolute path. `cwd` is the program's working directory; `None`: the host's.
+    `program` is an absolute path. `cwd` is the program's working directory; `None`: the host's. `scratch` is
+    the path of the scratch folder, which is made here; `None`: a new path.
 
     Raises:
         SandboxError: This machine cannot enforce the box and `required` is set, or a path cannot be opened.
     """
     folder = os.path.join(os.getcwd(), cwd or "")  # noqa: PTH109, PTH118
     if isinstance(box, Watching):
-        return box.start(program=program, args=args, env=env, cwd=folder)
+        return box.start(program=program, args=args, env=env, cwd=folder, scratch=scratch)
     missing = missing_for(box)
     if missing and box.required:
         raise SandboxError(f"The box cannot be enforced: {'; '.join(missing)}.", remedy=_REMEDY)
@@ -246,7 +260,7 @@ def boxed(
             SandboxWarning,
             stacklevel=2,
         )
-    return Boxed(box, program=program, args=args, env=env, cwd=folder)
+    return Boxed(box, program=program, args=args, env=env, cwd=folder, scratch=scratch)
 
 
 def missing_for(box: Sandbox) -> tuple[str, ...]:

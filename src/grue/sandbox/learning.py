@@ -121,11 +121,18 @@ class Watched(Boxed):
     """One start of a program that is watched. The program has a scratch folder, and keeps its `HOME`."""
 
     def __init__(
-        self, watch: Watch, *, program: str, args: Sequence[str], env: Mapping[str, str], cwd: str
+        self,
+        watch: Watch,
+        *,
+        program: str,
+        args: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        scratch: str | None = None,
     ) -> None:
         if not coverage().listener:
             raise SandboxError("Watching needs seccomp's listener.", remedy="Linux 5.9 and later have it.")
-        super().__init__(Sandbox(), program=program, args=args, env=env, cwd=cwd)
+        super().__init__(Sandbox(), program=program, args=args, env=env, cwd=cwd, scratch=scratch)
         watch.opened = (*watch.opened, *self._places.rules)
         self.gate = self._watching = _WatchingGate(watch)
         self.env.update(self.gate.environment())

@@ -301,8 +301,6 @@ class ProcessRegistry:
             raise MCPConfigError("grue's stdio servers need Linux or macOS.")
         program = _resolve(command, env, cwd)
         boxed = None if sandbox is None else _in_box(sandbox, program, args, env, cwd)
-        if boxed is not None:
-            guard.watch(boxed.scratch)
         env = env if boxed is None else boxed.env
         shim = _shell_keeps(env)
 
@@ -468,11 +466,14 @@ def _in_box(
     sandbox: Sandbox, program: str, args: Sequence[str], env: Mapping[str, str], cwd: str | None
 ) -> "Boxed":
     # Imported here, because this imports ctypes, which takes a while, and most programs run without a box.
-    from grue.sandbox.launch import boxed
+    from grue.sandbox.launch import boxed, scratch_path
 
+    scratch = scratch_path()
+    guard.watch(scratch)  # before the folder exists, so that a host that is killed never leaves it behind
     try:
-        return boxed(sandbox, program=program, args=args, env=env, cwd=cwd)
+        return boxed(sandbox, program=program, args=args, env=env, cwd=cwd, scratch=scratch)
     except SandboxError as error:
+        guard.release(scratch)
         raise SpawnError(error.problem, remedy=error.remedy) from error
 
 
