@@ -650,7 +650,7 @@ class ModelAsked(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False
     Attributes:
         model: The model's name, as it is sent in requests.
         address: The endpoint's base URL, without user, password and query.
-        provider: The provider's name: the one in OpenTelemetry's conventions, if they name this provider.
+        provider: The provider's name by OpenTelemetry's conventions (`gen_ai.provider.name`).
         wire: The wire format.
         sampling: The sampling settings that are sent, by grue's own names.
         streams: Whether the endpoint can stream a reply.

@@ -516,8 +516,8 @@ class TurnLimits(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc=Fa
             `None`: no limit.
         teardown_s: Seconds of `turn_timeout_s` that are reserved for closing the sessions, at most half of
             `turn_timeout_s`. `None`: a tenth of it, at most 0.5 s. A turn without servers reserves nothing.
-            If `turn_timeout_s` is `None`: how many seconds a cancelled turn waits for its sessions to close;
-            then `None` means 5 s.
+            Without `turn_timeout_s`: how many seconds a cancelled turn waits for its sessions to close;
+            `None` is then 5 s.
         budget: Limits on requests, tokens and cost. A turn that reaches one has to give its final answer.
 
     Source: R13.1, R13.2, R13.3

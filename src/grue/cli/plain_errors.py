@@ -74,7 +74,7 @@ class Commands(TyperGroup):
 
 
 def _show_values(params: list[Any]) -> list[Any]:
-    """Hide the types that typer adds in `--help`: `<bool>` to a flag, `<list[Path]>` to an argument."""
+    """Hide the types that typer shows in `--help`: `<bool>` for a flag, `<list[Path]>` for an argument."""
     for each in params:
         if each.param_type_name == "argument":
             each.display_type_rich = lambda ctx: None  # noqa: ARG005 - typer's name

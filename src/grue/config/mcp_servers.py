@@ -347,7 +347,7 @@ class MCPServerConfig(BaseModel):
 
 
 class _NoServersError(MCPConfigError, ValueError):
-    """No server is configured. It is a `ValueError` too, because existing host programs catch that."""
+    """No server is configured. Also a `ValueError`, because existing host programs catch a `ValueError`."""
 
 
 class MCPConfig(BaseModel):

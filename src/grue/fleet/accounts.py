@@ -150,7 +150,7 @@ class Accounts:
         try:
             self._ledger.write(msgspec.json.encode(line) + b"\n")
         except OSError as error:
-            # Refuse all further requests: the next run learns their cost only from the ledger.
+            # Refuse all further requests: without the ledger, the next run would not know what they cost.
             self._failed = f"the fleet's ledger cannot be written ({error.strerror})"
 
 

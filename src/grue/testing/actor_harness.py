@@ -310,7 +310,7 @@ class ActorHarness:
     async def idle(self) -> list[Any]:
         """Let the actor run until it waits, and return what it has sent and noted since the last call.
 
-        No time passes.
+        The virtual clock stays where it is.
         """
         await self._loop.idle()
         self._raise_crash()

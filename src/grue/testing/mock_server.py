@@ -310,7 +310,7 @@ class MockServer(MCPServer[Any]):
         return await call_next(ctx)
 
     def _require_tool(self, name: object) -> None:
-        """Refuse an unknown tool by a JSON-RPC error, as specified. The SDK would return a tool error."""
+        """Refuse an unknown tool by a JSON-RPC error, as MCP requires. The SDK would return a tool error."""
         if isinstance(name, str) and self._tool_manager.get_tool(name) is None:
             raise ProtocolError(types.INVALID_PARAMS, f"Unknown tool: {name}")
 

@@ -332,7 +332,7 @@ KEPT_BYTES = 4 * 2**20
 
 
 class LeftInFile(Struct, frozen=True):
-    """Stands in an envelope for a message that is not kept in memory, and says where the file has it."""
+    """Replaces a message in an envelope, to save memory, and says where in the file the message is."""
 
     reader: EpisodeReader
     place: LinePlace

@@ -577,7 +577,7 @@ class PageFeed:
 
     @property
     def due(self) -> bool:
-        """Whether the current piece is long enough to be taken."""
+        """Whether the current piece is so long that `take` should be called."""
         return len(self._rows) >= _MOST_ROWS or self._chars > _MOST_PIECE_CHARS
 
     def take(self) -> Piece:

@@ -105,7 +105,10 @@ class CachedPrompt(Struct, frozen=True, kw_only=True):
 
 
 class _Form(Struct, frozen=True):
-    """How requests are encoded; `cause` is number and kind of the trace message that reported this form."""
+    """The form in which requests are encoded.
+
+    `cause`: number and kind of the trace message that reported this form; number 0: no message did.
+    """
 
     profile: WireProfile
     model: str

@@ -173,7 +173,7 @@ class ClientActor(Actor[m.LlmCommand]):
         return await answer if inspect.isawaitable(answer) else answer
 
 
-@dataclass(frozen=True, eq=False, repr=False)  # no repr, because that of the client may show its key
+@dataclass(frozen=True, eq=False, repr=False)  # no `repr`, because the client's `repr` may show a key
 class ClientModel:
     """Makes a client usable as the model of a `Runner`: creates the actors that ask the client.
 

@@ -2,8 +2,8 @@
 
 The object has the four coroutines of `MCPManager`: `connect_session`, `disconnect_session`,
 `get_tool_schemas` and `call_tool`. It may be an `MCPManager` with overridden methods. If these call the
-original ones, the turn learns the same as from an unchanged manager: why the server did not start, whether it
-died, its process id, how the process ended, and the last lines of its standard error.
+methods of `MCPManager`, the turn knows as much as with an unchanged manager: why the server did not start,
+whether it died, its process id, how the process ended, and the last lines of its standard error.
 """
 
 import asyncio

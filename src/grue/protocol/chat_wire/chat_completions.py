@@ -407,9 +407,9 @@ class ChatAssembler:
 
     def _keep(self, key: str, value: object) -> None:
         size = w.weight(value)
-        # A later value of a field replaces the earlier value, so `held` counts only the size of the last
-        # value. But a large value is counted each time, even if it replaces another one: computing its size
-        # takes time, and the limit on `held` then limits this time too.
+        # A later value of a field replaces the earlier value, so `held` counts only the last value. But each
+        # large value is counted, even if it is replaced later: computing its size takes time, and in this way
+        # the limit on `held` limits the time too.
         self.held += size if size > _LARGE_WEIGHT else size - self._weights.get(key, 0)
         self._weights[key] = size if size <= _LARGE_WEIGHT else 0
         self._top[key] = value

@@ -506,7 +506,7 @@ class ToolSupportPolicy(Protocol):
 
 
 class NameRule(Struct, frozen=True):
-    """A row of `NAME_RULES`: models that `pattern` matches can or cannot call tools, for this `reason`."""
+    """A row of `NAME_RULES`: whether models whose names match `pattern` can call tools, and why."""
 
     pattern: re.Pattern[str]
     supported: bool

@@ -76,7 +76,7 @@ def _closed(schema: m.JsonObject) -> m.JsonObject:
     if isinstance(extra, dict) or (not properties and extra is not False):
         raise ValueError("a strict schema has no free-form mappings")
     required = _list(schema.get("required", []))
-    # Every property has to be required, so an optional one has the value `null` instead of being left out.
+    # A strict schema has to require every property. So an optional property may be `null`, but not left out.
     return {
         **schema,
         "properties": {

@@ -229,7 +229,7 @@ UNMATCHED = ", which matches no tool"
 def unmatched_patterns(patterns: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
     """Return the patterns that match none of the names, each once.
 
-    A misspelt pattern in a rule that denies tools denies nothing, so a turn reports them at its start.
+    A turn reports such patterns at its start: in a rule that denies tools, a misspelt pattern denies nothing.
     """
     known = tuple(names)
     return tuple(

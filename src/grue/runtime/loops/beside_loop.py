@@ -167,7 +167,10 @@ class Pace:
             self.paused()
 
     def paused(self) -> None:
-        """Count the time to the next pause from now. Call this when an `await` has let other tasks run."""
+        """Note that other tasks could run just now, so that the next pause is due `STRETCH_S` from now.
+
+        Call this after an `await` outside `pause` that has waited.
+        """
         self._due = time.monotonic() + STRETCH_S
 
 

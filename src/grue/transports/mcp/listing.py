@@ -162,7 +162,7 @@ def read_tools(page: Mapping[str, Any], server: m.ServerName, notify: Notify) ->
 
 
 def as_listed(tool: m.ToolDefinition) -> m.JsonObject:
-    """Return a tool as a `tools/list` page has it; `read_tools` reads it back."""
+    """Return a tool in the form that it has on a `tools/list` page, which `read_tools` can read."""
     listed: m.JsonObject = {
         "name": tool.tool,
         "description": tool.description,

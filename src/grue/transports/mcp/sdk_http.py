@@ -64,7 +64,7 @@ from grue.transports.mcp.message_stream import MAX_UNASKED, MessageStream, encod
 
 
 def with_own_fault(item: SessionMessage) -> SessionMessage:
-    """Return the message. If it is an error that the SDK's transport made up, put a `WireFault` into it."""
+    """Return the message. Into an error of the SDK's transport, not of the server, put a `WireFault`."""
     message = item.message
     if isinstance(message, types.JSONRPCError):
         fault = _fault_of(message.error)

@@ -141,7 +141,7 @@ def _dark_falls(turn: Turn) -> list[str]:
 
 
 def walkthrough(seed: int) -> tuple[str, ...]:
-    """Return the 44 commands that win the seed's house with all 100 points."""
+    """Return the 44 commands that win the game with this seed, with all 100 points."""
     route = (
         "north. north. open door. north. north. examine sampler. east. take lantern. take sardines. open "
         "teapot. take key. west. give sardines to cat. south. west. examine painting. east. up. west. read "
