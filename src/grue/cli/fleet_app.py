@@ -142,10 +142,10 @@ _Where = Annotated[
     str,
     typer.Option(
         metavar="CONDITION",
-        help='Fork only turns that meet this condition, such as "tool ~ ^shop and calls > 3". Each '
-        "part is NAME OPERATOR VALUE. The names are outcome (answered, forced, degraded, fallback, failed or "
-        "parked), tool, error, calls, requests, model, system, user, answer, turn and trace. The "
-        "operators are =, !=, >, < and ~ (VALUE is a regular expression that is found).",
+        help='Fork only turns that meet this condition, such as "tool ~ ^shop and calls > 3". Its '
+        "parts, joined by and, are NAME OPERATOR VALUE. The names are outcome (answered, forced, degraded, "
+        "fallback, failed or parked), tool, error, calls, requests, model, system, user, answer, turn and "
+        "trace. The operators are =, !=, >, < and ~ (VALUE is a regular expression that is found).",
         show_default="all turns",
     ),
 ]
@@ -294,7 +294,7 @@ _FailedAs = Annotated[
     float | None,
     typer.Option(
         metavar="SCORE",
-        help="The score to use for an episode whose function has failed.",
+        help="The score to use for an episode in which the sweep's function has failed.",
         show_default="0; with --lower-is-better there is no default, and a failed episode is an error",
     ),
 ]
@@ -351,14 +351,15 @@ def compare(
         str | None,
         typer.Option(
             metavar="SETTING,...",
-            help="Cases with the same values of these settings depend on each other, such as questions about "
-            "one document. The interval becomes wider.",
+            help="Treat cases with the same values of these settings as dependent on each other, such as "
+            "questions about one document. This widens the interval.",
             show_default="all cases are independent",
         ),
     ] = None,
     lower_is_better: _LowerIsBetter = False,
     every: Annotated[
-        bool, typer.Option("--all", help="List all cases whose scores differ, not only some.")
+        bool,
+        typer.Option("--all", help="List all cases whose scores differ, not only those that differ most."),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -398,7 +399,8 @@ def score(
         str,
         typer.Argument(
             metavar="SCORER",
-            help="MODULE:FUNCTION: a function of yours. It gets a FinishedEpisode, and returns a number.\n\n"
+            help="MODULE:FUNCTION: a function of yours. It gets a grue.fleet.FinishedEpisode, and "
+            "returns a number.\n\n"
             "FILE.toml: a file with a table scorer.NAME for each score to compute.",
         ),
     ],
@@ -437,9 +439,10 @@ def failures(
 ) -> None:
     """Group the failed episodes by what went wrong, and print commands that show their traces.
 
-    An episode has failed if its function has failed, if it was given up, or if
-    its score does not pass. Only episodes of the latest sweep count: the one that
-    was run last in this folder.
+    An episode has failed if the sweep's function raised an error or took too
+    long, if the episode was given up after three attempts, or if its score does
+    not pass. Only episodes of the latest sweep count: the one that was run last
+    in this folder.
     """
     from grue.cli.fleet_failures import print_failures
 
@@ -508,7 +511,8 @@ def export(
         typer.Option(
             "--as",
             metavar="parquet|samples|atif",
-            help="parquet: the tables episodes, turns, calls and requests. Needs the package duckdb.\n\n"
+            help="parquet: the tables episodes, turns, calls and requests, as Parquet files. Needs the "
+            "package duckdb.\n\n"
             "samples: JSON Lines for training, one per request to the model.\n\n"
             "atif: one trajectory per episode, in Harbor's format ATIF.",
         ),

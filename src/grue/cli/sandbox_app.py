@@ -95,9 +95,9 @@ def sandbox_learn(
 ) -> bool:
     """Watch a server during tool calls, and print the narrowest sandbox that suffices for them.
 
-    The server is started, and runs without a sandbox. What is printed is the key
-    sandbox for mcp_config.json. Without --trace, the calls are read from standard
-    input, one per line, with the arguments as JSON:
+    The server is started, and runs without a sandbox. The printed JSON is the key
+    sandbox, to be copied into the server's entry in mcp_config.json. Without
+    --trace, the calls are read from standard input, one per line:
     read_file {"path": "notes.txt"}
 
     The exit status is 1 if a call fails.

@@ -100,7 +100,8 @@ def trace_show(
         typer.Option(
             "--follow",
             "-f",
-            help="Then print new messages as they are recorded, until the episode ends or Ctrl-C.",
+            help="After the recorded messages, print new ones as they come, until the episode ends or "
+            "Ctrl-C.",
         ),
     ] = False,
     as_json: JsonLines = False,
@@ -286,7 +287,7 @@ def trace_query(
     ] = None,
     as_json: JsonLines = False,
 ) -> None:
-    """Query recorded episodes in SQL, as DuckDB speaks it. Needs the package duckdb."""
+    """Query recorded episodes in DuckDB's SQL. Needs the package duckdb."""
     from grue.cli.fleet_export import print_query
     from grue.cli.runs import RUNS
 
