@@ -265,7 +265,7 @@ class RecordedApproval(Approval, frozen=True, kw_only=True):
     fork: ForkSettings
 
     def answerer(self, command: m.RunTurn, recorder: Recorder) -> Answer | None:
-        """Return the function that answers the questions of the turn; `None`: its policy never asks."""
+        """Return the function that answers the turn's questions; `None`: the turn's policy never asks."""
         fork, ask = self.fork, Approval(self.fork.approve).answerer(command, recorder)
         if ask is None:
             return None

@@ -507,10 +507,11 @@ class RestOfTurn(Spending):
         self.spent = whole.spent.less(counted)
 
     def left_for(self, turn: m.RunTurn, episode: Budget, what: str) -> Budget:
-        """Return the budget for the whole turn, which includes what the turn has spent before.
+        """Return the budget for the whole turn; what the turn has spent before counts against it.
 
-        This is its recorded budget, or what other turns have left of `episode` if that is less. Raises
-        `BudgetSpent`, whose text begins with `what`, if nothing is left for the rest of the turn.
+        The budget is the smaller of two: the one recorded for the turn, and the part of `episode` that other
+        turns have not spent. If nothing is left for the rest of the turn, raises `BudgetSpent`, whose text
+        begins with `what`.
         """
         self.spent.plus(self._before.requests, self._before.usage).check(episode, what)
         return self.spent.left(episode, turn.limits.budget)

@@ -14,8 +14,9 @@ _methods: set["weakref.WeakMethod[Callable[[], None]]"] = set()
 def here_and_in_children(method: Callable[[], None]) -> None:
     """Call a bound method now, and in every forked child in which its object still exists.
 
-    The method usually makes a lock. In the child it replaces the old lock, which a thread of the parent may
-    have held. It does not release the old lock: if the forking thread holds that lock, it still releases it.
+    Usually the method makes a new lock, because the old one may be held by a thread that the child does not
+    have. The method must not release the old lock: if the forking thread holds the old lock, that thread will
+    release it itself.
     """
     method()
     _methods.add(weakref.WeakMethod(method, _methods.discard))

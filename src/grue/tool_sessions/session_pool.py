@@ -12,11 +12,11 @@ episode, not of a turn. That allows four things:
 - A session serves turn after turn (`kept`), for servers that keep a memory. Calls outside turns use it too
   (`SharedSession`).
 
-The processes of one turn are a generation. At most three generations are alive: that of the turn before is
-closing, that of this turn is in use, that of the next turn is starting or waiting. When a turn makes a
-tool call, processes of the next turn may be alive, but none of an earlier turn. A turn never uses a session
-that was started beside it, not even if its own session has died: the server started before the turn's calls,
-and may have read files that these calls have changed since.
+The processes of one turn are a generation. At most three generations are alive: the previous turn's is
+closing, this turn's is in use, and the next turn's is starting or waiting. When a turn makes a tool call,
+processes of the next turn may be alive, but none of an earlier turn. A turn never uses a session that was
+started beside it, not even if its own session has died: the server started before the turn's calls, and may
+have read files that these calls have changed since.
 
 A session actor uses a leased connection like any other `ToolConnection`. The owners record what happens
 outside turns in the trace: `SessionPrewarmed`, `PrewarmLost`, `ServerEnded`.

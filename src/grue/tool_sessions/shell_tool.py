@@ -268,9 +268,9 @@ class _Commands:
         finished: bool | None = None
         try:
             async with command:
-                # The scope is inside `async with command`, so it has ended when `command` is closed. After
-                # `timeout_s` the command therefore has the whole time that `spec.limits` gives it to exit.
-                # Only the turn's time limit or a cancellation from outside can shorten that time.
+                # This time limit is inside `async with command`, so it does not apply to the closing of
+                # `command`: even after `timeout_s` the command has the time to exit that `spec.limits` gives
+                # it. Only the turn's time limit or a cancellation from outside can shorten that time.
                 with anyio.move_on_after(spec.timeout_s):
                     finished = await command.finish(stdin.encode("utf-8", "replace"))
         except SpawnError as error:

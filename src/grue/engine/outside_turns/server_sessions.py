@@ -309,9 +309,10 @@ class ServerSessions:
     async def _connected(
         self, name: m.ServerName, *, anew: bool = False
     ) -> m.SessionOpened | m.ServerFailure:
-        """Connect to a server, unless it is connected or another caller is connecting it. Return the result.
+        """Return the session with a server, or why connecting failed. Connect now if there is no session.
 
-        With `anew`, a session whose server has died is closed, and a new one is opened.
+        If another caller is connecting, wait for that and return the same result. With `anew`, connect again
+        if the session's server has died.
         """
         state = self._states[name]
         seen = state.attempts

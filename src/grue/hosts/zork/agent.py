@@ -181,7 +181,7 @@ def own_manager(manager: object) -> MCPManager | None:
 
 
 def route_of(manager: object, client: object) -> Route:
-    """Return which manager and client a turn that starts now uses, and which methods they override."""
+    """Return the manager and the client that the next turn uses, and which methods they override."""
     ours = own_manager(manager)
     llm = client if isinstance(client, LLMClient) else None
     return Route(

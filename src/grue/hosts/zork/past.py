@@ -55,7 +55,7 @@ class GamePast(hosting.Past[EpisodeStarted], kw_only=True):
 def read_past(path: Path) -> GamePast:
     """Read how far an episode got. `path` is its run folder or the trace in the folder.
 
-    If an episode that was won, lost or quit has no result file, the resume only writes this file.
+    An episode that was won, lost or quit, but has no result file, can be resumed: this only writes the file.
 
     Raises:
         TraceError: The trace cannot be read or has no episode, the episode is over, or a message that the

@@ -406,10 +406,10 @@ def cut_last(
 
 
 def without_oldest(ledger: ContextLedger, most: int) -> tuple[ContextLedger, float] | None:
-    """Return a ledger that is cut to `most` tokens, and the share that is kept of the parts after the first.
+    """Return a ledger that is cut to `most` tokens, and the share of its `items` that is kept.
 
-    The first part is always kept. The others lose their oldest tokens. `None`: there is nothing to leave out
-    before the last reply.
+    `head` is always kept; the items lose their oldest tokens. `None`: there is nothing to leave out before
+    the last reply.
 
     Args:
         ledger: The sizes of the conversation's parts.

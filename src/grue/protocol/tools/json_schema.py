@@ -108,8 +108,7 @@ def check_of(schema: m.JsonObject) -> Check:
     a default into `required`, and models leave such parameters out.
 
     Raises:
-        Exception: The schema is too large, too deep or not valid. `reason` returns the text for the
-            exception.
+        Exception: The schema is too large, too deep or not valid. `reason` turns the exception into a text.
     """
     written = msgspec.json.encode(schema)
     if len(written) > MAX_SCHEMA_BYTES:

@@ -530,10 +530,10 @@ def _referred(whole: str, note: str, kind: str, max_chars: int, handle: str) -> 
 
 
 def cut_middle(content: str, max_chars: int) -> str:
-    """Return the text of a result, as `told` or `told_plainly` makes it, with its middle left out.
+    """Return a result's text, made by `told` or `told_plainly`, without its middle if it is too long.
 
-    If the text is a JSON object, the middle of its long members is left out instead: what is left is still a
-    JSON object.
+    If the text is a JSON object, the middle of each long member is left out instead, so that the result is
+    still a JSON object.
 
     The end is kept because many tools print totals and errors last. Markers and braces are not counted in
     `max_chars`.

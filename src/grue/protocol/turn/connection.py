@@ -65,7 +65,7 @@ class Connecting(Struct, frozen=True, tag=True):
     Attributes:
         attempt: Number of the attempt within the turn, from 1.
         first: Whether no connect of this episode has succeeded before.
-        policy: Decides how often to retry and what a failed first connect leads to.
+        policy: Says how often to retry, and what follows if the first connect of the episode fails.
         failures: How often the server has been disabled since a connect last succeeded.
     """
 

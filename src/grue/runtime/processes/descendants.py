@@ -70,7 +70,7 @@ class HostMark:
         return int(f"{digits}{next(self._serial) % 10**9:09d}") if digits else None
 
     def forget(self) -> None:
-        """Drop the digits, so that the next use chooses new ones. A forked child calls this first."""
+        """Forget the digits with which the marks begin. A forked child calls this, to get its own digits."""
         self._digits = None
 
 

@@ -124,9 +124,9 @@ def _longest_run(secret: str) -> bytes:
 def _escaped(secret: str) -> bytes:
     r"""Return a regular expression for the secret, with each character plain or escaped in any way.
 
-    Each level of JSON or of a shell doubles the backslashes, so where a backslash may occur, any number of
-    them may. Every repetition is bounded or repeats a single character, so matching takes linear time and
-    constant memory.
+    Each time that a text is escaped, for example as JSON in JSON, its backslashes are doubled. So the
+    expression matches any number of backslashes before a character. Every repetition is bounded or repeats a
+    single character, so matching takes linear time and constant memory.
     """
     parts: list[bytes] = []
     after_backslashes = False

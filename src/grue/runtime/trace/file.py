@@ -214,8 +214,8 @@ class TraceOptions(Struct, frozen=True, kw_only=True):
             separate file, named by its hash, in `payloads` next to the trace.
         outside: The host's name as sender and receiver. An envelope from or to it is flushed before `record`
             returns.
-        flush_within_s: How long `record` waits for a flush at most. After a flush that took longer, `record`
-            waits only 50 ms for each, until a flush is in time again. A line that is late is still written.
+        flush_within_s: How long `record` waits for a flush at most. If a flush takes longer, `record` waits
+            only 50 ms for each later flush, until one is done within 50 ms. Late lines are still written.
         version: Version of the program that writes the file, for the header.
     """
 

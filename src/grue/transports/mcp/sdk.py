@@ -8,9 +8,9 @@ without tasks or queues in between. Sending never blocks: if it did, a server th
 block the SDK, and the SDK's timeouts and cancellations would not take effect.
 
 `Subscriptions` holds the streams of change notices that a session listens to. `subscriptions/listen` of
-revision 2026-07-28 opens a stream. The server answers this request only when the stream ends, so another task
-waits for the answer, and the host gets the server's acknowledgement as the result of its request. The changes
-themselves reach the session as notifications, and become `updated` notices there, as with
+revision 2026-07-28 opens a stream. The server acknowledges this request at once, but answers it only when the
+stream ends. So the host gets the acknowledgement as the result, and another task waits for the answer. The
+changes themselves reach the session as notifications, and become `updated` notices there, as with
 `resources/subscribe` of older revisions.
 
 `ParamHeaders` makes the HTTP headers that mirror arguments of a tool call (`x-mcp-header` of the revision
