@@ -3,9 +3,10 @@
 What Ctrl-C does meanwhile is in `interrupts.py`. This module must not know what it runs: nothing in it may be
 about turns, sessions or models.
 
-If no event loop runs in the calling thread, the new loop runs in that thread. If one does (a notebook, an
-async web view), the new loop runs in a separate thread while the caller waits, and a warning, given once,
-names the async method to use instead. In both cases `on_exit` runs in a `finally` outside the loop.
+If no event loop runs in the calling thread, the new loop runs in that thread. If that thread runs a loop
+already (a notebook, an async web view), the new loop runs in a separate thread while the caller waits, and a
+warning, given once, names the async method to use instead. In both cases `on_exit` runs in a `finally`
+outside the loop.
 
 If the process's threads are gevent's greenlets, all turns of the process share one event loop. asyncio allows
 one running loop in each system thread. After gevent's `monkey.patch_all()` a `threading.Thread` is a

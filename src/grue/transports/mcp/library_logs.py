@@ -1,8 +1,8 @@
 """Redirect the log records that the SDK and its HTTP libraries write while they work for a session of grue.
 
-Such a record can hold a secret, or megabytes that a server has written: a malformed notification, the headers
-of a request. So the session gets the record, and redacts and cuts it; the program's own handlers and standard
-error do not get it. Records that these libraries write for the program itself are not touched.
+Such a record can hold a secret (in the headers of a request), or megabytes that a server has written (in a
+malformed notification). So the session gets the record, and redacts and cuts it. The program's own handlers
+and standard error do not get it. Records that these libraries write for the program itself are not touched.
 """
 
 import contextvars
