@@ -72,7 +72,7 @@ class FleetProgress:
         self._drawn = 0
 
     def show(self, tally: Tally, running: dict[str, float], costs: Costs) -> None:
-        """Show the counts, but not more often than every `_SHOWN_EVERY_S` seconds."""
+        """Show how far the fleet is, but not more often than every `_SHOWN_EVERY_S` seconds."""
         self._costs = costs
         now = time.monotonic()
         if now - self._shown_at >= _SHOWN_EVERY_S[self._terminal.redraws]:

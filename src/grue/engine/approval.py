@@ -218,7 +218,8 @@ class _Answerer(Struct, frozen=True):
             return given
 
         try:
-            # A person may take long to answer, so this must not occupy one of the worker threads.
+            # A person may take long to answer. So call `ask` in a thread of its own, and not in one of anyio's
+            # worker threads, of which there are only a few.
             given = await call_in_daemon_thread(ask, limiter=anyio.CapacityLimiter(1))
         except anyio.get_cancelled_exc_class():
             late = True

@@ -253,7 +253,7 @@ class _Bounded(io.FileIO):
 
 @contextlib.contextmanager
 def _output_in(attempt: Path) -> Iterator[None]:
-    """Write what the work prints into a file, so that it does not disturb the driver's progress display."""
+    """Redirect what the work prints to a file, so that it does not disturb the driver's progress display."""
     path = attempt / _OUTPUT
     file = io.TextIOWrapper(io.BufferedWriter(_Bounded(path, "w")), encoding="utf-8", errors="replace")
     with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):

@@ -237,7 +237,7 @@ def retry_after(header: str | None, now: float) -> float | None:
     if re.fullmatch(_DURATION, text, re.IGNORECASE):
         return _seconds(text)
     try:
-        # imported here, because few endpoints name a date, and the import takes 6 ms
+        # imported here, because few endpoints send a date in `Retry-After`, and the import takes 6 ms
         from email.utils import parsedate_to_datetime
 
         return _left(parsedate_to_datetime(text), now)

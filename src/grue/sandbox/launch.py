@@ -161,7 +161,7 @@ class Boxed:
 
 def scratch_path() -> str:
     """Return a path for a new scratch folder. The folder is not made."""
-    # `tempfile.mkdtemp` would take twice the time. The name is random, so it is not taken.
+    # `tempfile.mkdtemp` would take twice the time. The name is random, so no other folder has it.
     return os.path.join(real_once(tempfile.gettempdir()), f"grue-box-{secrets.token_hex(8)}")  # noqa: PTH118
 
 

@@ -269,8 +269,8 @@ class _TurnDiff:
     ) -> Iterator[tuple[EpisodeEnvelope | None, EpisodeEnvelope | None]]:
         """Pair the siblings of one kind.
 
-        If both sides have equally many, or one has more than `_MOST_MATCHED`, pair them in order; otherwise
-        pair those with the same content.
+        If both sides have equally many siblings, or one side has more than `_MOST_MATCHED`, pair them in
+        order; otherwise pair those with the same content.
         """
         if len(left) == len(right) or max(len(left), len(right)) > _MOST_MATCHED:
             yield from zip_longest(left, right)

@@ -343,4 +343,4 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
-        """Print nothing: a log line would show the random word in the URL, which keeps strangers out."""
+        """Print nothing: a log line would show the URL, whose random word keeps strangers out."""

@@ -75,7 +75,7 @@ class EncodedMessages:
         return parts
 
     def add(self, messages: Sequence[bytes], *, marked: bool = False) -> None:
-        """Add messages. With `marked`, the last of them that contains a cache marker counts as marked.
+        """Add encoded messages. With `marked`, the last one that has a cache marker becomes a marked message.
 
         Only the newest `room` marked messages keep their markers. A marker is cut out of the encoded message.
         The message is not encoded again, because that would change other bytes too: a text without a marker

@@ -260,7 +260,7 @@ _ZORK_COMMANDS: Final = (
 
 
 def playbook_for(game_title: str, seed: int) -> Playbook | None:
-    """Return the playbook for a game; `None` if there is none, so that the model explores.
+    """Return the playbook for a game. `None`: there is none, and the offline model explores the game.
 
     Args:
         game_title: The title as in `Game.name`: "The House", "zork1".

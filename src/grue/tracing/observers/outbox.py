@@ -125,7 +125,7 @@ class Outbox:
             self._start()
 
     def statistics(self) -> OutboxStatistics:
-        """Return the counts so far."""
+        """Return how many envelopes were taken, were dropped, have failed, and wait in the queue."""
         return OutboxStatistics(
             taken=self._taken, dropped=self._dropped, failed=self._failed, waiting=self._queue.qsize()
         )

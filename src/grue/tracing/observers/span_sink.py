@@ -61,8 +61,8 @@ class SpanSink(ABC):
                     if span is None:
                         continue  # `open` failed for this span
                     if isinstance(event.subject, m.RunTurn):
-                        # Keep the ended turn's span. The host may still make calls in this turn itself, and
-                        # their spans need it as their parent.
+                        # Keep the ended turn's span. The host itself may still make calls that belong to the
+                        # turn, and this span is the parent of their spans.
                         self._ended_turn = {event.span: span}
                     self.close(event, span)
                 case never:
