@@ -218,8 +218,8 @@ class _Answerer(Struct, frozen=True):
             return given
 
         try:
-            # A person may take long to answer. So call `ask` in a thread of its own, and not in one of anyio's
-            # worker threads, of which there are only a few.
+            # A person may take long to answer. So call `ask` in a thread of its own, and not in one of the
+            # few worker threads of anyio.
             given = await call_in_daemon_thread(ask, limiter=anyio.CapacityLimiter(1))
         except anyio.get_cancelled_exc_class():
             late = True

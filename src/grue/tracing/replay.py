@@ -353,7 +353,7 @@ _CUT = "… [cut: "
 def same_redacted(one: str, other: str) -> bool:
     """Return whether two texts are equal, apart from quotes and punctuation next to placeholders.
 
-    If one or both were cut to a length, only the text before the earlier cut is compared.
+    If both were cut to a length, only the text before the earlier cut is compared.
     """
     first, second = _around_placeholders(one), _around_placeholders(other)
     if first == second:

@@ -371,7 +371,8 @@ def _error_text(blocks: list[m.JsonObject]) -> str:
 def raw_text(result: m.ToolCallResult) -> str:
     """Return the texts of a result's content blocks, joined by newlines.
 
-    If no block has a text, return the error's message or, if there is none, `content` as text.
+    If there are no blocks, return the error's message, if there is one. In all other cases return `content`
+    as text.
     """
     texts = [text for block in result.blocks if isinstance(text := block.get("text"), str)]
     if texts:

@@ -283,7 +283,7 @@ def raise_deferred() -> None:
 
 
 def _take_deferred() -> bool:
-    """If a Ctrl-C was deferred, subtract it from the count of deferred ones and return `True`."""
+    """If a Ctrl-C was deferred, subtract it from the count and return `True`; otherwise return `False`."""
     handler = signal.getsignal(signal.SIGINT)
     in_main_thread = threading.current_thread() is threading.main_thread()
     if not (in_main_thread and isinstance(handler, _PressCounter) and handler.deferred):

@@ -166,7 +166,7 @@ class ChildProcess:
 
     @property
     def ending(self) -> ProcessEnding:
-        """How the process ended. `died`: by itself, before anybody closed it; `none`: it still runs."""
+        """How the process ended. `died`: before this object closed it; `none`: it still runs."""
         return "died" if self._ending == "none" and self.exited else self._ending
 
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:
