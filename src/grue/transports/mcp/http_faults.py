@@ -209,8 +209,8 @@ def login_fault(
     Args:
         server: The server's name in the configuration.
         status: The HTTP status of the server's refusal.
-        scope: The scopes that the server wants and the login has not granted, for `grue login --scope`;
-            `None`: the server has named none.
+        scope: If the login lacks scopes that the server wants: all scopes to ask for in `grue login --scope`;
+            `None`: the refusal is not about scopes.
         had_token: Whether somebody has logged in before.
         challenge: The header `WWW-Authenticate` of the server's refusal; untrusted.
     """
