@@ -142,9 +142,7 @@ class Spent(Struct, frozen=True, kw_only=True):
             raise BudgetSpent(f"{what}: {reached}.\n{advice}")
 
     def left(self, episode: Budget, turn: Budget) -> Budget:
-        """Return what a turn may spend: of each limit, the turn's own or the rest of the episode's.
-
-        The smaller of the two is returned.
+        """Return a turn's budget: each limit is `turn`'s, or what the episode has left if this is less.
 
         Args:
             episode: The budget of the whole episode.

@@ -86,7 +86,7 @@ _NOTICE_S = 0.05
 class WorkInterrupted(KeyboardInterrupt):
     """Raised by `Interruptible.run` after `interrupt` was called.
 
-    A `KeyboardInterrupt` that the function itself raises leaves `run` unchanged.
+    A `KeyboardInterrupt` that the function itself raises passes through `run` as it is.
     """
 
 
