@@ -187,8 +187,8 @@ class AgentActor(Actor[m.TurnEvent]):
             self._pace.paused()  # while this task waited for the event, other tasks could run
         for place, command in enumerate(commands):
             if len(commands) > _MANY:
-                # A reply may hold thousands of invalid calls. Their answers need no server, so nothing is
-                # awaited in between: let other tasks run.
+                # A reply may hold thousands of invalid calls. They are answered without a server, so without
+                # this pause the loop would await nothing, and no other task could run.
                 await self._pace.pause()
             elif place:
                 # Recording a message of megabytes takes some milliseconds, so let other tasks run before the

@@ -110,7 +110,7 @@ class SessionActor(Actor[m.SessionCommand]):
 
     @contextlib.asynccontextmanager
     async def around(self) -> AsyncIterator[None]:
-        """First open the session that a fork needs (`reopens`). On cancellation, report `SessionClosed`."""
+        """If `reopens` is set, open the session first. If this actor is cancelled, report `SessionClosed`."""
         try:
             if self.reopens is not None:
                 await self._open(self.reopens, None)
@@ -288,7 +288,7 @@ class SessionActor(Actor[m.SessionCommand]):
         return is_as_decided(call, self._server, self._tools, serves_unlisted=self._serves_unlisted)
 
     def _named(self, tools: tuple[m.ToolDefinition, ...]) -> tuple[m.ToolDefinition, ...]:
-        """Return the tools with `server` set to this server: a host's own connection may set another."""
+        """Return the tools with this session's server as `server`: a host's connection may name another."""
         return tuple(
             tool if tool.server == self._server else replace(tool, server=self._server) for tool in tools
         )

@@ -36,7 +36,7 @@ class FleetRunOptions(Struct, frozen=True, kw_only=True):
 
     @property
     def place(self) -> Path:
-        """The fleet's folder; by default in `runs`, with the name of the sweep's file."""
+        """The fleet's folder; by default `runs/NAME`, if the sweep's file is `NAME.toml`."""
         return self.directory or Path("runs") / self.sweep.stem
 
 

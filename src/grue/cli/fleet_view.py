@@ -72,8 +72,9 @@ def print_status(directory: Path, *, as_json: bool) -> None:
 
 def _say_outcomes(directory: Path, manifest: Manifest, outcomes: Counter[str]) -> None:
     done = outcomes["scored"] + outcomes["failed"]
-    # `manifest.total` is the number of episodes in the latest run. If the folder has more, other runs had
-    # other cases. Which of the done episodes belong to the latest run is not known, so do not say how many.
+    # `manifest.total` is the number of episodes in the latest run. If the folder has more episodes, earlier
+    # runs had other cases. It is not known which episodes belong to the latest run, so do not print how many
+    # of its episodes are done.
     if outcomes.total() > manifest.total:
         said = f"{done:,} episodes of {manifest.work} are done; the latest run was about {manifest.total:,}."
     else:

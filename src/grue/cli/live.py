@@ -256,7 +256,8 @@ class LiveView(Closing):
 
     Args:
         output: Where to print. Status rows are shown if `output.redraws`.
-        max_turns: The most turns of the episode, 0 if not known yet. The fact `EpisodeStarted` replaces it.
+        max_turns: The most turns that the episode may have; 0: not known yet. The fact `EpisodeStarted`
+            replaces this number.
         story: Converts messages of the trace into lines; by default the story of a game.
         clock: Returns monotonic seconds.
     """

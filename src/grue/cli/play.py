@@ -198,7 +198,10 @@ def _client(options: PlayOptions, config: GameConfiguration, game: Game) -> LLMC
 
 
 def _show(recorder: Recorder, options: PlayOptions) -> ExitStack:
-    """Show the episode while it is played. Closing the returned stack prints what is still queued."""
+    """Add an observer to `recorder` that shows the episode as `options.output` says, or none for `quiet`.
+
+    Closing the returned stack prints the lines that are still queued.
+    """
     view = ExitStack()
     if options.output == "json":
         recorder.add(JsonLines(sys.stdout))

@@ -100,7 +100,7 @@ def _of_fleet(folder: Path) -> str:
 def latest_trace() -> Path:
     """Return the latest episode in `runs` or in the working directory.
 
-    Forks that have failed are passed over, unless there is nothing else.
+    A fork that has failed is returned only if there are no other episodes.
 
     Raises:
         MCPConfigError: There is no trace in these two folders.

@@ -1,4 +1,4 @@
-"""`grue sandbox`: print what a sandbox permits, run a command in one, and find out which a server needs."""
+"""`grue sandbox`: print what a sandbox permits, run a command in it, and find the sandbox for a server."""
 
 import os
 import shutil

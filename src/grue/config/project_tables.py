@@ -24,7 +24,7 @@ class ProjectTables(Struct, frozen=True):
     Attributes:
         document: The parsed file.
         tables: Each of `TABLES` with its keys and values; a table that the file does not have is empty.
-        roots: Where each setting is, by its table and key: below `tool.grue` or below `tool.zorkgpt`.
+        roots: For each setting, by its table and key, the root of its table: `tool.grue` or `tool.zorkgpt`.
     """
 
     document: Document

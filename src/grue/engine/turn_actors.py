@@ -454,8 +454,8 @@ class TurnActors:
     def _presumed(self) -> m.ToolsPresumed | None:
         """Return the presumed tools that the turn may offer to the model before its servers have started.
 
-        If a server then lists other tools, the LLM actor has to drop the model's reply. `None`: the LLM actor
-        is the host's own and cannot do that, or no tools are presumed.
+        If a server then lists other tools, the LLM actor has to drop the reply to that request. `None`: no
+        tools are presumed, or the host brings its own LLM actor, which cannot drop a reply.
         """
         presumed = self._wiring.presumed
         if presumed is None or not isinstance(self._wiring.llm, EndpointActors):

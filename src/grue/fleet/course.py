@@ -84,7 +84,7 @@ def read_course(trace: Path) -> Course | None:
             elif tag in _READ or issubclass(reader.kinds.get(tag, type(None)), EpisodeEnded):
                 _take(found, line.envelope())
     except (TraceError, OSError):
-        pass  # what was read before the damage still counts
+        pass  # use what was read before the damage
     return Course(**found)
 
 

@@ -61,10 +61,11 @@ def _is_left_out(main: Any) -> bool:
 
 
 def _is_guarded(path: Path, line: int) -> bool:
-    """Return whether the start of the fleet in `line` of a file may be guarded by an `if`.
+    """Return whether an `if` may keep `line` of a file, which starts the fleet, from running in a worker.
 
-    A worker imports the file and must not start the fleet again. A guard is an `if` up to `line` that tests a
-    name in `_TELLING_APART`, such as `__name__`. `True` if the file cannot be read.
+    A worker imports the file and must not start the fleet again. Any `if` that tests a name in
+    `_TELLING_APART`, such as `__name__`, and does not come after `line` may do that. If the file cannot be
+    read, the result is `True`.
     """
     try:
         tree = ast.parse(path.read_bytes())

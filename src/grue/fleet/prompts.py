@@ -44,7 +44,7 @@ class PromptAnswer(Struct, frozen=True, kw_only=True):
 
 
 class PromptCase(Struct, frozen=True, kw_only=True):
-    """One case, and the answers that the prompts led to, by the prompt's name."""
+    """One case. `answers` has the answer to each prompt, by the prompt's name."""
 
     question: str
     expected: Any

@@ -293,11 +293,11 @@ def _state_of_system() -> tuple[tuple[int, int], ...]:
 
 @functools.cache
 def _system_folders() -> tuple[str, ...]:
-    """Return the folders, such as `/etc`, that contain the system's settings files that every box opens.
+    """Return the folders, such as `/etc`, with those settings files of the system that every box may read.
 
-    If a settings file is a link, the folder of its target is returned, too. Only these folders are checked
-    for changes. Folders with programs are opened as a whole, so new files in them need no new rule; files of
-    the kernel and devices are not replaced.
+    If a settings file is a link, the folder of its target is returned, too. A change in one of these folders
+    makes new rules necessary. Other folders need no check: those with programs are opened as a whole, new
+    files included, and files of the kernel and devices are not replaced.
     """
     named = [f"/etc/{name}" for name in _SETTINGS.split()]
     paths = [*named, *(path for path in map(real_path, named) if not path.startswith(_opened_trees()))]

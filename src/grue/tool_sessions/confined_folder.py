@@ -155,7 +155,7 @@ def _enter(name: str, folder: int) -> int:
 def _names(path: str, *, folder: bool = False) -> list[str]:
     """Split a path into names. Raise `RefusedPath` if it may lead out of the folder, or is malformed.
 
-    `folder`: whether the path may be that of a folder.
+    `folder`: whether the path may be `.` or end with a slash, as only the path of a folder can.
     """
     if not isinstance(path, str) or not path.isprintable():
         raise RefusedPath(f"{_shown(str(path))} has a control character in it.")

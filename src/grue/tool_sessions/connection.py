@@ -199,9 +199,9 @@ class TakesRequests(Protocol):
 def exclusive(connection: ToolConnection | None) -> contextlib.AbstractAsyncContextManager[object]:
     """Return a context manager for a batch of calls. Within its block, no other user's calls are made.
 
-    If a session can have several users, its connections have a method `exclusive`, whose context manager is
-    returned: it waits until the other users' batches are done, and makes their next batches wait. For other
-    connections, the context manager does nothing.
+    A connection whose session can have several users has a method `exclusive`. The context manager comes from
+    this method: it waits until the other users' batches are done, and makes their next batches wait. For a
+    connection without this method, the context manager does nothing.
     """
     # Do not use `isinstance` with a protocol here: it takes longer than a typical call of a function tool.
     alone: Callable[[], contextlib.AbstractAsyncContextManager[object]] | None

@@ -323,8 +323,8 @@ class ToolContext:
         if threading.get_ident() == self._loop_thread:
             self._deliver(kind, shown)
         elif not self.cancelled:
-            # The function's result reaches the loop by `call_soon_threadsafe` too. So the loop gets the
-            # notices in order, and before the result.
+            # The function's result reaches the loop by `call_soon_threadsafe` too, and the loop runs such
+            # calls in their order. So it gets the notices in order, and before the result.
             with contextlib.suppress(RuntimeError):  # the event loop was closed meanwhile
                 self._loop.call_soon_threadsafe(self._deliver, kind, shown)
 
@@ -738,8 +738,8 @@ class FunctionConnection:
         self, tool: str, function: _Function | None, arguments: m.JsonObject, context: ToolContext
     ) -> functools.partial[Any]:
         converted, self._converted = self._converted, None
-        # If `refusal` has converted these arguments already, use the result. Converting them again would run
-        # the user's validators twice for one call.
+        # The method `refusal` may have converted these arguments already. Then use its converted values:
+        # converting the arguments again would run the user's validators twice for one call.
         checked = converted is not None and converted[0] is arguments
         given = converted[1] if converted is not None and checked else self._given(tool, arguments)
         if function is None:

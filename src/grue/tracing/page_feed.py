@@ -516,7 +516,10 @@ class EpisodePage(Struct, frozen=True, kw_only=True):
 
 
 class Piece(Struct, frozen=True, kw_only=True):
-    """Consecutive messages, with new spans and passages; the page's script reads it in `Trace.extend`."""
+    """Consecutive messages, and the spans and passages that they led to.
+
+    The page's script reads a piece in `Trace.extend`.
+    """
 
     messages: tuple[Row, ...]
     spans: tuple[Span, ...]

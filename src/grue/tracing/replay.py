@@ -287,7 +287,10 @@ class AgentReplay:
 
 
 def replay_agent(turn: AgentTurn, changes: Changes) -> AgentReplay:
-    """Feed a turn's events to the state machine, in the possible order that fits the recording best."""
+    """Feed a turn's events to the state machine, and return the replay that follows the recording furthest.
+
+    A trace may allow several orders of the events (`_orders`). They are tried until one has no divergence.
+    """
     best: AgentReplay | None = None
     for order in islice(_orders(turn), _MOST_ORDERS):
         replay = AgentReplay(turn, changes, order)
@@ -519,8 +522,8 @@ class _Session:
         first = self._sent[0].body if self._sent else None
         at_s = math.inf  # a time at which any pause of a disabled server is over, so that it is tried again
         if isinstance(first, m.McpDisabled) and not first.newly:
-            # The server was disabled before this turn, perhaps by the host, with a reason of its own. So take
-            # the reason from the recording.
+            # The server was disabled before this turn, and a host that disables a server chooses the reason
+            # itself. So take the reason from the recording.
             self._connection, at_s = Disabled(first.reason), 0.0
         order: ConnectionCommand | None = self._step(ConnectRequested(command.policy, at_s))
         while isinstance(order, Attempt):

@@ -218,7 +218,10 @@ class _Rows:
         )
 
     def _drop(self, seq: int, drop: m.DropCompletion) -> None:
-        """Move the request's row to the key `seq`: the request's end will name `drop` as its cause."""
+        """Store the row of the request that `drop` names under `seq`, the number of `drop`.
+
+        The message that ends the request will have `drop` as its cause, and not the request.
+        """
         for asked, row in self._requests.items():
             if (row.conversation, row.request) == (drop.conversation, drop.request):
                 self._requests[seq] = self._requests.pop(asked)

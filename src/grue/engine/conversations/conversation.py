@@ -163,7 +163,7 @@ class Conversation(Closing):
 
     @property
     def parked_turn(self) -> int | None:
-        """The number of the turn that was parked; `None`: the next turn can begin."""
+        """The number of the parked turn; `None`: no turn is parked, so the next one can begin."""
         mark = self._kept.open_turn
         return mark.turn if mark is not None and mark.state == "parked" else None
 
@@ -268,8 +268,8 @@ class Conversation(Closing):
         """Return the next turn as a request, for `Runner.start_turn` and `Runner.map`.
 
         One call of `map` may continue many conversations, each with one request. With `map(resume_from=...)`
-        the turn's outcome is taken from the earlier run if this conversation has the entries that it had
-        there before the turn, or those that it had after the turn.
+        the turn's outcome is read from the trace of the earlier run if this conversation now has the same
+        entries as in the earlier run, either before that turn or after it.
         """
         if not isinstance(text, str):
             raise MCPConfigError(

@@ -230,7 +230,7 @@ class ConversationFile:
             raise ConversationError(str(error), path=str(self.path)) from error
 
     def append(self, lines: list[bytes]) -> None:
-        """Append lines. For an empty one, append a `Dropped`: readers then ignore the reply before it."""
+        """Append `lines`. In place of an empty line write a `Dropped`: readers then ignore the last reply."""
         try:
             self._file.require_not_deleted()
             self._file.write(*(line or _DROPPED for line in lines))

@@ -324,7 +324,7 @@ def ask_about(
 
     Args:
         calls: As `judge_calls` returns them.
-        policy: Says whether calls wait for decisions if nobody can answer.
+        policy: If nobody can answer, the calls are parked if `policy.parking` is set, and otherwise denied.
         ask: Answers the questions; `None` if nobody can be asked.
         given: Decisions that were made since the calls were parked.
         earlier: `AskedCalls.decisions`, as returned when the calls were parked.

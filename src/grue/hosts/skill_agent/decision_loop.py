@@ -132,10 +132,10 @@ class StepRunner:
 
 
 def is_repeatable(tool: m.ToolDefinition | None) -> bool:
-    """Return whether a call that may have had an effect can be repeated: its tool is read-only or idempotent.
+    """Return whether a call of `tool` that may have had an effect can be made again.
 
-    The server itself says so, in the tool's annotations. They are trusted here, because a malicious server
-    can do its harm in the first call.
+    The server's annotations say so: the tool is read-only or idempotent. They are trusted here, because a
+    malicious server can do its harm in the first call.
     """
     # This covers read-only tools: `hints_of` sets `idempotent` for them, too.
     return hints_of(None if tool is None else tool.annotations).idempotent

@@ -1,9 +1,9 @@
 """`MCPManager`: coroutines to connect to one MCP server, list its tools and call them.
 
-A turn does not call these coroutines. `ZorkAgent` takes the server's configuration from here, and its runner
-opens the sessions, so that the turn's agent gets every event of a session. If a program overrides one of the
-coroutines, a turn calls all of them instead (`manager_connection.py`). In both cases, a session actor owns
-the session, and the rules for connecting are the same.
+By default, a turn does not call these coroutines. `ZorkAgent` takes the server's configuration from the
+`MCPManager`, and its runner opens the sessions, so that the turn's agent gets every event of a session. If a
+program overrides one of the coroutines, a turn calls all of them (`manager_connection.py`). In both cases, a
+session actor owns the session, and the rules for connecting are the same.
 
 Source: R2, R3, R8
 """

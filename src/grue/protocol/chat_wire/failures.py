@@ -328,15 +328,15 @@ def fault_of_status(
     retry_after_s: float | None = None,
     now_s: float | None = None,
 ) -> Fault:
-    """Read a reply whose status is not 2xx.
+    """Return the fault that a reply with a status other than 2xx stands for.
 
     Args:
         status: The reply's HTTP status.
         body: The reply's body: JSON in one of many shapes, a web page, or nothing.
         location: The address that a redirect points to.
-        retry_after_s: The wait that the headers ask for.
-        now_s: The current time, in seconds since the epoch. Some errors give the time of the next try: it
-            is converted to a wait from `now_s`. `None`: such times are ignored.
+        retry_after_s: The wait, in seconds, that the headers ask for.
+        now_s: The current time, in seconds since the epoch. If the body says at which time to try again,
+            the wait is the time from `now_s` until then. `None`: a time in the body is ignored.
     """
     if 300 <= status < 400:
         words = f"redirects to {location or 'nowhere'}"

@@ -289,7 +289,7 @@ class ResponsesAssembler:
                 raise DamagedStream("lacks a tool call of the events before it")
 
     def _told(self, item: m.JsonObject, index: int) -> _CallEvents | None:
-        """Return the call that an item of the response repeats, as the events before gave it; set its `told`.
+        """Find the call of earlier events that `item`, of the complete response, repeats. Set its `told`.
 
         A call whose `told` is set is not returned again, so no two items are compared with the same call.
         """
@@ -481,7 +481,7 @@ def _part(attachment: m.Attachment) -> m.JsonObject:
 
 
 def _items_of(reply: w.Reply) -> list[object]:
-    """Return the items for a reply that has none: it came in another format, or a host has written it."""
+    """Make items of a reply that came in another wire format or was written by a host, and has none."""
     text = reply.content if reply.content and not reply.content.isspace() else None
     message: list[object] = [{"role": "assistant", "content": text}] if text else []
     return message + [{"type": "function_call", "call_id": call.call_id} for call in reply.tool_calls]

@@ -30,7 +30,10 @@ _SHORTEST_NAME = 4
 
 
 class DamagedStream(Exception):  # noqa: N818 - the name says what happened
-    """A stream is damaged. The text is the end of a sentence, such as `is not JSON` after "event 7"."""
+    """A stream is damaged. The error's text, such as `is not JSON`, has no subject.
+
+    Whoever counts the stream's events puts it before the text: `event 7 is not JSON`.
+    """
 
 
 class OversizedStream(Exception):  # noqa: N818 - the name says what happened

@@ -437,7 +437,7 @@ EMPTY = "(empty)"
 
 
 class EncodedItems(Struct, frozen=True):
-    """Encoded messages; `system` is for formats that keep the instructions apart from the messages."""
+    """Encoded messages. `system` has the instructions if the format keeps them apart from the messages."""
 
     system: tuple[bytes, ...] = ()
     messages: tuple[bytes, ...] = ()

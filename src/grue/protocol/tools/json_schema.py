@@ -4,7 +4,7 @@ The library `jsonschema-rs` does the check. It holds the GIL, cannot be stopped,
 long chain of references. So grue first computes how much work a check can be: the number of schema parts that
 can apply to one place of a value, such as `items[0].name`, times the number of values. Above a limit the
 value is not checked. References are resolved only within the schema; nothing is fetched. Regular expressions
-run in linear time; an expression with look-around or back references cannot, and is ignored.
+run in linear time; an expression with look-around or back references is ignored, because it cannot.
 
 Loading `jsonschema-rs` takes 6 MB and 10 ms. Most schemas of tools have only types, properties and required
 names. A value that fits such a schema is accepted without the library; all other values are checked by it.
@@ -391,9 +391,9 @@ def _most_parts(root: m.JsonObject, anchors: Mapping[str, m.JsonObject]) -> int:
 def _applied(
     state: list[m.JsonObject], root: m.JsonObject, anchors: Mapping[str, m.JsonObject]
 ) -> list[m.JsonObject]:
-    """Return the parts in `state`, and the parts that apply to the same value because of them.
+    """Return the schema parts in `state`, and all parts that apply to the same value because of these.
 
-    Those are the parts in their `allOf` and the like, and the targets of their references.
+    A part brings in the parts under its `allOf` and similar keywords, and the targets of its references.
     """
     found: list[m.JsonObject] = []
     waiting = [(part, 0) for part in state]

@@ -405,13 +405,13 @@ def history_text(result: m.ToolCallResult, max_chars: int) -> str:
 
 
 def told(result: m.ToolCallResult, max_chars: int, room: MediaRoom | None = None, note: str = "") -> Told:
-    """Return the text for the conversation, as `history_text` does, and the attachments that go with it.
+    """Return a tool result as text for the model, written as by `history_text`, and its attachments.
 
     Args:
         result: The result of a call.
         max_chars: Longest text, in characters.
         room: Collects the attachments of all results of a reply; `None` attaches nothing.
-        note: What else the model has to know about the call, if anything.
+        note: A further sentence for the model about the call; empty: none.
     """
     before = len(room.attachments) if room else 0
     shown = replace(result, content=_readable(result.content, room)).to_dict()

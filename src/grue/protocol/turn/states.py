@@ -281,7 +281,7 @@ class Presuming(Struct, frozen=True, kw_only=True):
         pending: Servers that have not reported yet.
         offered: The tools that the request offers.
         ledger: The turn's ledger without the reply, in case the reply is dropped.
-        reply: The reply. Nothing follows from it before all servers have reported.
+        reply: The reply, once it has arrived. It is not acted on before all servers have reported.
     """
 
     turn: Turn

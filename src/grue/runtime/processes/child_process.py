@@ -218,7 +218,7 @@ class ChildProcess:
         raise NotImplementedError
 
     def _drains(self) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
-        """Return functions that read the pipes while the process is closed. Each is run as a task.
+        """Return functions that read the pipes while the process is being ended. Each is run as a task.
 
         They run after the functions of `_readers` have ended.
         """
@@ -337,7 +337,7 @@ class ChildProcess:
     def _close_descriptors(self) -> None:
         group = self._group
         self._read_rest()
-        # A RuntimeError says that the event loop is closed; then nothing waits on the descriptors.
+        # `notify_closing` raises RuntimeError if the event loop is closed. Then no task waits on them.
         with contextlib.suppress(RuntimeError):
             for fd in (group.stdin, group.stdout, group.stderr, group.watch.descriptor()):
                 if fd is not None and fd >= 0:

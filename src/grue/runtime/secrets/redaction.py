@@ -407,7 +407,7 @@ def _whole(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
 
 
 def _in_one_string(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
-    """Yield the spans that lie within one JSON string, extended to whole escapes."""
+    """Yield each span that lies within one JSON string, extended so that it cuts no escape sequence."""
     for found in _whole(written, spans):
         if not crosses_strings(written, found.start, found.end):
             yield found

@@ -379,7 +379,10 @@ class TraceWriter(Closing):
         self._file.require_not_deleted()
 
     def _shortened(self, written: bytes, strings: list[tuple[int, int]]) -> bytes:
-        """Move a line's long strings into files, then its body if still too long. Return the new line."""
+        """Return the line to write: `written` with its long `strings` moved into files.
+
+        If the body is still too long, it is moved into a file as a whole.
+        """
         view = memoryview(written)
         pieces: list[memoryview] = []
         extracts: list[Extract] = []

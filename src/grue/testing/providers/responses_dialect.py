@@ -96,7 +96,7 @@ def _call(item: Json) -> Json:
 
 
 def _others(items: list[Json]) -> Iterator[Json]:
-    """Yield a chat message for each of the items, none of which is by the model.
+    """Yield the chat messages for `items`: texts of the user or the developer, and results of tools.
 
     Images and files in tool results are put into a user message after the results, because in chat
     completions a tool result is text.

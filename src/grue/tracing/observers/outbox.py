@@ -85,7 +85,7 @@ class OutboxStatistics(Struct, frozen=True, kw_only=True):
 
 
 class Outbox:
-    """An observer that passes each envelope to `consumer` in its own thread; use one per recorder.
+    """An observer that passes each envelope to `consumer`, in a thread of its own. For one recorder only.
 
     Pieces of streamed text (`TextDelta`) are left out, because the whole reply follows.
 
@@ -93,7 +93,8 @@ class Outbox:
         consumer: Gets the envelopes, in order.
         name: The observer's name, in warnings and as the thread's name.
         bound: How many envelopes the queue holds.
-        warn: Called with the one warning, from any thread; `None`: the warning goes to the logger `grue`.
+        warn: Called with the first warning, from any thread. Later warnings are dropped. `None`: the first
+            warning goes to the logger `grue`.
     """
 
     def __init__(

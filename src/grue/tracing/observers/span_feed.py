@@ -419,8 +419,8 @@ class SpanFeed:
     def _called_by(self, scope: SpanScope, turn: int) -> SpanId:
         """Return the parent span of a tool call. `turn` is the turn number in the call's envelope."""
         # A call in a session outside turns normally has the turn number of the session's `OpenSession`. But
-        # the host may give the call the number of the turn that has just ended. The call's span is then a
-        # child of that turn's span.
+        # the host may record the call with the number of the turn that has just ended. Then the parent is
+        # that turn's span.
         number, span = self._ended_turn
         outside = isinstance(scope.command, m.OpenSession) and turn != scope.turn
         return span if outside and turn == number else scope.innermost

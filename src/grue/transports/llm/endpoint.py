@@ -330,8 +330,9 @@ class LlmEndpoint:
         chain: This endpoint, and the endpoints of `LlmSettings.then`.
         breaker: How often this endpoint has failed in a row, and until when another endpoint of the chain
             is asked first.
-        judged_tools: `True` after the model has called a tool, or after the LLM actor has reported with
-            `ToolsUnseen` that the model seems not to receive the tools. The actor then does not check again.
+        judged_tools: Whether the LLM actor no longer checks that the model receives the tools: the model has
+            called a tool, or the actor has reported with `ToolsUnseen` that the model seems not to receive
+            them.
 
     Raises:
         MCPConfigError: The base URL, a header or a field of `extra_body` cannot be used.
@@ -596,8 +597,8 @@ class LlmEndpoint:
     def support_check(self) -> SupportCheck:
         """Return when to ask the endpoint whether the model takes tools.
 
-        `before`: before the servers are started, because the model probably takes no tools, and then there is
-        no need to start them. `beside`: while the servers start. `skip`: not at all.
+        `before`: before the servers start, because the model probably takes no tools; if the answer confirms
+        that, no server is started. `beside`: while the servers start. `skip`: not at all.
 
         Source: R12, D8
         """

@@ -2,11 +2,12 @@
 
 A malformed tool is left out.
 
-Listings are stored in the user's cache folder, for `start="beside"`: a turn's first request then offers the
-tools of such a listing before the server has started. The turn compares it with the server's real listing
-before it calls any tool, so a wrong listing costs one request. But requests cost money, so a file is used
-only if no other user can have written it. A file with any fault is ignored, and the turn goes on without it.
-A file also says which MCP revision the server spoke, so that the next process need not find out.
+Listings are stored in the user's cache folder, a file for each server, for servers with `start="beside"`: a
+turn's first request offers the tools of the stored listing, before the server has started. The turn compares
+the stored listing with the server's real one before it calls any tool, so a wrong listing costs one request.
+Because a request costs money, a file is used only if no other user can have written it. A malformed file is
+not used either. A file also says which MCP revision the server spoke, so that the next process need not find
+out.
 
 A file's name is a keyed digest (HMAC) of how the server is started or reached, environment and headers
 included. The key is random and stays on the machine, so that nobody else can guess a secret by computing the
