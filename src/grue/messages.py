@@ -254,9 +254,9 @@ class ToolCallRecord(Struct, frozen=True, kw_only=True, gc=False):
 
     Attributes:
         settlement: `returned` (the server answered, with a result or an error), `timed_out`, `died` (the
-            server did), `skipped` (never sent), `rejected` (never sent: the tool is unknown, or the arguments
-            cannot be read or do not fit the tool's schema), `denied` (by the policy or by a person),
-            `interrupted` (sent by a process that was killed: the call may have taken effect).
+            server died during the call), `skipped` (never sent), `rejected` (never sent: the tool is unknown,
+            or the arguments cannot be read or do not fit the tool's schema), `denied` (by the policy or by a
+            person), `interrupted` (sent by a process that was killed: the call may have taken effect).
         iteration: One-based number of the reply that asked for the call.
         duration_s: How long the call took; `None` if it was never sent.
         changed_arguments: The arguments that were sent instead of `arguments`, because a person changed them.

@@ -74,7 +74,7 @@ class BuiltInTools(Actor[m.SessionCommand]):
         if answer is not None:
             result = None
             with anyio.move_on_after(timeout_s):
-                # After a timeout, leave the thread alone: it may be reading a trace from a disk that hangs.
+                # After a timeout, do not wait for the thread: it may be reading from a disk that hangs.
                 result = await anyio.to_thread.run_sync(answer, call.arguments, abandon_on_cancel=True)
         lasted = anyio.current_time() - started
         if result is None:

@@ -116,9 +116,9 @@ class SessionActor(Actor[m.SessionCommand]):
                 await self._open(self.reopens, None)
             yield
         except anyio.get_cancelled_exc_class():
-            # The agent waits for `SessionClosed` before it ends its turn. Its `CloseSession` may still be in
-            # this actor's mailbox, and nobody reads that any more. So report without it; otherwise the agent
-            # would wait until its time limit.
+            # The agent waits for `SessionClosed` before it ends the turn. Its command `CloseSession` may be
+            # in this mailbox, which nobody reads any more. So do not wait for that command: otherwise the
+            # agent would wait until its time limit.
             if not self._closed_reported:
                 await self._report_closed(None)
             raise

@@ -158,7 +158,7 @@ def _names(opened: m.SessionOpened) -> set[str]:
 
 
 def _interpreter_s(server: StdioServer) -> tuple[str, float] | None:
-    """Return the interpreter in the program's `#!` line, and how many seconds it takes for an empty program.
+    """Return the name of the interpreter in the program's `#!` line, and the seconds that it takes to start.
 
     Returns `None` if the interpreter is neither Node.js nor Python, or if it fails.
     """

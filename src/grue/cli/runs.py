@@ -1,4 +1,4 @@
-"""`grue runs`: list the recorded episodes in a folder. `latest_trace` is the default of `grue trace`."""
+"""`grue runs`: list the recorded episodes in a folder. `grue trace` reads the `latest_trace` by default."""
 
 import time
 from collections.abc import Iterator

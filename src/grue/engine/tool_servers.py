@@ -56,7 +56,7 @@ def connect_to(
 ) -> Connect:
     """Return a factory of connections to a tool server of any kind.
 
-    `registry` gets the server's process, if it has one, so that it can be killed from outside the event loop.
+    A server's process is entered in `registry`, from which it can be killed without the event loop.
     `options` are for MCP servers only. A server's notices and changed tool definitions are recorded even if
     `options` is `None`.
     """
@@ -72,7 +72,7 @@ def connect_to(
 
 
 def pinning(lock: ToolLock | None, server: m.ServerName, policy: OnToolDrift) -> Pinning | None:
-    """Return a server's definitions that `lock` approves, and the `policy` for others; `None`: no lock."""
+    """Return the tool definitions that `lock` approves for `server`, and the `policy` for all others."""
     return None if lock is None else Pinning(pins=lock.pins(server), policy=policy)
 
 

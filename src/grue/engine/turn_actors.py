@@ -236,7 +236,7 @@ class TurnActors:
 
     @property
     def end(self) -> m.TurnEnd | None:
-        """How the agent ended the turn; `None`: it has not, or it was stopped before it could."""
+        """How the agent ended the turn; `None`: it has not ended it, or was stopped before it could."""
         end = None if self._agent is None else self._agent.end
         return end if isinstance(end, m.TurnEnd) else None
 

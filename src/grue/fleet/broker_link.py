@@ -61,8 +61,8 @@ class BrokerLink:
             with self._lock:
                 unanswered = self._waiting.pop(id_, None)
             if unanswered is not None:
-                # The broker's answer will not be passed on any more. Set a text instead, so that the thread
-                # that waits in `answer.result` ends.
+                # A thread waits in `answer.result`, and the broker's answer no longer reaches it. Set any
+                # text as the result, so that the thread ends.
                 unanswered.set_result("the wait was given up")
             claim.leave()
             raise

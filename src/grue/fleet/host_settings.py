@@ -66,7 +66,7 @@ def chosen_endpoint(llm: LlmSettings, base_url: str | None, model: str | None) -
 
 
 def continue_interrupted(episode: Episode) -> bool:
-    """Copy the files of an interrupted attempt into the current one; `False`: none was interrupted."""
+    """Copy the files of an interrupted attempt into this attempt; return `False` if there is none."""
     if episode.interrupted is None:
         return False
     ignored = shutil.ignore_patterns(*LEFT_OUT)
@@ -140,9 +140,9 @@ class _Project(NamedTuple):
 
 @functools.lru_cache(maxsize=1)
 def _project(folder: Path, changed_ns: int) -> _Project:
-    """Read `pyproject.toml`, once for all cases.
+    """Return the settings in `pyproject.toml` of the working directory, read once for all cases.
 
-    The arguments are the key of the cache: the file is read again in another folder, or after a change.
+    The result is cached by folder and time of change: the file is read again if one of these differs.
     """
     del folder
     config = GameConfiguration.of_project()

@@ -63,7 +63,7 @@ class _Report(Struct, frozen=True, kw_only=True):
 
 
 class _Scale(Struct, frozen=True, kw_only=True):
-    """The name of the reported score, the value of a failed episode, and which values pass."""
+    """The reported score: its name, the value with which a failed episode counts, and which values pass."""
 
     score: str
     failed_as: float

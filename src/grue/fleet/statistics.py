@@ -115,8 +115,8 @@ def mean_intervals(figures: Sequence[Sequence[float]], groups: Sequence[int] | N
     if count < 2:
         raise ValueError("an interval needs two cases that do not depend on each other")
     means = sums.sum(axis=1) / sizes.sum()
-    # For each group, how far it pulls the mean away from what the other groups give. The mean is
-    # `sum(sums) / sum(sizes)`.
+    # How much each group moves the mean, `sum(sums) / sum(sizes)`: positive if the group's own mean is above
+    # it, and larger for a larger group.
     pulls = (sums - means[:, None] * sizes) / sizes.mean()
     student = float(special.stdtrit(count - 1, (1 + LEVEL) / 2))
     drawn = _resampled(np, sums, sizes)

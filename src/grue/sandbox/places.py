@@ -374,8 +374,8 @@ def _workspace(cwd: str) -> str:
 def _refuse_planted_interpreter(chain: Sequence[str], written: Sequence[str]) -> None:
     """Refuse a link or script in one of the folders `written` that leads to a program outside of them.
 
-    The boxed program can write there. It could have made the link, or the `#!` line of the script, so that
-    its next box opens the other file. Well-known interpreters are allowed.
+    The boxed program can write into these folders. It could have made the link, or the script's `#!` line,
+    so that its next box opens the file outside. Well-known interpreters are allowed.
 
     Args:
         chain: The path of the program, and the paths to which links and `#!` lines lead from there.

@@ -210,7 +210,7 @@ class _Commands:
         self._allowed = spec.allowed()
 
     def tool(self) -> Any:
-        """Return the function that is called for the tool `run`; with `spec.shell` it gets a command line."""
+        """Return the function of the tool `run`. It takes a command line if `spec.shell`, else `argv`."""
         spec = self._spec
         marks = tool(name="run", description=self._description(), annotations=_ANNOTATIONS)
 

@@ -176,7 +176,10 @@ def _slow_rows(stats: EpisodeStats) -> list[Row]:
 
 
 def _grid(rows: Sequence[Row], room: int) -> Iterator[str]:
-    """Align rows: first and last column to the left, the others to the right. Cut the first column to fit."""
+    """Align the first and the last column to the left, all others to the right.
+
+    The first column is cut so that a row has at most `room` characters.
+    """
     widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
     others = sum(widths[1:]) + 2 * len(widths)
     widths[0] = min(widths[0], max(_NARROWEST_NAME, room - others))

@@ -95,7 +95,10 @@ class LineReader:
             forget_typed(self._source)
 
     def answer(self, question: str, default: str = "") -> str | None:
-        """Ask on stderr, and return the next line: `default` if it is empty, `None` at the input's end."""
+        """Print `question` on stderr, and return the next line of the input; `None`: the input has ended.
+
+        An empty line is replaced by `default`.
+        """
         say(question, err=True)
         line = self._line()
         return None if line is None else line.strip() or default

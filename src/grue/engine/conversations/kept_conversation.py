@@ -368,8 +368,8 @@ class KeptConversation:
                 yield past
             except BaseException as error:
                 self._close_turn(lent, past.actors, parked)
-                # `_require_saved` may raise another error. An exception that cancels the turn must reach the
-                # caller, so it must not be replaced.
+                # `_require_saved` may raise an error in place of `error`. An exception that cancels the turn
+                # must reach the caller, so call `_require_saved` only after an `MCPError`.
                 if isinstance(error, MCPError):
                     self._require_saved()
                 raise

@@ -132,7 +132,7 @@ class OwnedSession:
         return opened and self._client is not None and self._client.status.alive
 
     async def opened(self) -> m.ConnectOutcome | None:
-        """Wait until the server is connected or cannot be connected, and return this outcome.
+        """Wait until the server is connected or the connecting has failed, and return this outcome.
 
         `None`: the task that owns the session ended before it had an outcome. Cancelling this wait ends the
         session.
@@ -235,7 +235,7 @@ class OwnedSession:
     def _working_for(self, turn: int) -> Iterator[None]:
         """Within the `with` block, record the session's messages with the turn number `turn`.
 
-        0: keep the number that is used now.
+        If `turn` is 0, the number does not change.
         """
         if self._group is None:
             yield

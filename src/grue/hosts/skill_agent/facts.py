@@ -368,7 +368,7 @@ class FactEvents:
         self._kinds = kinds
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Call the function for each event of the envelope's fact if the fact's class is in `kinds`."""
+        """If the envelope has a fact of a class in `kinds`, call `on_event` for each event of the fact."""
         del line
         if isinstance(envelope.body, self._kinds):
             for event in envelope.body.log_lines():

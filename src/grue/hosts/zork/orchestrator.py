@@ -557,7 +557,7 @@ class ZorkOrchestratorV2:
             )
 
     def _process_turn(self) -> bool:
-        """Play one turn and return `True`; if the episode has ended before, only return `False`.
+        """Play one turn and return `True`; return `False` if the episode is over and no turn was played.
 
         An error that another turn cannot mend ends the episode. The error is recorded and raised; later calls
         return `False`.

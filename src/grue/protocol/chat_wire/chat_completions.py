@@ -530,8 +530,8 @@ class _Calls:
                 return self._by_id.get(call_id)
             return self._calls[-1]
         latest = self._by_index.get(_key(index))
-        # If the id differs, this is another call, even with the same index: some servers give all calls one
-        # index.
+        # A piece with another id belongs to another call, even if the index is the same: some servers give
+        # all calls one index.
         if latest is None or not (call_id and latest.id) or latest.id == call_id:
             return latest
         other = self._by_id.get(call_id)

@@ -22,8 +22,8 @@ def strict_format(answer: m.AnswerSchema) -> m.JsonObject:
     try:
         return {"name": name, "strict": True, "schema": strict_schema(answer.schema)}
     except ValueError:
-        # Without `strict`, endpoints accept any schema, but do not enforce it. The host's check of the answer
-        # finds what does not fit.
+        # Without `strict`, endpoints accept any schema, but do not enforce it. An answer that does not fit
+        # the schema is found when the host checks the answer.
         return {"name": name, "schema": answer.schema}
 
 

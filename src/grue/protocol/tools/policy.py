@@ -303,7 +303,7 @@ def judged(decision: ApprovalDecision) -> Judged:
 
 
 def sound(decision: ApprovalDecision) -> ApprovalDecision:
-    """Return a copy of a decision, with its own copy of the arguments; a denial if it is malformed."""
+    """Return a copy of a decision that shares no arguments with it; a denial if the decision is malformed."""
     verdict: object = decision.verdict
     reason = well_formed(decision.reason) if isinstance(decision.reason, str) else ""
     if verdict == "approve" and decision.arguments is None:

@@ -558,7 +558,7 @@ def cut_middle(content: str, max_chars: int) -> str:
 
 
 def without_middle(text: str, kept: int) -> str:
-    """Return a text without its middle, with a marker that says how much was cut; a short one unchanged.
+    """Cut the middle out of a text that is longer than `kept`, and put a marker there that says how much.
 
     Args:
         text: Any text.

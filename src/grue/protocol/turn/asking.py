@@ -104,7 +104,7 @@ def _ask_for_summary(
 def summarised(state: AwaitingSummary, event: m.CompletionReceived | m.CompletionFailed) -> Transition:
     """Replace the history by the summary, and send the request that had to wait for the summary.
 
-    If no summary came, the history stays, and what the request adds to it is cut to fit the window.
+    If no summary came, the history stays, and the new texts and results of the request are cut until it fits.
     """
     turn = state.turn
     notes: Commands

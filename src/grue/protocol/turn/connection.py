@@ -122,7 +122,7 @@ class ReportDisabled(Struct, frozen=True, tag=True):
 
 
 class ReportStartupFailure(Struct, frozen=True, tag=True):
-    """Tell the agent that the first connect failed, and that `FailurePolicy` says to raise."""
+    """Tell the agent that the first connect failed, and that `FailurePolicy` makes this an error."""
 
     failure: m.ServerFailure
 

@@ -80,7 +80,7 @@ def abandon(state: s.LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> 
         failure = m.Interrupted(reason=event.reason)
     following, commands = fail(turn, failure, notes, unread=isinstance(state, _ASKED))
     if isinstance(state, s.AwaitingReconnect):
-        # The turn closed the dead server's session before this state, and must not close it twice.
+        # The dead server's session was told to close when this state began. Do not tell it twice.
         commands = tuple(item for item in commands if item != m.CloseSession(server=state.server))
     return following, commands
 

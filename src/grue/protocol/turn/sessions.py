@@ -36,7 +36,7 @@ from grue.protocol.turn.states import Commands, Transition, Turn, TurnState, wit
 
 
 def begin(run: m.RunTurn) -> Transition:
-    """Start the turn: check the model, open the sessions, or ask at once if no tools are wanted."""
+    """Start the turn: check the model or open the sessions; without tools, send the only request at once."""
     if run.resumed is not None:
         return _begin_again(run, run.resumed)
     turn = begun(run)
@@ -328,7 +328,7 @@ def _when_verified(state: s.Presuming) -> Transition:
         ):
             return _go_on(turn, state.reply, (*doubles, _verified(turn, changed)))
         case None if turn.searching or len(changed) < len({tool.name for tool in (*state.offered, *listed)}):
-            # Some tools are as they were presumed. Wait for the reply: perhaps it calls no other tools.
+            # Some tools are as presumed. Wait for the reply: if it calls only these, it can be used.
             return state, ()
         case _:
             names = ", ".join(changed[:_NAMED])

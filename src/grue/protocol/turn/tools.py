@@ -97,9 +97,9 @@ def start_calls(
 
 
 def _placed(reply: s.JudgedReply) -> tuple[s.PlacedNote, ...]:
-    """Return a note for each call that is not made, with the time at which to record it.
+    """Return a note for each call that is not made, and when to record the note.
 
-    This time is given as the number of calls of the reply that have to be settled before.
+    The note is recorded when a certain number of the reply's calls are settled; `PlacedNote` has this number.
     """
     if not reply.noted:
         return ()

@@ -73,7 +73,7 @@ async def call_in_daemon_thread(call: Callable[[], T], *, limiter: anyio.Capacit
         try:
             loop.call_soon_threadsafe(settle, value, raised)
         except RuntimeError:
-            # A closed loop raises this. Then nobody waits for the result any more.
+            # If the loop is closed, nobody waits for the result any more, so ignore the error.
             if not loop.is_closed():
                 raise
 

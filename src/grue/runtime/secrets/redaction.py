@@ -324,7 +324,9 @@ class Redaction:
             try:
                 return self._redact_message(written, body, select)
             except msgspec.ValidationError:
-                continue  # a secret equals a number or a word that the type requires: redact fewer places
+                # The message's type requires a number or a word where a placeholder now stands. Try again
+                # with fewer places to redact.
+                continue
         return self._redact_message(written, body, in_prose)
 
     def _redact_message(self, written: bytes, body: Any, select: _Select) -> tuple[bytes, Any]:

@@ -1,4 +1,4 @@
-"""Read the state of the game from the text of a request, as the offline model knows nothing else of it."""
+"""Read the state of the game from the text of a request. The offline model has no other source for it."""
 
 import json
 import re

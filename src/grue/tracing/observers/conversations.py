@@ -46,8 +46,8 @@ class _Talk:
     def take(self, step: SaidStep) -> None:
         """Apply the recorded message `step` to the history.
 
-        If the trace lacks messages before `step`, that is impossible. Then the entries so far are counted as
-        missing, and a new history begins: with the new messages of `step` if it is a request, else empty.
+        If the trace lacks messages before `step`, it cannot be applied. Then the entries so far are counted
+        as missing, and a new history begins: with the new messages of `step` if it is a request, else empty.
         """
         try:
             take_step(self.history, step)

@@ -248,8 +248,8 @@ class SpanFeed:
         turn = next((scope for scope in turns if scope.turn == envelope.turn), None)
         if turn is not None:
             return turn
-        # No such turn is under way. So the message may be about a call that the host itself makes in a
-        # session outside turns: find that session by its server.
+        # No open turn has the envelope's turn number. So the message may be about a call that the host itself
+        # makes in a session outside turns: find that session by its server.
         sessions = {
             scope.command.server: scope for scope in self._scopes if isinstance(scope.command, m.OpenSession)
         }

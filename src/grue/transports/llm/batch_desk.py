@@ -97,7 +97,7 @@ class BatchDesk:
         Return an empty list at once if no batch is under way.
 
         Raises:
-            BatchRefused: The provider cannot be reached for a long time.
+            BatchRefused: As `look`.
         """
         delay_s = self._batching.first_look_s
         while self._under_way():
@@ -114,8 +114,8 @@ class BatchDesk:
         Return the ids of the requests that have a result now.
 
         Raises:
-            BatchRefused: The provider cannot be reached for a long time, or has not ended a batch for
-                `Batching.batch_timeout_s`.
+            BatchRefused: The provider has not answered for `Batching.patience_s`, or has not ended a batch
+                within `Batching.batch_timeout_s`.
         """
         return [item for each in self._under_way() for item in await self._look(each)]
 
@@ -411,7 +411,7 @@ def _fault(answer: Answered | Fault) -> Fault:
 
 
 class _NotEnded(Exception):  # noqa: N818 - never leaves this module
-    """A running batch may be the one that is looked for. Only its results, at its end, will show that."""
+    """A batch that still runs may be the wanted one. Only the ids in its results, at its end, show that."""
 
 
 def _results(draft: Path, rest: Iterator[Result]) -> Iterator[Result]:

@@ -257,7 +257,7 @@ class BatchFolder(Closing):
 
     @contextmanager
     def using(self) -> Iterator[None]:
-        """Raise `BatchFolderError` for an `OSError` in the block. Use it around all uses of the files."""
+        """A context manager for every access to the files. It turns an `OSError` into `BatchFolderError`."""
         try:
             yield
         except OSError as error:

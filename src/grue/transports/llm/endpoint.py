@@ -763,7 +763,7 @@ def _redaction(settings: LlmSettings) -> Redaction:
 
 
 def _refuse_ours(settings: LlmSettings) -> None:
-    # Refuse the fields of every wire format, because grue may change the format after an error.
+    # Refuse the fields of all wire formats: after an error, the request may be sent in another format.
     fields = frozenset().union(*(each.own_fields for each in FORMATS.values()))
     ours = sorted(fields & settings.extra_body.keys())
     if ours:

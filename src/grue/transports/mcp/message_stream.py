@@ -30,7 +30,8 @@ class MessageStream(ABC):
         tools_changed: Whether the server has announced changed tools since a reader last set this to `False`.
             The stream sets it to `True` when it reads the announcement. The task in which the SDK handles
             notifications would be too late: another task may send a call before it.
-        last_request_id: The id of the last tool call that was sent since this was last set to an empty text.
+        last_request_id: The id of the last tool call that was sent. The client sets it to an empty text
+            before a call, so it stays empty if that call is not sent.
     """
 
     broken: str | None

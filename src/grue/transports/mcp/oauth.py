@@ -140,7 +140,7 @@ def adapted(answer: httpx2.Response, issuers: Sequence[str]) -> httpx2.Response:
 
 
 def as_known(issuer: str, issuers: Sequence[str]) -> str:
-    """Return the first of `issuers` that equals `issuer` up to a final slash; if there is none, `issuer`."""
+    """Return the first of `issuers` that equals `issuer`, ignoring a final slash; if none does, `issuer`."""
     return next((known for known in issuers if known.rstrip("/") == issuer.rstrip("/")), issuer)
 
 

@@ -47,8 +47,8 @@ class Screen:
     def read(self, stream: str) -> str:
         """Read what one command printed, and return it as text.
 
-        The text begins with the first row of the upper window if this row is a status line with a score. Any
-        other row there is left out: a row with the room and the time of day would begin every answer.
+        If the first row of the upper window is a status line with a score, the text begins with it. Another
+        first row, such as one with the room and the time of day, is left out: it would begin every answer.
         """
         self._rows = {}
         lower = []

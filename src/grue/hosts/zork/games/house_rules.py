@@ -213,9 +213,9 @@ class Turn:
         state: The state of the house; rules change it in place.
         case: The seed's variation.
         phrase: The command.
-        killed_by: The cause of the player's death in this turn, a key of `DEATHS`; empty if they live.
-        gains: The points of this turn.
-        takes_time: Whether the command takes a turn.
+        killed_by: The cause of the player's death in this turn, a key of `DEATHS`; empty: the player lives.
+        gains: The points that the command has earned.
+        takes_time: Whether the command counts as a move; `score` and `help`, for example, do not.
     """
 
     def __init__(self, state: State, case: Case, phrase: Phrase) -> None:

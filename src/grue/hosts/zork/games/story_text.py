@@ -67,7 +67,10 @@ def tidy(printed: str, *, broken_lines: bool = True) -> str:
 
 
 def take_status_line(text: str) -> tuple[str, StatusLine | None]:
-    """Remove a status line from the text and return both. Games of version 4 and later print one."""
+    """Return the text without its status line, and the status line; `None`: the text has none.
+
+    Z-machine games of version 4 and later print a status line.
+    """
     found = _STATUS_LINE.search(text)
     if found is None:
         return text, None
