@@ -36,7 +36,7 @@ class FleetRunOptions(Struct, frozen=True, kw_only=True):
 
     @property
     def place(self) -> Path:
-        """The fleet's folder; by default `runs/NAME`, if the sweep's file is `NAME.toml`."""
+        """The fleet's folder; for the sweep `think.toml` it is `runs/think` by default."""
         return self.directory or Path("runs") / self.sweep.stem
 
 
