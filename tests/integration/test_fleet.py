@@ -92,8 +92,8 @@ def _nothing_is_left() -> Iterator[None]:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     yield
     left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
-    # multiprocessing's own helpers live as long as the program, and do nothing.
-    helpers = ("forkserver", "resource_tracker")
+    # The guard, and multiprocessing's own helpers, live as long as the program, and do nothing.
+    helpers = ("forkserver", "resource_tracker", "grue-guard")
     assert [child for child in left if not any(name in " ".join(child.cmdline()) for name in helpers)] == []
 
 

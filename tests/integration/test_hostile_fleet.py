@@ -70,7 +70,7 @@ def test_whatever_an_episode_does_every_other_one_is_right(
     assert max(path.stat().st_size for path in (tmp_path / "fleet").glob("*/*/*/output.txt")) <= 16 * 2**20
     assert capfd.readouterr().out == ""
     left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
-    helpers = ("forkserver", "resource_tracker")
+    helpers = ("forkserver", "resource_tracker", "grue-guard")
     assert [child for child in left if not any(name in " ".join(child.cmdline()) for name in helpers)] == []
 
 

@@ -28,6 +28,7 @@ from msgspec import Struct
 from grue.fleet.accounts import Accounts, Claims
 from grue.fleet.broker import Limits
 from grue.fleet.folder import FleetFolder
+from grue.runtime.processes.guard import guard
 from grue.transports.llm.exchange import RequestOutcome, WantedRequest
 
 MOST_LINE_BYTES = 65_536
@@ -74,12 +75,14 @@ class BrokerServer:
     def __init__(self, folder: FleetFolder, limits: Limits) -> None:
         self.accounts = Accounts(folder, limits)
         self._folder = tempfile.TemporaryDirectory(prefix="grue-fleet-")
+        guard.watch(self._folder.name)  # it removes the folder if this process is killed
         self.address = str(Path(self._folder.name) / "broker")
         self._stack = contextlib.ExitStack()
         self._workers = itertools.count(1)
 
     def __enter__(self) -> Self:
         with self._stack as stack:
+            stack.callback(guard.release, self._folder.name)
             stack.callback(self._folder.cleanup)
             stack.callback(self.accounts.close)
             portal = stack.enter_context(anyio.from_thread.start_blocking_portal())

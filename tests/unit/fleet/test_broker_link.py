@@ -1,12 +1,18 @@
 """A worker's requests, asked for at the broker over its socket."""
 
+import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
 import anyio
 import msgspec
 import pytest
+from promises import GUARD_S
 
 from grue.fleet import accounts
 from grue.fleet.accounts import GONE, read_ledger
@@ -138,3 +144,28 @@ async def test_workers_that_end_with_the_driver_leave_no_traceback(
             ending.start()
         ending.join()
     assert [record.message for record in caplog.records if record.name == "asyncio"] == []
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from grue.fleet.broker import Limits
+from grue.fleet.broker_server import BrokerServer
+from grue.fleet.folder import FleetFolder
+
+with BrokerServer(FleetFolder(Path(sys.argv[1])), Limits()) as server:
+    print(server.address, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_driver_that_is_killed_leaves_no_folder_with_a_socket(tmp_path: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", KILLED, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    folder = Path(done.stdout.strip()).parent
+    assert (done.returncode, folder.parent) == (-signal.SIGKILL, tmp_path), done.stderr
+    until = time.monotonic() + GUARD_S
+    while folder.exists():  # the guard removes it
+        assert time.monotonic() < until
+        time.sleep(0.01)

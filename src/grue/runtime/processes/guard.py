@@ -4,8 +4,8 @@ One guard runs beside the host process, in a POSIX session of its own. It reads 
 a pipe, which add a process group to its list or remove one. Only the host holds the writing end, so the
 kernel closes the pipe when the host ends, however it ends. Then the guard kills the groups still on its list.
 It also kills processes that left those groups and carry the mark of this host's servers (`descendants.py`),
-unless the host has already told it that none is left. The list also has the scratch folders of boxes, by
-their absolute paths: the guard removes those that are left.
+unless the host has already told it that none is left. The list also has temporary folders, such as the
+scratch folders of boxes, by their absolute paths: the guard removes those that are left.
 
 PR_SET_PDEATHSIG cannot do this: it fires when the spawning *thread* ends, and does not reach grandchildren.
 
