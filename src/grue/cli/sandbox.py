@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
@@ -164,7 +164,7 @@ def _calls(name: str, traces: list[Path]) -> Iterator[tuple[str, m.JsonObject]]:
                 yield body.tool, body.arguments
     if not traces and sys.stdin.isatty():
         say(f"Write a call a line, as {_EXAMPLE}; Ctrl-D ends them.", err=True)
-    for line in () if traces else sys.stdin:
+    for line in () if traces else _lines(sys.stdin):
         tool, _, text = line.strip().partition(" ")
         if not tool:
             continue
@@ -175,6 +175,13 @@ def _calls(name: str, traces: list[Path]) -> Iterator[tuple[str, m.JsonObject]]:
                 f"Write TOOL and a JSON object in one line, as {_EXAMPLE}: {error}."
             ) from error
         yield tool, arguments
+
+
+def _lines(file: Iterable[str]) -> Iterator[str]:
+    try:
+        yield from file
+    except UnicodeDecodeError as error:
+        raise MCPConfigError("The calls on standard input are not UTF-8 text.") from error
 
 
 def _show(name: str, box: Sandbox, program: str, args: Sequence[str], cwd: str, env: dict[str, str]) -> None:

@@ -235,7 +235,8 @@ def _chosen(
     if chosen is None:
         has = ", ".join(_quoted(each) for each in dict.fromkeys(each for each, _ in offers)) or "nothing"
         raise MCPConfigError(
-            f"{server.name} has no {kind or 'package or address that grue can use'}. It has {has}."
+            f"{server.name.removeprefix(_PACKAGE)} has no {kind or 'package or address that grue can use'}."
+            f" It has {has}."
         )
     others = dict.fromkeys(each for each, _ in usable if each != chosen[0])
     return server, *chosen, tuple(others)

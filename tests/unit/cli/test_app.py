@@ -266,4 +266,11 @@ def test_a_server_that_does_not_start_is_not_learned_and_the_way_back_names_its_
     assert "would have sufficed" not in learned.output
 
 
+def test_calls_that_are_not_text_are_refused(run: CliRunner) -> None:
+    write_servers()
+    learned = run.invoke(app, ["sandbox", "learn", "mcp_config.json", "faulty"], input=b"\xff\xfe")
+    assert learned.exit_code == 2
+    assert "The calls on standard input are not UTF-8 text." in learned.output
+
+
 FLEET = ("status", "table", "failures", "export", "stop")
