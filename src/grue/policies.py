@@ -215,8 +215,8 @@ class ToolPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_
 # --- Questions about tool calls, and decisions
 #
 # Plain data for an `approve` callback, or a program that shows parked questions to a person. Make a decision
-# from its question (`question.approve()`): a decision counts only for a call with the same id, tool,
-# arguments and tool definition, and a decision made from the question has all of these.
+# by a method of its question, such as `question.approve()`. Then it has the call's id, tool, arguments and
+# tool definition; a decision is used only for a call that is equal to it in all of these.
 
 
 class ApprovalDecision(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -150,8 +150,8 @@ class Driver:
         folder: The fleet's folder, which this driver has locked.
         plan: The work and its cases.
         engine: Makes the attempts.
-        watch: Called about five times a second with the counts and the time at which each running episode was
-            submitted (monotonic seconds), by id.
+        watch: Called about five times a second with the counts, and with a mapping from the id of each
+            running episode to the time at which it was submitted (monotonic seconds).
         retry: Whether to try episodes again that were given up.
 
     Attributes:

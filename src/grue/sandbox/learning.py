@@ -1,8 +1,8 @@
 """Learn a box: run a program without limits, record the files and hosts that it uses, and propose a box.
 
 A seccomp filter stops each of the program's relevant calls, the gate records it, and the call goes on. The
-gate reads a call's path from the program's memory, and the program could change the path after that. So this
-shows what an honest program does; it does not protect against a malicious one.
+gate reads a call's path from the program's memory, and the program could change the path after that. So the
+record is right for an honest program only. It does not protect against a malicious one.
 """
 
 import contextlib

@@ -100,9 +100,9 @@ class FakeChannel(Mailbox[M]):
         return [each.body for each in self.envelopes]
 
     def answers(self, kind: type, *replies: Any) -> None:
-        """Answer asks of a kind at once, with these replies in order; the last one is repeated.
+        """Answer each message of the class `kind` at once, with these replies in order.
 
-        A reply may be a function, which gets the question and returns the reply.
+        The last reply is repeated. A reply may be a function, which gets the message and returns the reply.
         """
         if not replies:
             raise ValueError("answers needs at least one reply")

@@ -6,8 +6,9 @@ had come. Then `TurnResumed` is flushed to the file. No tool is called and no re
 flush. If the process dies later, the turn can be resumed once more: the calls made until then are in the
 trace, and are not made again.
 
-A turn of a conversation needs that conversation, from this process, its file, or the trace. Before the turn
-goes on, the conversation gets the entries that the trace records, so that file and trace agree.
+If the turn belongs to a conversation, the conversation is taken from this process, its file, or the trace.
+Before the turn goes on, the conversation gets the entries that the trace records, so that its file and the
+trace agree.
 """
 
 import contextlib

@@ -79,7 +79,7 @@ Image: TypeAlias = str | PathLike[str] | bytes
 
 
 def prefixed(servers: Mapping[str, ToolServer]) -> dict[str, ToolServer]:
-    """Return MCP servers under the names that an agent loop gives them.
+    """Return MCP servers under the names that an agent loop gives them, such as `mcp.files` for `files`.
 
     Raises:
         MCPConfigError: A name begins with `mcp.` already, so the server's tools could be mistaken for those

@@ -112,7 +112,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
         return replace(self, items=(*self.items, item), current=len(self.items))
 
     def reply_item(self, content: str | None, calls: Iterable[m.ToolCall]) -> ContextItem:
-        """Return the estimated size of a reply."""
+        """Return a reply as a `ContextItem`, with its estimated size."""
         size = len((content or "").encode()) + sum(len(call.name) + len(call.arguments) for call in calls)
         return ContextItem(tokens=self.estimate(size))
 

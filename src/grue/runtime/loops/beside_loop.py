@@ -205,6 +205,6 @@ class BackgroundTasks:
             await self._group.__aexit__(None, None, None)
 
     def start(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run a task until it returns or the block ends. The task must not raise."""
+        """Start a task. The end of the `async with` block cancels it, if it still runs. It must not raise."""
         self._any = True
         self._group.start_soon(task)

@@ -14,8 +14,8 @@ class ProcessLimits(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
     Attributes:
         exit_grace_s: Time from closing the server's standard input until SIGTERM.
         term_grace_s: Time from SIGTERM until SIGKILL.
-        cancelled_grace_s: Upper limit of both graces when a cancellation closes the server, since the user
-            who pressed Ctrl-C is waiting.
+        cancelled_grace_s: Upper limit of `exit_grace_s` and `term_grace_s` when a cancellation closes the
+            server, since the user who pressed Ctrl-C is waiting.
         max_line_bytes: Longest line in either direction, and most bytes queued for a server that does not
             read. Exceeding this limit breaks the connection.
         max_message_bytes: Longest message that is read. A longer answer fails its request; the session
@@ -34,7 +34,7 @@ class ProcessLimits(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
         check_settings(self, above_0=("max_line_bytes", "max_message_bytes"))
 
     def when_cancelled(self) -> Self:
-        """Return these limits with both graces cut to `cancelled_grace_s`."""
+        """Return these limits with `exit_grace_s` and `term_grace_s` cut to at most `cancelled_grace_s`."""
         return replace(
             self,
             exit_grace_s=min(self.exit_grace_s, self.cancelled_grace_s),

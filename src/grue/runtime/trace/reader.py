@@ -255,7 +255,7 @@ class TraceReader(Generic[B]):
         return self._content(number, reference.sha256)
 
     def _restored(self, number: int, line: TraceLine, body: bytes) -> bytes:
-        """Return a body's JSON with its long strings, which the writer has moved into files."""
+        """Return a body's JSON after putting back the long strings that the writer has moved into files."""
         pieces: list[bytes] = []
         end, size = 0, len(body)
         for extract in line.extracts:

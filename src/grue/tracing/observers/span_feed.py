@@ -155,7 +155,7 @@ class SpanFeed:
         return self._events
 
     def finish(self) -> list[SpanEvent]:
-        """Return the ends of the spans that are open at the end of the episode."""
+        """End all spans that are still open, and return the events that end them."""
         self._events = []
         self._end_episode(None)
         return self._events

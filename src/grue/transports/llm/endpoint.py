@@ -756,7 +756,7 @@ def _refuse_credentials(names_user: bool, query: list[str]) -> None:
 
 
 def _redaction(settings: LlmSettings) -> Redaction:
-    """Return the redaction for the endpoint's texts: of secrets in the environment and in the settings."""
+    """Return the redaction for the endpoint's texts, with the secrets of the environment and the settings."""
     headers = {name: value.strip() for name, value in settings.extra_headers.items()}
     sent = {name: value for name, value in headers.items() if len(value) >= MIN_SECRET}
     return Redaction({**secrets_in(os.environ), **sent, **settings.named_values()})

@@ -54,7 +54,7 @@ class _TokenError(Struct):
 
 
 class IdentityProvider:
-    """Requests identity assertions from the identity provider: the first of the two exchanges.
+    """Requests identity assertions from the identity provider, in exchange for a person's identity token.
 
     `exchange` sends an HTTP request, with limits of time and size, and returns the answer. `on_secret` is
     called with the name and the value of each secret (identity token, assertion), before the secret is used.

@@ -579,10 +579,10 @@ class ParamHeaders:
         self._marked: dict[str, dict[tuple[str, ...], str]] = {}
 
     def listed(self, page: dict[str, Any], *, over_http: bool) -> dict[str, Any]:
-        """Remember which parameters the tools on a page of `tools/list` mark, and return the page.
+        """Remember which tool parameters on a page of `tools/list` have `x-mcp-header`, and return the page.
 
-        Over HTTP, a tool with wrong marks is removed from the page, as the specification demands. Other
-        transports have no headers, so there the page is returned unchanged.
+        Over HTTP, a tool with an invalid `x-mcp-header` is removed from the page, as the specification
+        demands. Other transports have no headers, so for them the page is returned unchanged.
         """
         tools = page.get("tools")
         if not over_http or not isinstance(tools, list):
