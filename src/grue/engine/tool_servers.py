@@ -72,7 +72,10 @@ def connect_to(
 
 
 def pinning(lock: ToolLock | None, server: m.ServerName, policy: OnToolDrift) -> Pinning | None:
-    """Return the tool definitions that `lock` approves for `server`, and the `policy` for all others."""
+    """Return the tool definitions that `lock` approves for `server`, and the `policy` for all others.
+
+    `None`: there is no lock.
+    """
     return None if lock is None else Pinning(pins=lock.pins(server), policy=policy)
 
 

@@ -236,7 +236,7 @@ class TurnActors:
 
     @property
     def end(self) -> m.TurnEnd | None:
-        """How the agent ended the turn; `None`: it has not ended it, or was stopped before it could."""
+        """How the agent ended the turn; `None`: the turn goes on, or the agent was stopped before its end."""
         end = None if self._agent is None else self._agent.end
         return end if isinstance(end, m.TurnEnd) else None
 

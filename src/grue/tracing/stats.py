@@ -228,8 +228,8 @@ class ServerStats(Struct, frozen=True, kw_only=True):
         retries: Failed attempts that were followed by another one.
         disabled: How often the server was disabled, for a time or for the rest of the episode.
         deaths: How often the server died in the middle of a call.
-        endings: Number of processes by the way in which they ended, as `SessionClosed` says or, if a process
-            outlived its turn, `ServerEnded`. A session without a process counts as `none`.
+        endings: How many of its processes ended in each way. The way is that in `SessionClosed` or, if a
+            process outlived its turn, in `ServerEnded`. A session without a process counts as `none`.
         startup: How long turns waited for each session that opened, as the session measured it.
         spares: Sessions that were prewarmed.
         spares_lost: Prewarmed or kept sessions that could not be used when their turn began.

@@ -32,7 +32,7 @@ _SHORTEST_NAME = 4
 class DamagedStream(Exception):  # noqa: N818 - the name says what happened
     """A stream is damaged. The error's text, such as `is not JSON`, has no subject.
 
-    Whoever counts the stream's events puts it before the text: `event 7 is not JSON`.
+    The code that counts the events puts a subject before the text: `event 7 is not JSON`.
     """
 
 

@@ -4,7 +4,7 @@ The library `jsonschema-rs` does the check. It holds the GIL, cannot be stopped,
 long chain of references. So grue first computes how much work a check can be: the number of schema parts that
 can apply to one place of a value, such as `items[0].name`, times the number of values. Above a limit the
 value is not checked. References are resolved only within the schema; nothing is fetched. Regular expressions
-run in linear time; an expression with look-around or back references is ignored, because it cannot.
+run in linear time. An expression with look-around or back references cannot, so it is ignored.
 
 Loading `jsonschema-rs` takes 6 MB and 10 ms. Most schemas of tools have only types, properties and required
 names. A value that fits such a schema is accepted without the library; all other values are checked by it.

@@ -213,8 +213,8 @@ class ToolRoutes(Struct, frozen=True):
 def tool_routes(tools: Iterable[m.ToolDefinition]) -> ToolRoutes:
     """Return the names by which tools are listed and called.
 
-    A tool is listed by its bare name, such as `read`. If several tools have the same bare name, it is the
-    name of the last of them; the others are listed by their full names, such as `files.read`.
+    A tool is listed by its bare name, such as `read`. If several tools have the same bare name, only the last
+    of them is listed by it. The others are listed by their full names, such as `files.read`.
     """
     tools = tuple(tools)
     bare: dict[str, m.ToolDefinition] = {}

@@ -558,7 +558,7 @@ def cut_middle(content: str, max_chars: int) -> str:
 
 
 def without_middle(text: str, kept: int) -> str:
-    """Cut the middle out of a text that is longer than `kept`, and put a marker there that says how much.
+    """Cut the middle out of a text that is longer than `kept`, and put a marker in its place.
 
     Args:
         text: Any text.

@@ -205,6 +205,6 @@ class BackgroundTasks:
             await self._group.__aexit__(None, None, None)
 
     def start(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Start a task. The end of the `async with` block cancels it, if it still runs. It must not raise."""
+        """Start `task`, which must not raise. If it still runs at the end of the block, it is cancelled."""
         self._any = True
         self._group.start_soon(task)

@@ -257,7 +257,7 @@ class Link:
         return self._welcome(instructions)
 
     async def _speaks_as_before(self) -> bool:
-        """Return whether the server answers `server/discover` now, as it did when it was last started."""
+        """Return whether the server answers `server/discover` now, as it did in an earlier session."""
         left_s = anyio.current_effective_deadline() - anyio.current_time()
         try:
             with anyio.fail_after(min(_DISCOVERY_S, left_s / 2)):
