@@ -148,7 +148,7 @@ def _fault(
     if type(value) in plain:
         return _number_fault(name, value, declared, above_0, any_number)
     try:
-        # msgspec refuses subclasses of float, such as `numpy.float64`, so they are converted first.
+        # msgspec refuses values of a subclass of float, such as `numpy.float64`. So make them plain floats.
         read = msgspec.convert(float(value) if isinstance(value, float) else value, declared)
     except (msgspec.ValidationError, TypeError) as error:
         fault, _, place = str(error).partition(" - at `")

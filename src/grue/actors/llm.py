@@ -523,9 +523,10 @@ class LlmActor(Actor[m.LlmCommand]):
                 await self._report(await self._answer(asked, outcome), envelope)
 
     async def _outcome(self, asked: _Asked) -> Reply | m.LlmFailure:
-        """Ask the current model; after a failure ask the others of the chain in turn, until one answers.
+        """Ask the current model. If it fails, ask the other models of the chain, one after another.
 
-        After a failure for which `moves_on` is false, such as a refused request, no other model is asked.
+        Return the first reply, or a failure if no model replies. After a failure for which `moves_on` is
+        false, such as a refused request, no other model is asked.
         """
         tried: list[LlmEndpoint] = []
         while True:

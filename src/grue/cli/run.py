@@ -215,7 +215,7 @@ def _shown(recorder: Recorder, options: RunOptions, lines: RunLines) -> ExitStac
 
 def _remove_if_empty(folder: Path) -> None:
     """Remove a run's folder if it is empty, because the run could not begin."""
-    with suppress(OSError):  # the folder does not exist, or has files, because the run had begun
+    with suppress(OSError):  # the folder does not exist; or the run had begun, and the folder has files
         folder.rmdir()
 
 

@@ -58,8 +58,9 @@ def ends_episode(error: LLMError | m.LlmFailure, *, answered: bool) -> bool:
 
     Args:
         error: The error.
-        answered: Whether the model has answered in the episode. If the endpoint was never reached, its
-            address is most likely wrong, or the endpoint does not run, and another turn would fail too.
+        answered: Whether the model has answered in the episode. If it never has, and the endpoint cannot be
+            reached, the address is most likely wrong or the endpoint does not run. Then another turn would
+            fail too.
     """
     final = error.reason in FINAL_REASONS if error.reason else error.status in FINAL_STATUSES
     return final or (error.kind == "unreachable" and not answered)

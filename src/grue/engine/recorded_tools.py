@@ -198,8 +198,8 @@ class TurnRecord:
         if not isinstance(settlement, m.ToolReturned | m.ToolTimedOut | m.ToolSkipped | m.ServerDied):
             return
         call = self._calls.get((settlement.batch, settlement.call_id))
-        # Ignore a `ToolSkipped` that is not `refused`: the call was skipped because another call had timed
-        # out or a server had died. So there is no result that the same call in the fork could get.
+        # Ignore a `ToolSkipped` that is not `refused`: the recorded call was skipped because another call had
+        # timed out or a server had died. This is no result of the tool, so a fork's call must not get it.
         if call is not None and (not isinstance(settlement, m.ToolSkipped) or settlement.refused):
             call.seq, call.settlement, call.redacted = envelope.seq, settlement, envelope.redacted
 

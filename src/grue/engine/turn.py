@@ -469,7 +469,7 @@ class EpisodeMemory:
 
 
 class Spending:
-    """What a runner's finished turns have cost together, those of batches included. Thread-safe.
+    """What all finished turns of a runner have cost together. Thread-safe.
 
     Attributes:
         said_uncounted: Whether the note `CostUncounted` (a cost is not known) was recorded already.

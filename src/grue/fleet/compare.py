@@ -775,7 +775,7 @@ def _values_of(settings: Iterable[m.JsonObject]) -> dict[str, set[str]]:
 
 
 def in_order(values: Iterable[Any]) -> list[tuple[int, float, str]]:
-    """Return a sort key for a list of settings' values: first numbers, then all other values, as texts."""
+    """Return a key that sorts lists of values: numbers first, then all other values, compared as texts."""
     return [
         (0, value, "") if isinstance(value, int | float) else (1, 0.0, setting_word(value))
         for value in values

@@ -283,7 +283,7 @@ class Driver:
         return b"".join(bytes.fromhex(self._identified(each, digests)[2]) for each in self._plan.cases())
 
     def _identified(self, planned: Case, digests: FileDigests) -> tuple[Case, dict[str, str], str]:
-        """Return the case with the settings that the work adds, its files' digests, and the episode's id."""
+        """Return the case as the work completes it, the digests of the case's files, and the episode's id."""
         work = self._plan.work
         case = work.completed(planned)
         files = digests.of(case, work.files)

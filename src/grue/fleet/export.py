@@ -148,8 +148,8 @@ class Samples:
         Otherwise, or if the request gives no sample, return `None`.
         """
         body = envelope.body
-        # Remove a request from `_asked` only when its reply arrives, not at any message that it has caused:
-        # the report that the request is sent again has the same cause.
+        # Remove a request from `_asked` only when its reply arrives. The report of a retry has the request as
+        # its cause too, and the reply comes after the report.
         replied = isinstance(body, m.CompletionReceived)
         request = self._asked.pop(envelope.cause or 0, None) if replied else None
         talks.see(envelope)
@@ -533,7 +533,13 @@ def export_tables(episodes: Iterable[EpisodeRow], target: Path) -> Exported:
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """The answer of a query: the names of its columns, and its rows. `read` counts the rows of the tables."""
+    """The result of a query.
+
+    Attributes:
+        columns: The names of the result's columns.
+        rows: The result's rows.
+        read: How many rows the queried tables had, and which traces were damaged.
+    """
 
     columns: list[str]
     rows: list[tuple[Any, ...]]

@@ -27,7 +27,7 @@ _TELLING_APART = frozenset(
 
 
 def refuse_to_start_again(*, imports_main: bool) -> None:
-    """Check that the program would not start its fleet again when a worker or the driver imports it.
+    """Raise an error if the program would start its fleet again when a worker or the driver imports it.
 
     Args:
         imports_main: Whether workers, or the driver, will import the main program.

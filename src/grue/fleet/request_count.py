@@ -50,10 +50,10 @@ class RequestCount:
         return permit if isinstance(permit, str) else _Counted(self, permit, wanted.model)
 
     async def admit_only(self, wanted: WantedRequest) -> Permit | str | None:
-        """Return the answer of the gate `inner`; `None`: there is no such gate.
+        """Ask the gate `inner`, and return its permit or its reason for a refusal; `None`: there is no gate.
 
-        Unlike a permit from `admit`, this one does not count the request. The caller has to call `add` when
-        the request has ended.
+        `settle` of this permit does not count the cost of the request, unlike `settle` of a permit from
+        `admit`. So the caller has to call `add` when the request has ended.
         """
         permit = None if self._inner is None else await self._inner.admit(wanted)
         if isinstance(permit, str):

@@ -77,7 +77,7 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def course(self) -> Course | None:
-        """The summary of the attempt that counts; `None`: it has no trace, or has not ended."""
+        """The summary of the attempt with the number `attempt`; `None`: it has no trace, or has not ended."""
         return None if self.end is None else self.end.course
 
     @property
@@ -180,10 +180,12 @@ def require_settings(found: Iterable[Result], names: Iterable[str]) -> None:
 
 
 def require_score(found: Iterable[Result], score: str) -> None:
-    """Check that some episode has a score of this name, unless none has any score or it is the default name.
+    """Check that at least one episode has a score with the name `score`.
+
+    Nothing is checked if `score` is the default name, or if no episode has any score.
 
     Raises:
-        FleetError: There are only other scores. The text names them.
+        FleetError: The episodes have only other scores. The text names them.
     """
     known = {name: None for each in found for name in each.scores}
     if known and score not in known and score != DEFAULT_SCORE:

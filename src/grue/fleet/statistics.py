@@ -145,7 +145,7 @@ def _bca(np: Any, special: Any, samples: Any, mean: float, pulls: Any, student: 
 
 
 def _resampled(np: Any, sums: Any, sizes: Any) -> Any:
-    """Return the means in each bootstrap sample: one row a sample, one column a figure."""
+    """Draw bootstrap samples. Return an array with a row for each sample and a column for each mean."""
     random, count = np.random.default_rng(_SEED), len(sizes)
     at_once = max(1, _DRAWN_AT_ONCE // count)
     columns = np.vstack((sums, sizes)).T

@@ -454,7 +454,7 @@ class Supervisor:
         if self._crash is None:
             self._crash = (actor, error)
         self._group.cancel_scope.cancel()
-        # Recording fails too if the crash was caused by a trace that cannot be written.
+        # If the actor crashed because the trace cannot be written, this note cannot be recorded either.
         with contextlib.suppress(Exception):
             self.note(describe_crash(actor, error), sender=actor)
 

@@ -225,7 +225,7 @@ def _unlocked(name: str, folder: int) -> int:
 class Watching(Sandbox, frozen=True, kw_only=True):
     """A box that limits nothing and records what the program does.
 
-    `start` makes the `Boxed` object for each start of the program; the function `boxed` calls it.
+    For a box of this class, `boxed` calls `start`, and returns the `Boxed` that `start` has made.
     """
 
     start: Callable[..., Boxed]

@@ -333,9 +333,9 @@ def _only(*values: int) -> list[bytes]:
 
 
 def _limit_is_set() -> list[bytes]:
-    """Return the check of prlimit64(pid, limit, new, old).
+    """Return code that refuses some calls of prlimit64(pid, limit, new, old), and allows all others.
 
-    It refuses limits of other processes, and a new value of RTTIME (`new` is not null).
+    Refused are calls for another process (`pid` is not 0), and calls that set RTTIME (`new` is not null).
     """
     return [
         _stmt(_LOAD, _low(0)),

@@ -439,7 +439,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._now += timeout_s
 
     def threads_at_work(self) -> list[threading.Thread]:
-        """Return the threads that the loop's tasks have started and that still work."""
+        """Return the threads that were started after the loop was made, without idle worker threads."""
         started = (each for each in threading.enumerate() if each not in self._threads_before)
         return [each for each in started if not _is_idle_worker(each)]
 

@@ -92,8 +92,9 @@ def _new_since(before: _Present, mark: str) -> tuple[set[int], set[int], set[thr
         # Skip processes that existed before the block: the machine may have hundreds.
         {each.pid for each in all_processes(besides=before.processes) if _is_ours(each, mark)},
         set(_descriptors()) - before.descriptors,
-        # An old thread can look new: if C code has started it, `threading` lists it only after it has called
-        # `current_thread()`. So leave out threads whose kernel id existed before the block.
+        # `threading` lists a thread that C code has started only after this thread has called
+        # `current_thread()`. So an old thread can look new. Leave out threads whose kernel id existed before
+        # the block.
         {
             each
             for each in set(_threads(before.running)) - before.threads

@@ -135,7 +135,7 @@ class PooledConnection:
             self.failed = failed
         except Exception as crash:  # noqa: BLE001 - the turn that needs it raises it; other turns go on
             self.failed = crash
-            # If the trace cannot be written, and this was the crash, recording the crash fails too.
+            # If `crash` says that the trace cannot be written, this note cannot be recorded either.
             with contextlib.suppress(Exception):
                 self._record(describe_crash(self.server, crash))
         finally:

@@ -17,7 +17,9 @@ T = TypeVar("T")
 
 
 class Filter(Struct, frozen=True, kw_only=True):
-    """A filter for messages. To pass, a message must match an entry of each attribute that is not empty.
+    """A filter for messages. A message passes if it matches each attribute that is set.
+
+    An attribute is set if it is not empty. A message matches an attribute if it matches one of its entries.
 
     Attributes:
         turns: Ranges of numbers of turns; 0 stands for messages outside turns.

@@ -119,7 +119,7 @@ class AgentTurn(Struct, frozen=True, kw_only=True):
         """Whether the agent may have ended before it recorded all commands of the state machine."""
         if any(isinstance(envelope.body, m.TurnEnd) for envelope in self.said):
             return False
-        # `not self.said`: an agent that is cancelled before it reads its first message records nothing.
+        # If `said` is empty, the agent was cancelled before it read its first message.
         return self.cut_off or self.crash is not None or self.interrupted or not self.said
 
     def up_to(self, envelope: EpisodeEnvelope) -> tuple[EpisodeEnvelope, ...]:
@@ -443,8 +443,8 @@ def _after(outcome: _Outcome) -> Settled:
         case m.SessionOpened():
             return Proven()
         case m.McpDisabled(reason=reason):
-            # `until_s=0.0`: the next turn may try to connect again. The recording shows whether that turn
-            # tried; `_Session._open` reads it there.
+            # `until_s=0.0` lets the next turn try to connect again. Whether the recorded turn has tried,
+            # `_Session._open` reads from the recording.
             return Disabled(reason, until_s=0.0)
         case m.StartupFailed():
             return Untried()

@@ -147,8 +147,8 @@ class SavedConversation(Struct):
         lines: The lines after the header that no `Undone` has taken back.
         cut_short: The last line was incomplete: the process was killed while it was written.
         size: Number of bytes that were read.
-        restored: How many entries were read so far, at most `header.entries`. The ledger does not count these
-            first entries, because the header's `length` and `digest` include them already.
+        restored: How many of the first `header.entries` entries were read so far. The ledger does not count
+            these entries again: the header's `length` and `digest`, with which it starts, include them.
     """
 
     header: FileHeader

@@ -748,10 +748,11 @@ def taken_up(
 def with_sizes(
     command: m.RunTurn, entries: Sequence[m.Said | m.AssistantReply], bytes_per_token: float | None = None
 ) -> m.RunTurn:
-    """Return `command` with the sizes of `entries`, in tokens, as its `earlier`.
+    """Return `command` with the field `earlier` set: the sizes of `entries`, in tokens.
 
-    `entries` are those before the turn. If there are none, or no `ContextPolicy`, the command is returned
-    unchanged. `bytes_per_token` is the ratio from the endpoint's token counts; `None`: it is not known.
+    `entries` are the conversation's entries before the turn. If there are none, or if the turn has no
+    `ContextPolicy`, `command` is returned unchanged. `bytes_per_token` is the ratio from the endpoint's token
+    counts; `None`: the ratio is not known.
     """
     if command.context is None or not entries:
         return command

@@ -579,9 +579,10 @@ def listing_in(envelope: EpisodeEnvelope) -> dict[m.ServerName, tuple[m.ToolDefi
 
 
 def read_turns(path: str | PathLike[str]) -> dict[int, RecordedTurn]:
-    """Return the last part of each turn, by the turn's number. Each resumption begins a new part of its turn.
+    """Return the last part of each turn, by the turn's number.
 
-    If a turn cannot be resumed any more, only `run` and `end` of its part are set.
+    A turn that was resumed has several parts: each resumption begins a new one. If a turn cannot be resumed
+    any more, only `run` and `end` of its last part are set.
     """
     parts: dict[int, RecordedTurn] = {}
     listings: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = {}

@@ -121,7 +121,7 @@ class ServerSessions:
         async def connect(name: m.ServerName) -> None:
             try:
                 outcomes[name] = await self._connected(name, anew=True)
-            except BaseException as error:  # the task group would wrap the error in an exception group
+            except BaseException as error:  # raised below, because the task group would wrap it in a group
                 if ends_the_task(error):
                     raise
                 crashes.append(error)

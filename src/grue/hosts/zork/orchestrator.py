@@ -358,8 +358,8 @@ class ZorkOrchestratorV2:
     Raises:
         MCPError: The MCP configuration cannot be used.
         GameError: The game cannot be opened, or is not the game of the episode to resume.
-        MCPConfigError: The episode to resume had another MCP server, or had none and now has one, or the
-            reverse. Nothing is recorded.
+        MCPConfigError: The episode to resume was begun with another MCP server; or MCP was on and is off now,
+            or was off and is on now. Nothing is recorded.
 
     Attributes:
         game_state: The current state of the episode.
@@ -527,7 +527,8 @@ class ZorkOrchestratorV2:
                 unrecorded.append(memory)
             if decided.turn == past.forgiven:
                 state.fallbacks_in_a_row = 0
-        # Check the game's text of the unfinished turn too, because its decision depends on that text.
+        # Check the text of the unfinished turn too: the turn's decision, which may be in the trace already,
+        # was made from the recorded text.
         self._check_replayed(past.shown.get(past.turns + 1))
         self._turn_end = past.end
         self._began -= past.lasted_s

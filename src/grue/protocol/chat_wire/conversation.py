@@ -378,8 +378,8 @@ class EncodedConversation:
             return reply
         answering = isinstance(self._mode, m.RequireAnswer)
         wire_names = () if answering else map(self.names.to_wire, [tool.name for tool in self.tools])
-        # If the request asks for an answer, only JSON within marks such as `<tool_call>` is taken for a call.
-        # JSON without marks may be the answer.
+        # If the request offers no tools (`RequireAnswer`), only JSON within marks such as `<tool_call>` is
+        # taken for a call, because JSON without marks may be the answer.
         found = read_written(text, self.tools, wire_names, bare=not answering)
         if found is None:
             return reply

@@ -267,7 +267,8 @@ class ResponsesAssembler:
         if self._gap and not repeated:
             # An event is missing. The last event does not repeat the items, so nothing shows what was lost.
             raise DamagedStream(f"follows a gap: one {self._gap}")
-        # Compare the items that the response has. Some servers do not repeat all items of the events in it.
+        # Compare each item of the response with the events before it, but do not require that the response
+        # has all items of these events: some servers leave items out.
         for index, item in enumerate(output):
             _compare(item, self._texts.get(index, []), self._items.get(index, {}))
         self._compare_calls(output, whole=status == "completed")

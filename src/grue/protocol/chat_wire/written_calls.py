@@ -317,8 +317,8 @@ def _marked(text: str, tools: _Tools) -> Written | None:
     rest = text[end:].strip()
     if before and rest:
         return None
-    # If `attached` is set, an earlier mark could not be read as a call, but may be one. Then `calls` may lack
-    # that call, so `sure` is false.
+    # If `attached` is set, the text has an earlier mark, and the text after this mark could not be read as a
+    # call. The model may have meant a call, which `calls` then lacks. So `sure` is false.
     return Written(form, tuple(calls), before, sure=bool(calls) and not rest and attached is None)
 
 

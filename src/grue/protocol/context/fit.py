@@ -86,7 +86,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
         return self.head.tokens + self.tools.tokens + sum(item.tokens for item in self.items)
 
     def estimate(self, size: int) -> int:
-        """Return the tokens of a message of `size` bytes."""
+        """Estimate how many tokens a message of `size` bytes has."""
         return _PER_MESSAGE + int(size / self.bytes_per_token)
 
     def offer(self, tools: Iterable[m.ToolDefinition]) -> "ContextLedger":

@@ -43,7 +43,7 @@ class Ledger:
             the turn then drops the reply, `save` is called with `b""` to remove the reply from the file.
 
     Attributes:
-        length: How many entries were added. A rewrite of earlier entries counts as one.
+        length: How many entries were added. A `Rewritten`, which replaces earlier ones, counts as one entry.
         digest: A hash chain over the entries, in hexadecimal: each entry sets it to the SHA-256 of the
             previous digest followed by the entry's JSON. Empty if there is no entry.
     """

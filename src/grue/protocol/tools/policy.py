@@ -109,7 +109,8 @@ def judge(
         used: How often each tool with a limit has been called in this turn.
 
     Returns:
-        What the policy says about each call, and `used` with the calls added that the policy does not deny.
+        What the policy says about each call. And a copy of `used` in which each call that the policy does not
+        deny is counted.
     """
     counts = dict(used)
     known: dict[str, Terms] = {}

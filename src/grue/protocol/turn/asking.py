@@ -159,7 +159,7 @@ _WINDOW = 128_000
 
 
 def begun(run: m.RunTurn) -> Turn:
-    """Return the `Turn` with which the turn of `run` begins; it has a ledger if `run.context` is set."""
+    """Return the first `Turn` of the turn that `run` starts; it has a ledger if `run.context` is set."""
     turn = Turn(run=run, media_bytes=sum(image.bytes for image in run.images))
     if run.references == "now" and run.servers:
         turn = turn.referring()

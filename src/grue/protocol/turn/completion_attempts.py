@@ -150,7 +150,7 @@ class SendRequest(Struct, frozen=True, gc=False):
 
 
 class AdaptProfile(Struct, frozen=True):
-    """Change the endpoint's profile so that it avoids this refusal, and encode the conversation anew."""
+    """Change the endpoint's profile so that it avoids the refusal `fault`; encode the conversation anew."""
 
     fault: Fault
 

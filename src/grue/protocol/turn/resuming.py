@@ -61,9 +61,10 @@ def cut_off(
 
 
 def tasks_of(run: m.RunTurn, parked: m.TurnParked) -> tuple[m.OpenTask, ...]:
-    """Return the unfinished tasks of a turn that `run` resumed and that was parked again as `parked`.
+    """Return the unfinished MCP tasks of a turn that `run` has resumed and that was parked again (`parked`).
 
-    Empty: `run` resumed no tasks, or the turn has gone on to a later reply of the model.
+    These are the tasks of `run.resumed`. Empty: it has none, or the model has replied since the resumption,
+    so the tasks have ended.
     """
     resumed = run.resumed
     same_reply = resumed is not None and resumed.parked.batches == parked.batches
@@ -137,7 +138,8 @@ _ACTS = (m.RequestCompletion, m.CallTools, m.AskApproval, m.CheckAnswer)
 def can_fork_at(before: TurnState, after: TurnState, commands: Iterable[m.TurnCommand | m.TurnNote]) -> bool:
     """Return whether a turn can be forked at an event.
 
-    It can if one of `commands` does something, such as a tool call, and nothing else is under way then.
+    `True` if one of `commands` asks the model, calls tools, asks for an approval or checks an answer, and if
+    no other call and no start of a server is under way.
 
     Args:
         before: The state in which the event arrived.

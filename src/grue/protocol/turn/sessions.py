@@ -271,8 +271,8 @@ def step_early(state: s.Presuming | s.AwaitingDrop, event: m.TurnEvent) -> Trans
         case s.AwaitingDrop(turn=turn), (m.SessionOpened() | m.McpDisabled() | m.StartupFailed()) if (
             event.server in turn.open
         ):
-            # The turn is about to end, because another server did not start. It will then close all sessions,
-            # this server's too, so nothing has to be done now.
+            # The turn is about to end, because another server did not start. At its end the turn closes all
+            # sessions, this server's too. So nothing has to be done now.
             return state, ()
         case _:
             return None

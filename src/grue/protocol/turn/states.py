@@ -328,7 +328,7 @@ CallNote: TypeAlias = m.ToolRejected | m.ToolDenied | m.ToolSkipped
 
 
 class PlacedNote(Struct, frozen=True):
-    """A note that is recorded as soon as `settled` calls of the reply are settled."""
+    """A note, and when to record it: as soon as so many calls of the reply are settled as `settled` says."""
 
     settled: int
     note: CallNote

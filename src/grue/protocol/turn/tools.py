@@ -203,10 +203,10 @@ def _sent(state: s.AwaitingTools, run: Run) -> tuple[s.AwaitingTools, m.CallTool
 def settle(
     state: s.AwaitingTools, event: m.ToolReturned | m.ToolTimedOut | m.ToolSkipped | m.ServerDied
 ) -> Transition:
-    """Record how a call ended; after the last call of its run, send the next run or ask the model.
+    """Record how a call ended. After the last call of a run (`Run`), send the next run or ask the model.
 
     After a server's death, and after a timeout unless `FailurePolicy.after_timeout` is `continue`, the calls
-    that are not sent yet are skipped. The turn waits for the calls that are under way at other servers.
+    that are not sent yet are skipped, and the turn only waits for the calls under way at other servers.
     """
     call_id = event.call_id
     settled = record_settlement(

@@ -182,7 +182,7 @@ class MainThreadWork(Generic[T]):
 
     async def run(self) -> None:
         """Run the function and keep its result. `run_within` passes this method to `run_loop`."""
-        with contextlib.suppress(WorkInterrupted):  # `run_within` raises `KeyboardInterrupt` instead
+        with contextlib.suppress(WorkInterrupted):  # `run_within` will raise `KeyboardInterrupt`
             self._result.append(await self._work.run(self._function))
 
     def run_within(self, run_loop: Callable[[Callable[[], Awaitable[None]]], object]) -> T:

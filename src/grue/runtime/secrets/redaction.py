@@ -228,7 +228,10 @@ class _SecretIndex(NamedTuple):
         return cls(longest_first, short, long_probes, b"a" * min(map(len, long_probes), default=0))
 
     def may_match(self, written: bytes) -> bool:
-        """Return whether a text may hold a secret, whole or cut: it contains a probe or an ellipsis."""
+        """Return whether a text may hold a secret. A quick test: only its `False` is certain.
+
+        A whole secret contains one of the probes. A secret that was cut off is followed by an ellipsis.
+        """
         for probe in self.probes:
             if probe in written:
                 return True

@@ -254,7 +254,7 @@ class ScriptedBatches:
             return
         good: list[bytes] = []
         bad: list[bytes] = []
-        for item, url, body in reversed(batch.requests):  # because providers send results in any order
+        for item, url, body in reversed(batch.requests):  # a client must accept results in any order
             missing = self.faults.unanswered(item)
             if missing == "lost":
                 continue

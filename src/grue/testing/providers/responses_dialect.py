@@ -235,8 +235,8 @@ def error(status: int, said: Json) -> Json:
 def owed(response: Json) -> dict[str, list[Json]]:
     """Return the reasoning items of a reply, which later requests must repeat.
 
-    The keys are the ids of the reply's tool calls, or the reply's own id if it has no calls. Each has all
-    the items as its value. Empty if the reply has no reasoning.
+    The keys are the ids of the reply's tool calls, or the reply's own id if it has no calls. The value of
+    every key is the list of all these items. The result is empty if the reply has no reasoning.
     """
     items = response["output"]
     reasoning = [item for item in items if item["type"] == "reasoning"]

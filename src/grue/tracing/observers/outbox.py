@@ -268,7 +268,10 @@ class _PatientExporter:
 
 
 def _hold_back(record: logging.LogRecord) -> bool:
-    """Return whether a record is logged: `False` while its thread exports. It is then added to `said`."""
+    """Return whether to log a record.
+
+    `False` while the record's thread runs `_PatientExporter.export`: the text is added to `said` there.
+    """
     said: list[str] | None = getattr(_exporting, "said", None)
     if said is None:
         return True

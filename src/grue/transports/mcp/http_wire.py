@@ -91,7 +91,7 @@ class HttpWire:
             self._on_secret(name, value)
 
     async def broken(self, method: str, why: str | None) -> str:
-        """Return `why`, the reason why the stream broke; if it is not known, a general text."""
+        """Return why the stream broke: `why` if it is known, otherwise a text that only names `method`."""
         return why or f"the connection broke during {method}"
 
     async def remedy(self, phase: ServerPhase, *, missing: bool = False, timed_out: bool = False) -> str:

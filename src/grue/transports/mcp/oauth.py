@@ -533,7 +533,7 @@ class _Storage:
         )
 
     async def set_tokens(self, tokens: OAuthToken) -> None:
-        """Set `issued`, from which `Authorizer._keep` later stores the tokens."""
+        """Keep the tokens in `issued`. The SDK calls this method; the `Authorizer` stores them later."""
         self.issued = tokens
 
     async def get_client_info(self) -> OAuthClientInformationFull | None:

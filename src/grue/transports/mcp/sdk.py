@@ -247,8 +247,8 @@ class Link:
             instructions = (await self._session.discover()).instructions
         except RuntimeError as unusable:
             # The SDK raises `RuntimeError` if the server's answer to `initialize` names a revision that the
-            # SDK does not accept there. If this is the newest revision, which has no `initialize`, the server
-            # is asked by `discover` instead.
+            # SDK does not accept in this answer. If the answer names the newest revision, which has no
+            # `initialize`, send `discover` instead.
             if not str(unusable).endswith(_NEWEST):
                 raise
             instructions = (await self._session.discover()).instructions

@@ -405,8 +405,8 @@ class HttpStream(MessageStream):
             refusal = refusal_in(item)
             if refusal is not None:
                 self._deliver(SessionMessage(refusal))
-        # The transport delivers no further message. If it raises an exception from now on, that says why the
-        # stream broke.
+        # The transport delivers no further message, so end it. If the transport raises an exception while it
+        # ends, `carry` reports this exception as the reason why the stream broke.
         self._finished.set()
 
     async def _send_all(self, write: Any) -> None:

@@ -106,10 +106,10 @@ class TokenRecord(Struct, kw_only=True, omit_defaults=True):
             the server did not say.
         obtained_at: When the access token was issued, by the same clock.
         scope: The scopes that the access token grants.
-        issuer: The authorization server.
+        issuer: The URL of the authorization server.
         client: The client's registration, if grue has registered it.
-        metadata: The authorization server's endpoints.
-        resource: The server's own metadata.
+        metadata: The metadata document of the authorization server, which names its endpoints.
+        resource: The metadata document of the MCP server, which names its authorization server.
     """
 
     url: str
