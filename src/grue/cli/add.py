@@ -231,7 +231,7 @@ def _add(
 
 
 def _with_file(mcp_config: Path | None) -> str:
-    """Return what to add to a command, so that it uses the file that the user has named."""
+    """Return the option ` --mcp-config FILE` for a command that the user is told to run; empty for `None`."""
     return "" if mcp_config is None else f" --mcp-config {shlex.quote(str(mcp_config))}"
 
 

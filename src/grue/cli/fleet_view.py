@@ -94,8 +94,8 @@ def print_table(
 
     Args:
         directory: The fleet's folder.
-        by: Names of the settings whose values make a row; `None`: all settings with several values except
-            `seed`; if that gives too many rows for a person, only those with the fewest values.
+        by: Names of settings; each combination of their values is a row. `None`: all settings with several
+            values, except `seed`; if that gives more than 24 rows, `cell_axes` chooses some of them.
         as_json: Print the rows as JSON.
         everything: Also count episodes that are not in the latest sweep.
 

@@ -125,7 +125,8 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     """The options of `grue run`; see its help.
 
     Attributes:
-        agent: The agent's file; `None`: `agent.yaml`; if there is none, `offline` runs the bundled example.
+        agent: The agent's file; `None`: `agent.yaml`, or the bundled example if there is no `agent.yaml` and
+            `offline` is set.
         task: The task; empty: the task in the agent's file.
         resume: The run folder of a run to resume; then its recorded agent and model replace those given here.
         output: `live`: lines for people; `json`: objects for programs; `quiet`: only the result.

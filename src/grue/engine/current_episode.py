@@ -310,14 +310,14 @@ class CurrentEpisode:
         return await self._running().call_async(work)
 
     def run_outside_turns(self, work: Work[T]) -> T:
-        """Run tool calls outside turns, block until they are done, and return their result.
+        """Run `work`, which makes tool calls outside turns; block until it is done, and return its result.
 
-        The calls do not wait for a running turn to end.
+        `work` starts at once, even if a turn is running.
         """
         return self.run_beside(work) if self.lasting else _run_alone(work, "the async twin of this method")
 
     async def run_outside_turns_async(self, work: Work[T]) -> T:
-        """Run calls outside turns and return their result, without blocking the caller's loop."""
+        """Do the same as `run_outside_turns`, without blocking the caller's loop."""
         if not self.lasting:
             return await _run_alone_async(work)
         return await self._running().beside_async(work)

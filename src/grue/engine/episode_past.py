@@ -79,7 +79,7 @@ class Past(Struct, Generic[_Started], kw_only=True):
         started: How the episode started.
         end: How the last turn ended, if the host has not used its result yet; `None`: the host has used the
             result, or the turn has to be run again.
-        spent: Requests, tokens and cost of all turns, an unfinished turn included.
+        spent: Requests, tokens and cost of all turns, including an interrupted turn, but not a parked one.
         tool_calls: Number of tool calls.
         connections: The state of the connection to each tool server, for `Runner.remember`.
         listings: The tools that each server listed last, for `Runner.remember`.
@@ -89,7 +89,7 @@ class Past(Struct, Generic[_Started], kw_only=True):
         lasted_s: How long the episode has run, in seconds.
         answered: Whether the model has given an answer.
         parked: The turn that waits for approvals; `None`: no turn waits. Go on with it by `Runner.resume`,
-            not by running it again. `spent` leaves this turn out until it has ended.
+            not by running it again.
     """
 
     started: _Started

@@ -190,7 +190,7 @@ def wire(
     elicit: Elicit | None = None,
     tool_lock: ToolLock | None = None,
 ) -> Wiring:
-    """Return the shared parts, and register all configured secrets with the recorder.
+    """Make the parts that a runner's turns share, and register all configured secrets with the recorder.
 
     The arguments are those of `Runner`. Raises `MCPConfigError` if a server's name or the model's settings
     cannot be used, and `MissingDependencyError` if `mcp` is needed, and absent or too old.

@@ -170,7 +170,7 @@ def waiting_in(folder: Path, count: RequestCount) -> Iterator[EpisodeRoom]:
 
 
 def ask_failed_again(episode: Path) -> None:
-    """Mark the requests of an episode that the provider failed to answer, so that they are sent again."""
+    """Mark those requests of an episode that got no reply from the provider, so that they are sent again."""
     last = {each.key: each for each in _lines(episode / REPLIES, _Replied)}
     failed = [
         _Replied(key=each.key)

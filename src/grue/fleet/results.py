@@ -49,12 +49,12 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
         settings: The settings that the work got.
         planned: The settings that the sweep gave, before the work added its own.
         repetition: Counts the episodes with equal settings, from 0.
-        attempt: Number of the attempt that counts, or of the last attempt; 0: no attempt was begun.
-        end: How that attempt ended; `None`: it has not ended, or its files cannot be read.
+        attempt: Number of the committed attempt; if none is committed, of the last one; 0: none was begun.
+        end: How attempt number `attempt` ended; `None`: it has not ended, or its files cannot be read.
         trouble: Why the episode's files cannot be read; empty if they can be read.
         trace_bytes: Size of the trace; `None`: the attempt has no trace or is not committed.
         grue: The version of grue that played the episode.
-        marks: The scores that scorers and people have given that attempt later.
+        marks: The scores that scorers and people have given the committed attempt later.
     """
 
     id: str

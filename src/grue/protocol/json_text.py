@@ -50,7 +50,8 @@ def from_json(body: bytes) -> object:
     """Decode JSON, and the near-JSON that some endpoints send: NaN, lone surrogates, a byte order mark.
 
     Raises:
-        ValueError: The body is neither, is nested more than `MAX_DEPTH` deep, or holds too many values.
+        ValueError: The body is not even near-JSON, is nested more than `MAX_DEPTH` deep, or holds too many
+            values.
     """
     if len(body) > _LONG_BYTES and is_crowded(body, _MOST_VALUES):
         raise ValueError(f"it holds more than {_MOST_VALUES} values")

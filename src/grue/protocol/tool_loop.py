@@ -101,11 +101,11 @@ def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
     """
     match state, event:
         case s.Idle(), m.RunTurn():
-            return sessions.begin(event)  # rule 8: check the model
+            return sessions.begin(event)  # rule 8: check that the model can call tools
         case _, m.ToolsPresumed() if not isinstance(state, s.Idle):
             return sessions.presume(state, event)  # rule 10: presumed tools
         case s.AwaitingSupport() | s.AwaitingSessions(asking=True), m.ToolSupportChecked():
-            # rule 8: the result of the check of the model
+            # rule 8: it is known now whether the model can call tools
             return sessions.supported(state) if event.supported else sessions.unsupported(state, event)
         case s.AwaitingSessions(), m.SessionOpened() | m.McpDisabled() if event.server in state.pending:
             return sessions.reported(state, event)  # rule 8: wait for all sessions and the check
@@ -122,11 +122,11 @@ def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
         case s.AwaitingCompletion(), m.CompletionFailed():
             return asking.refused(state, event)  # rule 9: shorten a long request
         case s.AwaitingCompletion() | s.AwaitingSummary(), m.CompletionPostponed():
-            return resuming.postponed(state, event)  # rule 14: wait for a batch
+            return resuming.postponed(state, event)  # rule 14: a batch of the provider will answer
         case s.Waiting() | s.AwaitingCompletion() | s.AwaitingSummary(), m.WaitEnded():
             return resuming.waited(state), ()  # rule 14: a later process goes on
         case s.Waiting(pending=pending), m.SessionClosed(server=server) if server in pending:
-            return resuming.closed_to_wait(state, server)  # rule 14: wait for a batch
+            return resuming.closed_to_wait(state, server)  # rule 14: close the sessions, then wait
         case s.AwaitingSummary(), m.CompletionReceived() | m.CompletionFailed():
             return asking.summarised(state, event)  # rule 9: summary
         case s.AwaitingApproval(), m.CallsDecided():

@@ -1,9 +1,9 @@
 """Work on megabytes in steps of a few milliseconds, and let other threads run in between.
 
 A call into C holds the GIL until it returns. If a thread counts values or looks for secrets in megabytes in
-one call, the event loop is blocked for that time, although it runs in another thread. So counting and
-searching are loops of short calls. Encoding, decoding or copying a message stays one call: it takes about a
-millisecond per megabyte, and what models and servers may send is at most 16 MiB long.
+one call, that call blocks the event loop, although the loop runs in another thread. So counting and searching
+are loops of short calls. Encoding, decoding or copying a message stays one call: it takes about a millisecond
+per megabyte, and a message from a model or a server is at most 16 MiB long.
 
 Short calls alone are not enough. A thread that waits for the GIL requests it after 5 ms, and gets it when the
 running call ends, unless a third thread is quicker. An event loop releases the GIL at each system call,

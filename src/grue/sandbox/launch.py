@@ -315,7 +315,8 @@ _ahead: dict[bool, _Ahead] = {}
 def _take_ahead(system: tuple[Rule, ...], *, any_network: bool) -> int:
     """Return a ruleset with the rules `system`: the one that `_make_ahead` has made, or a new one.
 
-    A new one is made if `system` has changed since, or if this process was forked since.
+    The ruleset from `_make_ahead` is not used if it has other rules, or if the parent of this forked process
+    made it.
     """
     found = _ahead.pop(any_network, None) if system else None
     if found is not None:

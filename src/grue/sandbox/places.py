@@ -229,7 +229,11 @@ def _installation(path: str, written: Sequence[str] = ()) -> list[str]:
 
 
 def _environment(root: str, written: Sequence[str]) -> list[str]:
-    """Return the folders of a virtual environment, of its base Python, and those in its `.pth` files."""
+    """Return the folders of the virtual environment `root`, of its base Python, and of its `.pth` files.
+
+    `written` are the folders that the program may write. If `root` is in one of them, its `.pth` files are
+    not read, because the program could name any folder in them.
+    """
     found = [root]
     changeable = any(within(real_path(root), real_path(folder)) for folder in written)
     for line in _text(f"{root}/pyvenv.cfg"):

@@ -176,8 +176,8 @@ def program(here: Machine, wanted: Wanted) -> bytes:
     calls = here.calls
     code = [
         _stmt(_LOAD, _ARCH),
-        # A process that makes a call of another architecture is killed: there the numbers mean other calls,
-        # so the comparisons below would refuse the wrong ones.
+        # Kill a process that makes a system call of another architecture. There each number means another
+        # call, so the comparisons below would refuse the wrong calls.
         _jump(_EQUAL, here.audit, 1, 0),
         _stmt(_RETURN, _KILL),
         _stmt(_LOAD, _NR),
@@ -229,9 +229,9 @@ def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
         # In a new namespace a program has all capabilities, and with them reaches most of the kernel.
         ("clone", _if_bits(0, _NAMESPACES)),
         ("unshare", _if_bits(0, _NAMESPACES)),
-        # grue starts each server with a certain value of this limit. A process that the server has left
-        # running still has this value, so grue finds it (runtime/processes/descendants.py). So a program must
-        # not change the limit.
+        # A program must not change this limit. grue starts each server with a certain value of it, which the
+        # server's children inherit. By this value grue finds processes that the server has left running
+        # (runtime/processes/descendants.py).
         ("setrlimit", _if_equal(0, _RLIMIT_RTTIME)),
         ("prlimit64", _limit_is_set()),
         # These calls can change other processes of this user. So allow only the id 0, the calling thread.

@@ -404,7 +404,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self._now
 
     async def idle(self) -> None:
-        """Wait until no other task can run before the virtual clock moves on. The clock stays where it is."""
+        """Wait until all other tasks wait, for a time or for a message. The virtual clock does not move."""
         waiter: asyncio.Future[None] = self.create_future()
         self._waiting_for_idle.append(waiter)
         await waiter

@@ -500,7 +500,7 @@ def _rendered(said: LlmReply, dialect: Dialect, request: Json) -> tuple[LlmReply
     if events:
         return _streamed(said, dialect, events), wants_back
     if said.amid:
-        # This reply is not a stream, so drop `after`, which says where in a stream to send `amid`.
+        # `after` says at which place in a stream `amid` is sent. This reply is not a stream, so drop `after`.
         said = replace(said, after=None)
     # In the format of chat completions, send the bytes of the script unchanged.
     return (said if dialect is CHAT else replace(said, body=json.dumps(reply).encode())), wants_back

@@ -93,7 +93,7 @@ _ESCAPES = tuple((char.encode(), f"\\u{ord(char):04x}".encode()) for char in "<>
 
 
 def refuse_foreign(target: Path, name: str) -> None:
-    """Check that a page may be written to `target`: no file is there, or a page of the template `name`.
+    """Check that there is no file `target`, or that it is a page that grue wrote from the template `name`.
 
     Raises:
         TraceError: The file there is not a page that grue wrote from this template, or cannot be read.

@@ -178,7 +178,7 @@ class _Prompted(Struct, kw_only=True):
 
 
 class CachedPrompts:
-    """Compares the prompts of a trace. Call `see` with each of its messages in order."""
+    """Compares each prompt of a trace with earlier ones. Call `see` with the trace's messages in order."""
 
     def __init__(self) -> None:
         self._talks: dict[m.ConversationId, _Prompted] = {}
@@ -392,7 +392,7 @@ class CachedPrompts:
             del self._talks[name]
 
     def _dropped(self, body: m.ReplyDropped, envelope: Any) -> _Asked | None:
-        """Remove a dropped reply from its conversation. Return its request if that had not ended."""
+        """Remove a dropped reply from its conversation. Return its request; `None`: the request had ended."""
         talk = self._talks.get(self._dropping.pop(envelope.cause or 0, m.ConversationId("")))
         if talk is not None:
             talk.encoded.history.forget()
@@ -439,8 +439,8 @@ class CachedPrompts:
         )
         if earlier is None:
             return found
-        # The first prompt of a conversation was compared with a prompt of another conversation. Then only the
-        # tools and the system text (`head`) can be the same.
+        # If this is the conversation's first prompt (`talk.last` is `None`), `earlier` is a prompt of another
+        # conversation. Then only the tools and the system text (`head`) can be the same.
         shared, ends = (len(earlier.whole), len(sent.whole)) if talk.last else (earlier.head, sent.head)
         if same >= shared:
             return found

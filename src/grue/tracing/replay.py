@@ -366,9 +366,9 @@ def same_redacted(one: str, other: str) -> bool:
         return False
     if first[:kept] == second[:kept]:
         return True
-    # A text may have been cut within a secret, whose first part was then not replaced, or within a
-    # placeholder. Then there is a position at which only one of the two texts has a placeholder. Up to that
-    # position they have to be equal.
+    # If a text was cut in the middle of a secret, it ends with the first part of the secret, where the other
+    # text has a placeholder. Or it was cut in the middle of a placeholder. In both cases there is a position
+    # at which only one of the texts has a placeholder. The texts are then compared up to that position.
     halved = set(_placeholders(first)) ^ set(_placeholders(second))
     return any(first[:start] == second[:start] for start in halved if start <= kept)
 

@@ -168,7 +168,7 @@ class StepTracker:
                 self._end(("session", turn, server))
 
     def _question(self, kind: StepKind, envelope: Envelope[Any]) -> Hashable:
-        """Return the key of the request that the reply in `envelope` answers; `None`: none is under way."""
+        """Return the key of the request that `envelope` answers; `None`: no such request is under way."""
         if envelope.cause is not None:
             return (kind, envelope.cause)
         number = getattr(envelope.body, "request", None)

@@ -622,8 +622,8 @@ class KeptConversation:
         try:
             self._file.append(lines)
         except ConversationError as error:
-            # Keep the error, so that `_require_saved` can raise it to the host. The caller of this method may
-            # be the LLM actor, and the host does not get the exceptions of an actor as they are.
+            # Keep the error, so that `_require_saved` can raise it to the host. If the LLM actor has called
+            # this method, the error ends the actor, and the host gets another exception instead.
             self._failed = error
             raise
 

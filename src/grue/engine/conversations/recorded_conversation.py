@@ -62,7 +62,7 @@ class Talk(Struct):
     parked: m.TurnParked | None = None
 
     def close(self) -> None:
-        """Answer the calls that `turn` has left open, because it is not resumed."""
+        """Give up `turn`, because it is not resumed: add an answer for each of its unanswered calls."""
         self.history.close(self.parked)
         self.turn = self.parked = None
 
@@ -153,8 +153,8 @@ def _mark_of(talk: Talk, path: Path) -> TurnMark | None:
 def _branch_points(envelopes: Iterable[EpisodeEnvelope]) -> set[_Place]:
     """Return the places (number and digest of entries) at which a conversation may branch off another one.
 
-    Such a place is the beginning of a conversation's first turn in the trace, if there are entries before it.
-    Either the conversation is a branch of another one there, or the trace lacks its beginning.
+    If a conversation has entries before its first turn in the trace, the beginning of that turn is such a
+    place. Either the conversation branched off another one there, or the trace lacks those entries.
     """
     begun: set[m.ConversationId] = set()
     points: set[_Place] = set()

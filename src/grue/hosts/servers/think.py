@@ -194,8 +194,8 @@ KINDS: dict[str, tuple[Callable[[object], bool], str]] = {
 def _dangling(session: Session, given: Json) -> list[str]:
     """Return a sentence for each mistake in the arguments for revisions and branches.
 
-    Mistakes are an argument without another one that it needs (`isRevision` needs `revisesThought`), and the
-    name of a thought or branch that does not exist.
+    It is a mistake to give an argument without another one that it needs (`isRevision` needs
+    `revisesThought`), or to name a thought or branch that does not exist.
     """
     problems = []
     if given.get("isRevision") and "revisesThought" not in given:

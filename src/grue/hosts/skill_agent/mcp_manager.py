@@ -128,8 +128,8 @@ class McpManager:
     def routes(self) -> ToolRoutes:
         """The tools' definitions, by name.
 
-        In `listed` each tool stands once, under its name in `tools`. In `called` a tool stands under every
-        name that `call_tool` accepts for it.
+        `listed` has each tool once, under the name that it has in `self.tools`. `called` has each tool under
+        every name that `call_tool` accepts for it.
         """
         return tool_routes(()) if self._connected is None else self._connected.routes
 

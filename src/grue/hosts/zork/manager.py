@@ -285,7 +285,7 @@ class MCPManager:
         self._news.turn = turn
 
     def give_back(self) -> None:
-        """End what `lend` began: no turn uses the coroutines any more, and they work as before `lend`."""
+        """Undo `lend`: the turn has ended, and the coroutines work as they did before it."""
         self._news.turn = None
 
     def kill_leftovers(self) -> None:

@@ -338,7 +338,7 @@ def _item(value: object) -> m.JsonObject:
 def _compare(item: m.JsonObject, pieces: list[str], done: m.JsonObject) -> None:
     """Check that an item of the response has the text and the type that earlier events gave it.
 
-    `pieces` are the pieces of its text. `done` is the item as the event at its end had it.
+    `pieces` are the pieces of text in the earlier events. `done` is the item in the event that ended it.
     """
     if "type" in done and not _differs(done, item) and done["type"] != item.get("type"):
         raise DamagedStream("has an item with another type than the events before it")
@@ -564,8 +564,8 @@ def _again(item: m.JsonObject) -> m.JsonObject:
             parts = [part for part in parts if part.get("type")]
             return {**said, "content": parts} if parts else {}
         case "reasoning" if said.get("encrypted_content") or said.get("content"):
-            # A reasoning item with neither `encrypted_content` nor `content` refers to an item that the
-            # endpoint has stored. It has stored none (`store: false`), so such an item is not sent back.
+            # A reasoning item with neither `encrypted_content` nor `content` is useful only to an endpoint
+            # that has stored its content. With `store: false` it has not, so such an item is not sent back.
             return said
         case _:
             return {}

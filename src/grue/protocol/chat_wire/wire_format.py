@@ -384,7 +384,7 @@ def user_text(message: m.UserText, profile: WireProfile) -> m.UserText:
 
 
 def label(message: m.ToolMessage) -> str:
-    """Return the heading for the attachments of a tool message, if they are in a separate message."""
+    """Return the line before a tool message's attachments in the separate message that contains them."""
     return f"[Returned by the tool call {message.call_id}:]"
 
 

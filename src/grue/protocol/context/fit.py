@@ -155,7 +155,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
         return replace(ledger, bytes_per_token=_learned(self.bytes_per_token, factor))
 
     def scaled_to(self, tokens: int) -> "ContextLedger":
-        """If the sizes add up to less than `tokens`, scale them up: the prompt has at least `tokens`."""
+        """If the sizes add up to less than `tokens`, scale them up, so that they add up to `tokens`."""
         return self if self.tokens >= tokens else self.counted(tokens)
 
 

@@ -68,12 +68,12 @@ class Ledger:
         self._saved(line)
 
     def forget(self) -> None:
-        """Remove from the conversation's file the reply that `expect` has written, if any."""
+        """If the file has a reply from `expect` that is not an entry yet, remove it from the file."""
         self._early = None
         self._saved(b"")
 
     def add(self, entry: m.HistoryEntry) -> None:
-        """Count an entry, and pass it to `save`. Exception: `expect` has passed a reply to `save` already."""
+        """Count an entry, and pass it to `save` unless it is a reply: `expect` has saved replies already."""
         early = self._early
         line = early[1] if early is not None and early[0] is entry else msgspec.json.encode(entry)
         if isinstance(entry, m.AssistantReply):
@@ -111,7 +111,7 @@ class History:
         entries: The entries. Entries that were replaced are not among them any more.
         unread: The last reply, while it may still be dropped. It is not an entry yet: `say` or `close` makes
             an entry of it.
-        asked: The last answer schema that a request asked for; `None`: none did so far.
+        asked: The last answer schema that a request asked for; `None`: no request has asked for a schema.
         call_ids: The ids of all tool calls so far; a new call gets another id.
         replies: How many replies there were, empty ones included.
         plain: Whether the turn under way gives tool results to the model as text (`RunTurn.plain_results`).

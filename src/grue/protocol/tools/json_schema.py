@@ -430,7 +430,8 @@ def _below(applied: list[m.JsonObject]) -> list[list[m.JsonObject]]:
         others[int].append((_schemas(rest), frozenset(items)))
         others[int].append((_schemas(part.get("contains")), frozenset()))
         keys += _schemas(part.get("propertyNames"))
-    # In `named`, the key "" stands for all members that no part of the schema names, and -1 for all items.
+    # In `named`, the key "" stands for all members that no part of the schema names, and the key -1 for all
+    # items whose index no part names.
     for kind, name in ((str, ""), (int, -1)):
         others[kind] = [(schemas, own) for schemas, own in others[kind] if schemas]
         named.setdefault(name, [])
@@ -474,7 +475,7 @@ def _target(reference: object, root: m.JsonObject, anchors: Mapping[str, m.JsonO
 
 
 def _size(part: m.JsonObject) -> int:
-    """Return the size of a part: the keywords and items that the validator looks at for one value."""
+    """Return how many keywords and items of a part the validator looks at to check one value."""
     return sum(
         len(value) if isinstance(value, list | dict) else 1
         for key, value in part.items()

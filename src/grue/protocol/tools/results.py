@@ -160,8 +160,8 @@ def known_bytes(data: str) -> int | None:
 
     Data of more than a megabyte is taken for base64 without a check.
 
-    No size is computed from other data, because it may be a text with a secret. The trace has a placeholder
-    in the place of the secret, so a replay would compute another size.
+    Data that is not base64 gets no size. It may be a text with a secret, for which the trace has a
+    placeholder, so a replay would compute another size.
     """
     data = _without_prefix(data)
     clean = data if len(data) > _MAX_TEXT_BYTES else _clean(data)
@@ -371,8 +371,8 @@ def _error_text(blocks: list[m.JsonObject]) -> str:
 def raw_text(result: m.ToolCallResult) -> str:
     """Return the texts of a result's content blocks, joined by newlines.
 
-    If there are no blocks, return the error's message, if there is one. In all other cases return `content`
-    as text.
+    If the result has no blocks, but an error's message, return the message. If it has neither of them, or
+    only blocks without text, return `content` as text.
     """
     texts = [text for block in result.blocks if isinstance(text := block.get("text"), str)]
     if texts:

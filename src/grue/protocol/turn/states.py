@@ -211,7 +211,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         return turn, told
 
     def referring(self) -> "Turn":
-        """Return the turn with the tool `read_result`. Called when the model has got a result's handle."""
+        """Add `read_result` to the turn's tools. Called when the model has got a handle for that tool."""
         tools = with_tool(self.tools, READ_RESULT)
         return self if tools is self.tools else replace(self, tools=tools, relisted=True)
 

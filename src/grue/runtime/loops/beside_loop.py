@@ -167,9 +167,9 @@ class Pace:
             self.paused()
 
     def paused(self) -> None:
-        """Note that other tasks could run just now, so that the next pause is due `STRETCH_S` from now.
+        """Make the next pause due `STRETCH_S` seconds from now.
 
-        Call this after an `await` outside `pause` that has waited.
+        Call this after another `await` than that of `pause`, if it has let other tasks run.
         """
         self._due = time.monotonic() + STRETCH_S
 

@@ -226,8 +226,8 @@ class Call(Future[T]):
         try:
             result = await self._work.run(function)
         except anyio.get_cancelled_exc_class():
-            # The loop is ending. The cancellation need not be raised again, because the task has nothing else
-            # to do.
+            # The loop is ending. The task ends after the next line, so the cancellation need not be raised
+            # again.
             self.fail(None)
         except BaseException as error:  # noqa: BLE001 - the thread that waits for the call raises it
             self.set_exception(error)

@@ -426,7 +426,7 @@ def _matches(pattern: SecretPattern, written: bytes, start: int, end: int) -> It
 
 
 def _beginnings(form: bytes, written: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the spans at which only the beginning of the secret `form` stands, cut off by an ellipsis."""
+    """Yield the spans in `written` that are a beginning of the secret `form`, followed by an ellipsis."""
     head, at = form[:MIN_BEGINNING_BYTES], start - 1
     while (at := written.find(head, at + 1, end + MIN_BEGINNING_BYTES - 1)) >= 0:
         cut = written.find(_CUT, at + MIN_BEGINNING_BYTES, at + len(form) + len(_CUT) - 1)

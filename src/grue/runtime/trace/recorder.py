@@ -415,7 +415,7 @@ def _line(envelope: Envelope[Any], body: bytes) -> TraceLine:
 
 
 class _Text:
-    """A streamed text: `pieces` redacts it, and `last` is the envelope of the last piece that came."""
+    """A text that arrives in pieces. `pieces` redacts it; `last` is the envelope of the latest piece."""
 
     def __init__(self, pieces: TextPieces, last: Envelope[Any]) -> None:
         self.pieces = pieces

@@ -233,7 +233,7 @@ _ZORK_ROUNDS: Final = {
             "Behind the house one window is slightly ajar. It is small, but so is my luggage: an egg.",
         ),
     ),
-    # Three replies. The thought of the third reply corrects that of the second.
+    # Before "move rug", three replies with one call each. The third thought corrects the second.
     "move rug": (
         _round("The living room has a door to the west that is nailed shut, a case, a lamp and a large rug."),
         _round("The lamp must be for some dark place. The only way on seems to be the nailed door, then."),
@@ -243,7 +243,7 @@ _ZORK_ROUNDS: Final = {
             revises=2,
         ),
     ),
-    # Two replies: the thought in the second one starts a branch.
+    # Before "turn on lamp", two replies with one call each. The second thought starts a branch.
     "turn on lamp": (
         _round("A rickety staircase leads down into darkness. I could feel my way."),
         _round(

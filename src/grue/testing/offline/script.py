@@ -1,8 +1,9 @@
 """The scripted model: a function from request to reply, without state.
 
-1. If the conversation describes a game, the game's playbook chooses the command; without one, `explore` does.
-2. If the playbook has thoughts for this turn and the request offers a thinking tool, it calls the tool
-   first. But if a call has failed or the host has asked for the answer, it answers at once.
+1. If the conversation describes a game, the playbook of the game chooses the command. If no playbook has a
+   command for the situation, `explore` chooses one.
+2. If the playbook has thoughts for this turn and the request offers a thinking tool, the script calls that
+   tool before it answers. But if a call has failed or the host has asked for the answer, it answers at once.
 3. An answer has the shape that the request demands.
 
 The same request always gets the same reply.
@@ -50,7 +51,7 @@ class Reply(Struct, frozen=True):
 
 
 def reply(request: ChatRequest, playbook: Playbook | None = None) -> Reply:
-    """Answer a request: from the playbook if it is for this game, otherwise by `explore`.
+    """Answer a request with the playbook's command for the situation; if it has none, with `explore`'s.
 
     Raises:
         BadRequestError: No answer can have the shape that the request demands.

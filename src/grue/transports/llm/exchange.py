@@ -97,8 +97,8 @@ class ContentDecoder:
 
         Raises:
             EncodingError: The chunk cannot be decompressed.
-            BodyTooLongError: The output of one of the decompressors is larger than `max_bytes`. There is one
-                for each coding in `Content-Encoding`.
+            BodyTooLongError: A decompressor has put out more than `max_bytes`. Each coding in
+                `Content-Encoding` has its own decompressor.
         """
         return self._through(chunk, 0)
 

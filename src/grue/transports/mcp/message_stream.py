@@ -28,8 +28,8 @@ class MessageStream(ABC):
     Attributes:
         broken: Why nothing more can be exchanged; `None` while the stream works.
         tools_changed: Whether the server has announced changed tools since a reader last set this to `False`.
-            The stream sets it to `True` when it reads the announcement. The task in which the SDK handles
-            notifications would be too late: another task may send a call before it.
+            The stream sets it to `True` when it reads the announcement. The SDK handles notifications in a
+            task of its own, and another task may send a call before that one runs.
         last_request_id: The id of the last tool call that was sent. The client sets it to an empty text
             before a call, so it stays empty if that call is not sent.
     """

@@ -64,7 +64,7 @@ from grue.transports.mcp.message_stream import MAX_UNASKED, MessageStream, encod
 
 
 def with_own_fault(item: SessionMessage) -> SessionMessage:
-    """Return the message. Into an error of the SDK's transport, not of the server, put a `WireFault`."""
+    """Return the message. If it is an error that the SDK's transport has made, add a `WireFault` to it."""
     message = item.message
     if isinstance(message, types.JSONRPCError):
         fault = _fault_of(message.error)
@@ -309,7 +309,7 @@ class HttpStream(MessageStream):
         self._inbound.close()
 
     def answer(self, request_id: int | str, message: types.JSONRPCMessage) -> None:
-        """Deliver the server's answer to a request, with the id of that request."""
+        """Deliver `message`, the server's answer to a request. If it is an answer, it gets `request_id`."""
         if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
             message.id = request_id
         self._deliver(SessionMessage(message))
@@ -593,14 +593,17 @@ def _empty_success(request: httpx2.Request) -> httpx2.Response:
 
 
 def _is_awaited(request: httpx2.Request, head: _Head) -> bool:
-    """Return whether a caller waits for the answer. That caller then has its own time limit."""
+    """Return whether `request` has a caller that waits for the answer; the caller sets the time limit."""
     return head.is_request or request.method == "GET"
 
 
 def _refusal(
     request: httpx2.Request, response: httpx2.Response, message: types.JSONRPCMessage | None, body: bytes
 ) -> WireFault | None:
-    """Return the fault for a status from 400 on; `None`: the body has a JSON-RPC error to use instead."""
+    """Return the fault for a response whose status is 400 or higher.
+
+    `None`: `message`, the JSON-RPC error in the body, is passed to the caller instead.
+    """
     status = response.status_code
     error = message.error if isinstance(message, types.JSONRPCError) else None
     if request.method == "POST" and (_SESSION_ID in request.headers or _url_has_session(request.url)):
