@@ -1667,7 +1667,7 @@ class TurnFailed(Message, frozen=True, kw_only=True):
     """agent -> host: the turn has no answer, and every session is closed.
 
     Attributes:
-        untold: As in `TurnCompleted`.
+        untold: Results of tool calls that no request has sent to the model yet, as in `TurnCompleted`.
         unread: Whether the turn of a conversation ended while it waited for a reply of the model. The
             conversation does not contain that reply, even if it came later.
     """

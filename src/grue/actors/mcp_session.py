@@ -244,7 +244,7 @@ class SessionActor(Actor[m.SessionCommand]):
         return None
 
     async def _call_all(self, connection: ToolConnection | None, batch: m.CallTools, cause: int) -> None:
-        """Settle a batch's calls by the rules of `protocol/tools/calls.py`; no connection: make no call."""
+        """Settle a batch's calls by the rules of `protocol/tools/calls.py`. `None`: make no call."""
         # A program may make calls outside turns through the same session (`keep="sessions"`). With
         # `exclusive`, its calls wait until the batch is done.
         async with exclusive(connection):

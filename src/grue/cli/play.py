@@ -36,7 +36,7 @@ from grue.transports.llm.endpoint import api_key, require_key
 def pace(game: Game, pause_s: float) -> None:
     """Make the game wait before each move, for people who watch a scripted model play (`--pace`).
 
-    Ctrl-C ends the wait. The trace has the decision for the move already when the wait begins.
+    Ctrl-C ends the wait. When the wait begins, the decision for the move is already in the trace.
     """
     step = game.step
 
@@ -148,10 +148,10 @@ def _finish(
 
 
 def _configuration(options: PlayOptions) -> tuple[GameConfiguration, Any, str]:
-    """Return the settings, the bundled MCP server if the episode has to use it, and a notice about that.
+    """Return the settings, the bundled MCP server, and a notice that the episode uses this server.
 
-    `None` instead of the server: the user has configured other servers, or has turned MCP off. The notice is
-    empty then.
+    If the user has configured other servers or turned MCP off, the server is `None` and the notice is empty.
+    The notice is also empty if the output is JSON or `--quiet`.
     """
     config = GameConfiguration.of_project()
     model = options.model

@@ -102,7 +102,7 @@ S = TypeVar("S", bound=Struct)
 
 
 def recorded_options(options: Struct, names: Iterable[str]) -> m.JsonObject:
-    """Return the options called `names`, and the working directory as `started_in`, for the trace."""
+    """Return what the trace records: the options called `names`, and the working directory (`started_in`)."""
     given = {name: getattr(options, name) for name in names}
     chosen: m.JsonObject = msgspec.to_builtins(given, enc_hook=str)
     return {**chosen, "started_in": str(Path.cwd())}

@@ -270,8 +270,8 @@ def _reader(type_: Any) -> _Reader:
     from pydantic.errors import PydanticUserError
 
     name = getattr(type_, "__name__", "") if isinstance(type_, type) else ""
-    # msgspec, below, reads Structs and refuses functions. Pydantic would accept a function as a type: it
-    # would validate the arguments of calls.
+    # Leave Structs and functions to msgspec, which reads Structs and refuses functions. Pydantic would accept
+    # a function, as a validator of the function's arguments.
     if not (isinstance(type_, FunctionType) or (isinstance(type_, type) and issubclass(type_, Struct))):
         try:
             adapter = TypeAdapter(type_)

@@ -158,13 +158,13 @@ class Options(Struct, frozen=True, kw_only=True):
         lower_is_better: Whether a smaller score is better than a larger one.
         failed_as: The score that a failed episode counts with; `None`: 0. It must be set if
             `lower_is_better` is set and an episode has failed.
-        passing: The worst score with which an episode passes; `None`: 1 (0 if lower is better) if all scores
-            are from 0 to 1, otherwise no pass rates are computed.
+        passing: The worst score with which an episode passes. `None`: if all scores are from 0 to 1, it is 1
+            (0 if `lower_is_better`); otherwise no pass rates are computed.
         cluster: Names of settings. Cases with equal values of these settings form a group, because their
             scores depend on each other, such as questions about one document; empty: all cases are
             independent.
-        margin: The smallest loss that matters, for which `Comparison.more_cases` is computed; `None`: compute
-            `more_cases` for the difference that was measured.
+        margin: The smallest loss that matters. `Comparison.more_cases` is computed for this loss; `None`: for
+            the difference that was measured.
     """
 
     score: str | None = None
@@ -183,9 +183,9 @@ class Side(Struct, frozen=True, kw_only=True):
         fleet: The fleet's folder; empty if the episodes were given without a folder.
         episodes: Number of episodes that are compared.
         failed: Number of compared episodes that have failed.
-        missing: Number of episodes that are not compared, by reason: the outcome of episodes without a
-            result, such as `unpaid`; `unscored` for episodes that lack the score; `earlier` for episodes of
-            an earlier sweep, if the latest sweep has episodes of this side.
+        missing: Number of episodes that are not compared, by reason. `unscored`: the episode lacks the score.
+            `earlier`: it is of an earlier sweep, and the latest sweep has episodes of this side. Any other
+            key is the outcome of an episode without a result, such as `unpaid`.
         unpaired: Number of cases that the other side has not played.
     """
 

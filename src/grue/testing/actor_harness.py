@@ -138,7 +138,7 @@ class FakeChannel(Mailbox[M]):
     def send_nowait(
         self, body: M, *, sender: str, cause: int | None = None, reply_to: object = None
     ) -> Envelope[M]:
-        """Put a message in. If it is an ask of a kind that was passed to `answers`, send the next reply."""
+        """Put a message in. If it is an ask, and `answers` has set replies for its kind, send the next."""
         envelope = super().send_nowait(body, sender=sender, cause=cause, reply_to=reply_to)
         self.envelopes.append(envelope)
         if reply_to is not None:

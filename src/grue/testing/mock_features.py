@@ -290,8 +290,9 @@ async def _answer(
 ) -> types.ElicitResult | types.InputRequiredResult:
     """Ask the user, for kinds of questions that the SDK does not handle itself.
 
-    Before protocol revision 2026-07-28, this sends the client a request. Since then a server sends no
-    requests: the tool call returns the question as its result, and the client calls again with the answer.
+    With a protocol revision before 2026-07-28, send the client a request and wait for the answer. In later
+    revisions a server sends no requests: return the question as the result of the tool call. The client then
+    calls the tool again with the answer.
     """
     if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
         answer = (ctx.input_responses or {}).get(_QUESTION)

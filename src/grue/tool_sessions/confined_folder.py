@@ -43,7 +43,7 @@ class ConfinedFolder:
     """Files inside one folder. Paths are relative to that folder, with `/` between names.
 
     Args:
-        root: The folder. It may itself be a link, because the user has chosen it.
+        root: The folder. It may be a symbolic link, because the user has chosen it. Links in it are refused.
         max_bytes: Largest file that is read or written.
     """
 

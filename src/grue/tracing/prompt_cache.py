@@ -157,13 +157,13 @@ class _Prompted(Struct, kw_only=True):
     Attributes:
         whole: Whether the trace holds all earlier messages of the conversation.
         sent: The last prompt with tools (`True`) and the last without (`False`).
-        blame: The changes of the last prompt's messages since it was sent. Each entry: how many bytes at the
-            beginning of the messages a change has left the same, and the number and the kind of the trace
-            message that reports the change.
+        blame: What has changed the messages since the last prompt was sent. Each entry: how many bytes before
+            the first difference are unchanged, and the number and the kind of the trace message that reports
+            the change.
         adapted: Number and kind of the trace message that changed how requests are encoded; `None`: nothing
             has changed since the last prompt.
-        notes: Trace messages since the last request that would explain why the next request offers no tools.
-            Each entry: the message's number and kind, and the reason in words.
+        notes: Why the next request may offer no tools, as noted since the last request. Each entry: the
+            number and the kind of the trace message that gives the reason, and the reason in words.
     """
 
     name: m.ConversationId
@@ -710,7 +710,7 @@ class CacheTotals(Struct, frozen=True, kw_only=True):
 
     Attributes:
         requests: Requests that an endpoint has answered.
-        breaks: How many of them do not repeat the whole earlier prompt that they are compared with.
+        breaks: How many of these requests do not repeat the whole of the earlier prompt (`PrefixBreak`).
         input_tokens: Tokens of all prompts that endpoints have counted.
         repeated_tokens: About how many of the input tokens repeat an earlier prompt.
         cached_tokens: How many of the input tokens were billed as read from a cache.

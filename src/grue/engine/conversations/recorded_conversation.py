@@ -457,9 +457,9 @@ class RecordedTurn:
         return where
 
     def waiting(self, path: str | PathLike[str]) -> "Waited | None":
-        """Return what another process needs to go on with this turn, once the model's reply has come.
+        """Return what another process needs to go on with this turn after the model's reply has come.
 
-        `None`: the turn does not wait for a reply, or a secret was removed from it.
+        `None`: the turn does not wait for a reply, or a secret was redacted in one of its messages.
         """
         if self.end is not None or self.redacted:
             return None

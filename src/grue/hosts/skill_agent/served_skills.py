@@ -78,7 +78,7 @@ class ServedSkill(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The name that the model sees, `SERVER/SKILL`. Names of local skills cannot have a slash."""
+        """The name that the model sees: `SERVER/SKILL`. Local skills differ: their names have no slash."""
         return f"{self.server}/{self.front['name']}"
 
     @property

@@ -168,7 +168,7 @@ class Observed(Fact, frozen=True, kw_only=True):
         return f"{self.location or 'somewhere'}, score {score}: {_quoted(self.text)}"
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return no lines: in a log, the lines about the commands are enough."""
+        """Return no lines: a log has one line for each command, and none for what the game replied."""
         return ()
 
 
@@ -222,7 +222,7 @@ class Remembered(Fact, frozen=True, kw_only=True):
         return f"{self.location}: {_quoted(self.text)}"
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return no lines: in a log, the lines about the commands are enough."""
+        """Return no lines: a log has one line for each command, and none for notes."""
         return ()
 
 

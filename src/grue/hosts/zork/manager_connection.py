@@ -246,7 +246,7 @@ class OverriddenManagerConnection(ManagerConnection):
     """One session with a manager whose methods are overridden.
 
     The manager's `connect_session` gets one attempt, with the turn's time limit. The manager's logger and
-    Langfuse client get the events of the turn, and not those of the manager's coroutines.
+    Langfuse client get each event once, from the turn: the manager's coroutines report nothing to them.
 
     Args:
         manager: The manager.

@@ -292,7 +292,7 @@ class ResponsesAssembler:
     def _told(self, item: m.JsonObject, index: int) -> _CallEvents | None:
         """Find the call of earlier events that `item`, of the complete response, repeats. Set its `told`.
 
-        A call whose `told` is set is not returned again, so no two items are compared with the same call.
+        `None`: there is none. Calls whose `told` is set are left out, so no two items get the same call.
         """
         call = next((call for call in self._alike(item, index) if not call.told), None)
         if call is not None:

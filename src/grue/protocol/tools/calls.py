@@ -412,10 +412,10 @@ class ReadChangedTools(Struct, frozen=True):
 
 
 class MakeCall(Struct, frozen=True):
-    """Record the message `called`, and make the call; its settlement is the next event.
+    """Record the message `called`, and make the call. The next event says how the call was settled.
 
-    If the call would be refused before it is sent, or if the tool has changed since the call was decided on,
-    `called` is not recorded and the call is not made; `ToolSkipped` is the next event.
+    Do neither if the call would be refused before it is sent, or if the tool has changed since the call was
+    decided on. Then the next event is `ToolSkipped`.
     """
 
     called: m.ToolCalled

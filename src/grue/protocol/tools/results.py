@@ -620,9 +620,10 @@ def _readable_resource(resource: m.JsonObject, room: MediaRoom | None) -> m.Json
 
 
 def _binary(kind: str, holder: m.JsonObject, data: str, room: MediaRoom | None) -> m.JsonObject:
-    """Return members for the model about base64 data: its size, and its text or why it could not be attached.
+    """Return what the model reads about base64 data: its size, and its text or why it was not attached.
 
-    Data that is not text is attached to the result, if `room` allows it. `room` is `None`: only the size.
+    Data that is not text is attached to the result if it fits into `room`. If `room` is `None`, nothing is
+    attached and only the size is returned.
     """
     size = known_bytes(data)
     described: m.JsonObject = {} if size is None else {"bytes": size}

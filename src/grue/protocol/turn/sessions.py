@@ -306,7 +306,7 @@ def _not_started(state: s.Presuming, event: m.StartupFailed) -> Transition:
 
 
 def _dropped(state: s.AwaitingDrop, event: m.ReplyDropped) -> Transition:
-    """Count the cost of the dropped request; ask again with the listed tools, or end the turn."""
+    """Count the cost of the dropped request. End the turn if it has a `failure`; otherwise ask again."""
     turn = state.turn.count(event.usage)
     if state.failure is not None:
         return fail(turn, state.failure, unread=True)

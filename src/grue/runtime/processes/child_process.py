@@ -166,7 +166,7 @@ class ChildProcess:
 
     @property
     def ending(self) -> ProcessEnding:
-        """How the process ended. `died`: before this object closed it; `none`: it still runs."""
+        """How the process ended. `none`: it still runs. `died`: it exited before it was closed."""
         return "died" if self._ending == "none" and self.exited else self._ending
 
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:
@@ -220,7 +220,7 @@ class ChildProcess:
     def _drains(self) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
         """Return functions that read the pipes while the process is being ended. Each is run as a task.
 
-        They run after the functions of `_readers` have ended.
+        These tasks start after those of `_readers` have ended.
         """
         raise NotImplementedError
 

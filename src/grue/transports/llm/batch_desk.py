@@ -330,14 +330,14 @@ class BatchDesk:
     async def _surely(
         self, what: str, read: Callable[[bytes], T], ask: Callable[[], Awaitable[Answered | Fault]]
     ) -> T:
-        """Send a request again and again until it is answered, and return the answer, parsed by `read`.
+        """Send a request until the provider answers it, and return the answer, parsed by `read`.
 
         Use this only for requests that may be sent twice.
 
         Raises:
-            BatchRefused: The provider refuses the request, or all attempts in `Batching.patience_s` have
-                failed. Or `read` cannot parse the answer; the error's text then names it with `what`, such as
-                "an uploaded file".
+            BatchRefused: The provider refuses the request, or has not answered it within
+                `Batching.patience_s`. Or `read` cannot parse the answer, which the error's text calls `what`,
+                such as "an uploaded file".
         """
         patience = self._patience()
         while True:
