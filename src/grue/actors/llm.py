@@ -588,13 +588,13 @@ class LlmActor(Actor[m.LlmCommand]):
     async def _complete_unless_dropped(
         self, command: m.RequestCompletion, envelope: Envelope[m.LlmCommand]
     ) -> None:
-        """Ask the model in another task, and read the mailbox meanwhile, for a `DropCompletion`.
+        """Ask the model in another task. Meanwhile, wait in `mailbox.receive()` for a `DropCompletion`.
 
-        When the reply has come, `mailbox.receive()` is not cancelled, because that may lose a message. This
-        method waits until `receive` returns. It will: the agent sends a message or closes the mailbox.
+        When the model's reply has come, `receive` is not cancelled, because that may lose a message. This
+        method waits until `receive` returns: the agent sends its next message, or closes the mailbox.
 
-        A drop cancels only the exchange with the endpoint. It interrupts neither the adding of the request's
-        items to the conversation, before the exchange, nor the report of the reply, after it.
+        A `DropCompletion` cancels only the exchange with the endpoint. It does not interrupt what comes
+        before (adding the request's items to the conversation) or after (reporting the reply).
         """
         asked = await self._ask(command, envelope)
         droppable = anyio.CancelScope()

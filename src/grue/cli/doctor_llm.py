@@ -208,11 +208,11 @@ def _tools(endpoint: LlmEndpoint, spoken: "_Tried") -> Finding:
 
 
 def _open_tools(endpoint: LlmEndpoint, spoken: "_Tried", failure: MCPError) -> Finding:
-    """Return the finding about tools if the turn that offers a tool has failed with `failure`.
+    """Return the finding about tools after the turn that offers a tool has failed with `failure`.
 
-    If that turn has timed out, send its prompt again with a limit of `_SHORT` tokens for the reply, which may
-    then come in time. The reply says how many tokens the prompt has. Compared with the prompt of `spoken`, an
-    earlier turn without a tool, this shows whether the model sees the tool.
+    If that turn has timed out, run it again with a limit of `_SHORT` tokens for the reply, so that the reply
+    may come in time. The endpoint counts the prompt's tokens. If the tool adds hardly any, the model does not
+    see the tool (`_left_out`). `spoken` is an earlier turn without a tool.
     """
     open_question = isinstance(failure, LLMError) and failure.kind == "timed_out"
     brief = _Tried(_brief(endpoint), _CALL, tool=True) if open_question else None

@@ -38,7 +38,7 @@ class Seen(Struct, frozen=True, kw_only=True):
 
     @property
     def spent(self) -> Amount:
-        """The cost of all requests: that of `costs`; if `costs` counts no requests, that of `tally`."""
+        """The cost of all requests, as `costs` counts it; as `tally` does if `costs` counts no requests."""
         return self.costs.spent if self.costs.spent.requests else self.tally.spent
 
     @property

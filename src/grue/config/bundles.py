@@ -150,8 +150,8 @@ def _check_list(file: BufferedReader) -> None:
     if at < 0 or at + _END.size > len(tail):
         raise MCPConfigError("It is not a zip file.")
     _, _, _, _, count, size, _, _ = _END.unpack_from(tail, at)
-    # Refuse ZIP64, the format for archives with more than 65,535 files. It has a second field for the number
-    # of files. `zipfile` would believe that field, and the check below looks only at the first one.
+    # Refuse ZIP64, the format for archives with more than 65,535 files. A ZIP64 archive gives the number of
+    # files a second time. `zipfile` reads the second number, but the check below only the first.
     if tail[max(0, at - _LOCATOR_BYTES) :].startswith(_LOCATOR_MARK) or size > _MOST_LISTED:
         raise MCPConfigError("It lists too many files.")
     if count > MOST_FILES:

@@ -79,18 +79,18 @@ _SCOPES = ("scope", "scopes")
 
 
 def is_of_another_host(auth: object) -> bool:
-    """Return whether an `auth` is written with another host's keys: Cursor's, which are in capitals."""
+    """Return whether `auth` has keys of another host: Cursor's `CLIENT_ID` or `CLIENT_SECRET`."""
     return isinstance(auth, Mapping) and any(key in auth for key in ("CLIENT_ID", "CLIENT_SECRET"))
 
 
 def auth_of_other_hosts(oauth: object) -> tuple[dict[str, Any] | bool, tuple[str, ...]]:
     """Return grue's `auth` for another host's `oauth`, and the keys of `oauth` that grue does not use.
 
-    URLs of the authorization server are not used, for example: grue asks the MCP server for them.
+    For example, grue does not use URLs of the authorization server, because it asks the MCP server for them.
 
     Raises:
-        ValueError: `oauth` is not understood. The text continues a sentence that began with the key's name.
-            It shows no value.
+        ValueError: `oauth` is not understood. The error's text continues a sentence that begins with the
+            key's name. It shows no value of `oauth`.
     """
     if isinstance(oauth, bool):
         return oauth, ()

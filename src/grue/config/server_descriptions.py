@@ -243,7 +243,7 @@ def _chosen(
 
 
 def offered_bundle(description: object, *, kind: str | None = None) -> OfferedBundle | None:
-    """Return the bundle that a description offers; `None`: `read_server` would choose another offer.
+    """Return the bundle that a description offers; `None`: grue would use another package, or a URL.
 
     Raises:
         MCPConfigError: The description is not usable, or has no URL or no digest of the bundle.

@@ -53,8 +53,8 @@ class RecalledTurn(Struct, frozen=True):
 
     Attributes:
         outcome: The turn's outcome.
-        said: What was said in the turn, to be added to the turn's conversation. Empty if the conversation
-            has these entries already, or if the turn belongs to no conversation.
+        said: What the turn adds to its conversation. Empty: the conversation has these entries already, or
+            the turn belongs to no conversation.
     """
 
     outcome: TurnOutcome[Any]

@@ -517,7 +517,7 @@ class RestOfTurn(Spending):
         return self.spent.left(episode, turn.limits.budget)
 
     def add(self, requests: int, usage: m.Usage) -> None:
-        """Add to the runner's spending what the finished turn has spent since it went on."""
+        """Add what the finished turn has spent, without the `counted` part, to the runner's spending."""
         rest = Spent(requests=requests, usage=usage).less(self._counted)
         self._whole.add(rest.requests, rest.usage)
 

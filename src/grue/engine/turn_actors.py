@@ -189,7 +189,7 @@ class TurnActors:
         command: The message that starts the turn.
         check: The host's check of a final text.
         on_delta: Called with each piece of a streamed reply.
-        earlier: The tool results of earlier turns of the conversation; `None`: the turn continues none.
+        earlier: The tool results of the conversation's earlier turns; `None`: no conversation is continued.
         past: The recorded beginning of this turn, if it is a fork, or goes on after it has waited for a
             batch; `None`: the turn is new.
     """

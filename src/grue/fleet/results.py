@@ -153,7 +153,7 @@ def of_latest_sweep(fleet: Path, found: list[Result]) -> tuple[list[Result], int
 
 
 def latest_results(fleet: Path) -> tuple[list[Result], int]:
-    """Return the episodes of the latest sweep, and how many others the folder has.
+    """Return the episodes of the latest sweep, and the number of the folder's other episodes.
 
     Use this for views of a whole folder. If the latest sweep is unknown, all episodes are returned.
     """

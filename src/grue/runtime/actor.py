@@ -323,9 +323,9 @@ class Supervisor:
     """An async context manager around a group of actors.
 
     On leaving, it closes every mailbox and waits until each actor has handled the messages in its mailbox.
-    An actor that takes longer than `stop_grace_s` is cancelled. An actor that sends to a closed mailbox while
-    the group is being left does not count as crashed. The same holds after the actor that was started with
-    `whole=True` has returned.
+    An actor that takes longer than `stop_grace_s` is cancelled. An actor that sends to a closed mailbox does
+    not count as crashed if the group is being left, or if the actor that was started with `whole=True` has
+    returned.
 
     Args:
         recorder: Records every envelope.

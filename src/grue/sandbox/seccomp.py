@@ -226,7 +226,7 @@ def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
     found = [
         ("socket", _sockets(wanted)),
         ("socketpair", _pairs(wanted)),
-        # In a new namespace a program has all capabilities, and with them reaches most of the kernel.
+        # In a new user namespace a program has all capabilities, and can use most functions of the kernel.
         ("clone", _if_bits(0, _NAMESPACES)),
         ("unshare", _if_bits(0, _NAMESPACES)),
         # A program must not change this limit. grue starts each server with a certain value of it, which the

@@ -307,7 +307,7 @@ class SessionPool:
             self._drop(owned)
 
     def _current(self, server: m.ServerName) -> PooledConnection | None:
-        """Return the session of a server, leased or not, if it is still opening or is usable."""
+        """Return the session of a server, leased or not, if it is opening or usable; drop it otherwise."""
         for owned in (self._leased.get(server), self._waiting.get(server)):
             if owned is not None and (not owned.opened.is_set() or (owned.listing and owned.usable)):
                 return owned

@@ -144,8 +144,8 @@ class EpisodeReader(TraceReader[EpisodeBody]):
         """Return the class of a line's message, from its tag; `None`: only decoding the line can tell."""
         tag = line.tag
         kind = self.kinds.get(tag)
-        # The classes of a host's facts are in a module of the host. If it is not imported, the class of a fact
-        # does not exist until the fact is decoded: return the base class, `Fact`.
+        # The class of a host's fact is in a module of the host. If that module is not imported, there is no
+        # class until the fact is decoded: return the base class, `Fact`.
         return Fact if kind is None and line.line.receiver == NOTES and can_be_fact(tag) else kind
 
     def _body(self, line: TraceLine, written: bytes) -> EpisodeBody:

@@ -116,7 +116,7 @@ class AgentTurn(Struct, frozen=True, kw_only=True):
 
     @property
     def may_stop(self) -> bool:
-        """Whether the agent may have ended before it recorded all commands of the state machine."""
+        """Whether the agent may have ended before it recorded all commands that its state machine gave."""
         if any(isinstance(envelope.body, m.TurnEnd) for envelope in self.said):
             return False
         # If `said` is empty, the agent was cancelled before it read its first message.
@@ -230,7 +230,7 @@ class AgentReplay:
             turn=self._turn.run.turn,
             cause=event.seq,
         )
-        # Whatever event ended the turn, the message that ends it has the host's `RunTurn` as its cause.
+        # The cause of the message that ends the turn is always the host's `RunTurn`, not `event`.
         ends = isinstance(command, m.TurnEnd | m.TurnWaits)
         cause = self._turn.begun.seq if ends else event.seq
         if recorded is not None and recorded.cause != cause and recorded.cause in self._taken:
@@ -409,8 +409,8 @@ class Connections:
     def begin(self, turn_slice: TurnSlice) -> None:
         """Begin a turn.
 
-        If the episode was resumed just before this turn, the states of the servers are those that the
-        resuming process read from the trace: of each server the last one that was recorded.
+        If the episode was resumed just before this turn, use the last recorded state of each server, as the
+        process that resumed the episode did.
         """
         if turn_slice.resumed:
             self._known = dict(self._recorded)

@@ -711,14 +711,14 @@ def require_not_parked(mark: TurnMark | None, name: str) -> None:
 
 
 def given_up(mark: TurnMark | None) -> m.TurnParked | None:
-    """Return how a parked turn ended, for a conversation that goes on without it; `None`: none is parked."""
+    """Return the end of a parked turn that the conversation leaves unfinished; `None`: no turn is parked."""
     if mark is None or mark.state == "running":
         return None
     return m.TurnParked(turn=mark.turn, untold=mark.untold)
 
 
 def is_parked_still(end: object) -> bool:
-    """Return whether a resumed turn is parked again, because it ended with a server's failure."""
+    """Return whether a resumed turn stays parked: its last message (`end`) says that a server failed."""
     return isinstance(end, m.TurnFailed) and isinstance(end.failure, m.ServerFailure)
 
 

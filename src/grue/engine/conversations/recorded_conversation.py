@@ -136,7 +136,7 @@ def said_before(
 
 
 def _mark_of(talk: Talk, path: Path) -> TurnMark | None:
-    """Return the `TurnMark` of the conversation's turn that can be resumed; `None`: no turn can be."""
+    """Return the `TurnMark` of the conversation's unfinished turn; `None`: no turn can be resumed."""
     run, parked = talk.turn, talk.parked
     if run is None or run.history is None or not run.tool_policy.parking:
         return None

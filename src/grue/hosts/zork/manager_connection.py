@@ -272,7 +272,7 @@ class OverriddenManagerConnection(ManagerConnection):
         """Connect and list the tools.
 
         Raises:
-            ServerFailed: The connect failed. If the manager has a `failure`, the error has its details.
+            ServerFailed: The connect failed. The error has the details of the manager's `failure`, if any.
         """
         self._lent.lend(TurnUse(self._note, timeout_s))
         return await super().open(timeout_s)

@@ -161,10 +161,10 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         return (find_tools(self.run.servers), CALL_TOOL, *self.tools) if self.searching else self.tools
 
     def meant(self, call: m.ToolCall) -> m.ToolCall:
-        """Return the call that is to be made: for a call of `call_tool`, the call of the tool that it names.
+        """Return the call to make. A call of `call_tool` stands for a call of the tool in its arguments.
 
-        If that tool does not exist, the call is returned unchanged, and `call_tool` itself tells the model
-        so.
+        If that tool does not exist, the call of `call_tool` is returned, whose result tells the model so.
+        Calls of other tools are returned unchanged.
         """
         named = named_call(call) if self.searching else call
         if named is call:

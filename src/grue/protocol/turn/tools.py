@@ -433,7 +433,7 @@ def _in_order(calls: tuple[m.ToolCall, ...], judged: tuple[ValidCall, ...]) -> t
 
 
 def _changed_before(tasks: Mapping[m.CallId, m.OpenTask]) -> dict[m.CallId, m.JsonObject]:
-    """Return, by call id, the arguments that a person changed before an earlier process sent the call."""
+    """Return, by call id, the arguments with which an earlier process sent a call that a person changed."""
     return {
         call_id: task.changed_arguments
         for call_id, task in tasks.items()

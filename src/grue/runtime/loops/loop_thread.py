@@ -80,7 +80,7 @@ class ErrorTexts(Struct, frozen=True):
 
 
 class LoopThread(Struct, frozen=True):
-    """The thread that a loop runs in, with methods that raise if a wait for the loop would never end.
+    """The thread of an event loop. Its methods raise if the caller must not wait for the loop.
 
     Attributes:
         thread: The thread.

@@ -246,8 +246,8 @@ def _block(written: bytes) -> object:
     if values_in(written) <= MAX_VALUES:
         return _decode(written)
     try:
-        # A text block may have few values although `values_in` counts many: it counts the commas in the text
-        # too. So try to decode the block as text.
+        # `values_in` also counts the commas in texts. So this may be a block with a long text and few values:
+        # try to decode it as one.
         return msgspec.to_builtins(msgspec.json.decode(written, type=_Text))
     except (ValueError, RecursionError):
         return {"type": "text", "text": _json_text(written)}
