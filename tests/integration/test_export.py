@@ -152,7 +152,7 @@ def test_wrong_queries_and_places_are_said_in_a_sentence(
         "trace", "query", "select 1 from turns", tmp_path / "x", status=1
     )
     assert "no fleet in" in run("fleet", "export", tmp_path, status=1)
-    assert "parquet, samples or atif" in run("fleet", "export", fleet, "--as", "csv", status=2)
+    assert "'parquet', 'samples'," in run("fleet", "export", fleet, "--as", "csv", status=2)
     (tmp_path / "file").write_text("")
     assert "Cannot make the folder" in run(
         "fleet", "export", fleet, "--out", tmp_path / "file" / "x", status=1

@@ -137,7 +137,7 @@ def test_the_command_serves_a_server_of_the_users_until_it_is_interrupted(tmp_pa
         (("json:loads", "--stdio"), "'loads' in 'json' is not a MockServer"),
         (("--stdio", "--without", "toys"), "there is no feature 'toys'"),
         (("shop.py:shop", "--stdio", "--page-size", "2"), "set them in your MockServer(...)"),
-        (("--stdio", "--era", "old"), "era is one of both, initialize, stateless"),
+        (("--stdio", "--era", "old"), "'old' is not one of 'initialize'"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
