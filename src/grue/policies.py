@@ -318,7 +318,7 @@ class ToolSearch(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_
         above: The two tools are used if there are more tools than this (a whole number), or if the tools'
             definitions would fill more than this share of the context window (a number below 1, such as
             0.1). If the window's size is not known, 128,000 tokens are assumed. A turn that has begun to use
-            the two tools does so until its end.
+            the two tools uses them until its end.
         most: How many tools `find_tools` returns at most.
         always: Patterns of canonical tool names (`files.read`, `web.*`) that are offered beside the two.
 

@@ -1,4 +1,4 @@
-"""Entry point of the command `grue`: answers `--version` without importing the rest, which takes longer."""
+"""Entry point of the command `grue`. It answers `--version` fast, without importing grue's other modules."""
 
 import os
 import sys

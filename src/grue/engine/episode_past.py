@@ -229,7 +229,7 @@ class Past(Struct, Generic[_Started], kw_only=True):
 def _has_a_result(end: m.TurnCompleted | m.TurnFailed, *, answered: bool) -> bool:
     """Return whether a host can use `end` as the turn's result. If not, the resumed episode repeats the turn.
 
-    An interrupted turn is no result, for example. `answered`: see `ends_episode`.
+    For example, the end of an interrupted turn cannot be used. `answered`: see `ends_episode`.
     """
     if isinstance(end, m.TurnCompleted):
         return True

@@ -1,4 +1,4 @@
-"""Start a program in its box: check what the machine can enforce, confine a thread, start the program there.
+"""Start a program in its box: check what can be enforced, confine a thread, start the program from it.
 
 The restrictions of `kernel.confine` belong to a thread, and the processes that the thread starts inherit
 them. So each start has its own thread. The alternatives are worse: Python code between `fork` and `exec` is

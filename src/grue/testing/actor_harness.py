@@ -83,7 +83,7 @@ class FakeChannel(Mailbox[M]):
 
     Args:
         name: The name of the actor whose place the test takes.
-        tap: Records each message on its way in.
+        tap: Records each message that is sent to the mailbox.
         bound: Number of messages that it holds until `take` makes room; `None`: it is never full.
     """
 

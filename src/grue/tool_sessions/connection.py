@@ -75,7 +75,7 @@ class SeenListing(Struct, frozen=True):
         protocol_version: The MCP revision that the server spoke; empty: not known.
         expires_at: Until when the listing may be used without asking the server again, in seconds since the
             epoch; `None`: the server has not said.
-        private: Whether the listing holds only for the person who is logged in.
+        private: Whether the listing is valid only for the person who is logged in.
     """
 
     tools: tuple[m.ToolDefinition, ...]

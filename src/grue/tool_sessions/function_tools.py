@@ -164,7 +164,7 @@ class Parameters:
 
 
 def mentions_pydantic(kind: Any, depth: int = 0) -> bool:
-    """Return whether pydantic or `annotated_types` defines a type, a part of it or an annotation in it."""
+    """Return whether `kind`, one of its parts or an annotation is of pydantic or `annotated_types`."""
     if depth > _DEEPEST:
         return False
     if isinstance(kind, type) and any(_is_pydantic(base) for base in kind.__mro__):

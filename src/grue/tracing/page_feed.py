@@ -367,7 +367,7 @@ class PageTurn(Struct, kw_only=True):
         reason: Why the outcome is not `answered`; printable.
         action: What the host did with the answer, in a few words; printable.
         question: The beginning of the host's text, to tell the turns of one `Runner.map` apart; printable.
-        answer: The beginning of the model's answer, for the same purpose; printable.
+        answer: The beginning of the model's answer, also to tell the turns apart; printable.
         requests: How many completions were requested.
         tool_calls: How many tool calls the model made.
         usage: Usage of all its completions.

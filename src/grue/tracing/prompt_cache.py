@@ -261,8 +261,7 @@ class CachedPrompts:
         """Return the state of the conversation `name` for a turn that continues the history `past`.
 
         If the stored conversation `name` has another history, look for a stored conversation that has the
-        history `past`, and return a branch of it: a copy that grows by itself. If there is none, return a new
-        conversation.
+        history `past`, and return a copy of its state. If there is none, return a new conversation.
         """
         known = self._talks.get(name)
         if past is None or not past.length:

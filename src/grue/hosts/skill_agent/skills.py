@@ -1,7 +1,7 @@
 """Skills: folders with a `SKILL.md`, in the Agent Skills format that many agents use.
 
 Use this module in a host that offers skills to a model. `Skills` reads a folder of skills: show the model
-their names and descriptions. When it asks for a skill or for a file beside it, return the text.
+their names and descriptions. When it asks for a skill or a file in its folder, return the text.
 
 `granted` finds the tools of your host that a skill's `allowed-tools` name. These tools are approved in
 advance: pass `Grant.approved` to `grue.hosting.judge_calls`, so that a policy's `ask` does not apply to them.

@@ -332,8 +332,8 @@ def _anchors(schema: m.JsonObject) -> dict[str, m.JsonObject]:
     """Return the parts of a schema that have an anchor, by the anchor's name.
 
     Raises:
-        NotCheckedError: A part refers to something outside the schema, or is a schema of its own (`$schema`,
-            `$id`), or two parts have the same anchor.
+        NotCheckedError: A part refers to something outside the schema, or has `$schema` or `$id` and so is a
+            separate schema, or two parts have the same anchor.
     """
     found: dict[str, m.JsonObject] = {}
     for part in _objects(schema):

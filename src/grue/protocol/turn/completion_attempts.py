@@ -358,7 +358,7 @@ class Breaker(Struct, frozen=True):
 
 
 def moves_on(failure: m.LlmFailure) -> bool:
-    """Return whether another model may be asked: this one was unavailable, too slow, or sent garbage."""
+    """Return whether to ask another model: the one that failed was unavailable, slow, or sent garbage."""
     return failure.kind in _CANNOT_BE_ASKED
 
 

@@ -1,1 +1,1 @@
-"""Event loops and threads: how work gets into a loop, out of it, and is interrupted."""
+"""Event loops and threads: how code submits work to a loop, gets its result, and interrupts it."""

@@ -64,7 +64,8 @@ def _calls(request: ChatRequest, text: str) -> tuple[FunctionCall, ...] | str:
         if function is None:
             names = ", ".join(each.name for each in request.offered) or "none"
             return f"I have no tool {asked['name']}. I have: {names}."
-        # Do not check that the arguments are JSON: models send invalid JSON, too, and the agent must cope.
+        # Do not check that the arguments are JSON. Real models send invalid JSON too, and the agent must be
+        # able to handle it.
         calls.append(_call(request, len(calls), function.name, asked["arguments"].strip() or "{}"))
     return tuple(calls)
 
