@@ -103,8 +103,8 @@ def before_start(server: McpServer) -> Launch | None:
     """Return how npx or uvx starts the server, for `boot_lines`; `None` if its command is neither of them."""
     if not isinstance(server, StdioServer) or (launcher := launcher_of(server)) is None:
         return None
-    # For uvx, nothing tells whether the package is cached. So `installed` is false, and `boot_lines` starts
-    # the server a second time: if that is much faster, the first start has downloaded the package.
+    # Nothing tells whether uvx has cached the package. So `installed` is false for uvx, and `boot_lines`
+    # starts the server twice: if the second start is much faster, the first one has downloaded the package.
     return Launch(server, launcher, installed=launcher == "npx" and direct_command(server) is not None)
 
 

@@ -372,7 +372,7 @@ class _Rounds(Generic[T]):
         yield from self._in_order()
 
     def _in_order(self) -> Generator[BatchItem[TurnOutcome[T]], None, None]:
-        """Yield the results that follow those yielded so far, up to the first one that is missing."""
+        """Yield the next results, in the order of the requests, up to the first request without a result."""
         while self._following in self._done:
             yield self._done.pop(self._following)
             self._following += 1

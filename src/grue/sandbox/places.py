@@ -395,9 +395,9 @@ def _refuse_planted_interpreter(chain: Sequence[str], written: Sequence[str]) ->
 
 
 def _without_links(paths: Iterable[str], written: list[str]) -> list[str]:
-    """Return `paths` with links resolved.
+    """Return `paths` with links resolved. `written` are the folders that the program may write.
 
-    Raises `SandboxError` if a path is in a folder of `written` and links to a place outside of that folder.
+    Raises `SandboxError` if a path is in a folder of `written` and is a link that leads out of this folder.
     """
     if not written:
         return [real_path(path) for path in paths]

@@ -247,7 +247,8 @@ def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
         found += [("sendto", _if_bits(3, _MSG_FASTOPEN)), ("sendmsg", _if_bits(2, _MSG_FASTOPEN))]
         found += [("sendmmsg", _if_bits(3, _MSG_FASTOPEN))]
     if wanted.network == "tcp":
-        # `listen` without `bind` opens a port that the kernel chooses. Landlock only checks `bind`.
+        # `listen` without `bind` opens a port that the kernel chooses. Landlock only checks `bind`, so the
+        # filter refuses `listen`.
         found.append(("listen", [_stmt(_RETURN, _ERRNO | EACCES)]))
         # With an IPv6 routing header, packets go to another address than the one that the gate has checked.
         found.append(("setsockopt", _routes()))

@@ -206,7 +206,7 @@ class EpisodeTally:
             count(self, envelope, changes)
 
     def pass_over(self, t: float) -> None:
-        """Count a message at time `t`. It was not decoded, because no count needs its content."""
+        """Count a message with the time `t` that was not decoded, because no count needs its content."""
         self.messages += 1
         self.clock.note(t)
 

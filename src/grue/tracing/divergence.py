@@ -154,7 +154,7 @@ def _first_difference(one: str, other: str) -> tuple[int, int]:
 
 
 def _place(text: str, number: int) -> int:
-    """Return the index of a character in `text`; `number` is its index if white space is not counted."""
+    """Return the index in `text` of the character that has the index `number` without the white space."""
     found = next(itertools.islice(re.finditer(r"\S", text), number, None), None)
     return found.start() if found else len(text)
 

@@ -73,7 +73,7 @@ class Passage(Struct, frozen=True, kw_only=True, array_like=True):
 
     @property
     def id(self) -> tuple[int, int]:
-        """Identifies the passage: if the passage changes, `StoryTeller` yields it again with this id."""
+        """The passage's id. If the passage changes later, `StoryTeller` yields it again with the same id."""
         return self.seq, self.place
 
 

@@ -328,9 +328,9 @@ def _orders(turn: AgentTurn) -> Iterator[Sequence[EpisodeEnvelope]]:
 
 
 def _rising(places: Sequence[range]) -> Iterator[Sequence[int]]:
-    """Yield each way to choose a number from each range so that no number is less than the one before it.
+    """Yield tuples with one number from each range, in which no number is less than the number before it.
 
-    Each range has the step -1. The choices with the largest numbers come first.
+    All such tuples are yielded, those with the largest numbers first. Each range has the step -1.
     """
     highest = [*accumulate((place.start for place in reversed(places)), min)][::-1]
     if any(most <= place.stop for most, place in zip(highest, places, strict=True)):

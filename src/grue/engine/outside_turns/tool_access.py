@@ -232,7 +232,7 @@ class AsyncToolAccess(ToolAccess):
         params: Mapping[str, object] | None = None,
         timeout_s: float | None = None,
     ) -> m.JsonObject:
-        """Send a request, as `request` does. Cancellation cancels it."""
+        """Send a request, as `request` does. If the caller is cancelled, the request is cancelled too."""
         return await self._outside_turns_async(self._requesting(server, method, params, timeout_s))
 
     async def request_all_async(

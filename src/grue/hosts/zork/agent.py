@@ -335,8 +335,8 @@ class ZorkAgent:
         finally:
             self._after_turn()
             if self._route.manager_called and self._keep == "nothing":
-                # The turn's event loop has ended. If a session of the manager is still open, that loop can no
-                # longer end the session's process.
+                # The turn's event loop has ended, so it can no longer end the process of a session that the
+                # manager still has open. Kill such processes here.
                 self.mcp_manager.kill_leftovers()
             self._wait_for_langfuse()
         return self._result(outcome)

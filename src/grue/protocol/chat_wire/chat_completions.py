@@ -381,9 +381,9 @@ class ChatAssembler:
             self.finished = True
         if choices is not None and not isinstance(choices, list):
             raise DamagedStream("has choices that are not a list")
-        # Endpoints have no reason to send several choices in a chunk, and reading each takes as much time as
-        # reading a chunk. So the size of all choices but the first is added to `held`: a stream with many
-        # choices then soon reaches the limit on `held`, which ends it.
+        # Reading a choice takes as much time as reading a chunk, and no endpoint needs several choices in a
+        # chunk. So add the size of all choices but the first to `held`: a stream with many choices then soon
+        # reaches the limit on `held`, at which it is ended.
         self.held += sum(map(w.weight, choices[1:])) if choices else 0
         self._calls.chunk += 1
         return [delta for choice in w.listed(choices) for delta in self._add(_member(choice, "choice"))]

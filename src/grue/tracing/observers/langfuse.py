@@ -295,7 +295,11 @@ class _LangfuseSink(SpanSink):
                 assert_never(never)
 
     def _episode_ended(self, summary: EpisodeSummary) -> m.JsonObject:
-        """Return what Langfuse gets at the episode's end: labels, and the trace's input and output."""
+        """Return what Langfuse gets at the episode's end: labels, and the trace's input and output.
+
+        The input is the host's text of the first turn, and the output is the last answer. If content may not
+        be sent, both are left out.
+        """
         labels = {} if summary.ended is None else summary.ended.labels()
         ending: m.JsonObject = {"metadata": labels} if labels else {}
         if self._capture and summary.asked is not None:

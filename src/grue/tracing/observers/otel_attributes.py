@@ -317,7 +317,7 @@ class Conventions:
         }
 
     def _about_subject(self, event: SpanClosed) -> Attributes:
-        """Return a completion's or tool call's attributes whose values became known after its span began."""
+        """Return the attributes of a completion or a tool call that became known after its span had begun."""
         match event.subject:
             case Generation(asks=asks):
                 return {**_sampling(asks), **_sampling_of_model(asks)}

@@ -403,7 +403,7 @@ class McpClient:
         except TimeoutError:
             return False
         except sdk.SdkError as error:
-            # If the server answers the ping with a JSON-RPC error, it still knows the session.
+            # A JSON-RPC error that the server itself has sent is an answer too: the session still exists.
             return not isinstance(error.data, WireFault) and not sdk.is_closed(error, link.stream)
         return True
 

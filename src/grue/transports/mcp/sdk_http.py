@@ -517,7 +517,7 @@ class _Client(httpx2.AsyncClient):
             if awaited and following is not None:
                 url = following.url.copy_with(userinfo=b"", query=None, fragment=None)
                 return redirect_fault(response.status_code, plain_text(str(url)))
-            # A GET asks for a stream of the server's own messages, so an answer of another type is useless.
+            # A GET asks for an event stream with the server's own messages. This answer is no event stream.
             if response.is_success and request.method == "GET":
                 return content_fault(response.status_code, _content_type(response))
             # Ignore the body in two cases. A notification has no answer. With the old transport (`sse`), the

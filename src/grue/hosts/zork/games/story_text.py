@@ -55,10 +55,14 @@ class StatusLine(Struct, frozen=True):
 
 
 def tidy(printed: str, *, broken_lines: bool = True) -> str:
-    """Remove the prompt and the blank lines around a text; if `broken_lines`, join lines that were broken."""
+    """Remove the prompt and the blank lines around a text.
+
+    With `broken_lines`, also join lines that the interpreter has broken at `WIDTH` columns.
+    """
     text, room_left = "", -1
     for line in printed.rstrip().removesuffix(">").split("\n"):
-        # The interpreter has broken the previous line only if the first word of this line did not fit there.
+        # The interpreter has broken the line before this one only if this line's first word did not fit into
+        # it.
         first = re.match(r"[^\s-]*-?", line)
         broken = broken_lines and bool(line) and first is not None and 0 <= room_left <= len(first.group())
         text += (("" if text.endswith("-") else " ") if broken else "\n") + line.rstrip()
