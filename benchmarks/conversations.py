@@ -134,7 +134,7 @@ def conversation_section(effort: Effort) -> Section:
                 "x",
             ),
             Bar(
-                "long conversation: saved bytes of a late turn, as a ratio to an early one's",
+                "long conversation: bytes that a late turn adds to its file, as a ratio to an early one's",
                 last.saved_bytes / first.saved_bytes,
                 1.05,
                 "x",
