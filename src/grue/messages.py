@@ -776,8 +776,8 @@ class RequestCompletion(Message, frozen=True, kw_only=True):
         stream: Record the reply's text piece by piece, as it arrives (`TextDelta`).
         aside: Ask with a copy of the conversation: neither `new` nor the reply becomes part of the
             conversation. The copy leaves out the last reply, if its tool calls have no answers yet.
-        clears: The agent can shorten the history if the request is too long for the model. So the LLM actor
-            reports this failure at once, instead of trying the request in another form.
+        clears: The agent can shorten the history. So if the request is too long for the model, the LLM actor
+            reports this at once, and does not try the request in another form first.
         presumed: The request offers tools that no server has listed yet in this turn (`ToolsPresumed`). A
             `DropCompletion` may follow before the reply has come.
     """
@@ -1125,9 +1125,9 @@ class McpDisabled(Message, frozen=True, kw_only=True):
         newly: This turn disabled the server. Otherwise an earlier turn did.
         last_words: The last line that the server wrote to stderr before it was given up; empty: it wrote
             none.
-        retry_s: Seconds until a turn tries to connect again. `None`: no turn of the episode tries again, or
-            this turn did not try. In the second case the `McpDisabled` of the turn that tried last has the
-            number. Old traces lack this field and `last_words`.
+        retry_s: Seconds until a turn may try to connect again. `None` in two cases. Either no turn of the
+            episode tries again, or this turn did not try. In the second case, the `McpDisabled` of the last
+            turn that tried has the number. Old traces lack this field and `last_words`.
 
     Source: R6.9, R6.10, P27
     """

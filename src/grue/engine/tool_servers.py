@@ -357,9 +357,9 @@ class PresumedListings:
     ) -> tuple[m.PresumedListing, ...]:
         """Return the known listings of those servers of a turn that start when they are called.
 
-        A server whose tools are not known, or whose listing has expired, is left out: it starts as other
-        servers do, and its tools are known from then on. A disabled server is left out too. `at_s` is the
-        time on the event loop's clock.
+        Left out are disabled servers, and servers whose listing is unknown or has expired. A server of the
+        second kind starts with the turn, like other servers, and its tools are known from then on. `at_s` is
+        the time on the event loop's clock.
         """
         found = (
             self._listing(name, command.policy)

@@ -143,7 +143,7 @@ class _File(NamedTuple):
 
     def _line(self, key: str) -> str:
         quoted = rf"""["']?{re.escape(key)}["']?\s*"""
-        # Look for the key at the beginning of a line first, and if it is nowhere there, in inline tables.
+        # First look for a line that begins with the key. If there is none, look in inline tables.
         at_beginning = rf"\s*(\[+\s*)?(\w+\s*\.\s*)*{quoted}(=|\])"
         inline = rf"[^#]*[{{,]\s*(\w+\s*\.\s*)*{quoted}="
         for place in (at_beginning, inline) if key else ():

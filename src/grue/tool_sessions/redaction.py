@@ -58,7 +58,7 @@ class Redactor:
 
 
 def secrets_of_arguments(args: Sequence[str]) -> dict[str, str]:
-    """Return the parts of a command's arguments that may be secret, by the names of their placeholders."""
+    """Return what may be secret in a command's arguments, by the name of its placeholder (`argument 2`)."""
     found = {f"argument {number}": arg for number, arg in enumerate(args, 1) if "://" in arg}
     for before, arg in _with_the_one_before(args):
         for name, start, end in _spans(before, arg):

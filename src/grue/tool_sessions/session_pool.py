@@ -432,8 +432,8 @@ class LeasedConnection(_SessionUser):
     async def open(self, timeout_s: float) -> Listing:
         """Wait until the connection is open. If a prewarmed connection is lost, open a new one.
 
-        A prewarmed connection has its own time limit, which began when it was started. A new one has
-        `timeout_s`. Both waits end at the turn's deadline at the latest.
+        The time limit of a prewarmed connection began when its start began. The limit of a new connection is
+        `timeout_s`. Either wait ends at the turn's deadline at the latest.
         """
         listing = None if self._owned is None else await self._prepared(self._owned, timeout_s)
         if listing is not None:

@@ -163,8 +163,8 @@ class _Tree:
         self.by_seq = {envelope.seq: envelope for envelope in turn_slice.envelopes}
         self._children: dict[int, _Siblings] = {}
         self._parent: dict[int, int] = {}
-        # By number of a message: the number of the first message in its chain of causes (its own if it has no
-        # cause), and how many causes the chain has.
+        # Maps a message's number to the number of the first message in its chain of causes, and to how many
+        # causes the chain has. A message without a cause is the first of its own chain.
         self._origin: dict[int, tuple[int, int]] = {}
         for envelope in turn_slice.envelopes:
             cause = envelope.cause if envelope.cause in self.by_seq else None

@@ -550,7 +550,7 @@ def _note_not_connected(body: m.ConnectFailed) -> SpanNote:
 def _log_noted(body: m.ServerNoted) -> tuple[LogLine, ...]:
     match body.kind:
         case "bad_tool" if body.text.endswith(UNMATCHED):
-            message = body.text  # do not name the server: a pattern in the user's tool policy is wrong
+            message = body.text  # the mistake is in the user's tool policy, so do not name the server
         case "bad_tool" if body.text.endswith(UNLISTED):
             message = f"MCP server '{body.server}': {body.text}"
         case "bad_tool":

@@ -275,7 +275,7 @@ class SpanFinder:
                     yield self._pause(span, envelope.body.delay_s)
 
     def finish(self) -> Iterator[Span]:
-        """Yield the spans that have no recorded end. They end with the trace's last message."""
+        """Yield the spans whose end is not recorded, as if they ended with the trace's last message."""
         yield from (self._span(end, None) for end in self._steps.finish() if isinstance(end, StepEnded))
 
     def _span(self, end: StepEnded, by: EpisodeEnvelope | None) -> Span:

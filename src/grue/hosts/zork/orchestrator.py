@@ -633,7 +633,7 @@ class ZorkOrchestratorV2:
         )
 
     def _play(self, decided: Decided) -> Remembered | None:
-        """Play a command and update the state. If there is a new note on the place, return it."""
+        """Play a command and update the state. Return the new note about the place; `None`: no new note."""
         state, seen = self.game_state, self.game_state.observation
         after = self.game.step(decided.action)
         gained = None if after.score is None or seen.score is None else after.score - seen.score

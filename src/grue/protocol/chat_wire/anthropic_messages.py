@@ -411,7 +411,7 @@ def _attached(attachment: m.Attachment) -> m.JsonObject:
 
 
 def _blocks_of(reply: w.Reply) -> list[object]:
-    """Return content blocks for a reply that did not come in this format, or that a host has written."""
+    """Return the content blocks of a reply that came in another format, or that a host has written."""
     text = reply.content if reply.content and not reply.content.isspace() else None
     block: list[object] = [{"type": "text", "text": text}] if text else []
     return block + [{"type": "tool_use", "id": call.call_id} for call in reply.tool_calls]

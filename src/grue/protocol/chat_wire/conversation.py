@@ -514,9 +514,9 @@ class EncodedConversation:
         return w.NamedResult(**msgspec.structs.asdict(item), name=name)
 
     def _system_to_mark(self, items: tuple[w.WireItem, ...]) -> tuple[int, ...]:
-        """Return the position of the first system text, which gets grue's own cache marker.
+        """Return the position of the conversation's first system text, which gets grue's own cache marker.
 
-        Empty: `items` has no such text, no further marker may be set, or the caller has set some in the text.
+        Empty: the text is not in `items`, its caller has set markers in it, or no further marker may be set.
         """
         if self._system_seen or not self._messages.room:
             return ()

@@ -28,11 +28,11 @@ def strict_format(answer: m.AnswerSchema) -> m.JsonObject:
 
 
 def strict_schema(schema: m.JsonObject) -> m.JsonObject:
-    """Return a schema in OpenAI's strict dialect that accepts the same values as `schema`.
+    """Translate a schema to OpenAI's strict dialect, so that it accepts the same values as far as possible.
 
-    Objects allow no further properties, and all properties are required: instead of leaving out an optional
-    property, the model writes it as `null`.
-    Defaults and discriminators are removed, `oneOf` becomes `anyOf`, and a `$ref` with siblings is wrapped.
+    Objects allow no further properties, and all properties are required: the model writes `null` for an
+    optional property that it would leave out otherwise. Defaults and discriminators are removed, `oneOf`
+    becomes `anyOf`, and a `$ref` beside other keywords is moved into an `anyOf`.
 
     Raises:
         ValueError: The dialect cannot express the schema: it has a free-form mapping, a value of any type, a

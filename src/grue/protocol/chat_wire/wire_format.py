@@ -205,7 +205,7 @@ def as_it_ended(reply: Reply) -> Reply | Fault:
     """Return the reply without the calls that may be incomplete, or a fault if the reply broke off.
 
     `finish_reason` says how the reply ended. If the endpoint stopped it (`content_filter`), or the reason is
-    unknown, all calls are left out: a call whose arguments have not arrived may look like one without any.
+    unknown, all calls are left out: a call whose arguments are missing may look like a call without any.
     """
     reason = (reply.finish_reason or "").strip().lower()
     if reason in _BROKEN:

@@ -584,7 +584,7 @@ def _object_text(text: str) -> str:
 
 
 def _bare(text: str, known: Iterable[str]) -> Written | None:
-    """Return the calls in a text that is only JSON, or a tool's name and JSON, if they name offered tools."""
+    """Return the calls of offered tools in a text of JSON only, or of a tool's name and a JSON object."""
     named, _, arguments = text.partition("\n")
     if named in known and arguments.startswith("{") and arguments.endswith("}"):
         return Written("named")

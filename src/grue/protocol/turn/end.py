@@ -127,7 +127,7 @@ def answers_at_end(
 
 
 def progress(turn: Turn) -> m.TurnParked:
-    """Return a `TurnParked` with all that the turn has done; the caller adds the calls of its last reply."""
+    """Return a `TurnParked` with the turn's progress; the caller adds the calls of the last reply."""
     return m.TurnParked(
         turn=turn.run.turn,
         iterations=turn.iterations,

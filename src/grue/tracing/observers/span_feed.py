@@ -298,7 +298,7 @@ class SpanFeed:
                 self._outside_turns(scope, body)
 
     def _learn(self, scope: SpanScope, model: str, endpoint: str) -> None:
-        """Store the turn's model and endpoint from a later message, if its `RunTurn` does not name them."""
+        """Store the model and endpoint that a message names, if the turn's `RunTurn` has not named them."""
         if not scope.asks.address:
             self._asks = scope.asks = replace(scope.asks, model=model, address=endpoint)
 

@@ -129,7 +129,7 @@ def is_usable(message: types.JSONRPCMessage) -> bool:
 
 
 def _is_progress(params: object) -> bool:
-    """Return whether the numbers of a progress notification fit into floats."""
+    """Return whether the numbers in a progress notification are finite and not too large for a float."""
     if not isinstance(params, dict):
         return True
     try:

@@ -89,7 +89,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self._show_page(returned.get("error"))
         finally:
-            self.server.came.set()  # not before the page is sent: after `wait` the server is closed
+            self.server.came.set()  # only now: `wait` returns, and the server is closed before it could send a page
 
     def _show_page(self, refused: str | None) -> None:
         words = "You are logged in. You can close this window."

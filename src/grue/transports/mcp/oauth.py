@@ -512,7 +512,7 @@ def _record(url: str, tokens: OAuthToken, issuer: str) -> TokenRecord:
 class _Storage:
     """The storage from which the SDK reads tokens and the client's registration.
 
-    `Authorizer` stores new ones.
+    It stores nothing itself: `Authorizer` stores new tokens and a new registration.
     """
 
     def __init__(self, auth: OAuth, record: TokenRecord | None, person: Person | None) -> None:

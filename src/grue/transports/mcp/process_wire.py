@@ -56,8 +56,8 @@ class ProcessWire:
     def redactor(self) -> Redactor:
         """Removes this server's secrets from texts.
 
-        It removes the secrets of the host's whole environment: a server that does not inherit a variable may
-        know the secret from elsewhere, a file for example.
+        These are the secrets in the server's settings and in the host's environment. A server may know the
+        secret in a variable that it does not inherit: it may have read the secret in a file, for example.
         """
         return Redactor({**os.environ, **self._server.named_values()})
 

@@ -232,8 +232,9 @@ class TaskOfCall:
     async def _state(self) -> TaskMove:
         """Ask for the task's state, and return what to do next.
 
-        If the server does not tell its state, return a `WaitFor`, to ask again later. After several such
-        answers in a row, raise `ToolRefusedError`.
+        If the server's answer does not contain the state, return a `WaitFor`, to ask again later. After
+        several such answers in a row, raise `ToolRefusedError`. If the server does not know the task, return
+        a `TaskFailed`.
         """
         try:
             answer = await self._ask("tasks/get", {"taskId": self._task.task_id})
