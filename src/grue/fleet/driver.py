@@ -229,7 +229,7 @@ class Driver:
         self.tally.waiting = len(self._waiting)
 
     def _fill(self, jobs: Iterator[Job]) -> bool:
-        """Submit jobs, up to a few more than the engine has slots; return `False` if no job is left."""
+        """Submit jobs until the engine has a few more jobs than slots; return `False` if no job is left."""
         room = self._engine.slots + min(self._engine.slots, 4)
         while len(self._running) < room and self._stop is None:
             job = self._again.popleft() if self._again else next(jobs, None)

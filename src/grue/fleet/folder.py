@@ -304,7 +304,7 @@ class FleetFolder:
             return None
 
     def require_commits(self) -> None:
-        """Check, before the first request is paid for, that episodes can be committed in this folder.
+        """Check that episodes can be committed in this folder. Call this before any request costs money.
 
         Raises:
             FleetError: The file system has no hard links, and renames a folder even over another folder that

@@ -2,8 +2,8 @@
 
 The kernel tells a program only "permission denied". So this module searches the program's output for lines
 with these words, and reports the paths in these lines. It also reports the connections that the gate has
-refused. The output is not trusted: a path is reported only if the box does not open it, and the box is not
-changed.
+refused. The output is not trusted. So a path is reported only if the box does not open it, and this module
+never changes the box.
 
 If the output shows nothing, the kernel's audit records may help: since Linux 6.15 Landlock writes refusals
 there. Auditing must be on, and this user must be allowed to read the records. Each record has a number that

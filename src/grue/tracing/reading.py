@@ -141,7 +141,7 @@ class EpisodeReader(TraceReader[EpisodeBody]):
         super().__init__(path, union_of(self.kinds.values()))
 
     def kind_of_line(self, line: RecordedLine[EpisodeBody]) -> type[Struct] | None:
-        """Return the class of a line's message, from its tag; `None`: only decoding the line can tell."""
+        """Return the class of a line's message, found by its tag; `None`: decode the line to find out."""
         tag = line.tag
         kind = self.kinds.get(tag)
         # The class of a host's fact is in a module of the host. If that module is not imported, there is no

@@ -224,8 +224,8 @@ class ZorkAgent:
         config: Limits and policies of the turn.
         model: The model; `None` for the configuration's.
         client: An `LLMClient`, or any object with `chat.completions.create`; `None` creates an `LLMClient`.
-            If the client has a method `_supports_tool_calling`, that decides whether the model is offered
-            tools.
+            If the client has a method `_supports_tool_calling`, the method decides whether the model is
+            offered tools.
         max_tokens: Longest completion, in tokens.
         logger: Gets the log records. The logger and the Langfuse client of an `MCPManager` get the events of
             the turns too. If agent and manager have the same logger, it gets each event only once.
@@ -234,8 +234,8 @@ class ZorkAgent:
             `connect_session`, `disconnect_session`, `get_tool_schemas` and `call_tool`; `None` for no tools.
             If a subclass of `MCPManager` overrides methods, every turn calls them.
         recorder: Records every message; `None` creates one.
-        policy: What happens after a failure. Its `on_tool_drift` is replaced by that of the configuration,
-            and its `retry_disabled_s` by `None`: a disabled server stays disabled until the episode ends.
+        policy: What happens after a failure. The configuration's `on_tool_drift` replaces that of the policy.
+            `retry_disabled_s` is ignored: a disabled server stays disabled until the episode ends.
         turn_timeout_s: Time limit of a turn; `None`: `turn_timeout_seconds` of the configuration.
         start: When each turn's server starts; `None`: as the configuration says. With `after_turn` and
             `beside_turn`, one event loop runs for the whole episode, until `close`. Otherwise each turn calls

@@ -108,7 +108,7 @@ class LLMClient:
         self.close()
 
     def close(self) -> None:
-        """Close a blocking `transport` that was passed in. All other connections end with their request."""
+        """Close a blocking `transport` that the user passed. Other connections live for one request."""
         if isinstance(self._transport, _InThreads):
             self._transport.close()
 

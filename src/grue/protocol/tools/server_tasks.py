@@ -53,7 +53,7 @@ class AnswerQuestions(Struct, frozen=True):
 
 
 class CollectResult(Struct, frozen=True):
-    """Ask for the result by `tasks/result`, which waits until the task has ended."""
+    """Request the task's result by `tasks/result`. The server answers when the task has ended."""
 
 
 class TaskFinished(Struct, frozen=True):

@@ -200,9 +200,9 @@ class ChildProcess:
             self._tasks.start(self._flush)
 
     def ask_to_exit(self) -> None:
-        """Close the process's input before the block is left, so that the process has more time to exit.
+        """Close the process's input before the `async with` block is left, so that it can exit earlier.
 
-        If the process exits after this call, `ending` is not `died` when the block has been left.
+        If the process exits after this call, `ending` is not `died` at the end of the block.
         """
         self._note_death()
         self.end_input()

@@ -86,7 +86,7 @@ class SpanScope:
 
     @property
     def innermost(self) -> SpanId:
-        """The parent span of generations and tool uses: the tool session's; if there is none, the turn's."""
+        """The parent span of generations and tool calls: the tool session, or the turn if there is none."""
         return self.session or self.root
 
     def calls_elsewhere(self) -> list[SpanId]:

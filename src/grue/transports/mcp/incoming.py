@@ -69,7 +69,7 @@ def refusal_of_cut(cut: CutLineError, limit: int) -> types.JSONRPCError | None:
 
 
 def refusal_of(value: dict[str, Any]) -> types.JSONRPCError | None:
-    """Return an error in place of an unusable answer; `None` if the message is not an answer."""
+    """Return the error that replaces an unusable answer; `None`: `value` is not an answer."""
     if "method" in value:
         return None
     member = "error" if "error" in value else "result"

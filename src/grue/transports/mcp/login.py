@@ -89,7 +89,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self._show_page(returned.get("error"))
         finally:
-            self.server.came.set()  # only now: `wait` returns, and the server is closed before it could send a page
+            self.server.came.set()  # after the page is sent: the caller of `wait` now closes the server
 
     def _show_page(self, refused: str | None) -> None:
         words = "You are logged in. You can close this window."

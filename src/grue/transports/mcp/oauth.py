@@ -112,8 +112,8 @@ def _tls() -> ssl.SSLContext:
 def adapted(answer: httpx2.Response, issuers: Sequence[str]) -> httpx2.Response:
     """Return a server's reply, which has OAuth metadata or tokens, in a form that the SDK can read.
 
-    A reply that is no JSON object is not changed. If an issuer differs from one of the known `issuers` only
-    by a slash at its end, it is replaced by the known one.
+    A reply that is not a JSON object is returned unchanged. If the issuer in a reply differs from one of the
+    known `issuers` only by a slash at the end, the known issuer replaces it.
     """
     try:
         said = msgspec.json.decode(answer.content)
