@@ -71,7 +71,7 @@ class MCPConfigError(MCPError):
 
     @classmethod
     def of_value(cls, owner: str, keys: tuple[int | str, ...], text: str) -> Self:
-        """Return the error for a wrong value of `owner`, such as `ContextPolicy`."""
+        """Return the error for the wrong value at the path `keys` in `owner`, such as `ContextPolicy`."""
         return cls(f"{owner}: {text}", problems=[cls.Problem(keys, text)])
 
 

@@ -154,8 +154,8 @@ class CompletedTurns:
     def recall(self, command: m.RunTurn, answer: AnswerSpec[Any]) -> RecalledTurn | None:
         """Return the turn of an earlier run that completed the same request; `None`: there is no such turn.
 
-        `command` is the message that would start the turn now. A request that has changed is not the same. An
-        outcome that `answer` refuses is not returned.
+        `command` is the message that would start the turn now. It has to be the same as in the earlier run,
+        and `answer` has to accept the earlier turn's answer.
         """
         known = self._known.get(_asked(command, command.history))
         if known is None:

@@ -525,7 +525,10 @@ def _say(client: socket.socket, status: int, text: str) -> None:
 
 
 def _relay(one: socket.socket, other: socket.socket) -> None:
-    """Copy at most `_MOST_BYTES` both ways, until both sides have ended or none has sent for `_IDLE_S`."""
+    """Copy bytes both ways until both sides have ended or none has sent for `_IDLE_S`.
+
+    Stop after `_MOST_BYTES` in both directions together.
+    """
     poll, left = select.poll(), _MOST_BYTES
     to = {one.fileno(): (one, other), other.fileno(): (other, one)}
     for fd in to:

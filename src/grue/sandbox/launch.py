@@ -398,8 +398,8 @@ class ConfinedThread(Generic[Started]):
     def _confine_and_start(self) -> None:
         try:
             if _thread_of_the_system() == self._asked_in:
-                # With gevent this runs in a greenlet, and so in the host's own thread. The box would confine
-                # that thread until the host ends.
+                # With gevent this code runs in a greenlet, and so in the host's own thread. The box would
+                # confine that thread until the host ends.
                 raise SandboxError("Threads are greenlets here, and a box needs a thread of its own.")
             self._listener.put(self._confined())
             self._result = self._start_it()

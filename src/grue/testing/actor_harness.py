@@ -160,7 +160,7 @@ SENDER = "test"
 
 
 class Asked:
-    """An ask that the test has sent to the actor, and the actor's reply when it has arrived."""
+    """A message that the test has sent to the actor by `ask`, and the reply, when it has arrived."""
 
     def __init__(self, question: object) -> None:
         self._question = question

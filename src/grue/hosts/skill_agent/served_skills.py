@@ -213,7 +213,7 @@ class ServedSkills:
     def as_skills(self) -> dict[str, Skill]:
         """Return the approved skills as `Skill` objects, without `allowed-tools`.
 
-        Their texts are empty: `text` reads a skill's text from its server when the model asks for it.
+        Their `text` is empty: the method `text` reads it from the server when the model asks for the skill.
         """
         return {
             name: Skill(

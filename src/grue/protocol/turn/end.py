@@ -88,10 +88,11 @@ def abandon(state: s.LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> 
 def with_calls_ended(
     state: s.AwaitingTools, starting: tuple[m.ServerName, ...]
 ) -> tuple[Turn, tuple[s.CallNote, ...]]:
-    """Add the records and answers of the last reply's calls to a turn that ends while calls are under way.
+    """Prepare a turn to end while calls of its last reply are under way.
 
-    Return the turn, and the notes that were not recorded yet; each says why a call is not made. The servers
-    in `starting` count as open, so that their sessions are closed as soon as they have opened.
+    Return the turn, with records of the settled calls and answers to all calls; and the notes in
+    `state.noted`, which were not recorded yet. The sessions of the servers in `starting` are added to
+    `turn.open`, so that they are closed as soon as they have opened.
     """
     turn = state.turn
     unsent = {call.call_id for run in state.unsent for call in run.calls}

@@ -134,9 +134,9 @@ def when_all_reported(state: s.AwaitingSessions) -> Transition:
 def unmatched_notes(turn: Turn) -> tuple[m.ServerNoted, ...]:
     """Return a note for each pattern that matches no tool of the turn.
 
-    If `RunTurn.tools` selects tools, only its patterns are checked: those of the tool policy may be about
-    tools that were not selected. If `RunTurn.tools` is `None`, the policy's patterns are checked. If a server
-    was given up or serves tools that it does not list, there are no notes, because not all tools are known.
+    If a server was given up or serves tools that it does not list, there are no notes, because not all tools
+    are known. Otherwise the patterns in `RunTurn.tools` are checked. If that is `None`, the patterns of the
+    tool policy are checked instead; if tools are selected, those may be about other tools.
     """
     run = turn.run
     if not run.binds_calls or turn.degraded or turn.serving_unlisted or not run.servers:

@@ -390,7 +390,7 @@ class AwaitingTools(Struct, frozen=True):
     Attributes:
         calls: All tool calls of the reply by id, in order.
         under_way: The batches that have been sent and are not settled; one, unless calls run in parallel.
-        unsent: The runs of calls that are sent after these batches.
+        unsent: The calls that are sent after these batches, in runs of consecutive calls to one server.
         settled: Records of the settled calls of the reply, in the order in which they were settled.
         died: The server that died; `None`: no server has died. After a death, `FailurePolicy.after_death`
             says how the turn goes on, even if a call has timed out too.

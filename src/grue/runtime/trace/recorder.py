@@ -201,11 +201,11 @@ class Recorder:
         return shown
 
     def hold_back(self, piece: type[Struct]) -> None:
-        """Find secrets that are split over several messages of this type.
+        """Find secrets that are split over several messages of the type `piece`.
 
-        The messages are pieces of texts. Each has a field `text`; its other fields identify the text. An end
-        of a piece that may be the beginning of a secret is held back. That end is recorded with the next
-        piece, or before the sender's next message of another type.
+        Each of these messages is a piece of a longer text. Its field `text` has the piece; its other fields
+        identify the longer text. If the end of a piece may be the beginning of a secret, that end is held
+        back. It is recorded with the next piece, or before the sender's next message of another type.
         """
         self._piece = piece
 

@@ -309,7 +309,7 @@ class _LangfuseSink(SpanSink):
         return ending
 
     def _content(self, part: str, content: object, metadata: m.JsonObject) -> m.JsonObject:
-        """Return content and metadata. If content may not be sent, the metadata has its size instead."""
+        """Return `content` and `metadata`. If content must not be sent, return its size in the metadata."""
         if self._capture:
             return {part: content, "metadata": metadata}
         return {"metadata": {**metadata, f"{part}_chars": len(json_text(content))}}

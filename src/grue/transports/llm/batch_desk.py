@@ -250,7 +250,7 @@ class BatchDesk:
         return settled
 
     async def _read_into(self, draft: Path, state: BatchState, missing: set[str]) -> bool:
-        """Write the results of the requests in `missing` into `draft`, and remove these from `missing`.
+        """Write the results of requests in `missing` into `draft`, and remove their ids from `missing`.
 
         Return whether all lines of the results could be read.
         """

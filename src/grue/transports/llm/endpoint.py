@@ -549,8 +549,8 @@ class LlmEndpoint:
     def first(self, now_s: float) -> "LlmEndpoint":
         """Return the endpoint of the chain to ask first in a turn. `now_s` is on the event loop's clock.
 
-        This is the first endpoint of the chain that has not just failed (see `breaker`). If all of them have,
-        it is this endpoint.
+        Return the first one in the chain that has not just failed (see `breaker`), or `self` if all of them
+        have just failed.
         """
         return self.chain[first_to_ask([each.breaker for each in self.chain], now_s)]
 

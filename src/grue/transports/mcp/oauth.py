@@ -522,7 +522,7 @@ class _Storage:
         self.issued: OAuthToken | None = None
 
     async def get_tokens(self) -> OAuthToken | None:
-        """Return the stored tokens; `None` if there are none, or if a person logs in to obtain new ones."""
+        """Return the stored tokens; `None`: there are none, or a person is logging in to obtain new ones."""
         record = self._record
         if record is None or not record.access_token or self._person is not None:
             return None

@@ -222,12 +222,12 @@ class Link:
     async def initialize(self) -> Welcome:
         """Agree on a protocol revision: by the `initialize` handshake, or else by `server/discover`.
 
-        From revision 2026-07-28 on there is no handshake. But the handshake is tried first: a new server
-        refuses it at once, while an old server that ignores unknown requests would leave `server/discover`
-        unanswered until the timeout.
+        From revision 2026-07-28 on there is no handshake, only `server/discover`. If the server spoke such a
+        revision when it was last seen, `server/discover` is tried first. If that fails, or gets no answer
+        within a few seconds, the handshake follows.
 
-        If the server spoke a new revision when it was last seen, `server/discover` is tried first. If it
-        fails, or gets no answer within a few seconds, the handshake follows.
+        With any other server, the handshake is tried first. A new server refuses it at once; an old server
+        that ignores unknown requests would leave `server/discover` unanswered until the timeout.
 
         Raises:
             SdkError: The server refused, or the connection broke.

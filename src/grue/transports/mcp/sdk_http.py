@@ -309,7 +309,10 @@ class HttpStream(MessageStream):
         self._inbound.close()
 
     def answer(self, request_id: int | str, message: types.JSONRPCMessage) -> None:
-        """Deliver `message`, the server's answer to a request. If it is an answer, it gets `request_id`."""
+        """Deliver a message that the server sent in the response to a request.
+
+        If it is an answer, its id becomes `request_id`, whatever id the server gave it.
+        """
         if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
             message.id = request_id
         self._deliver(SessionMessage(message))

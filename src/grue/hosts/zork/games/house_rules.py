@@ -242,7 +242,7 @@ class Turn:
         return DEATHS[cause]
 
     def fill(self, text: str) -> str:
-        """Replace the `{names}` in a text by the seed's words."""
+        """Replace each `{name}` in a text by the word that the game's seed has chosen for it."""
         return text.format_map(self.case.words)
 
 
