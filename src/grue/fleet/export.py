@@ -53,7 +53,7 @@ class Sample(Struct, frozen=True, kw_only=True):
 
     Attributes:
         episode: The episode's id.
-        settings: The settings of its case.
+        settings: The settings of the episode's case.
         repetition: Counts the episodes with equal settings, from 0.
         outcome: How the episode ended; see `Result.outcome`.
         reward: The episode's score that was chosen for the export; `None`: the episode lacks this score.

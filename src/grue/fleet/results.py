@@ -108,7 +108,7 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class _IndexLine(Struct, frozen=True):
-    """A line of the index: the state of the files, and the result that was read from them."""
+    """A line of the index: an episode's result, and the state of the files from which the result was read."""
 
     stamp: _Stamp
     result: Result

@@ -128,7 +128,10 @@ class ConfinedFolder:
 
     @contextmanager
     def _folder(self, names: list[str], *, create: bool = False) -> Iterator[int]:
-        """Open the folder at the end of the path, and yield its file descriptor."""
+        """Open the folder at the path `names` below the root, and yield its file descriptor.
+
+        With `create`, make the folders of the path that do not exist.
+        """
         folder = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for name in names:

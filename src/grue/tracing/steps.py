@@ -94,7 +94,7 @@ class StepTracker:
         self._changes: list[StepChange] = []
 
     def take(self, envelope: Envelope[Any]) -> list[StepChange]:
-        """Take the next message. Return a `StepBegan` or `StepEnded` for each attempt that begins or ends."""
+        """Read the next message. Return the attempts at steps that begin or end with this message."""
         self._changes = []
         if isinstance(envelope.body, Fact):
             self._take_fact(envelope, envelope.body)

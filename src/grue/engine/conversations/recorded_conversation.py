@@ -379,8 +379,8 @@ class RecordedTurn:
         elif isinstance(body, m.RequestCompletion) and body.aside:
             self._aside.add(envelope.seq)
         elif isinstance(body, m.CompletionReceived) and envelope.cause in self._aside:
-            # This reply is a summary of the history, and no entry of the conversation. The agent puts the
-            # summary into the conversation by the `HistoryRewritten` that follows.
+            # The reply to an `aside` request is a summary of the history. The reply itself is no entry of the
+            # conversation: the `HistoryRewritten` that follows puts the summary into the conversation.
             pass
         elif isinstance(body, m.CompletionReceived | m.ReplyDropped | m.HistoryRewritten | m.RewriteHistory):
             self.said.append(body)

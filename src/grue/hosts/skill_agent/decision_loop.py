@@ -319,7 +319,7 @@ class DecisionLoop:
     def _after(self, result: StepExecutionResult) -> RunEnd | None:
         """Return the run's end if a step has failed and `on_step_failure` is `stop`; otherwise `None`.
 
-        If the run's time is over too, the end's reason is the time limit and not the step.
+        If the run's time is over too, the end's reason is the time limit and not the failed step.
         """
         if result.status != "failed" or self._run.config.on_step_failure != "stop":
             return None

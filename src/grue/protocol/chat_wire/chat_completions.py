@@ -319,7 +319,7 @@ class _Call(Struct):
 
     @property
     def written(self) -> str:
-        """The arguments so far, as text."""
+        """The JSON text of the arguments, as far as it has arrived."""
         return "".join(self.texts)
 
     @property

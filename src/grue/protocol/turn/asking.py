@@ -183,9 +183,9 @@ def heard(turn: Turn, reply: m.CompletionReceived) -> Turn:
     # pass 0, for which the ledger estimates the reply's size.
     output = reply.usage.output_tokens if reply.prompt_tokens == reply.usage.input_tokens else 0
     if turn.run.binds_calls:
-        # `output` may include thoughts, which are not part of the next prompt. If the ledger counted them,
-        # `ContextLedger.counted` would assign too few tokens of the next prompt to the new texts, and would
-        # then estimate later texts too low.
+        # `output` may include thoughts, which are not part of the next prompt. With them the ledger would
+        # overestimate the reply's part of the next prompt. `ContextLedger.counted` would then underestimate
+        # the part of the new texts, and the sizes of all later texts.
         output = min(output, ledger.reply_item(reply.content, reply.tool_calls).tokens)
     return replace(turn, ledger=ledger.reply(reply.content, reply.tool_calls, output))
 

@@ -12,8 +12,9 @@ The rules:
   the request is sent again at once; this uses up no retry either.
 - If a prompt fits into the context window, but not together with the limit of the reply, it is sent again
   once, with the limit that fits.
-- Any other request that is too long for the window is reported at once, if the agent can clear the history.
-  A body that is too large (413) may be so because of its images, so the images are left out first.
+- Any other request that is too long for the window is reported at once if the agent can clear the history.
+  Exception: if a body is too large (413), images may be the reason, so the newest images are left out first.
+  If the agent cannot clear the history, the other rules decide.
 - Any other failure is retried as `RetryPolicy` says. Failures are counted for each kind: if one kind has used
   up its retries, a failure of another kind is still retried. `max_retries` limits all retries together.
 - A reply that was cut at the default token limit is requested once more with a larger limit, with retries of

@@ -54,7 +54,7 @@ def closed(state: s.AwaitingClose, server: m.ServerName) -> Transition:
 def abandon(state: s.LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> Transition:
     """End a turn whose time is up or that was interrupted, whatever its state.
 
-    A tool call that is under way gets no `ToolCallRecord`.
+    A tool call that is under way, sent but not settled, gets no `ToolCallRecord`.
     """
     turn = state.turn
     notes: tuple[s.CallNote, ...] = ()

@@ -69,7 +69,7 @@ class Authorization:
 
 
 def asks_for_token(response: httpx2.Response) -> bool:
-    """Return whether another token may help: the status is 401, or 403 with a scope that is too small."""
+    """Return whether another token may help: the status is 401, or 403 because of too small a scope."""
     if response.status_code == httpx2.codes.FORBIDDEN:
         return _SCOPE_TOO_SMALL.search(response.headers.get("www-authenticate", "")) is not None
     return response.status_code == httpx2.codes.UNAUTHORIZED

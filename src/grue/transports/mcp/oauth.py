@@ -285,8 +285,8 @@ class Authorizer:
         Args:
             used: The token of the request; empty if the request had none.
             refusal: The server's answer to the refused request: its status is 403 if the token's scope is too
-                small, else 401. `None`: no request was refused, and `used` expires soon; if it cannot be
-                renewed, it is returned.
+                small, else 401. `None`: no request was refused; `used` expires soon. If `used` cannot be
+                renewed then, this method returns `used`.
 
         Raises:
             AuthorizationRefused: No other token can be obtained.
