@@ -1183,7 +1183,7 @@ class ToolReturned(Message, frozen=True, kw_only=True):
     """session -> agent: the call was answered, with a result or an error.
 
     Attributes:
-        request_id: The id of the JSON-RPC request, for an MCP server; empty for others.
+        request_id: Id of the JSON-RPC request; empty if the server does not speak MCP.
         error_code: The code of the JSON-RPC error that the server answered with; `None` if it sent none.
     """
 
@@ -1199,7 +1199,7 @@ class ToolTimedOut(Message, frozen=True, kw_only=True):
     """session -> agent: no result came in time. The session has sent the server a cancellation.
 
     Attributes:
-        request_id: The id of the JSON-RPC request, for an MCP server; empty for others.
+        request_id: Id of the JSON-RPC request; empty if the server does not speak MCP.
 
     Source: R6.5, P24
     """
@@ -1230,7 +1230,7 @@ class ServerDied(Message, frozen=True, kw_only=True):
     """session -> agent: the server ended, or the connection broke, during this call.
 
     Attributes:
-        request_id: The id of the JSON-RPC request, for an MCP server; empty for others.
+        request_id: Id of the JSON-RPC request; empty if the server does not speak MCP.
     """
 
     server: ServerName

@@ -53,7 +53,7 @@ class Progress:
     """The state of an episode, updated by each message of its trace.
 
     Args:
-        max_turns: The most turns of the episode, 0 if not known yet. The fact `EpisodeStarted` replaces it.
+        max_turns: The turn limit of the episode; 0: not known yet. The fact `EpisodeStarted` replaces it.
 
     Attributes:
         doing: The steps that are under way, oldest first, by the key that `StepTracker` gives a step.

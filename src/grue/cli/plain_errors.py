@@ -42,7 +42,7 @@ class Commands(TyperGroup):
     """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command. If only `_MEANT` has the name, the error says which command to write instead."""
+        """Find the command. If there is none, but `_MEANT` has the name, the error says what to write."""
         try:
             return super().resolve_command(ctx, args)
         except _UsageError as error:

@@ -121,7 +121,7 @@ class Episode:
             raise
 
     def submit(self, work: Work[T]) -> Call[T]:
-        """Return at once; the turn starts as soon as fewer than `at_once` turns are running."""
+        """Submit a turn and return at once. The turn starts when fewer than `at_once` turns are running."""
         return self._loop.submit(lambda: self._in_turn(work))
 
     def beside(self, work: Work[T]) -> T:

@@ -520,10 +520,10 @@ def refuse_other_kinds(**given: object) -> None:
 
 
 def settings_or_default(argument: str, given: S | None, default: S) -> S:
-    """Check the class of `given` and the types of its fields, and return it; if it is `None`, the default.
+    """Check `given` and return it; if it is `None`, return `default`.
 
-    Raises `MCPConfigError`, which names the `argument`, if `given` is of another class than the default, or
-    if a field has a value of another type than it is declared with.
+    Raises `MCPConfigError`, which names the `argument`, if `given` is of another class than `default`, or if
+    the value of a field has another type than the field is declared with.
     """
     if given is None:
         return default

@@ -114,9 +114,9 @@ def _played(case: PlayCase, episode: Episode) -> EpisodeResult:
 
 
 def _past(episode: Episode) -> GamePast | None:
-    """Copy the files of an interrupted attempt into this one, and return how far its game got.
+    """Copy the files of an interrupted attempt into the folder of `episode`; return how far its game got.
 
-    `None`: no attempt can be continued, so the game is played from the beginning.
+    `None`: no earlier attempt can be continued, so the game is played from the beginning.
     """
     if not continue_interrupted(episode):
         return None

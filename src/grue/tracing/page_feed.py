@@ -472,7 +472,7 @@ class Row(Struct, frozen=True, kw_only=True, array_like=True):
 
     Attributes:
         repeats: For a reply, the share of its prompt that repeats an earlier prompt.
-        broken: For a reply, where and why its prompt differs from the earlier one.
+        broken: For a reply, where and why its prompt differs from that earlier prompt.
     """
 
     seq: int

@@ -291,8 +291,8 @@ class Person:
     def _edited(self, question: ApprovalQuestion) -> ApprovalDecision | None:
         """Let the person edit the arguments, and return the decision.
 
-        Returns `None` if the arguments hold a secret, and so cannot be shown for editing, if the edited text
-        is not a JSON object, or if the input has ended. The person is then asked about the call again.
+        Returns `None` if the arguments cannot be shown because they hold a secret, if the edited text is not
+        a JSON object, or if the input has ended. The person is then asked about the call again.
         """
         before = json.dumps(question.arguments, ensure_ascii=False)
         if not before.isprintable():

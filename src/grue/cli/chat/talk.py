@@ -211,7 +211,7 @@ class Talk:
         return self._loop.run(text, turn=self.turn)
 
     def undo(self) -> TakenBack | None:
-        """Take back the last turn. Record the fact `TakenBack` and return it; `None`: there is no turn.
+        """Take back the last turn: record and return the fact `TakenBack`. `None`: there is no turn.
 
         Raises:
             ConversationError: The conversation's file cannot be copied.

@@ -116,7 +116,7 @@ class Conversation(Closing):
 
     @classmethod
     def from_trace(cls, path: str | PathLike[str], runner: RunsTurns, *, name: str | None = None) -> Self:
-        """Continue a conversation as a trace has recorded it. It is in memory only until it is saved.
+        """Continue a conversation that a trace has recorded. Until you save it, it is in memory only.
 
         If the runner has `start="beside"`, the next turn may send its first request before the servers have
         started. That request then offers the tools that the trace lists.

@@ -535,7 +535,7 @@ _READERS: dict[str, Callable[[str, int, _Tools], _Found]] = {
 
 
 def _objects(text: str) -> list[WrittenCall]:
-    """Return the call, or the list of calls, in a JSON text."""
+    """Return the calls in a text: one JSON object, a JSON list of objects, or one object in each line."""
     try:
         value = strict_value(text)
     except ValueError:

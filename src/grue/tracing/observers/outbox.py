@@ -237,7 +237,8 @@ def patient(exporter: "SpanExporter", *, backend: str, warn: Warn) -> "SpanExpor
         warn: Called with the warning.
     """
     logging.getLogger(_LOGGER).addFilter(_hold_back)
-    # The class has the interface of `SpanExporter` but does not derive from it, to avoid its import here.
+    # The class has the methods of `SpanExporter` but does not derive from it, so that this module need not
+    # import OpenTelemetry's SDK.
     return cast("SpanExporter", _PatientExporter(exporter, backend, warn))
 
 

@@ -287,7 +287,7 @@ class ListingCache:
     def _path(self, server: McpServer, *, make_key: bool = False) -> Path | None:
         """Return the path of a server's file, whose name is an HMAC of the server's settings.
 
-        `None`: the folder has no key for the HMAC. With `make_key`, a key is made then.
+        If the folder has no key for the HMAC, make one if `make_key` is set, and otherwise return `None`.
 
         Raises:
             OSError, ValueError: The folder or the key cannot be used.

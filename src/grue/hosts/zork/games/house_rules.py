@@ -724,7 +724,7 @@ IMPLIED: Final[dict[str, Words]] = {
 
 
 def play_verb(turn: Turn) -> str:
-    """Find the rule for a phrase, and the thing to act on, and apply the rule to it.
+    """Find the rule for the phrase's verb and the thing that the phrase names; apply the rule to the thing.
 
     Raises:
         RefusalError: The command is impossible, or was not understood; the text says which.

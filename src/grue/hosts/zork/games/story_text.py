@@ -94,7 +94,7 @@ def told_score(text: str) -> ScoreLine | None:
 
 
 def heading(text: str, names: frozenset[str]) -> str | None:
-    """Return the name in the last line that is a room's heading; `None`: no line is one.
+    """Return the name in the last line that is a room's heading; `None`: no line is a heading.
 
     A heading is one of `names`, alone or before a comma or a bracket, as in `Kitchen (in the chair)`. The
     player is in the room of the last heading.
