@@ -195,7 +195,7 @@ class Mailbox(Generic[M]):
         self._wake_senders()
 
     def abandon(self) -> None:
-        """Close, drop the queued messages, and make every unanswered ask raise `MailboxClosed`."""
+        """Close the mailbox and drop its messages. Every ask that has no reply yet raises `MailboxClosed`."""
         self.close()
         self._exit.close()
         for reply in self._asks:

@@ -66,7 +66,7 @@ class _Writes(Protocol):
 
 
 class WithoutInitialize(ObjectReceiveStream[SessionMessage | Exception]):
-    """Yields a client's messages, except `initialize` requests: it answers them with an error itself."""
+    """Yields a client's messages, but answers `initialize` requests itself, with an error."""
 
     def __init__(self, read: _Reads, write: _Writes) -> None:
         self._read = read

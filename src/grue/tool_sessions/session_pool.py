@@ -284,8 +284,9 @@ class SessionPool:
     async def open_kept(self, server: m.ServerName, connect: Connect, timeout_s: float) -> PooledConnection:
         """Return a server's kept session for a call outside turns. If there is none, open one.
 
-        The session is open on return. A turn may use the session at the same time, so hold its `alone` while
-        you use it. Later turns lease the same session. Raises `ServerFailed` if it cannot be opened.
+        The session is open on return. A turn may use the session at the same time, so hold the session's lock
+        `alone` while you use it. Later turns lease the same session. Raises `ServerFailed` if no session can
+        be opened.
         """
         while True:
             owned = self._current(server)

@@ -1,8 +1,8 @@
 """Find the differences between two messages, as JSON paths.
 
 Messages are compared as JSON values: `2` equals `2.0`, but `true` does not equal `1`. A `Comparison` ignores
-some fields of messages, and pairs others as ids. A key in a tool's arguments is always compared, whatever its
-name.
+some fields of messages. In fields with ids, it only checks that each id on the left always stands where the
+same id stands on the right. A key in a tool's arguments is always compared, whatever its name.
 """
 
 import functools

@@ -93,7 +93,8 @@ class EarlierResults:
     def begin(self, turn: int, trace: Path | None) -> bool:
         """Prepare for a turn that begins now. Return whether it was added to `turns`.
 
-        A turn without a trace is not added, nor a resumed turn that is the last one in `turns` already.
+        Two kinds of turns are not added: a turn without a trace, and a resumed turn that is the last one in
+        `turns` already.
         """
         self._trace = trace
         if trace is None or (turn, trace) in self._turns[-1:]:

@@ -80,7 +80,7 @@ ConnectionState: TypeAlias = Settled | Connecting
 
 
 class ConnectRequested(Struct, frozen=True, tag=True):
-    """A turn needs the server. `at_s` is the time now, by the same clock as in all other events."""
+    """A turn needs the server. `at_s` is the time of this event, by the clock that all events share."""
 
     policy: FailurePolicy
     at_s: float = 0.0

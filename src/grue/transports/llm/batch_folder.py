@@ -336,7 +336,7 @@ class BatchFolder(Closing):
 
 
 class _Item(Struct, frozen=True):
-    """The parts of the id of a request in a batch."""
+    """The id of a request in a batch (`id`), and the parts that the id consists of."""
 
     id: str
     turn: str

@@ -787,7 +787,7 @@ class _Incoming:
 
     @property
     def _is_object(self) -> bool:
-        """Whether the body begins as one JSON object, and no event of a stream has come."""
+        """Whether the body begins like a JSON object, and not like a stream of events."""
         return not self._named and not self._events and self._begins_as_object
 
     @property

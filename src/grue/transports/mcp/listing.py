@@ -218,7 +218,7 @@ class _File(Struct, frozen=True):
 
 
 class ListingCache:
-    """The cache, one file for each server.
+    """The cache of tool listings: a folder with one file for each server.
 
     Args:
         folder: Where the files are; `None`: `$GRUE_CACHE/listings`, or `grue/listings` in the user's cache
