@@ -274,7 +274,7 @@ class ApprovalQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self._decision(verdict="deny", reason=reason)
 
     def change(self, arguments: dict[str, object]) -> ApprovalDecision:
-        """Return the decision to make the call with other arguments. The model is sent these, too.
+        """Return the decision to make the call with other arguments. The model is told these arguments.
 
         Arguments that do not fit `input_schema` are refused later, by the runner.
         """

@@ -322,8 +322,8 @@ class Driver:
     def _playing(self) -> dict[str, float]:
         """Return the id of each episode that is being played, with the time when it was submitted.
 
-        The engine plays the episodes in the order in which they were submitted. So if more are submitted than
-        it has workers, the last ones still wait, and are left out.
+        The engine plays the episodes in the order in which they were submitted. If more are submitted than
+        the engine has workers, the episodes that were submitted last still wait. They are left out.
         """
         return dict(itertools.islice(self._running.items(), self._engine.slots))
 

@@ -50,7 +50,7 @@ def write_index(folder: Path, runs: Iterable[Path]) -> Path:
         runs: The run folders and trace files in it, in the order of the rows.
 
     Raises:
-        TraceError: The index cannot be written, or a file that grue did not write has its name.
+        TraceError: The index cannot be written, or there is an `index.html` that grue has not written.
     """
     target = folder / INDEX_FILE
     refuse_foreign(target, "runs")

@@ -218,9 +218,9 @@ class _Rows:
         )
 
     def _drop(self, seq: int, drop: m.DropCompletion) -> None:
-        """Store the row of the request that `drop` names under `seq`, the number of `drop`.
+        """Store the row of the dropped request under `seq`, the number of the message `drop`.
 
-        The message that ends the request will have `drop` as its cause, and not the request.
+        The cause of the message that ends the request will be `drop`, and not the request.
         """
         for asked, row in self._requests.items():
             if (row.conversation, row.request) == (drop.conversation, drop.request):

@@ -105,7 +105,7 @@ class Conversation(Closing):
 
     @classmethod
     def loads(cls, text: str, runner: RunsTurns) -> Self:
-        """Continue a conversation that `dumps` has returned, as `load` does, but without a file.
+        """Continue the conversation in a text that `dumps` has returned, as `load` does, but without a file.
 
         Raises:
             ConversationError: The text is no conversation, or is damaged.

@@ -70,7 +70,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
         tools: The definitions of the tools on offer.
         items: All other parts, oldest first. The method `counted` joins neighbours that cannot be cleared
             into one.
-        current: The position of the last reply in `items`. It and the items after it are never cleared.
+        current: The position of the last reply in `items`. This reply and later items are never cleared.
         bytes_per_token: How many bytes of text count as a token.
     """
 

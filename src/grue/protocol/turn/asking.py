@@ -23,7 +23,7 @@ from grue.protocol.turn.states import AwaitingCompletion, AwaitingSummary, Comma
 
 
 def ask(turn: Turn, phase: Phase, new: tuple[m.ConversationItem, ...], notes: Commands = ()) -> Transition:
-    """Send the next request: `new` is added to the conversation, and `phase` says what it asks for.
+    """Add `new` to the conversation and send the next request. `phase` says what the request asks for.
 
     If the request is too long for the context window, older parts of the conversation are cleared first, or
     the model is asked for a summary of them.

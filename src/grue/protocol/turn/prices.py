@@ -23,9 +23,9 @@ class Price(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The price of a model, in USD for a million tokens.
 
     Attributes:
-        input: Tokens sent.
-        output: Tokens received, thinking included.
-        cached: Tokens sent that the endpoint had in its cache; `None`: the price of other tokens sent.
+        input: Price of the tokens that are sent.
+        output: Price of the tokens that are received, thinking included.
+        cached: Price of the sent tokens that the endpoint had in its cache; `None`: the same as `input`.
         batch: The fraction of these prices that a request in a batch costs.
 
     Raises:

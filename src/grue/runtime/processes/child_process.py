@@ -200,7 +200,7 @@ class ChildProcess:
             self._tasks.start(self._flush)
 
     def ask_to_exit(self) -> None:
-        """Close the process's input before the `async with` block is left, so that it can exit earlier.
+        """Close the input before the `async with` block is left, so that the process can exit earlier.
 
         If the process exits after this call, `ending` is not `died` at the end of the block.
         """

@@ -214,8 +214,8 @@ class McpClient:
         A call whose arguments do not match the tool's input schema is refused before it is sent, unless the
         server's options say otherwise. A result that does not match the output schema becomes an error.
 
-        If the call is cancelled, the server is sent a cancellation. If the server answers that it
-        has made an MCP task of the call, this method waits for the task's result within the same limit.
+        If the call is cancelled, the server is sent a cancellation. If the server makes an MCP task of the
+        call, this method waits for the task's result within the same time limit.
 
         Args:
             tool: Bare name, as the server knows it.
