@@ -214,7 +214,7 @@ class ForkedRun(HostTurn[T]):
     """One fork of a turn. The constructor starts nothing.
 
     Raises:
-        TraceError: The trace cannot be read, or a secret was removed from the turn.
+        TraceError: The trace cannot be read, or a secret was redacted in the turn's messages.
         ConversationError: The trace does not hold the entries before the turn.
         MCPError: The turn cannot be forked as `asked` says.
     """

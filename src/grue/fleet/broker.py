@@ -244,7 +244,7 @@ class Broker(Struct):
     def most(self, wanted: WantedRequest) -> Amount | Refused:
         """Return the most that a request can cost.
 
-        If its price or `max_tokens` is unknown, it could cost any sum. It is then refused, if the budget
+        A request whose price or `max_tokens` is unknown could cost any sum. It is refused if the budget
         limits `money_usd` and not `requests`.
         """
         limits = self.limits

@@ -662,8 +662,9 @@ def replay(
         TraceError: The trace file is damaged. Raised when the damaged line is read.
     """
     connections = Connections()
-    # Besides the cases of `TurnSlice.cut_off`, a turn counts as cut off if it is the last one in the trace,
-    # or if the episode was resumed after it.
+    # `cut_off` says that the trace may lack the end of the turn: the turn may have been killed
+    # (`TurnSlice.cut_off`), the trace ends with it, or the episode was resumed after it. If the end of the
+    # turn is recorded, `cut_off` has no effect.
     for turn_slice, following in pairwise(chain(split_turns(envelopes), (None,))):
         assert turn_slice is not None, "only the last `following` is `None`"
         connections.begin(turn_slice)

@@ -393,8 +393,8 @@ class EpisodeLoop:
                 self._loop.call_later(CLOSE_GRACE_S, self._force_kill)
 
     def _start_submitted(self, group: TaskGroup) -> None:
-        # These lines are a method, so that `call` is not a local variable of `_serve`: it would keep the last
-        # call alive while `_serve` waits for the next one.
+        # These lines are not in `_serve`, because its variable `call` would keep the last call alive while it
+        # waits for the next call.
         while self._submitted:
             context, call, function = self._submitted.popleft()
             context.run(group.start_soon, call.run, function)

@@ -54,7 +54,7 @@ async def read_any_message(line: bytes) -> types.JSONRPCMessage | None:
 
 
 def refusal_of_cut(cut: CutLineError, limit: int) -> types.JSONRPCError | None:
-    """Return an error for the request that a too long message answers.
+    """Return the error for a request whose answer, the message `cut`, is longer than `limit` bytes.
 
     `None`: the parts of the message that were kept do not hold the request's id.
     """
