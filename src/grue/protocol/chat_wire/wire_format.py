@@ -557,7 +557,7 @@ class WireFormat(Protocol):
         return path.replace("{model}", quote(model, safe="", errors="replace"))
 
     def ending(self, path: str) -> str:
-        """Return the request path of this format (for any model) at the end of `path`; empty: there is none."""
+        """Return the request path of this format (for any model) at the end of `path`; empty: no path."""
         known = (each.partition("?")[0] for each in (self.path, self.stream_path) if each)
         ends = "|".join(re.escape(each).replace(r"\{model\}", "[^/]+") for each in known)
         found = re.search(rf"(?:{ends})\Z", path)
