@@ -51,15 +51,15 @@ class Commands(TyperGroup):
             raise
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Find a command, and let `--help` show its parameters without Python's types (`_show_values`)."""
+        """Find a command, and let `--help` show its parameters without Python's types (`_without_types`)."""
         command = super().get_command(ctx, cmd_name)
         if command is not None:
-            _show_values(command.get_params(ctx))
+            _without_types(command.get_params(ctx))
         return command
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the options of the group itself, such as `--version`."""
-        return _show_values(super().get_params(ctx))
+        return _without_types(super().get_params(ctx))
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         """Parse the group's arguments. In a usage error's text, escape control characters, redact secrets."""
@@ -73,7 +73,7 @@ class Commands(TyperGroup):
                 raise typer.Exit(FAILED)
 
 
-def _show_values(params: list[Any]) -> list[Any]:
+def _without_types(params: list[Any]) -> list[Any]:
     """Hide the types that typer shows in `--help`: `<bool>` for a flag, `<list[Path]>` for an argument."""
     for each in params:
         if each.param_type_name == "argument":
