@@ -199,7 +199,8 @@ class ToolPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_
     Attributes:
         rules: The first row that matches a tool decides. A tool that no row matches is allowed.
         trusted: Servers whose annotations are trusted. Annotations of the host's own functions, and those
-            that the tool lock holds, are always trusted. All others can only make the verdict stricter.
+            that the tool lock holds, are always trusted. All other annotations can only make the verdict
+            stricter.
         parking: A turn that needs a person's approval ends, and `Runner.resume` continues it once the person
             has answered. Requires a trace file. Without parking, the turn asks the runner's `approve`
             callback.

@@ -43,8 +43,8 @@ class FleetRunOptions(Struct, frozen=True, kw_only=True):
 def run_fleet(options: FleetRunOptions, *, retry: bool = False) -> bool:
     """Run the missing episodes of a sweep and print the progress; return whether all episodes are done now.
 
-    Missing episodes are those that are not done yet. With `retry`, also those that were given up after three
-    attempts are run again.
+    Missing episodes are those that are neither done nor given up after three attempts. With `retry`, those
+    that were given up are run again, too.
 
     Raises:
         FleetError, MCPConfigError: The sweep or the folder cannot be used.

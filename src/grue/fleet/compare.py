@@ -300,10 +300,11 @@ class Comparison(Struct, frozen=True, kw_only=True):
         yield f"{were} played on both sides."
 
     def is_worse(self, margin: float) -> bool | None:
-        """Return whether B has lost at least `margin`; `None`: there are too few episodes to tell.
+        """Return whether B has lost at least `margin`.
 
         `True`: the 95 % interval of B minus A is below 0 (above 0 if lower is better), and the mean loss is
-        at least `margin`. `False`: even the largest loss in the interval is smaller than `margin`.
+        at least `margin`. `False`: even the largest loss in the interval is smaller than `margin`. `None`:
+        neither is the case, because there are too few episodes to tell.
         """
         found = _turned(self.measures[0].difference, self.lower_is_better)
         if found.high < 0 and found.mean <= -margin:

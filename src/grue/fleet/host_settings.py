@@ -66,7 +66,7 @@ def chosen_endpoint(llm: LlmSettings, base_url: str | None, model: str | None) -
 
 
 def continue_interrupted(episode: Episode) -> bool:
-    """Copy the files of an interrupted attempt into this attempt; return `False` if there is none."""
+    """Copy the files of an interrupted attempt into the new one; return `False` if none was interrupted."""
     if episode.interrupted is None:
         return False
     ignored = shutil.ignore_patterns(*LEFT_OUT)

@@ -256,7 +256,7 @@ def _reply(given: object) -> LlmReply | None:
 
 
 def _last_of(request: LlmRequest) -> str:
-    """Return, for an error text, the request's last message, and whether it refuses the reply before it."""
+    """Return, for an error text, the request's last message, and whether that refuses the reply before it."""
     from grue.messages import REPAIR_REQUEST  # here, because it is seldom needed
     from grue.runtime.safe_text import printable
 

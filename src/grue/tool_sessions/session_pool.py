@@ -270,7 +270,7 @@ class SessionPool:
     def give_back(self, owned: PooledConnection, *, usable: bool) -> None:
         """Take back a connection from a turn: keep it for later turns, or close it.
 
-        It is kept with `keep="sessions"`, if it is usable and no other connection to its server is kept.
+        The connection is kept with `keep="sessions"`, if it is usable and no other one to its server is kept.
         """
         owned.turn = 0
         if self._leased.get(owned.server) is owned:

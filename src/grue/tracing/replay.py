@@ -604,7 +604,7 @@ class _Session:
         return replace(settled, batch=called.batch)
 
     def _expect(self, body: m.TurnEvent | m.SessionNote, cause: EpisodeEnvelope) -> None:
-        """Compare `body` with the next recorded message. A cancelled session may have recorded no more."""
+        """Compare `body` with the next recorded message. If the session was cancelled, there may be none."""
         if not self._sent:
             return
         recorded = self._sent[0]

@@ -290,9 +290,10 @@ class ResponsesAssembler:
                 raise DamagedStream("lacks a tool call of the events before it")
 
     def _told(self, item: m.JsonObject, index: int) -> _CallEvents | None:
-        """Find the call of earlier events that `item`, of the complete response, repeats. Set its `told`.
+        """Return the call of earlier events that `item`, of the complete response, repeats; `None`: none.
 
-        `None`: there is none. Calls whose `told` is set are left out, so no two items get the same call.
+        The call's `told` is set. Calls whose `told` was set before are left out, so no two items get the
+        same call.
         """
         call = next((call for call in self._alike(item, index) if not call.told), None)
         if call is not None:
@@ -482,7 +483,7 @@ def _part(attachment: m.Attachment) -> m.JsonObject:
 
 
 def _items_of(reply: w.Reply) -> list[object]:
-    """Make items of a reply that came in another wire format or was written by a host, and has none."""
+    """Make the items of a reply that has none, because a host or another wire format has made it."""
     text = reply.content if reply.content and not reply.content.isspace() else None
     message: list[object] = [{"role": "assistant", "content": text}] if text else []
     return message + [{"type": "function_call", "call_id": call.call_id} for call in reply.tool_calls]

@@ -61,10 +61,10 @@ def cut_off(
 
 
 def tasks_of(run: m.RunTurn, parked: m.TurnParked) -> tuple[m.OpenTask, ...]:
-    """Return the unfinished MCP tasks of a turn that `run` has resumed and that was parked again (`parked`).
+    """Return the unfinished MCP tasks of a turn that `run` has started or resumed and `parked` has parked.
 
-    These are the tasks of `run.resumed`. Empty: it has none, or the model has replied since the resumption,
-    so the tasks have ended.
+    These are the tasks in `run.resumed`. If the model has replied since the turn was resumed, these tasks
+    have ended: return none.
     """
     resumed = run.resumed
     same_reply = resumed is not None and resumed.parked.batches == parked.batches

@@ -178,7 +178,7 @@ _HOUSE_OBJECTIVES: Final = {
     "take music box": "Play the whole tune to whoever hums in the cellar, then bring Mr Pym the deed.",
 }
 _HOUSE_ROUNDS: Final = {
-    # Two thoughts in one reply.
+    # Before "open teapot", one reply with two thoughts.
     "open teapot": (
         _round(
             "Everything in this pantry stands where one wants it, except the teapot on the top shelf.",
@@ -191,7 +191,7 @@ _HOUSE_ROUNDS: Final = {
             "have sardines, for persuasion, with a paw-print on the tin. This is not a hard case."
         ),
     ),
-    # Two replies with one thought each. The second thought starts a branch from the first.
+    # Before "light lantern", two replies with one thought each. The second thought starts a branch.
     "light lantern": (
         _round("The trapdoor is free. I could go down now; it is dark there, but I know the way back."),
         _round(
