@@ -813,5 +813,5 @@ class EndpointActors:
         return EndpointActors(self._endpoint, self._lent, on_sent)
 
     def support_check(self) -> SupportCheck:
-        """Return when a turn checks that the model can call tools, such as `"before"`; `"skip"`: never."""
+        """Return when a turn checks whether the model can call tools; `"skip"`: never (`SupportCheck`)."""
         return self._endpoint.support_check()

@@ -81,7 +81,7 @@ class Parking:
 
         Raises:
             MCPConfigError: There is no trace file. Or the turn's texts contain a secret, which is redacted in
-                the trace file. Or the history was given as plain data: the trace holds only its digest.
+                the trace file. Or `given_history` is true: the trace has only a digest of such a history.
         """
         if self.writer is None:
             raise MCPConfigError(

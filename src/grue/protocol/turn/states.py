@@ -135,7 +135,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def can_call(self) -> bool:
-        """Whether there is a tool to call: an offered one, or one of a server that takes unlisted calls."""
+        """Whether the model can call a tool: a listed one, or one of a server that serves unlisted tools."""
         return bool(self.tools or self.unlisted)
 
     @property

@@ -6,11 +6,12 @@ among other bytes) or hexadecimal.
 
 Three things are derived from a secret:
 
-- Patterns, for complete texts. A `SecretPattern` finds one family of forms. Its probe, bytes that each form
-  of the family contains, makes the common case cheap: without the probe there is no match. The regular
-  expression is compiled when the probe is found for the first time.
-- Literals, for shortened texts: the forms that known encoders produce.
-- Spellings, for texts that arrive in pieces: for each position of a form, what may occur there.
+- Patterns, for complete texts. A `SecretPattern` finds one family of forms. Its probe is a sequence of bytes
+  that each form of the family contains. A text without the probe contains none of the forms, so the regular
+  expression is compiled only when the probe is found for the first time.
+- Literals, for shortened texts: the forms that known encoders produce, as fixed bytes.
+- Spellings, for texts that arrive in pieces: the ways to write each character of the secret, or of its base64
+  or hexadecimal form.
 """
 
 import functools

@@ -226,7 +226,7 @@ _ZORK_OBJECTIVES: Final = {
     "turn on lamp": "Find a treasure under the house, and a way back up.",
 }
 _ZORK_ROUNDS: Final = {
-    # Before the command "open window", the model sends one reply with two tool calls.
+    # One reply with two tool calls. The model sends it before the command "open window".
     "open window": (
         _round(
             "The doors of the white house are boarded up, which leaves whatever the carpenter forgot.",

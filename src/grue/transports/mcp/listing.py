@@ -59,8 +59,8 @@ class ListedTools(Struct, frozen=True):
         tools: The well-formed tools, in the server's order.
         as_tasks: The bare names of the tools that have to be called as tasks (MCP revision 2025-11-25).
         ttl_s: For how many seconds the server says that the listing is valid; `None`: it does not say.
-        private: Whether the server says that the listing is only for the user who is logged in. `False`
-            without a `ttl_s`.
+        private: Whether the server says that the listing is only for the user who is logged in. If `ttl_s`
+            is `None`, this is `False`.
     """
 
     tools: tuple[m.ToolDefinition, ...] = ()
