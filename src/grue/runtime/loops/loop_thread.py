@@ -80,7 +80,7 @@ class ErrorTexts(Struct, frozen=True):
 
 
 class LoopThread(Struct, frozen=True):
-    """The thread of an event loop. Its methods raise if the caller must not wait for the loop.
+    """The thread of an event loop. Its methods `refuse_...` raise if the caller must not wait for the loop.
 
     Attributes:
         thread: The thread.
