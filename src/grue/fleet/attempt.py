@@ -58,8 +58,8 @@ class Task(Struct, frozen=True, kw_only=True):
         """Import the modules that the task needs, before the worker calls `make`.
 
         The worker records the state of its process (working directory, signal handlers, ...) after `prepare`,
-        and is replaced if `make` then changes the state. Some imports change it. If they are made here, the
-        worker need not be replaced for them.
+        and is replaced if `make` then changes the state. Some imports change the state. If they are made
+        here, the worker need not be replaced for them.
         """
         raise NotImplementedError
 

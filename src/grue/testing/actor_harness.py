@@ -294,7 +294,7 @@ class ActorHarness:
         return await self.idle()
 
     async def ask(self, body: object, *, timeout_s: float | None = None) -> Asked:
-        """Send an ask to the actor, and return it as soon as the actor waits for a message again.
+        """Ask the actor a question, and return the `Asked` as soon as the actor waits for a message again.
 
         The actor may have replied by then or not: see `Asked.is_answered`.
 

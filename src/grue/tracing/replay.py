@@ -712,9 +712,9 @@ def _replay_turn(
     agent = replay_agent(turn, changes)
     compared, found = replay_sessions(turn, turn_slice, connections, agent.commands if changes else {})
     if found and not changes:
-        # The turns of one `Runner.map` do not know the states that servers had in each other. If this turn is
-        # one of them, `connections` may have led to wrong differences. So replay it again without these
-        # states.
+        # A turn of `Runner.map` does not know in which state the other turns of that call left the servers.
+        # If this is such a turn, `connections` may have led to wrong differences. So replay the turn again
+        # without `connections`.
         alone, differences = replay_sessions(turn, turn_slice, Connections(), {})
         compared, found = (compared, found) if differences else (alone, [])
     found += [*_llm_divergences(turn, turn_slice), *_excluded(turn, turn_slice, changes)]

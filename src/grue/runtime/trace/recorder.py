@@ -75,7 +75,7 @@ class Backlog:
         self.check()
 
     async def wait_async(self) -> None:
-        """Do the same as `wait`, without blocking the event loop. A cancelled wait does not end the calls."""
+        """Do the same as `wait`, without blocking the event loop. A cancelled wait ends no queued call."""
         while self.busy:
             await anyio.to_thread.run_sync(wait, list(self.calls), abandon_on_cancel=True)
         self.check()

@@ -105,7 +105,7 @@ class RunFolder(Closing):
                 raise TraceError(f"Cannot remove {self.path / RESULT_FILE}: {error.strerror}.") from error
 
     def _require_place(self, envelope: Envelope[Any], line: bytes) -> None:
-        """If the message is from or to the host, check that the folder still exists; else `TraceError`."""
+        """If the message is from or to the host, raise `TraceError` if the folder does not exist any more."""
         del line
         if self._outside in (envelope.sender, envelope.receiver) and not os.path.exists(self._place):  # noqa: PTH110 - never raises
             raise TraceError(f"The run folder {self.path} was moved or deleted while it was being written.")
