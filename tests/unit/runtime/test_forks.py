@@ -106,7 +106,7 @@ def test_a_thread_that_forks_while_it_holds_the_lock_goes_on_in_the_child() -> N
 
 def test_an_object_that_is_gone_leaves_nothing_behind() -> None:
     one = Redaction()
-    (mine,) = (each for each in forks._methods if each() == one._make_lock)
+    (mine,) = (each for each in forks._objects.keyrefs() if each() is one)
     del one
     gc.collect()
-    assert mine not in forks._methods
+    assert mine not in forks._objects.keyrefs()
