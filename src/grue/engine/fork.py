@@ -453,8 +453,8 @@ def _past(
     if not place.events:
         return TurnsPast(forked=forked, copied=run.earlier, rewrites=rewrites)
     told = {each.seq for each in run.envelopes if each.seq < seq and each.receiver == AGENT}
-    # Copy the messages before the fork. Copy also those later messages of the agent that an event before the
-    # fork has caused: the event of the fork may have been recorded before the agent had sent them.
+    # Copy the messages before the fork. Copy also the agent's reactions to them that come later in the trace:
+    # the event at which the turn is forked may have arrived before the agent had sent them.
     copied = [
         each
         for each in run.envelopes

@@ -60,12 +60,12 @@ def text_reply(content: str | None, *, finish_reason: str = "stop", **message: o
     """Return a completion with text.
 
     Args:
-        content: The text.
+        content: The text; `None`: a message without content.
         finish_reason: Such as `length` or `content_filter`.
         message: Further fields of the assistant's message, such as `reasoning_content`.
 
     Raises:
-        TypeError: The content is not a `str`.
+        TypeError: The content is neither a `str` nor `None`.
     """
     if not isinstance(content, str | None):
         raise TypeError(

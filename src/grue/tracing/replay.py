@@ -378,7 +378,7 @@ def _around_placeholders(text: str) -> str:
 
 
 def _placeholders(text: str) -> Iterator[int]:
-    """Yield the positions at which placeholders begin, including one that `… [cut: ` has cut short."""
+    """Yield the positions at which placeholders begin, including an incomplete one where the text was cut."""
     yield from (match.start() for match in re.finditer(re.escape(_PLACEHOLDER), text))
     cut = text.find(_CUT)
     last = text.rfind(_PLACEHOLDER[0], 0, cut)

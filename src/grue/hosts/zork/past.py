@@ -55,11 +55,12 @@ class GamePast(hosting.Past[EpisodeStarted], kw_only=True):
 def read_past(path: Path) -> GamePast:
     """Read how far an episode got. `path` is its run folder or the trace in the folder.
 
-    An episode that was won, lost or quit, but has no result file, can be resumed: this only writes the file.
+    An episode that was won, lost or quit, but has no result file, counts as unfinished: the resume then only
+    writes the result file.
 
     Raises:
-        TraceError: The trace cannot be read or has no episode, the episode is over, or a message that the
-            resume needs was redacted.
+        TraceError: The trace cannot be read or has no episode, the episode is over and its result file is
+            there, or a message that the resume needs was redacted.
     """
     read = GamePast.read(path, needed=(Decided,), started=EpisodeStarted, over=_FOR_GOOD)
     _check_order(path, read.decided)

@@ -328,7 +328,7 @@ CallNote: TypeAlias = m.ToolRejected | m.ToolDenied | m.ToolSkipped
 
 
 class PlacedNote(Struct, frozen=True):
-    """A note, and when to record it: as soon as so many calls of the reply are settled as `settled` says."""
+    """A note, and when to record it: as soon as `settled` calls of the reply are settled."""
 
     settled: int
     note: CallNote

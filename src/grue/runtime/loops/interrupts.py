@@ -107,7 +107,9 @@ def ignore_interrupts() -> None:
 
 @contextlib.contextmanager
 def born_without_interrupts() -> Iterator[None]:
-    """Start processes that a Ctrl-C cannot reach until they call `ignore_interrupts`.
+    """Protect the processes that are started within the `with` block from Ctrl-C.
+
+    The protection lasts until such a process itself calls `ignore_interrupts`.
 
     A Ctrl-C at a terminal goes to all processes of the command. A process that is still importing would print
     a traceback and end. So this thread's signal mask blocks SIGINT until the `with` block ends, and a process

@@ -14,7 +14,8 @@ These rules hold for any sequence of envelopes:
 - Each span that is opened is closed exactly once (`finish` closes what is left). A span is closed after
   everything inside it, except for a host's calls in a turn that has ended.
 - A call that was sent has a span (`ToolUse`). A call that was skipped or rejected has only a note.
-- A turn has one tool-calling session if a request offered tools, and otherwise none.
+- A turn has one `ToolSession`, from its first request that offers tools to its end; without such a request
+  it has none.
 - A span that is open when its turn ends is closed without an outcome. So is a turn whose agent crashed, and
   every turn that is open when the episode ends; such a turn ends at the time of its last envelope.
 - If a host has recorded `EpisodeStarted`, its `EpisodeEnded` decides how the episode ended. Without a host's
