@@ -44,6 +44,7 @@ T = TypeVar("T")
 _PIECE = 2**20
 _MOST_LINE = 64 * 2**20
 _READS = 3
+_MOST_PAGES = 1000
 """How often damaged or incomplete results are read. After that a request without a result has failed."""
 
 _SKEW_S = 600.0
@@ -184,9 +185,13 @@ class BatchDesk:
         return None
 
     async def _batches(self, since: float) -> AsyncIterator[BatchState]:
-        """Yield the provider's batches that were made since a time, the newest first."""
+        """Yield the provider's batches that were made since a time, the newest first.
+
+        Raises:
+            BatchRefused: The list has no end. A gateway may ignore which page is asked for.
+        """
         after, name = "", "after" if isinstance(self._form, OpenAIBatches) else "after_id"
-        while True:
+        for _ in range(_MOST_PAGES):
             page = {"limit": "100"} | ({name: after} if after else {})
             ask = partial(self._endpoint.call, "GET", self._form.path, params=page)
             found, after = await self._surely("the list of batches", partial(batches_in, self._form), ask)
@@ -195,6 +200,8 @@ class BatchDesk:
                     yield each
             if not after or not found or _made_at(found[-1], time.time()) < since:
                 return
+        fault = Fault(kind="invalid_reply", message=f"the list of batches has more than {_MOST_PAGES} pages")
+        raise BatchRefused(self._endpoint.describe(fault))
 
     async def _is_ours(self, batch: BatchState, record: Submission) -> bool:
         """Return whether the results of `batch`, which has ended, are those for the requests of `record`."""

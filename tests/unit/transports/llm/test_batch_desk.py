@@ -1,14 +1,17 @@
-"""The lines of a batch's results: a line that is too long is skipped as a whole, however it arrives."""
+"""What providers send without end: a line of a batch's results, and the list of batches."""
 
+import json
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from grue.protocol.chat_wire.batch_forms import OpenAIBatches
 from grue.protocol.chat_wire.failures import Fault
 from grue.transports.llm import batch_desk
-from grue.transports.llm.batch_desk import BatchDesk
+from grue.transports.llm.batch_desk import BatchDesk, BatchRefused
+from grue.transports.llm.exchange import Answered
 
 pytestmark = pytest.mark.anyio
 
@@ -38,3 +41,23 @@ async def test_a_line_that_is_too_long_is_empty(case: str, monkeypatch: pytest.M
     desk: Any = BatchDesk.__new__(BatchDesk)
     desk._endpoint = SimpleNamespace(download=download)
     assert [line async for line in desk._lines("/results", 3)] == lines
+
+
+async def test_a_list_of_batches_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a gateway sends it that ignores from which batch on it is asked."""
+    batch = {"id": "b1", "status": "in_progress", "created_at": 2_000_000_000}
+    page = Answered(200, json.dumps({"data": [batch], "has_more": True}).encode())
+    asked: list[object] = []
+
+    async def call(*words: object, **options: object) -> Answered:
+        asked.append((*words, options))
+        return page
+
+    monkeypatch.setattr(batch_desk, "_MOST_PAGES", 5)
+    desk: Any = BatchDesk.__new__(BatchDesk)
+    desk._form = OpenAIBatches()
+    desk._patience = lambda: None
+    desk._endpoint = SimpleNamespace(call=call, describe=lambda fault: fault)
+    with pytest.raises(BatchRefused, match="more than 5 pages"):
+        [each async for each in desk._batches(0.0)]
+    assert len(asked) == 5
