@@ -53,7 +53,7 @@ ANSWERS: dict[str, tuple[list[Answer], Paid]] = {
     "`deny()`": ([lambda q: [q.deny("no")]], []),
     "another verdict (`reject`, `Deny`, `None`)": ([odd("reject"), odd("Deny"), odd(None), odd("")], []),
     "`change` without arguments, or `approve` with arguments": ([odd("change"), odd("approve", OTHER)], []),
-    "decisions that contradict each other": (
+    "two decisions about the same call that contradict each other": (
         [
             lambda q: [q.approve(), q.deny()],
             lambda q: [q.deny(), q.approve()],
@@ -61,7 +61,7 @@ ANSWERS: dict[str, tuple[list[Answer], Paid]] = {
         ],
         [],
     ),
-    "a decision about other arguments, or another definition": (
+    "a decision whose arguments or tool definition are not those of the call": (
         [elsewhere(arguments_digest="x"), elsewhere(definition_digest="x"), elsewhere(call_id="x")],
         [],
     ),
