@@ -84,7 +84,7 @@ _Start = Annotated[
     Literal[StartWhen, StartAhead] | None,
     typer.Option(
         metavar="WHEN",
-        help="When the MCP server of a turn starts:\n\n"
+        help="When the MCP server starts. Each turn has a server process of its own.\n\n"
         "before: before the turn's first request to the model.\n\n"
         "beside: at the same time as that request, if the server's tools are known from an earlier start; "
         "otherwise like before.\n\n"
@@ -92,9 +92,12 @@ _Start = Annotated[
         "before.\n\n"
         "when_called: when the model calls one of the server's tools, if they are known from an earlier "
         "start; otherwise like before.\n\n"
-        "after_turn: in advance, when the previous turn has ended.\n\n"
-        "beside_turn: in advance, during the previous turn.",
-        show_default="start in pyproject.toml, else beside_if_locked",
+        "after_turn: as soon as the turn before has ended, so that the server may be ready when its turn "
+        "begins.\n\n"
+        "beside_turn: still earlier, while the turn before waits for the model. The server then starts "
+        "without the changes that the calls of that turn make.\n\n"
+        "With after_turn and beside_turn, the server of the first turn starts as without this option.",
+        show_default="start under tool.grue.mcp in pyproject.toml, else beside_if_locked",
     ),
 ]
 
@@ -126,8 +129,8 @@ _GameServers = Annotated[
         metavar="FILE",
         help='JSON file with the MCP servers, in the form {"mcpServers": ...}. Only the first server is '
         "used.",
-        show_default="config_file in pyproject.toml, if enabled = true is set there; if not, a server "
-        "that comes with grue is used",
+        show_default="with enabled = true under tool.grue.mcp in pyproject.toml: config_file there, else "
+        "mcp_config.json; with enabled = false: no server; with neither: a server that comes with grue",
     ),
 ]
 _Turns = Annotated[
@@ -135,7 +138,8 @@ _Turns = Annotated[
     typer.Option(
         min=1,
         metavar="N",
-        help="End the episode after this many turns. A turn is one move.",
+        help="End the episode after this many turns. A turn is one move. With --resume, the turns before "
+        "it count too.",
         show_default="60; with --resume, as in the first run",
     ),
 ]
@@ -266,7 +270,8 @@ def init(
             metavar="FILE",
             help="Copy the MCP servers from this configuration file of Claude, Cursor or another program, "
             "without API keys; repeatable.",
-            show_default="files that are found are offered to you",
+            show_default="the files of these programs that are found: at a terminal you are asked about "
+            "each; in a pipe, nothing is copied, and a command that copies is printed",
         ),
     ] = None,
 ) -> None:
@@ -290,9 +295,10 @@ _Source = Annotated[
         "server.py: a program of yours, in Python or JavaScript.\n\n"
         "npm:PACKAGE, pypi:PACKAGE, oci:IMAGE: a package, run with npx, uvx or docker.\n\n"
         "notes.mcpb: an MCP bundle.\n\n"
-        "server.json: a description of a server in the MCP registry's format, as a file or a URL.\n\n"
+        "server.json: a description of a server in the MCP registry's format: a file, or a URL from which "
+        "it is downloaded.\n\n"
         "NAMESPACE/NAME: a server in an MCP registry.\n\n"
-        "URL: a server that runs elsewhere; needs --use remote.",
+        "URL of a running server: give --use remote too.",
     ),
 ]
 _Arguments = Annotated[
@@ -350,9 +356,9 @@ def add(
         str | None,
         typer.Option(
             metavar="URL",
-            help="The MCP registry in which to look up NAMESPACE/NAME. Required for that, if pyproject.toml "
-            "names none.",
-            show_default="registry in pyproject.toml",
+            help="The MCP registry in which to look up NAMESPACE/NAME. Required for such a SOURCE, if "
+            "pyproject.toml names none.",
+            show_default="registry under tool.grue.mcp in pyproject.toml",
         ),
     ] = None,
     mcp_config: McpConfigFile = None,
@@ -363,11 +369,10 @@ def add(
     """Add an MCP server to mcp_config.json.
 
     Shows the command that would run, asks you, starts the server and approves
-    its tools: they are written into mcp_tools.lock, so that a later change of a
-    tool is reported. API keys are not written into mcp_config.json, only the
-    names of their environment variables, such as ${API_KEY}. A program that is
-    not your own runs in a sandbox (see grue sandbox), if this machine can
-    enforce one.
+    its tools, as `grue tools --lock` does, so that a later change of a tool is
+    reported. API keys are not written into mcp_config.json, only the names of
+    their environment variables, such as ${API_KEY}. A program that is not your
+    own runs in a sandbox (see grue sandbox), if this machine can enforce one.
     """
     from grue.cli.add import Adding, add_server
 
@@ -551,7 +556,8 @@ def run(
     agent.yaml, it writes one into the folder weekly-report and runs it.
 
     The exit status is 0 if the task is done, 3 if a tool call waits for your
-    approval, 4 if a limit was reached, and 1 after any other end.
+    approval (grue run --resume RUN asks you, at a terminal), 4 if a limit was
+    reached, and 1 after any other end.
     """
     from grue.cli.run import STATUSES, RunOptions, run_task
 
@@ -584,8 +590,9 @@ _At = Annotated[
         metavar="N",
         help="Number of the first message that is not taken from the trace; `grue trace show` prints "
         "the numbers. A fork can begin at a request to the model, or between a reply and its tool "
-        "calls. If N is another message, the fork begins at the last such place before it. If several "
-        "turns of the trace have the same number, N also chooses the turn; without it, the last is taken.",
+        "calls. If N is another message, the fork begins at the last such place before it. A trace can "
+        "have several turns with the same number, because a turn was tried again or a program counted from 1 "
+        "again: then the turn that has message N is forked, or without --at the last of them.",
         show_default="the first message of the turn, or the result that --tool-result replaces",
     ),
 ]
@@ -601,9 +608,9 @@ _OtherTools = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Offer the model the tools in this file instead: mcp_tools.listing.json, which `grue tools "
-        "--lock` writes, or an edited copy of it. The word lock means the mcp_tools.listing.json of "
-        "this project.",
+        help="Offer the model the tools in this file instead: an mcp_tools.listing.json, which `grue tools "
+        "--lock` writes beside mcp_tools.lock, or an edited copy of it. The word lock means the "
+        "mcp_tools.listing.json of this project.",
         show_default="the recorded ones",
     ),
 ]
@@ -729,8 +736,9 @@ def tools(
         bool,
         typer.Option(
             "--lock",
-            help="Approve the listed tools: write them into mcp_tools.lock, beside mcp_config.json. A tool "
-            "that differs later is reported.",
+            help="Approve the listed tools: write their digests into mcp_tools.lock and their definitions "
+            "into mcp_tools.listing.json, beside mcp_config.json. If a tool changes later, that is "
+            "reported.",
         ),
     ] = False,
 ) -> bool:
@@ -753,13 +761,18 @@ def skills(
     ] = Path("agent.yaml"),
     approve: Annotated[
         bool,
-        typer.Option("--approve", help="Approve the listed skills: write them into mcp_skills.lock."),
+        typer.Option(
+            "--approve",
+            help="Approve the listed skills: write their digests into mcp_skills.lock, beside AGENT.yaml.",
+        ),
     ] = False,
 ) -> bool:
     """List the skills that the MCP servers in AGENT.yaml offer, and whether you have approved them.
 
     A skill is a text with instructions for the model. Of the skills that servers
-    offer, `grue run` uses only those that you have approved.
+    offer, `grue run` uses only those that you have approved. The servers are
+    those under skills.servers in AGENT.yaml. The exit status is 1 if a skill is
+    not approved or cannot be used.
     """
     from grue.cli.skills import list_served_skills
 
@@ -787,7 +800,8 @@ def call(
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="An argument of the tool, such as path=notes.txt or limit=10; repeatable. It replaces an "
+            help="An argument of the tool, such as path=notes.txt; repeatable. If the tool expects another "
+            'type than a string, VALUE is JSON, such as limit=10 or \'tags=\\["a", "b"]\'. It replaces an '
             "argument of the same name in JSON.",
         ),
     ] = None,
@@ -798,7 +812,7 @@ def call(
             min=0.1,
             metavar="SECONDS",
             help="Time limit of the call.",
-            show_default="tool_call_timeout_seconds in pyproject.toml, else 30",
+            show_default="tool_call_timeout_seconds under tool.grue.mcp in pyproject.toml, else 30",
         ),
     ] = None,
     as_json: Json = False,
@@ -861,8 +875,8 @@ def doctor(
 ) -> bool:
     """Check the installation, the MCP servers and the model. Print what is wrong and how to fix it.
 
-    Each server is started, and the model gets a few small requests, which cost
-    some dozen tokens. The exit status is 1 if something is wrong.
+    Each server is started, and the model gets a few small requests, which cost a
+    few dozen tokens in all. The exit status is 1 if something is wrong.
     """
     from grue.cli.doctor import examine
 
@@ -911,7 +925,7 @@ def mock_server(
         typer.Option(
             min=1,
             metavar="N",
-            help="Most items in one answer to tools/list and the like.",
+            help="The largest number of items in one answer to tools/list and similar requests.",
             show_default="no limit",
         ),
     ] = None,

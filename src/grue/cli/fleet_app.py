@@ -143,9 +143,15 @@ _Where = Annotated[
     typer.Option(
         metavar="CONDITION",
         help='Fork only turns that meet this condition, such as "tool ~ ^shop and calls > 3". Its '
-        "parts, joined by and, are NAME OPERATOR VALUE. The names are outcome (answered, forced, degraded, "
-        "fallback, failed or parked), tool, error, calls, requests, model, system, user, answer, turn and "
-        "trace. The operators are =, !=, >, < and ~ (VALUE is a regular expression that is found).",
+        "parts, joined by and, are NAME OPERATOR VALUE. The names are outcome, tool, error, calls, requests, "
+        "model, system, user, answer, turn and trace. The operators are =, !=, >, < and ~ (VALUE is a "
+        "regular expression that is found). The values of outcome are:\n\n"
+        "answered: the model answered.\n\n"
+        "forced: the model answered because grue told it to answer at once.\n\n"
+        "degraded: the model answered without the tools of a server that could not be used.\n\n"
+        "fallback: the program gave the answer, as no answer of the model could be used.\n\n"
+        "failed: the turn ended with an error.\n\n"
+        "parked: the turn waits for an approval.",
         show_default="all turns",
     ),
 ]
@@ -182,8 +188,8 @@ def fork(
         typer.Option(
             min=1,
             metavar="N",
-            help="The most requests to the model, in all forks together. The forks that are not done then "
-            "can be run later, by the same command with a larger N.",
+            help="The most requests to the model, in all forks together. When N is reached, the remaining "
+            "forks are left: run the same command with a larger N.",
             show_default="no limit",
         ),
     ] = None,
@@ -303,8 +309,9 @@ _Cell = Annotated[
     str,
     typer.Argument(
         metavar="A",
-        help="A fleet's folder, for all its episodes; or FOLDER:SETTING=VALUE,... for those with these "
-        "settings, such as runs/sums:model=small.",
+        help="A fleet's folder, for the episodes of its latest sweep; or FOLDER:SETTING=VALUE,... for those "
+        "with these settings, such as runs/sums:model=small. If the latest sweep has no such episodes, "
+        "those of earlier sweeps count.",
     ),
 ]
 
@@ -324,15 +331,15 @@ def compare(
         typer.Option(
             metavar="NAME",
             help="Name of the score to compare.",
-            show_default="score, if the episodes have a score of this name; else the only one",
+            show_default="score, if the episodes have a score of this name; else their only score",
         ),
     ] = None,
     fail_if_worse: Annotated[
         float | None,
         typer.Option(
             metavar="LOSS",
-            help="For CI: exit with 0 if B is not worse than A by LOSS or more, such as 0.05; with 1 if it "
-            "is; and with 2 if that cannot be told: with fewer than 15 cases, or if the interval is too "
+            help="For CI: exit with 1 if B is worse than A by LOSS or more, such as 0.05; with 0 if not; "
+            "with 2 if that cannot be told, because there are fewer than 15 cases or the interval is too "
             "wide. Needs numpy and scipy.",
         ),
     ] = None,
@@ -365,11 +372,12 @@ def compare(
 ) -> None:
     """Compare two sets of episodes: is B better than A, is it worse, or can that not be told?
 
-    A case is what A and B have in common, such as a question that two models
-    were asked. The cases that both sets have are compared one by one, and the
-    mean difference B - A is printed with a confidence interval. With fewer than
-    15 cases, or without the packages numpy and scipy, there is no interval, and
-    a sign test decides. If each case was run several times, two chances are
+    The episodes are paired by case: by all their settings except those in which
+    A and B differ. If A and B are two models, a case is a question that both were
+    asked. A case that only one of them has does not count. The mean difference
+    B - A of the cases is printed with a confidence interval. With fewer than 15
+    cases, or without the packages numpy and scipy, there is no interval, and a
+    sign test decides. If each case was run several times, two chances are
     compared too: that at least one of N runs passes (pass@N), and that all pass
     (pass^N). --pass says which scores pass.
     """
@@ -400,8 +408,11 @@ def score(
         typer.Argument(
             metavar="SCORER",
             help="MODULE:FUNCTION: a function of yours. It gets a grue.fleet.FinishedEpisode, and "
-            "returns a number.\n\n"
-            "FILE.toml: a file with a table scorer.NAME for each score to compute.",
+            "returns a number: the score, which is called FUNCTION.\n\n"
+            "FILE.toml: a file with a table scorer.NAME for each score to compute. The table has one "
+            "of these keys: regex, a regular expression such as '\\[0-9]' (1 if it is found in the answer, "
+            "else 0); schema, a JSON Schema (1 if the answer fits it, else 0); judge, a question about the "
+            "answer, which a model is asked; or function, a MODULE:FUNCTION.",
         ),
     ],
     again: Annotated[
@@ -513,7 +524,7 @@ def export(
             metavar="parquet|samples|atif",
             help="parquet: the tables episodes, turns, calls and requests, as Parquet files. Needs the "
             "package duckdb.\n\n"
-            "samples: JSON Lines for training, one per request to the model.\n\n"
+            "samples: JSON Lines for training, one line per request to the model.\n\n"
             "atif: one trajectory per episode, in Harbor's format ATIF.",
         ),
     ] = "parquet",

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 FILE_OF_SERVERS = 'JSON file with the MCP servers, in the form {"mcpServers": ...}.'
-CONFIGURED = "config_file in pyproject.toml, else mcp_config.json"
+CONFIGURED = "config_file under tool.grue.mcp in pyproject.toml, else mcp_config.json"
 """The default of `--mcp-config`."""
 McpConfig = Annotated[
     Path | None,
@@ -29,7 +29,7 @@ TurnTimeout = Annotated[
         min=0.1,
         metavar="SECONDS",
         help="Time limit of each turn.",
-        show_default="turn_timeout_seconds in pyproject.toml, else 1800",
+        show_default="turn_timeout_seconds under tool.grue.llm in pyproject.toml, else 1800",
     ),
 ]
 Langfuse = Annotated[
@@ -57,7 +57,7 @@ Model = Annotated[
     typer.Option(
         metavar="NAME",
         help="Name of the model.",
-        show_default="agent_model in pyproject.toml, else anthropic/claude-haiku-5.5",
+        show_default="agent_model under tool.grue.llm in pyproject.toml, else anthropic/claude-haiku-5.5",
     ),
 ]
 BaseUrl = Annotated[
@@ -65,7 +65,7 @@ BaseUrl = Annotated[
     typer.Option(
         metavar="URL",
         help="URL of the LLM endpoint; most end in /v1.",
-        show_default="client_base_url in pyproject.toml, else https://openrouter.ai/api/v1",
+        show_default="client_base_url under tool.grue.llm in pyproject.toml, else https://openrouter.ai/api/v1",
     ),
 ]
 Stream = Annotated[

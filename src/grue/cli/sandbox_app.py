@@ -11,11 +11,17 @@ from grue.cli.plain_errors import Commands
 
 _ABOUT = """Show what a sandbox permits, try a command in one, or find out what a server needs.
 
-A sandbox limits what an MCP server can read, write and connect to. The key
-sandbox of a server in mcp_config.json sets it, to a preset or to an object
-with further keys. With the preset pure, a program can read its own files,
-write into a scratch folder, and has no network. The preset files also permits
-it to read and write the working directory; web also permits any network.
+A sandbox limits what an MCP server can read, write and connect to. Without
+one, a server can do all that you can. The key sandbox of a server's entry in
+mcp_config.json sets it: to the name of a preset, such as "files", or to an
+object, such as the one that `grue sandbox learn` prints. The presets are:
+
+pure: the program can read its own files, and read and write a scratch folder.
+It has no network.
+
+files: like pure, and the program can read and write the working directory.
+
+web: like pure, but with any network.
 """
 
 sandbox_app = typer.Typer(

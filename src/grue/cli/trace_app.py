@@ -70,8 +70,9 @@ def trace_show(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Only messages from or to this part: agent, llm (the model), host (the program that runs "
-            "the turns), or the name of a server.",
+            help="Only messages from or to this part: agent (grue's loop, which decides what to do next), "
+            "llm (the model), host (the program that starts the turns and acts on the answers, such as grue "
+            "play), or a server's name.",
         ),
     ] = None,
     kind: Annotated[
@@ -79,7 +80,7 @@ def trace_show(
         typer.Option(
             metavar="NAME",
             help="Only messages of this kind, such as ToolReturned, or a part of the name that no other kind "
-            "has, such as toolret.",
+            "has, such as toolret. `grue trace show` prints the kinds, in the column message.",
         ),
     ] = None,
     text: Annotated[
@@ -333,16 +334,20 @@ def trace_replay(
     system: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Use the system prompt in this file instead.", show_default="as recorded"
+            metavar="FILE",
+            help="Use the system prompt in this file instead. As no model runs, this shows only which "
+            "requests to the model would differ.",
+            show_default="as recorded",
         ),
     ] = None,
 ) -> bool:
     """Compute what grue decides after each recorded message, and compare it with the trace.
 
-    No model, server or tool runs: their messages are taken from the trace. The
-    options from --set to --system change settings, and show where each turn
-    would have gone another way. The exit status is 1 if a decision differs from
-    the recorded one.
+    Such a decision is to ask the model, to call a tool, to retry, or to end the
+    turn. No model, server or tool runs: their messages are taken from the trace.
+    The options from --set to --system change settings, and show the first
+    decision in each turn that would have been another one. The exit status is 1
+    if a decision differs from the recorded one.
     """
     from grue.cli.trace_replay import changes_from, replay
 
@@ -361,8 +366,9 @@ def trace_to_test(
         list[str] | None,
         typer.Option(
             metavar="SERVER=MODULE:NAME",
-            help="Let the test call your own functions as the tools of SERVER: those that NAME in MODULE "
-            "holds, such as shop=my_agent:TOOLS; repeatable.",
+            help="Let the test call your own functions as the tools of SERVER, such as shop=my_agent:TOOLS; "
+            "repeatable. NAME in MODULE is a FunctionTools(\\[...]), or another value that "
+            "Runner(servers=...) accepts for a server.",
             show_default="functions that return the recorded results",
         ),
     ] = None,
