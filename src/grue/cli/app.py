@@ -94,8 +94,8 @@ _Start = Annotated[
         "start; otherwise like before.\n\n"
         "after_turn: as soon as the turn before has ended, so that the server may be ready when its turn "
         "begins.\n\n"
-        "beside_turn: still earlier, while the turn before waits for the model. The server then starts "
-        "without the changes that the calls of that turn make.\n\n"
+        "beside_turn: still earlier, while the turn before waits for the model. When the server starts, "
+        "it may not see what the tool calls of that turn change.\n\n"
         "With after_turn and beside_turn, the server of the first turn starts as without this option.",
         show_default="start under tool.grue.mcp in pyproject.toml, else beside_if_locked",
     ),
@@ -609,8 +609,8 @@ _OtherTools = Annotated[
     typer.Option(
         metavar="FILE",
         help="Offer the model the tools in this file instead: an mcp_tools.listing.json, which `grue tools "
-        "--lock` writes beside mcp_tools.lock, or an edited copy of it. The word lock means the "
-        "mcp_tools.listing.json of this project.",
+        "--lock` writes beside mcp_tools.lock, or an edited copy of it. To take this project's: "
+        "--tools lock.",
         show_default="the recorded ones",
     ),
 ]
