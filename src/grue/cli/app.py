@@ -26,8 +26,8 @@ from grue.cli.options import (
     Quiet,
     Stream,
     TraceFile,
-    TurnNumber,
-    TurnTimeout,
+    turn_number,
+    turn_timeout,
 )
 from grue.cli.plain_errors import FAILED, Commands
 from grue.cli.sandbox_app import sandbox_app
@@ -94,9 +94,9 @@ _Start = Annotated[
         "start; otherwise like before.\n\n"
         "after_turn: as soon as the turn before has ended, so that the server may be ready when its turn "
         "begins.\n\n"
-        "beside_turn: still earlier, while the turn before waits for the model. When the server starts, "
-        "it may not see what the tool calls of that turn change.\n\n"
-        "With after_turn and beside_turn, the server of the first turn starts as without this option.",
+        "beside_turn: still earlier, while the turn before waits for the model. It may therefore start "
+        "before the tool calls of the turn before have taken effect, and miss what they change.\n\n"
+        "With after_turn and beside_turn, the server of the first turn starts as the default below says.",
         show_default="start under tool.grue.mcp in pyproject.toml, else beside_if_locked",
     ),
 ]
@@ -129,8 +129,8 @@ _GameServers = Annotated[
         metavar="FILE",
         help='JSON file with the MCP servers, in the form {"mcpServers": ...}. Only the first server is '
         "used.",
-        show_default="with enabled = true under tool.grue.mcp in pyproject.toml: config_file there, else "
-        "mcp_config.json; with enabled = false: no server; with neither: a server that comes with grue",
+        show_default="depends on enabled under tool.grue.mcp in pyproject.toml. true: config_file there, "
+        "else mcp_config.json. false: no server. Not set: a server that comes with grue",
     ),
 ]
 _Turns = Annotated[
@@ -175,7 +175,13 @@ def play(
             show_default="a new folder in runs",
         ),
     ] = None,
-    turn_timeout: TurnTimeout = None,
+    turn_timeout: Annotated[
+        float | None,
+        turn_timeout(
+            "A turn that takes longer ends without an answer, and the move is `look`. Several such turns in "
+            "a row end the episode."
+        ),
+    ] = None,
     resume: Annotated[
         Path | None,
         typer.Option(
@@ -398,8 +404,8 @@ def remove(
 ) -> None:
     """Remove an MCP server from mcp_config.json.
 
-    Its tools are removed from mcp_tools.lock, and the files that `grue add` has
-    downloaded for it are deleted.
+    Its tools are removed from mcp_tools.lock, the file of the tools that you have
+    approved, and the files that `grue add` has downloaded for it are deleted.
     """
     from grue.cli.add import remove_server
 
@@ -434,7 +440,9 @@ def chat(
             show_default="a new folder in runs",
         ),
     ] = None,
-    turn_timeout: TurnTimeout = None,
+    turn_timeout: Annotated[
+        float | None, turn_timeout("A turn that takes longer ends with an error, and the chat goes on.")
+    ] = None,
     resume: Annotated[
         Path | None,
         typer.Option(
@@ -590,10 +598,9 @@ _At = Annotated[
         metavar="N",
         help="Number of the first message that is not taken from the trace; `grue trace show` prints "
         "the numbers. A fork can begin at a request to the model, or between a reply and its tool "
-        "calls. If N is another message, the fork begins at the last such place before it. A trace can "
-        "have several turns with the same number, because a turn was tried again or a program counted from 1 "
-        "again: then the turn that has message N is forked, or without --at the last of them.",
-        show_default="the first message of the turn, or the result that --tool-result replaces",
+        "calls. If N is another message, the fork begins at the last such place before it.",
+        show_default="the first message of the turn; with --tool-result: just before the first tool calls "
+        "whose result is replaced",
     ),
 ]
 _ToolResult = Annotated[
@@ -609,8 +616,8 @@ _OtherTools = Annotated[
     typer.Option(
         metavar="FILE",
         help="Offer the model the tools in this file instead: an mcp_tools.listing.json, which `grue tools "
-        "--lock` writes beside mcp_tools.lock, or an edited copy of it. To take this project's: "
-        "--tools lock.",
+        "--lock` writes beside mcp_tools.lock, or an edited copy of it. Or the word "
+        "lock: use the mcp_tools.listing.json of this project.",
         show_default="the recorded ones",
     ),
 ]
@@ -619,7 +626,7 @@ _OtherTools = Annotated[
 @app.command()
 def fork(
     trace: TraceFile = None,
-    turn: TurnNumber = None,
+    turn: Annotated[int | None, turn_number("forked, or the one that contains the message of --at.")] = None,
     at: _At = None,
     model: OtherModel = None,
     base_url: OtherUrl = None,
@@ -801,8 +808,8 @@ def call(
         typer.Option(
             metavar="NAME=VALUE",
             help="An argument of the tool, such as path=notes.txt; repeatable. If the tool expects another "
-            'type than a string, VALUE is JSON, such as limit=10 or \'tags=\\["a", "b"]\'. It replaces an '
-            "argument of the same name in JSON.",
+            'type than a string, write VALUE as JSON, such as limit=10 or \'tags=\\["a", "b"]\'. If the '
+            "argument JSON has a value of the same name, this one is used.",
         ),
     ] = None,
     mcp_config: McpConfig = None,
@@ -890,7 +897,8 @@ def mock_server(
         str | None,
         typer.Argument(
             metavar="MODULE:NAME",
-            help="A MockServer in your code, such as my_servers:shop or shop.py:server.",
+            help="A grue.testing.mock_server.MockServer in your code, such as my_servers:shop or "
+            "shop.py:server.",
             show_default="a server that comes with grue and has every feature",
         ),
     ] = None,

@@ -22,10 +22,12 @@ grid.model = \\["small", "large"]
 cases = \\[{question = "What is 17 + 25?"}, {question = "What is 9 + 8?"}]
 
 For each case and each combination of the settings in grid, the function is
-called with them as a dict, and returns a score. Such a call is an episode. A
-fleet is the folder with the episodes, their traces and their scores. If you
-change the sweep and run it again, the folder keeps the earlier episodes too.
-The latest sweep is the one that was run last in the folder.
+called as ask(case, episode), and returns a score. The argument case is one
+dict with both, such as {"model": "small", "question": "What is 17 + 25?"};
+episode.trace is the path for the trace. Such a call is an episode. A fleet is
+the folder with the episodes, their traces and their scores. If you change the
+sweep and run it again, the folder keeps the earlier episodes too. The latest
+sweep is the one that was run last in the folder.
 """
 
 fleet_app = typer.Typer(cls=Commands, help=_ABOUT, no_args_is_help=True)
@@ -143,9 +145,15 @@ _Where = Annotated[
     typer.Option(
         metavar="CONDITION",
         help='Fork only turns that meet this condition, such as "tool ~ ^shop and calls > 3". Its '
-        "parts, joined by and, are NAME OPERATOR VALUE. The names are outcome, tool, error, calls, requests, "
-        "model, system, user, answer, turn and trace. The operators are =, !=, >, < and ~ (VALUE is a "
-        "regular expression that is found). The values of outcome are:\n\n"
+        "parts, joined by and, are NAME OPERATOR VALUE. The operators are =, !=, > and < (for numbers), "
+        "and ~ (the regular expression VALUE occurs in it). The names are:\n\n"
+        "tool: the name of a tool that the turn called; error: the text of an error of such a call. If "
+        "there are several, one has to fit; with !=, all.\n\n"
+        "calls, requests: how many tool calls and requests to the model the turn made.\n\n"
+        "model: the model's name; system: the system prompt; user: the user's text; answer: the model's "
+        "answer.\n\n"
+        "turn: the turn's number; trace: the path of the trace.\n\n"
+        "outcome: how the turn ended. Its values are:\n\n"
         "answered: the model answered.\n\n"
         "forced: the model answered because grue told it to answer at once.\n\n"
         "degraded: the model answered without the tools of a server that could not be used.\n\n"
@@ -189,7 +197,7 @@ def fork(
             min=1,
             metavar="N",
             help="The most requests to the model, in all forks together. When N is reached, the remaining "
-            "forks are left: run the same command with a larger N.",
+            "forks are not run; to run them, give the same command with a larger N.",
             show_default="no limit",
         ),
     ] = None,
@@ -199,7 +207,7 @@ def fork(
             "--dir",
             metavar="DIR",
             help="The fleet's folder, for the forks.",
-            show_default="runs/NAME-forks, with the name of the folder TRACES",
+            show_default="runs/NAME-forks, where NAME is the name of the folder TRACES",
         ),
     ] = None,
     workers: Annotated[
@@ -301,7 +309,8 @@ _FailedAs = Annotated[
     typer.Option(
         metavar="SCORE",
         help="The score to use for an episode in which the sweep's function has failed.",
-        show_default="0; with --lower-is-better there is no default, and a failed episode is an error",
+        show_default="0; with --lower-is-better there is no default, and the command fails if an episode has "
+        "failed",
     ),
 ]
 _LowerIsBetter = Annotated[bool, typer.Option("--lower-is-better", help="Smaller scores are better.")]
@@ -372,14 +381,17 @@ def compare(
 ) -> None:
     """Compare two sets of episodes: is B better than A, is it worse, or can that not be told?
 
-    The episodes are paired by case: by all their settings except those in which
-    A and B differ. If A and B are two models, a case is a question that both were
-    asked. A case that only one of them has does not count. The mean difference
-    B - A of the cases is printed with a confidence interval. With fewer than 15
-    cases, or without the packages numpy and scipy, there is no interval, and a
-    sign test decides. If each case was run several times, two chances are
-    compared too: that at least one of N runs passes (pass@N), and that all pass
-    (pass^N). --pass says which scores pass.
+    An episode of A is compared with the episodes of B that have the same
+    settings, apart from those that tell A from B, such as model. Here, a case is
+    all these same settings: the case of the sweep, such as a question, and the
+    other settings in grid, such as seed. Only base_url does not count. A case
+    that only A or only B has is left out. The mean difference B - A of the cases
+    is printed with a confidence interval. With fewer than 15 cases, or without
+    the packages numpy and scipy, there is no interval, and a sign test decides.
+
+    If each case was run several times (repetitions in SWEEP.toml), two chances
+    are compared too: that at least one of N runs passes (pass@N), and that all
+    pass (pass^N). --pass says which scores pass.
     """
     from grue.cli.fleet_view import print_comparison
     from grue.fleet.compare import Options
@@ -412,7 +424,9 @@ def score(
             "FILE.toml: a file with a table scorer.NAME for each score to compute. The table has one "
             "of these keys: regex, a regular expression such as '\\[0-9]' (1 if it is found in the answer, "
             "else 0); schema, a JSON Schema (1 if the answer fits it, else 0); judge, a question about the "
-            "answer, which a model is asked; or function, a MODULE:FUNCTION.",
+            "answer, such as 'Is the answer polite?' (a model gives a number from 0 for not at all to "
+            "1 for fully; the table can name this model with model and base_url, otherwise the one in "
+            "pyproject.toml is asked); or function, a MODULE:FUNCTION.",
         ),
     ],
     again: Annotated[
@@ -553,8 +567,8 @@ def show(
         str,
         typer.Argument(
             metavar="ID",
-            help="The id of an episode, or its beginning; `grue fleet table` and `grue fleet failures` print "
-            "ids.",
+            help="The id of an episode, or its first characters; `grue fleet table` and `grue fleet "
+            "failures` print ids.",
         ),
     ],
 ) -> None:

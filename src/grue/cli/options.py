@@ -1,7 +1,7 @@
 """Options and arguments that several commands have, so that each has the same help everywhere."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,7 +14,8 @@ McpConfig = Annotated[
         "--mcp-config",
         metavar="FILE",
         help=FILE_OF_SERVERS,
-        show_default=f"{CONFIGURED}; if there is no such file, a server that comes with grue is used",
+        show_default=f"{CONFIGURED}; if there is no such file, or enabled = false in that table, a server "
+        "that comes with grue is used",
     ),
 ]
 """For commands that use the bundled server if none is configured."""
@@ -23,15 +24,18 @@ McpConfigFile = Annotated[
     typer.Option("--mcp-config", metavar="FILE", help=FILE_OF_SERVERS, show_default=CONFIGURED),
 ]
 """For commands that change the file, or need a server of the user's own."""
-TurnTimeout = Annotated[
-    float | None,
-    typer.Option(
+
+
+def turn_timeout(then: str) -> Any:
+    """Return the option `--turn-timeout`. `then`: what happens to a turn that takes longer."""
+    return typer.Option(
         min=0.1,
         metavar="SECONDS",
-        help="Time limit of each turn.",
+        help=f"Time limit of each turn. {then}",
         show_default="turn_timeout_seconds under tool.grue.llm in pyproject.toml, else 1800",
-    ),
-]
+    )
+
+
 Langfuse = Annotated[
     bool,
     typer.Option(
@@ -87,15 +91,19 @@ TraceFile = Annotated[
         show_default="the latest in runs and the working directory",
     ),
 ]
-TurnNumber = Annotated[
-    int | None,
-    typer.Option(
+
+
+def turn_number(taken: str) -> Any:
+    """Return the option `--turn` of a command for one turn. `taken`: ends the sentence `the last one is`."""
+    return typer.Option(
         min=1,
         metavar="N",
-        help="Number of the turn.",
+        help="Number of the turn. If several turns have this number (a turn was tried again, say), the last "
+        f"one is {taken}",
         show_default="the only turn of the trace; required if it has several",
-    ),
-]
+    )
+
+
 OtherModel = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="Ask this model instead.", show_default="the recorded one"),

@@ -14,7 +14,8 @@ _ABOUT = """Show what a sandbox permits, try a command in one, or find out what 
 A sandbox limits what an MCP server can read, write and connect to. Without
 one, a server can do all that you can. The key sandbox of a server's entry in
 mcp_config.json sets it: to the name of a preset, such as "files", or to an
-object, such as the one that `grue sandbox learn` prints. The presets are:
+object. `grue sandbox learn` prints the key with such an object. The presets
+are:
 
 pure: the program can read its own files, and read and write a scratch folder.
 It has no network.
@@ -101,10 +102,10 @@ def sandbox_learn(
 ) -> bool:
     """Watch a server during tool calls, and print the narrowest sandbox that suffices for them.
 
-    The server is started, and runs without a sandbox. The printed JSON is the key
-    sandbox, to be copied into the server's entry in mcp_config.json. Without
-    --trace, the calls are read from standard input, one per line:
-    read_file {"path": "notes.txt"}
+    The server is started, and runs without a sandbox. The printed JSON is
+    {"sandbox": ...}: copy what is between the outer braces into the server's
+    entry in mcp_config.json. Without --trace, the calls are read from standard
+    input, one per line: read_file {"path": "notes.txt"}
 
     The exit status is 1 if a call fails.
     """

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from grue.cli import take_interrupts
-from grue.cli.options import Json, JsonLines, OpenPage, TraceFile, TurnNumber
+from grue.cli.options import Json, JsonLines, OpenPage, TraceFile, turn_number
 from grue.cli.plain_errors import Commands
 
 _ABOUT = """Show, compare, replay or convert the trace of an episode.
@@ -346,7 +346,7 @@ def trace_replay(
     Such a decision is to ask the model, to call a tool, to retry, or to end the
     turn. No model, server or tool runs: their messages are taken from the trace.
     The options from --set to --system change settings, and show the first
-    decision in each turn that would have been another one. The exit status is 1
+    decision in each turn that would have been different. The exit status is 1
     if a decision differs from the recorded one.
     """
     from grue.cli.trace_replay import changes_from, replay
@@ -361,14 +361,14 @@ def trace_replay(
 @trace_app.command("to-test")
 def trace_to_test(
     file: TraceFile = None,
-    turn: TurnNumber = None,
+    turn: Annotated[int | None, turn_number("used.")] = None,
     tools: Annotated[
         list[str] | None,
         typer.Option(
             metavar="SERVER=MODULE:NAME",
             help="Let the test call your own functions as the tools of SERVER, such as shop=my_agent:TOOLS; "
-            "repeatable. NAME in MODULE is a FunctionTools(\\[...]), or another value that "
-            "Runner(servers=...) accepts for a server.",
+            "repeatable. NAME in MODULE is a grue.FunctionTools(\\[...]), or another value "
+            "that grue.Runner(servers=...) accepts for a server.",
             show_default="functions that return the recorded results",
         ),
     ] = None,
@@ -377,7 +377,7 @@ def trace_to_test(
         typer.Option(
             metavar="MODULE:NAME",
             help="Let the test parse the model's replies with your own code: NAME in MODULE is the type of "
-            "the answer, or an AnswerSpec (a parsing function and a JSON Schema).",
+            "the answer, or a grue.AnswerSpec (a parsing function and a JSON Schema).",
             show_default="the test has a table of the recorded replies and their answers",
         ),
     ] = None,
