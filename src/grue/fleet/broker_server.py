@@ -13,6 +13,7 @@ reads and writes the lines; `accounts.py` decides what is answered.
 import asyncio
 import contextlib
 import itertools
+import os
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -32,6 +33,9 @@ from grue.runtime.processes.guard import guard
 from grue.transports.llm.exchange import RequestOutcome, WantedRequest
 
 MOST_LINE_BYTES = 65_536
+
+_LONGEST_FOLDER = 75
+"""Most bytes in the path of the folder for temporary files. The path of a Unix socket may have about 100."""
 
 
 class Ask(Struct, frozen=True, tag="ask"):
@@ -74,7 +78,8 @@ class BrokerServer:
 
     def __init__(self, folder: FleetFolder, limits: Limits) -> None:
         self.accounts = Accounts(folder, limits)
-        self._folder = tempfile.TemporaryDirectory(prefix="grue-fleet-")
+        long = len(os.fsencode(tempfile.gettempdir())) > _LONGEST_FOLDER
+        self._folder = tempfile.TemporaryDirectory(prefix="grue-fleet-", dir="/tmp" if long else None)  # noqa: S108
         guard.watch(self._folder.name)  # it removes the folder if this process is killed
         self.address = str(Path(self._folder.name) / "broker")
         self._stack = contextlib.ExitStack()
