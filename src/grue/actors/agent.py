@@ -134,7 +134,7 @@ class AgentActor(Actor[m.TurnEvent]):
 
     @property
     def progress(self) -> TurnProgress:
-        """What the turn is doing, and its counts. Any thread may read it, because states are immutable."""
+        """What the turn is doing now, and its counts so far. Any thread may read it: states are immutable."""
         seen, before = self._state, self._before
         if not isinstance(seen, Finished):
             return progress_of(seen)

@@ -231,7 +231,7 @@ def _add(
 
 
 def _with_file(mcp_config: Path | None) -> str:
-    """Return the option ` --mcp-config FILE` for a command that the user is told to run; empty for `None`."""
+    """Return the option ` --mcp-config FILE`, for a command that a message suggests; for `None` nothing."""
     return "" if mcp_config is None else f" --mcp-config {shlex.quote(str(mcp_config))}"
 
 

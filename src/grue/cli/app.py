@@ -265,7 +265,7 @@ def init(
         Path,
         typer.Argument(
             metavar="FOLDER",
-            help="The project's folder; it is made if there is none.",
+            help="The project's folder. If it does not exist, it is made.",
             show_default="the working directory",
         ),
     ] = Path(),

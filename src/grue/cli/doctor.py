@@ -86,7 +86,7 @@ _SHEBANG_BYTES = 256
 
 
 class Launch(Struct, frozen=True):
-    """What is known about a server that npx or uvx will start, before it is started.
+    """What can be found out about a server that npx or uvx starts, without starting it.
 
     Attributes:
         launcher: npx or uvx.

@@ -78,7 +78,7 @@ def _episodes(place: Path) -> Iterator[EpisodeRow]:
     if (place / MANIFEST).is_file():
         yield from fleet_episodes(place)
     elif place.is_file() or (place / TRACE_FILE).is_file():
-        open_episode(place)  # the user has named this trace, so it is an error if it is none
+        open_episode(place)  # raises: the user has named this file as a trace
         yield run_episode(place)
     else:
         found = [*traces_in(place)]

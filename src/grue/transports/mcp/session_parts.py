@@ -194,9 +194,9 @@ class TaskOfCall:
     async def result(self, *, at_once: bool = False) -> m.JsonObject:
         """Wait for the result and return it, as `tools/call` would have returned it.
 
-        The server is told to cancel the task if the caller is cancelled, if the server refuses to tell the
-        task's state, or if host code that answers the server's questions fails. The server has one second to
-        confirm the cancellation.
+        Sends `tasks/cancel` if the caller is cancelled, if the server answers a question about the state of
+        the task with an error, or if host code that answers the server's questions fails. The server has one
+        second to confirm the cancellation.
 
         Args:
             at_once: Ask for the task's state at once, and not only after the server's polling interval. For a
