@@ -9,8 +9,8 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,6 @@ pytestmark = pytest.mark.slow
 
 KEY = "sk-made-up-master-key"
 WIRES = ("chat_completions", "responses", "messages")
-STARTUP_S = 90.0
 QUIET = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "LITELLM_TELEMETRY": "False",
@@ -118,19 +117,16 @@ def configuration(upstream_url: str) -> dict[str, Any]:
 
 
 def wait_until_ready(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
-    deadline = time.monotonic() + STARTUP_S
-    while time.monotonic() < deadline:
+    """Wait as long as the process lives: its first start imports and compiles thousands of modules."""
+    while process.poll() is None:
         try:
             if httpx.get(f"{url}/health/readiness", trust_env=False).status_code == 200:
                 return
         except httpx.HTTPError:
             pass
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(0.1)
-        except subprocess.TimeoutExpired:
-            continue
-        break
-    pytest.fail(f"the proxy is not ready: {log.read_text(errors='replace')[-2000:]}")
+    pytest.fail(f"the proxy has ended: {log.read_text(errors='replace')[-2000:]}")
 
 
 def echo(text: str) -> str:
