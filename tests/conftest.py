@@ -18,6 +18,7 @@ from _pytest.assertion import rewrite
 from coverage import Coverage
 from example_counts import named_tests, try_enough
 from hypothesis import is_hypothesis_test, settings
+from hypothesis.strategies import text
 from typer.main import get_command
 from xdist.scheduler import LoadScopeScheduling
 
@@ -146,6 +147,13 @@ def pytest_configure(config: pytest.Config) -> None:
     path = config.getoption("--passed")
     if path and not hasattr(config, "workerinput"):
         config.pluginmanager.register(_PassedTests(path))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    # In a fresh clone Hypothesis lists all characters of UTF-8, for two seconds. Each worker would do it.
+    if not hasattr(session.config, "workerinput"):
+        text().validate()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
