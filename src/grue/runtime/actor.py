@@ -1,28 +1,7 @@
-"""Actors: their base class, their mailboxes, and the task group that runs and ends them.
-
-An actor has a name, a mailbox that only it reads, and one task in which it runs.
+"""Actors, their mailboxes, and the task group that runs and ends them.
 
 An actor shares nothing with other actors except messages. It does not log. It catches only exceptions that it
-can recover from; the supervisor handles all others. A subclass overrides `receive`, which gets one envelope
-at a time, and `around`, if it has to hold a resource open between two messages.
-
-Mailboxes are typed and bounded, over anyio memory streams. An envelope is recorded when it enters the
-mailbox, with no await between recording and entering, so that the trace has the order of the mailbox. If the
-mailbox is full, the sender waits, and the message is recorded only when it enters.
-
-An ask is a message that wants a reply. It carries a one-shot `ReplyChannel`. The reply does not go through
-the asker's mailbox: if it did, two actors that ask each other with full mailboxes would deadlock.
-
-The `Supervisor` is the task group that the actors of a turn run in. If an actor raises an unexpected
-exception, the whole group ends. The other actors are cancelled and clean up in their own tasks. The `async
-with` raises one `ActorCrashed` with the exception as its cause, never an exception group, and the trace gets
-an `ActorFailed`. A `BaseException` such as a `SystemExit` or `KeyboardInterrupt` of the host's own code is
-raised unchanged, after the same clean-up.
-
-The body of the supervisor's `async with` must only send and wait. It must not hold anything whose clean-up
-awaits. A Ctrl-C cancels the task of the body itself, and a shielded scope does not protect against that, so
-such a clean-up could be cut off. The actors' tasks are cancelled through the cancel scope of the task group,
-and a shielded scope protects against that.
+can recover from; the supervisor handles all others.
 """
 
 import asyncio
@@ -72,6 +51,9 @@ class Tap(Protocol):
 class Mailbox(Generic[M]):
     """A named queue of envelopes with one reader.
 
+    An envelope is recorded when it enters, with no await in between, so that the trace has the order of the
+    mailbox.
+
     Args:
         name: The owner's name, which is the receiver in every envelope of this mailbox.
         tap: Records each message on its way in.
@@ -94,7 +76,6 @@ class Mailbox(Generic[M]):
         self._entrance, self._exit = anyio.create_memory_object_stream[Envelope[M]](bound)
 
     def __len__(self) -> int:
-        """Return the number of messages in the mailbox."""
         return self._held
 
     async def send(
@@ -102,8 +83,7 @@ class Mailbox(Generic[M]):
     ) -> Envelope[M]:
         """Put a message in, waiting while the mailbox is full.
 
-        Only `ask` passes `reply_to`: the `ReplyChannel` for the reply. If this call is cancelled while it
-        waits, the message is neither sent nor recorded.
+        Only `ask` passes `reply_to`. A cancelled call sends and records nothing.
 
         Raises:
             MailboxClosed: The reader is gone.
@@ -112,7 +92,7 @@ class Mailbox(Generic[M]):
             try:
                 return self.send_nowait(body, sender=sender, cause=cause, reply_to=reply_to)
             except MailboxFull:
-                # Make the event only now: few mailboxes are ever full, and most need none.
+                # Few mailboxes are ever full, so most need no event.
                 self._room = self._room or anyio.Event()
                 await self._room.wait()
 
@@ -158,7 +138,7 @@ class Mailbox(Generic[M]):
         raise AskTimedOut(f"{self.name} gave no reply to {type(body).__name__} within {timeout_s:g} s.")
 
     def put_recorded(self, envelope: Envelope[M]) -> None:
-        """Put in a message that is in the trace already. Call this only if the mailbox is not full."""
+        """Put in a message that is in the trace already. The mailbox must not be full."""
         self._held += 1
         self._entrance.send_nowait(envelope)
 
@@ -207,14 +187,17 @@ class Mailbox(Generic[M]):
             self._wake_senders()
 
     def _wake_senders(self) -> None:
-        """Wake the senders that wait for room. Each tries to send again, and waits again if there is none."""
         room, self._room = self._room, None
         if room is not None:
             room.set()
 
 
 class ReplyChannel:
-    """Carries the reply to one ask from the actor that was asked to the asker."""
+    """Carries the reply to one ask.
+
+    The reply does not go through the asker's mailbox: two actors with full mailboxes that ask each other
+    would deadlock.
+    """
 
     def __init__(self, answerer: str, asker: str, tap: Tap) -> None:
         self._answerer = answerer
@@ -261,12 +244,9 @@ class Note(Protocol):
 class Actor(Generic[M]):
     """An actor that takes messages of type `M`.
 
-    Args:
-        mailbox: The mailbox that the actor reads; the mailbox's name is the actor's name.
-
     Attributes:
-        mailbox: As the argument.
-        name: The actor's name, as sender and receiver in the trace.
+        mailbox: The mailbox that only this actor reads.
+        name: The mailbox's name, which is sender and receiver in the trace.
     """
 
     def __init__(self, mailbox: Mailbox[M]) -> None:
@@ -276,7 +256,7 @@ class Actor(Generic[M]):
     async def run(self) -> None:
         """Receive messages until the mailbox is closed.
 
-        A cancellation ends this method at once. So a subclass has its clean-up in `around`.
+        A cancellation ends this method at once, so a subclass cleans up in `around`.
         """
         async with self.around():
             async for envelope in self.mailbox:
@@ -327,6 +307,10 @@ class Supervisor:
     not count as crashed if the group is being left, or if the actor that was started with `whole=True` has
     returned.
 
+    The body of the `async with` must not hold anything whose clean-up awaits: a Ctrl-C cancels the body's
+    task itself, and no shielded scope protects against that. It does protect the actors' tasks, which are
+    cancelled through the group's scope.
+
     Args:
         recorder: Records every envelope.
         turn: Number of the turn that the envelopes belong to; 0 outside turns.
@@ -366,10 +350,7 @@ class Supervisor:
     def start(self, actor: Actor[Any], *, whole: bool = False) -> None:
         """Run an actor in a new task until its mailbox is closed.
 
-        Args:
-            actor: The actor.
-            whole: Whether the group's work is done when this actor returns. If so, an actor that sends to a
-                closed mailbox after that does not count as crashed.
+        `whole`: the group's work is done when this actor returns.
         """
         if not self._running:
             self._all_done = anyio.Event()
@@ -392,9 +373,8 @@ class Supervisor:
             try:
                 await self._stop()
             except anyio.get_cancelled_exc_class() as cancelled:
-                # Either an actor has crashed, which cancels the task group, or a scope outside the group was
-                # cancelled. `_end` finds out which: when it leaves the task group, the group suppresses the
-                # cancellation only in the first case.
+                # Either an actor has crashed, or a scope outside the group was cancelled. Only in the first
+                # case the group suppresses the cancellation when `_end` leaves it.
                 cut_short = cancelled
         left_by = exc_val or cut_short
         suppressed = await self._end(left_by)
@@ -420,8 +400,7 @@ class Supervisor:
             self._group.cancel_scope.cancel()
         try:
             if error is None or isinstance(error, Exception):
-                # Do not pass an ordinary exception of the body to the task group, which would wrap it in an
-                # exception group.
+                # The task group would wrap an ordinary exception in an exception group.
                 await self._group.__aexit__(None, None, None)
                 return False
             return await self._group.__aexit__(type(error), error, error.__traceback__)
@@ -433,8 +412,7 @@ class Supervisor:
     async def _run(self, actor: Actor[Any], whole: bool) -> None:
         try:
             await actor.run()
-            # Set this before `abandon` closes the mailbox: an actor that sends to a closed mailbox counts as
-            # crashed unless `_stopping` is set.
+            # Before `abandon` closes the mailbox: then an actor that sends to it does not count as crashed.
             self._stopping = self._stopping or whole
         except BaseException as raised:
             if ends_the_task(raised):
@@ -454,7 +432,7 @@ class Supervisor:
         if self._crash is None:
             self._crash = (actor, error)
         self._group.cancel_scope.cancel()
-        # If the actor crashed because the trace cannot be written, this note cannot be recorded either.
+        # If the trace cannot be written, neither can this note.
         with contextlib.suppress(Exception):
             self.note(describe_crash(actor, error), sender=actor)
 

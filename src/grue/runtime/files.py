@@ -1,9 +1,6 @@
 """Read files that other programs may have damaged, and write files so that a kill cannot leave half of one.
 
-The functions raise `OSError` only, which the caller translates into its own error, with the file's name. A
-file to read may be an endless pipe, a device, or have lines of a gigabyte. A file that is written in one go
-is replaced as a whole: a reader finds the whole old content or the whole new one. A file that grows line by
-line, as a trace does, is written by a `LineFile`. It gets the permissions 0600, and the methods of `LineFile`
+The functions raise `OSError`, which the caller translates into its own error; `LineFile` and `cut_half_line`
 raise `TraceError`.
 """
 
@@ -20,8 +17,8 @@ from typing import BinaryIO
 from grue.errors import TraceError
 
 MAX_LINE_BYTES = 512 * 2**20
-"""Longest trace line and largest payload that is read. The largest message that can be recorded is a reply of
-64 MiB, which is shorter than this limit even with every character escaped."""
+"""Longest trace line and largest payload that is read. The largest recorded message is a reply of 64 MiB,
+which is shorter even with every character escaped."""
 
 _USUAL_LINE = 2**20
 _CHUNK = 2**20
@@ -62,7 +59,7 @@ def read_regular(path: Path, max_bytes: int = MAX_LINE_BYTES) -> bytes:
     """Return the content of a regular file.
 
     Raises:
-        OSError: `open_regular` has raised it, or the file has more than `max_bytes` bytes.
+        OSError: As `open_regular`, or the file has more than `max_bytes` bytes.
     """
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size > max_bytes:
@@ -142,9 +139,8 @@ def replacing(
         mode: The permissions of the new file, less the process's umask.
         fsync: Wait until the content is on the disk. Otherwise it survives the end of the process, but not a
             crash of the machine.
-        draft: A fixed name for the draft, in the folder of `path`. Use it only if the file has one writer at
-            a time. If a writer is killed, the next write removes the draft that it left. `None`: a random
-            name, so that several writers do not share a draft.
+        draft: A fixed name for the draft, in the folder of `path`, for a file that has one writer at a time:
+            the next write removes the draft of a killed writer. `None`: a random name.
         dir_fd: The open folder that `path` is relative to; `None`: the working directory.
 
     Raises:
@@ -164,7 +160,7 @@ def replacing(
 
 
 def draft_beside(path: Path) -> Path:
-    """Return the path of a draft in the folder of `path`, with a name that no other writer has."""
+    """Return the path of a draft in the folder of `path`, with a random name."""
     return path.with_name(f".{secrets.token_hex(8)}.part")
 
 
@@ -196,10 +192,11 @@ _LOOK_BACK = 65_536
 class LineFile:
     """Append lines to a file. When `write` returns, the line has been passed to the operating system.
 
-    A file that does not exist is created. `what` names its kind in error texts, such as `event log`.
+    A file that does not exist is created; a regular file gets the permissions 0600. `what` names its kind in
+    error texts, such as `event log`. Every `TraceError` names the path and the cause.
 
     Raises:
-        TraceError: The file cannot be created. Names the path and the cause.
+        TraceError: The file cannot be created.
     """
 
     def __init__(self, path: Path, what: str) -> None:
@@ -208,7 +205,6 @@ class LineFile:
         self._fd = -1
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            # Do not change the permissions of a device or a pipe.
             if stat.S_ISREG(os.fstat(self._fd).st_mode):
                 os.fchmod(self._fd, 0o600)
         except OSError as error:
@@ -228,8 +224,8 @@ class LineFile:
     def lock(self) -> bool:
         """Lock the file for this process. Return `False` if another process has locked it.
 
-        The lock is advisory. It ends when the file is closed, or when the process ends or is killed. On a
-        file system without locks this method does nothing and returns `True`.
+        The lock is advisory, and ends with the process. On a file system without locks this method does
+        nothing and returns `True`.
         """
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -243,7 +239,7 @@ class LineFile:
         """Append `lines`, with a newline after each.
 
         Raises:
-            TraceError: The disk is full, or the file is closed. Names the path and the cause.
+            TraceError: The disk is full, or the file is closed.
         """
         rest = memoryview(b"\n".join((*lines, b"")))
         try:
@@ -255,10 +251,10 @@ class LineFile:
             raise self._refused(error) from error
 
     def require_not_deleted(self) -> None:
-        """Check that the file was not deleted since it was opened: nobody could read what is written to it.
+        """Check that the file was not deleted since it was opened.
 
         Raises:
-            TraceError: The file was deleted. The error names its former path.
+            TraceError: The file was deleted.
         """
         if os.fstat(self._fd).st_nlink == 0:
             raise TraceError(f"The {self.what} {self.path} was deleted while it was being written.")
@@ -267,7 +263,7 @@ class LineFile:
         """Return the last line, with its newline if it has one.
 
         Raises:
-            TraceError: The line is longer than a trace line can be. The error names the path.
+            TraceError: The line is longer than a trace line can be.
         """
         size = self.size
         start = self._line_start(size - 1)
@@ -278,10 +274,10 @@ class LineFile:
         return os.pread(self._fd, size - start, start)
 
     def cut_half_line(self) -> None:
-        """Remove an incomplete last line: everything after the last newline.
+        """Remove everything after the last newline.
 
         Raises:
-            TraceError: The file cannot be changed, or is not a regular file. Names the path and the cause.
+            TraceError: The file cannot be changed, or is not a regular file.
         """
         try:
             require_regular(self._fd)
@@ -293,7 +289,6 @@ class LineFile:
             self.cut(start)
 
     def _line_start(self, end: int) -> int:
-        """Return the position after the last newline before `end`; 0: no newline is before it."""
         while end > 0:
             start = max(0, end - _LOOK_BACK)
             found = os.pread(self._fd, end - start, start).rfind(b"\n")
@@ -306,7 +301,7 @@ class LineFile:
         """Truncate the file to `size` bytes.
 
         Raises:
-            TraceError: The file cannot be changed. Names the path and the cause.
+            TraceError: The file cannot be changed.
         """
         try:
             os.ftruncate(self._fd, size)
@@ -317,7 +312,7 @@ class LineFile:
         """Flush the file to the disk (`fsync`).
 
         Raises:
-            TraceError: The flush failed. Names the path and the cause.
+            TraceError: The flush failed.
         """
         try:
             os.fsync(self._fd)
@@ -339,7 +334,7 @@ def cut_half_line(path: Path, what: str) -> None:
     """Remove an incomplete last line, which a killed writer may have left, from a file.
 
     Raises:
-        TraceError: The file cannot be written. Names the path and the cause.
+        TraceError: The file cannot be written.
     """
     file = LineFile(path, what)
     try:

@@ -1,8 +1,4 @@
-"""Mend objects in a forked child, where the other threads of the parent do not exist.
-
-If another thread held a lock at the fork, nobody releases the lock in the child, and whoever waits for it
-there waits for ever. So an object whose lock a child may need gets a new lock there.
-"""
+"""Mend objects in a forked child, where a lock that another thread of the parent held is never released."""
 
 import os
 import weakref
@@ -17,11 +13,8 @@ _objects: "weakref.WeakKeyDictionary[object, Callable[[Any], None]]" = weakref.W
 def here_and_in_children(method: Callable[[], None]) -> None:
     """Call a bound method now, and in every forked child in which its object still exists.
 
-    An object can have one such method.
-
-    Usually the method makes a new lock, because the old one may be held by a thread that the child does not
-    have. The method must not release the old lock: if the forking thread holds the old lock, that thread will
-    release it itself.
+    Usually the method makes a new lock. It must not release the old one: if the forking thread holds it, that
+    thread releases it itself. An object can have one such method.
     """
     assert isinstance(method, MethodType), "it is bound to its object"
     method()

@@ -1,19 +1,12 @@
 """Work on megabytes in steps of a few milliseconds, and let other threads run in between.
 
-A call into C holds the GIL until it returns. If a thread counts values or looks for secrets in megabytes in
-one call, that call blocks the event loop, although the loop runs in another thread. So counting and searching
-are loops of short calls. Encoding, decoding or copying a message stays one call: it takes about a millisecond
-per megabyte, and a message from a model or a server is at most 16 MiB long.
+A call into C holds the GIL until it returns, and so blocks the event loop even from another thread. Counting
+and searching are therefore loops of short calls. Encoding, decoding or copying a message stays one call: it
+takes about a millisecond per megabyte, and a message is at most 16 MiB long.
 
-Short calls alone are not enough. A thread that waits for the GIL requests it after 5 ms, and gets it when the
-running call ends, unless a third thread is quicker. An event loop releases the GIL at each system call,
-several times between two callbacks. If two other threads are busy, the event loop would wait for 50 ms each
-time. So the loops here call `let_others_run` after each step.
-
-A `LineBuffer` splits chunks of bytes into lines, in linear time and bounded memory. Of a line that is longer
-than `max_message_bytes` it keeps only the first and the last bytes. They are enough to find the id of the
-request that the line answers (`incoming.refusal_of_cut`). A line longer than `max_line_bytes` ends the
-reading.
+A thread that waits for the GIL requests it after 5 ms, and a third thread may be quicker to get it. An event
+loop releases the GIL several times between two callbacks, so two busy threads would make it wait for 50 ms
+each time. That is why each step ends with `let_others_run`.
 """
 
 import re
@@ -24,8 +17,7 @@ STEP = 2**18
 """How many bytes or characters one step handles."""
 
 JOINED_AT_ONCE = 2**20
-"""Bytes up to which parts are joined in one call. That takes half a millisecond, as long as starting a thread
-would take."""
+"""Bytes up to which parts are joined in one call. That takes as long as starting a thread: half a ms."""
 
 LONG = 131_072
 """A message whose JSON has at least this many bytes is handled in a thread."""
@@ -36,17 +28,13 @@ _ASIDE_S = 20e-6
 def let_others_run() -> None:
     """Let another thread have the GIL. Call this between two steps of long work.
 
-    The call sleeps for less than a tenth of a millisecond. `sleep(0)` would not help, because this thread
-    would take the GIL again before the other thread is awake.
+    `sleep(0)` would not help: this thread would take the GIL again before the other thread is awake.
     """
     sleep(_ASIDE_S)
 
 
 def steps(start: int, end: int, step: int = 0) -> Iterator[int]:
-    """Yield the numbers of `range(start, end, step)`, and let other threads run between two of them.
-
-    `step=0` stands for `STEP`.
-    """
+    """Yield the numbers of `range(start, end, step or STEP)`; let other threads run between two of them."""
     step = step or STEP
     yield from range(start, min(start + step, end), step)
     for at in range(start + step, end, step):
@@ -91,10 +79,10 @@ class CutLineError(Exception):
 
 
 class LineBuffer:
-    """A buffer that takes chunks and returns lines.
+    """A buffer that takes chunks and returns lines, in linear time and bounded memory.
 
-    If a line has more than `max_message_bytes`, only its first and last bytes are kept, and `take` raises
-    `CutLineError` with them. If it has more than `max_line_bytes`, `take` raises `LineTooLongError`.
+    Of a line longer than `max_message_bytes` it keeps only the first and the last bytes, which are enough to
+    find the id of the request that the line answers (`incoming.refusal_of_cut`).
     """
 
     def __init__(self, max_line_bytes: int, max_message_bytes: int) -> None:
@@ -106,7 +94,7 @@ class LineBuffer:
         self._dropped = 0
 
     def feed(self, chunk: bytes) -> None:
-        """Add a chunk of the stream."""
+        """Add a chunk."""
         self._received += chunk
 
     def take(self) -> bytes | None:
@@ -136,7 +124,6 @@ class LineBuffer:
         return self._cut_off(len(self._received), skip=0)
 
     def _end(self, received: bytearray, start: int) -> tuple[int, int] | None:
-        """Return where the first line ends and the next one begins; `None`: no line ends after `start`."""
         newline = received.find(b"\n", start)
         return None if newline < 0 else (newline, newline + 1)
 
@@ -166,16 +153,15 @@ class LineBuffer:
 class EventBuffer(LineBuffer):
     """A buffer that returns server-sent events, each without the empty line that ends it.
 
-    Comments and empty lines before an event are dropped as they come. A server may send comments for ever, to
-    keep the connection open. If they were kept, they would count as the beginning of the next event, which
-    would get too long.
+    A server may send comments for ever, to keep the connection open. So comments and empty lines before an
+    event are dropped as they come; otherwise the next event would get too long.
     """
 
     def feed(self, chunk: bytes) -> None:
         """Add a chunk."""
         super().feed(chunk)
-        # Without a newline, the chunk cannot complete a comment. Do not search then: otherwise a long comment
-        # would be searched from its start again at each of its chunks.
+        # Without a newline, the chunk cannot complete a comment: do not search a long one again at each
+        # chunk.
         if self._head is None and b"\n" in chunk:
             ignored = _IGNORED.match(self._received)
             if ignored is not None:

@@ -1,31 +1,27 @@
-"""Import a module's public names on first use. The names are listed only in the stub beside the module.
+"""Import a module's public names on first use. Only the stub beside the module lists them, for editors too.
 
-Type checkers and editors read the stub too. Each line of a stub is `from grue.a.module import Name as Name`.
+Each line of a stub is `from grue.a.module import Name as Name`.
 """
 
 import sys
 
 
 def lazy_names(module: str, file: str) -> tuple[object, object, list[str]]:
-    """Return `__getattr__`, `__dir__` and `__all__` for a module, given its `__name__` and its `__file__`.
-
-    The stub that lists the module's public names stands beside `file` and ends in `.pyi`.
-    """
+    """Return `__getattr__`, `__dir__` and `__all__` for a module, given its `__name__` and its `__file__`."""
     with open(f"{file}i", encoding="utf-8") as stub:  # noqa: PTH123 - importing pathlib would take longer than the rest
         lines = [line.split() for line in stub if line.startswith("from ")]
     homes = {words[3]: words[1] for words in lines}
 
     def find(name: str) -> object:
-        # Imported here, because grue cannot handle a Ctrl-C during `import grue`, and each import at the top
-        # of the file makes `import grue` take longer.
+        # Imported here, because grue cannot handle a Ctrl-C during `import grue`, so that has to be short.
         import importlib
 
         if name not in homes:
             elsewhere = _public_home(name) if name[:1].isupper() else None
             where = f"; it is in {elsewhere}: from {elsewhere} import {name}" if elsewhere else ""
             text = f"module {module!r} has no attribute {name!r}{where}"
-            # For `from grue import X` raise an ImportError: Python would replace an AttributeError by an
-            # ImportError without our hint. Otherwise raise an AttributeError, because `hasattr` needs it.
+            # Of an AttributeError in `from grue import X` Python makes an ImportError without our hint.
+            # `hasattr` needs the AttributeError.
             importing = sys._getframe(1).f_code.co_name == "_handle_fromlist"  # noqa: SLF001 - the only way to tell
             raise ImportError(text, name=module) if importing and elsewhere else AttributeError(text)
         home = importlib.import_module(homes[name])
@@ -37,7 +33,6 @@ def lazy_names(module: str, file: str) -> tuple[object, object, list[str]]:
 
 
 def _public_home(name: str) -> str | None:
-    """Return the public module that defines `name`; `None`: no public module does."""
     import importlib
 
     for home in ("grue", "grue.errors", "grue.messages", "grue.hosting"):

@@ -1,8 +1,7 @@
 """Import large modules, and make a fork wait for imports in other threads.
 
 A fork waits until no other thread is in an import by grue, or in a call of pydantic or OpenSSL by grue.
-Otherwise the child would have half of a module, or a lock that nobody ever frees: its first turn would fail,
-or wait for ever, whatever the turn's time limit.
+Otherwise the child would have half of a module, or a lock that nobody ever frees.
 """
 
 import concurrent.futures.thread  # noqa: F401 - see register_at_fork
@@ -44,8 +43,7 @@ def is_loaded(*names: str) -> bool:
 def load_all(*names: str) -> None:
     """Import modules. Call this in a thread, so that the event loop is not blocked.
 
-    Only one thread imports at a time: if two threads import modules that import each other, each could find
-    the other's module only half loaded.
+    Only one thread imports at a time: otherwise one could find the other's module only half loaded.
 
     Raises:
         ImportError: A module cannot be imported.
@@ -66,7 +64,7 @@ def load(name: str) -> ModuleType:
 
     Raises:
         ImportError: The module cannot be imported.
-        MCPError: A file could not be read, for instance because too many files are open.
+        MCPError: A file could not be read.
     """
     with importing():
         return importlib.import_module(name)
@@ -95,16 +93,14 @@ def _wait_for_others() -> None:
     global _usual_switch_s
     if not _work_elsewhere():
         return
-    # No other thread may begin an import between the last check below and the fork. Another thread can run
-    # only if this one has held the GIL for Python's switch interval. So lengthen the interval: on a busy
-    # machine the usual 5 ms can pass even within these few lines.
+    # No other thread may begin an import between the last check below and the fork. Python's switch
+    # interval protects this thread, but on a busy machine the usual 5 ms pass within these few lines.
     if _usual_switch_s is None:
         _usual_switch_s = sys.getswitchinterval()
         sys.setswitchinterval(_SWITCH_S)
     began = time.monotonic()
     while True:
-        # Let other threads run now. A thread that began to wait for the GIL before the interval was changed
-        # would otherwise interrupt this thread later, after the old 5 ms.
+        # A thread that has begun to wait for the GIL would interrupt this one after the old 5 ms. Let it now.
         time.sleep(0.001)
         work = {thread: whose for thread, whose in _work_elsewhere().items() if whose != "idle"}
         if not work:
@@ -124,10 +120,7 @@ def _let_others_go_on() -> None:
 
 
 def _work_elsewhere() -> dict[int, str]:
-    """Return what the other threads are doing (`_work_in`), by thread id.
-
-    Threads that neither import nor run grue are left out, and those for whose imports no fork waits any more.
-    """
+    """Return what the other threads are doing (`_work_in`), without those that no fork has to know of."""
     frames = sys._current_frames()  # noqa: SLF001 - the documented name
     del frames[threading.get_ident()]
     found = {thread: _work_in(frame) for thread, frame in frames.items()}
@@ -139,11 +132,10 @@ def _work_elsewhere() -> dict[int, str]:
 
 
 def _work_in(frame: FrameType | None) -> str:
-    """Return what a thread is doing, for a fork that may have to wait for it; `frame` is its innermost frame.
+    """Return what the thread with this innermost frame is doing.
 
-    - "ours": an import of a module of grue, or an import within a call of grue, such as one that httpx makes
-      at its first use. Also a call of pydantic or OpenSSL by grue: their compiled parts initialise themselves
-      at their first use, and hold locks of their own meanwhile.
+    - "ours": an import of or within grue's code, such as one that httpx makes at its first use. Also a call
+      of pydantic or OpenSSL by grue: they initialise themselves at their first use, and hold locks meanwhile.
     - "others": an import that no code of grue has caused, such as that of a codec in a thread that looks up
       a host name for an event loop.
     - "idle": the thread runs grue, but nothing that a fork has to wait for.
@@ -174,7 +166,6 @@ def _package(frame: FrameType) -> str:
 
 
 def _forget_other_threads() -> None:
-    """Reset this module's state in a forked child: the parent's other threads do not exist in it."""
     global _one_at_a_time
     _let_others_go_on()
     _one_at_a_time = threading.Lock()
@@ -184,9 +175,8 @@ def _forget_other_threads() -> None:
 
 if hasattr(os, "register_at_fork"):
     # Before a fork, Python runs the hook first that was registered last. `logging` and
-    # `concurrent.futures.thread` have hooks that take locks, and an import in another thread may need these
-    # locks to finish. `_wait_for_others` waits for that import, so it has to run before those hooks. That is
-    # why this module imports both modules, although it does not use them.
+    # `concurrent.futures.thread` have hooks that take locks, which an import in another thread may need.
+    # `_wait_for_others` has to run before them. That is why this module imports both.
     os.register_at_fork(
         before=_wait_for_others,
         after_in_parent=_let_others_go_on,

@@ -9,9 +9,8 @@
 | a task beside a block of code, cancelled at its end | `BackgroundTasks`                 |
 | a short blocking call of our own                    | `anyio.to_thread`                 |
 
-The interpreter waits at its exit for every thread that is not a daemon. anyio's worker threads are not
-daemons if the event loop runs in the main thread. A function that hangs in one would keep the program alive
-after its turn has timed out, and after Ctrl-C. So the host's code runs in daemon threads.
+The interpreter waits at its exit for every thread that is not a daemon, and anyio's worker threads are
+sometimes none. A function of the host that hangs in one would keep the program alive after Ctrl-C.
 """
 
 import asyncio
@@ -41,9 +40,9 @@ except ImportError:
 async def call_in_daemon_thread(call: Callable[[], T], *, limiter: anyio.CapacityLimiter | None = None) -> T:
     """Run `call` in a daemon thread. Return its result, or raise its exception.
 
-    Cancellation ends the wait. The call goes on in its thread until it returns or the interpreter exits, and
-    its result is dropped. A `StopIteration` becomes a `RuntimeError`, because a coroutine cannot raise it.
-    `limiter` limits how many calls run at once; `None`: anyio's default limiter of this event loop.
+    Cancellation ends the wait; the call goes on in its thread, and its result is dropped. A `StopIteration`
+    becomes a `RuntimeError`, because a coroutine cannot raise it. `limiter` limits how many calls run at
+    once; `None`: anyio's default limiter of this event loop.
 
     Raises:
         RuntimeError: The system has no threads left.
@@ -73,7 +72,7 @@ async def call_in_daemon_thread(call: Callable[[], T], *, limiter: anyio.Capacit
         try:
             loop.call_soon_threadsafe(settle, value, raised)
         except RuntimeError:
-            # If the loop is closed, nobody waits for the result any more, so ignore the error.
+            # Nobody waits for the result of a closed loop.
             if not loop.is_closed():
                 raise
 
@@ -85,8 +84,8 @@ async def call_in_daemon_thread(call: Callable[[], T], *, limiter: anyio.Capacit
 def start_in_daemon_thread(call: Callable[[], T]) -> Future[T]:
     """Start `call` for a caller without an event loop, and return its future.
 
-    Wait for it with `concurrent.futures.wait` and a timeout. After the timeout the call goes on in its thread
-    until it returns or the interpreter exits.
+    Wait for it with `concurrent.futures.wait` and a timeout. After the timeout the call goes on in its
+    thread.
 
     Raises:
         RuntimeError: The system has no threads left.
@@ -109,9 +108,8 @@ def start_in_daemon_thread(call: Callable[[], T]) -> Future[T]:
 def context_of(library: str | None) -> Context:
     """Return a copy of the caller's context in which sniffio's context variable is `library`.
 
-    If sniffio is installed, anyio and httpx ask it which async library is running, and sniffio reads this
-    variable. An unchanged copy would still name the library that runs in the caller's thread, so in a new
-    thread `anyio.run` would refuse to start a loop. `library=None`: no async library is running.
+    An unchanged copy would still name the async library of the caller's thread, so that `anyio.run` would
+    refuse to start a loop in a new thread.
     """
     context = copy_context()
     if _library is not None:
@@ -148,10 +146,7 @@ class Pace:
         self._due = 0.0
 
     async def pause(self) -> None:
-        """If the last pause was at least `STRETCH_S` ago, let other tasks run.
-
-        If the task has been cancelled meanwhile, the pause raises the cancellation.
-        """
+        """Let other tasks run if the last pause was at least `STRETCH_S` ago. It may raise a cancellation."""
         if time.monotonic() >= self._due:
             await anyio.lowlevel.checkpoint()
             self.paused()
@@ -160,17 +155,14 @@ class Pace:
         """Do the same as `pause`, but raise no cancellation.
 
         If the caller is cancelled already, do not pause: the tasks that were cancelled with it would end
-        during the pause, and would not receive what the caller still has to send them.
+        before the caller has sent them what they still have to receive.
         """
         if time.monotonic() >= self._due and anyio.current_effective_deadline() != -math.inf:
             await anyio.lowlevel.cancel_shielded_checkpoint()
             self.paused()
 
     def paused(self) -> None:
-        """Make the next pause due `STRETCH_S` seconds from now.
-
-        Call this after another `await` than that of `pause`, if it has let other tasks run.
-        """
+        """Make the next pause due `STRETCH_S` from now: call this after an `await` that let others run."""
         self._due = time.monotonic() + STRETCH_S
 
 
@@ -182,8 +174,7 @@ def leaves_no_time(exc_type: type[BaseException] | None) -> bool:
 class BackgroundTasks:
     """An async context manager that runs tasks beside its block, and cancels them when the block ends.
 
-    Unlike a task group, it lets the block's own exception pass unchanged and does not wrap it in an
-    ExceptionGroup.
+    Unlike a task group, it raises the block's own exception unchanged.
     """
 
     def __init__(self) -> None:

@@ -10,12 +10,8 @@ import anyio
 class HostCodeFailed(Exception):  # noqa: N818 - named as the event; it never reaches a caller
     """Wraps a callback's exception, so that grue's code does not handle it as an exception of its own.
 
-    For example, if a callback raises `TimeoutError` during a request, that must not be taken for a slow
-    model. And a `KeyboardInterrupt` of a callback would stop the whole event loop at once. The supervisor
-    unwraps the exception.
-
-    Attributes:
-        error: The callback's exception.
+    For example, a `TimeoutError` of a callback during a request must not be taken for a slow model. The
+    supervisor unwraps the exception.
     """
 
     def __init__(self, error: BaseException, whose: str = "a callback of the host") -> None:
@@ -39,19 +35,16 @@ def host_code(whose: str = "a callback of the host") -> Iterator[None]:
 
 
 def blame(error: BaseException, whose: str) -> None:
-    """Mark an exception with the name of the code that has raised it, unless it has such a mark already."""
+    """Mark an exception with the name of the code that has raised it, unless it has such a mark."""
     if whose and not raised_by(error):
-        # An exception class of the host may refuse new attributes, for example because of `__slots__`.
+        # A class of the host may refuse new attributes, for example because of `__slots__`.
         with contextlib.suppress(AttributeError, TypeError):
             error._raised_by = whose  # type: ignore[attr-defined]  # noqa: SLF001 - a mark of ours
 
 
 @contextlib.contextmanager
 def calling(called: object, what: str) -> Iterator[None]:
-    """If the block raises, mark the exception as raised by `called`, unless `called` is code of grue.
-
-    The mark consists of `what` and the name of `called`, such as "the observer print"; see `blame`.
-    """
+    """If the block raises, blame `called`, unless it is code of grue. The mark is `what` with its name."""
     try:
         yield
     except BaseException as error:
@@ -69,9 +62,8 @@ def raised_by(error: BaseException) -> str:
 def ends_the_task(error: BaseException) -> bool:
     """Return whether the current task must end with `error`: it was cancelled, or its coroutine is closed.
 
-    The host's code may raise `CancelledError` although our task was not cancelled, for instance because it
-    awaited a task of its own that was cancelled. If we treated that as a cancellation, our task would end
-    silently.
+    The host's code may raise `CancelledError` although our task was not cancelled, for instance because a
+    task that it awaited was. As a cancellation it would end our task silently.
     """
     if not isinstance(error, asyncio.CancelledError | GeneratorExit):
         return False
@@ -89,8 +81,7 @@ def ends_the_task(error: BaseException) -> bool:
 def single(error: BaseException) -> BaseException:
     """Take an exception out of the `HostCodeFailed` and the exception groups that contain it, and return it.
 
-    If a group contains a `KeyboardInterrupt` or `SystemExit`, return that one. If it contains several other
-    exceptions, return the group.
+    A `KeyboardInterrupt` or `SystemExit` in a group comes first. A group of several others stays a group.
     """
     while True:
         match error:

@@ -33,29 +33,16 @@ another thread is in one of them        nothing: Python runs handlers in the mai
 ```
 
 "Raise now" means: raise `KeyboardInterrupt` at whatever line is running. Every other press ends in a
-`KeyboardInterrupt` too, but only after the clean-up. A host's callback (a function tool, an answer check, an
-observer) that blocks is not interrupted by the first two presses: the cancellation takes effect when it
-returns. A callback in the loop's thread cannot be interrupted at all; the main thread stops waiting for it.
+`KeyboardInterrupt` too, but only after the clean-up. A host's callback that blocks is not interrupted by the
+first two presses, and in the loop's thread not at all: there the main thread stops waiting for it.
 
-Why not leave SIGINT to asyncio? Its handler cancels the main task at the first press and raises
-`KeyboardInterrupt` at an arbitrary line from the second press on. That line is usually in the middle of the
-clean-up: a server process stays alive, a lock stays held, or the loop never ends. An impatient user presses
-Ctrl-C twice within a second, so this would be the common case. Here the second press kills the processes
-that the clean-up waits for, so the clean-up ends by itself. Only the third press can strike an arbitrary
-line; it is the way out if the clean-up itself hangs.
+Why not leave SIGINT to asyncio? Its handler raises `KeyboardInterrupt` at an arbitrary line from the second
+press on, usually in the middle of the clean-up: a server process stays alive, a lock stays held, or the loop
+never ends. Impatient users press twice within a second. Here the second press kills the processes that the
+clean-up waits for, so the clean-up ends by itself.
 
 The first row of the table is implemented in `cli/__init__.py`, because that code must run before anything
-else is imported, this module included.
-
-`refuse_reentry` refuses to wait in a signal handler that has interrupted grue itself, or an import. Python
-runs a signal handler in the main thread, between two instructions of the code that runs there. The
-interrupted code may hold a lock: of a module that is being imported, of a recorder, or of a future. A turn
-that the handler starts needs the same locks, in other threads. The locks are released only after the handler
-has returned, so the turn would wait forever. No time limit would end it, because the event loop itself is
-blocked. So such a call raises at once. A handler that interrupts any other code may run turns.
-
-A signal handler is recognised by its frame: Python calls a handler with the interrupted frame as an argument,
-and that frame is also the caller of the handler's own frame.
+else is imported.
 """
 
 import asyncio
@@ -84,17 +71,14 @@ _NOTICE_S = 0.05
 
 
 class WorkInterrupted(KeyboardInterrupt):
-    """Raised by `Interruptible.run` after `interrupt` was called.
-
-    A `KeyboardInterrupt` that the function itself raises passes through `run` as it is.
-    """
+    """Raised by `Interruptible.run` after `interrupt` was called."""
 
 
 def block_signals() -> None:
     """Block all signals in the current thread, which is a background thread.
 
-    If the system delivered a signal to a background thread that waits, it would not wake the main thread,
-    which has to handle the signal.
+    A signal that the system delivers to a waiting background thread would not wake the main thread, which has
+    to handle it.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
@@ -107,13 +91,10 @@ def ignore_interrupts() -> None:
 
 @contextlib.contextmanager
 def born_without_interrupts() -> Iterator[None]:
-    """Protect the processes that are started within the `with` block from Ctrl-C.
+    """Protect the processes that are started in the block from Ctrl-C until they call `ignore_interrupts`.
 
-    The protection lasts until such a process itself calls `ignore_interrupts`.
-
-    A Ctrl-C at a terminal goes to all processes of the command. A process that is still importing would print
-    a traceback and end. So this thread's signal mask blocks SIGINT until the `with` block ends, and a process
-    inherits the mask of the thread that starts it.
+    A Ctrl-C at a terminal goes to all processes of the command, and one that is still importing would print a
+    traceback. A process inherits the signal mask of the thread that starts it.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -132,8 +113,8 @@ class Interruptible:
     """A cancel scope around a coroutine. Any thread can cancel it, even before the coroutine starts."""
 
     def __init__(self) -> None:
-        # Reentrant, because a signal handler, or a finalizer that the garbage collector runs, may call
-        # `interrupt` in a thread that already holds the lock.
+        # Reentrant, because a signal handler or a finalizer may call `interrupt` in a thread that holds the
+        # lock.
         self._lock = threading.RLock()
         self._cancel: Callable[[], object] | None = None
         self._interrupted = False
@@ -163,7 +144,7 @@ class Interruptible:
             self._interrupted = True
             cancel = self._cancel
         if cancel is not None:
-            # The loop may have ended since the lock was released. Then there is nothing left to cancel.
+            # The loop may have ended meanwhile.
             with contextlib.suppress(RuntimeError):
                 cancel()
 
@@ -171,8 +152,8 @@ class Interruptible:
 class MainThreadWork(Generic[T]):
     """Runs a coroutine function in an event loop of the main thread. Ctrl-C cancels it, at an `await`.
 
-    Use this class only if `may_handle_interrupts()` is true. At the second Ctrl-C the signal handler calls
-    `force_kill`, which kills the processes that the clean-up waits for, so that the clean-up ends at once.
+    Use this class only if `may_handle_interrupts()` is true. The second Ctrl-C calls `force_kill`, which
+    kills the processes that the clean-up waits for.
     """
 
     def __init__(self, function: Callable[[], Awaitable[T]], force_kill: Callable[[], object]) -> None:
@@ -183,17 +164,15 @@ class MainThreadWork(Generic[T]):
         self._result: list[T] = []
 
     async def run(self) -> None:
-        """Run the function and keep its result. `run_within` passes this method to `run_loop`."""
+        """Run the function and keep its result."""
         with contextlib.suppress(WorkInterrupted):  # `run_within` will raise `KeyboardInterrupt`
             self._result.append(await self._work.run(self._function))
 
     def run_within(self, run_loop: Callable[[Callable[[], Awaitable[None]]], object]) -> T:
         """Run the work in the loop that `run_loop` runs, and return its result.
 
-        grue's SIGINT handler is set before the loop starts, and the former one is restored after the loop's
-        end. asyncio sets no handler of its own if there is one already. asyncio's handler would cancel the
-        main task at the first Ctrl-C, even while the loop starts or ends. If Ctrl-C is pressed after the end
-        of the work, the `KeyboardInterrupt` is raised when the loop has ended.
+        The SIGINT handler is set before the loop starts, because asyncio then sets none of its own. Asyncio's
+        would cancel the main task even while the loop starts or ends.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed. The work has had time to clean up.
@@ -212,9 +191,7 @@ class MainThreadWork(Generic[T]):
         return self._result[0]
 
     def _press(self, signum: int, frame: FrameType | None) -> None:
-        # A signal handler may interrupt code that holds a lock, so it must not wait for that lock. The lock
-        # of `Interruptible` is an exception, because it is reentrant. The handler only schedules the
-        # cancellation; the loop carries it out.
+        # Take no lock that the interrupted code may hold; that of `Interruptible` is reentrant.
         self._presses += 1
         if self._presses == 1:
             self._work.interrupt()
@@ -225,11 +202,7 @@ class MainThreadWork(Generic[T]):
 
 
 class _PressCounter:
-    """A SIGINT handler that counts the presses, and raises only from the third press on.
-
-    Attributes:
-        deferred: Number of presses that have not been raised as `KeyboardInterrupt` yet.
-    """
+    """A SIGINT handler that counts the presses, and raises only from the third press on."""
 
     def __init__(self) -> None:
         self.deferred = 0
@@ -246,13 +219,12 @@ class _PressCounter:
 def defer_interrupts() -> Iterator[None]:
     """Defer Ctrl-C: count it, and let `wait_for` or `raise_deferred` raise it at a safe point.
 
-    Python's default handler raises at an arbitrary line of the main thread. That line may be between taking a
-    lock and the `try` that releases it. The loop's thread needs the same locks, so it would hang, and with it
-    the clean-up that the interrupt asks for. Inside this block the handler therefore only counts presses, and
-    `wait_for`, which holds no lock, raises.
+    Python's default handler raises at an arbitrary line of the main thread, perhaps between taking a lock and
+    the `try` that releases it. The loop's thread needs the same locks, and would hang. So the handler only
+    counts presses in this block, and `wait_for`, which holds no lock, raises.
 
-    Blocks can be nested: an inner block leaves everything to the outermost one. The block has no effect
-    outside the main thread, or if the host has its own SIGINT handler.
+    Blocks can be nested. The block has no effect outside the main thread, or if the host has its own SIGINT
+    handler.
 
     Raises:
         KeyboardInterrupt: At the end of the block, if a press was counted and nothing has raised it.
@@ -285,7 +257,7 @@ def raise_deferred() -> None:
 
 
 def _take_deferred() -> bool:
-    """If a Ctrl-C was deferred, subtract it from the count and return `True`; otherwise return `False`."""
+    """Return whether a Ctrl-C was deferred, and subtract it from the count."""
     handler = signal.getsignal(signal.SIGINT)
     in_main_thread = threading.current_thread() is threading.main_thread()
     if not (in_main_thread and isinstance(handler, _PressCounter) and handler.deferred):
@@ -313,9 +285,8 @@ class InterruptWatch:
     """Detects a Ctrl-C that the asyncio loop of this thread has swallowed.
 
     A loop that `asyncio.run` started handles the first Ctrl-C by cancelling its main task. A blocking call
-    inside that loop never sees it: no exception is raised, and the task cannot run while the call blocks. The
-    watch compares the task's count of cancellation requests with the count when the watch was created. So
-    create the watch before the work starts: it cannot see an earlier press.
+    inside that loop never sees it, because the task cannot run. The watch sees it in the task's count of
+    cancellation requests, from its creation on: create it before the work starts.
     """
 
     def __init__(self) -> None:
@@ -337,7 +308,7 @@ def wait_for(
 ) -> None:
     """Wait until `finished` is done or `within_s` has passed. This is where a deferred Ctrl-C is raised.
 
-    With a `watch`, a Ctrl-C that was pressed since the watch was created is raised too.
+    With a `watch`, a Ctrl-C since the creation of the watch is raised too.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed.
@@ -345,8 +316,7 @@ def wait_for(
     watches = [InterruptWatch()] if watch is None else [InterruptWatch(), watch]
     deadline = float("inf") if within_s is None else time.monotonic() + within_s
     while (left_s := deadline - time.monotonic()) > 0 and not wait([finished], min(left_s, _NOTICE_S)).done:
-        # Ask every watch, even if the first one reports a press: otherwise the second one would report the
-        # same press at the next call.
+        # Ask every watch, or the second one would report the same press at the next call.
         struck = [each.struck() for each in watches]
         if any(struck) or _take_deferred():
             raise KeyboardInterrupt
@@ -366,17 +336,21 @@ _HOSTS = ("grue.hosts", "grue.cli", "grue.hosts.zork.games", "grue.testing")
 def refuse_reentry() -> None:
     """Raise if the caller is in a signal handler that has interrupted grue or an import.
 
+    The interrupted code may hold a lock that a turn needs in another thread, and releases it only when the
+    handler has returned. The turn would wait for ever, whatever its time limit. A handler is recognised by
+    its frame: it has the interrupted frame as an argument, and that frame is also its caller.
+
     Raises:
         MCPError: The caller is in such a handler.
     """
     if threading.current_thread() is not threading.main_thread():
-        return  # signal handlers run in the main thread only
+        return
     frame: FrameType | None = inspect.currentframe()
     while frame is not None and is_ours(frame):
-        frame = frame.f_back  # skip the frames of this function and its callers in grue
+        frame = frame.f_back
     begun = frame
-    # `_is_handler` reads a frame's local variables, which keeps their values alive for longer. So find out
-    # first whether the stack has a frame of grue or of an import. If it has none, do not call `_is_handler`.
+    # `_is_handler` reads a frame's local variables, which keeps their values alive for longer. So call it
+    # only if the stack has a frame of grue or of an import.
     while frame is not None and not (is_ours(frame) or _is_import(frame)):
         frame = frame.f_back
     while begun is not None and begun is not frame and frame is not None:
