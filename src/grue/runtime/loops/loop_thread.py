@@ -1,20 +1,11 @@
 """One event loop for a whole episode, in a background thread, used from synchronous code.
 
-`run_blocking` starts and ends a loop with each call. The loop here stays alive between calls: connections
-stay open in it, and background work goes on while the host does something else. The thread is a daemon. Come
-here for what happens at close, at exit, after a fork, or when several threads submit calls. This module must
+Connections stay open in the loop between calls, and background work goes on while the host does something
+else. The thread is a daemon. `interrupts.py` opens with a table of what each Ctrl-C does. This module must
 not know anything about the work that it runs.
 
-The loop ends in one of three ways. The owner calls `close`, which waits. The interpreter exits, and the
-`atexit` hook calls `close`. Or the owner is garbage collected, and its finalizer calls `end`, which does not
-wait. In each case the running calls are cancelled and get a limited time to clean up.
-
-`submit`, `interrupt` and `end` never wait for an answer of the loop's thread, because the loop may be busy or
-about to end, or the caller may be the loop's own thread. A wait could then be a deadlock.
-
-Ctrl-C reaches the main thread while it waits for a call. `Call.wait` then cancels the call, waits for its
-clean-up for at most `INTERRUPT_GRACE_S`, and raises `KeyboardInterrupt`. The loop and the other calls go on.
-`interrupts.py` opens with a table of what each press does.
+`submit`, `interrupt` and `end` never wait for an answer of the loop's thread: the loop may be busy or about
+to end, or the caller may be the loop's own thread.
 
 After a fork the loop's thread exists in the parent only. In the child `submit` and every wait raise
 `MCPError`, because they would never end; `end` and `close` do not wait there.
@@ -64,14 +55,7 @@ CLOSE_WITHIN_S = 10.0
 
 
 class ErrorTexts(Struct, frozen=True):
-    """Error texts for a loop that cannot be used, one for each reason.
-
-    Attributes:
-        forked: The loop belongs to the parent process.
-        waiting: A call would wait for its own loop.
-        closed: The loop is closed.
-        ended_early: The loop ended before the call was done.
-    """
+    """Error texts for a loop that cannot be used."""
 
     forked: str = "The episode is its parent process's: make a new runner after a fork."
     waiting: str = "A turn cannot wait for another turn of its own episode: use another runner."
@@ -80,13 +64,7 @@ class ErrorTexts(Struct, frozen=True):
 
 
 class LoopThread(Struct, frozen=True):
-    """The thread of an event loop. Its methods `refuse_...` raise if the caller must not wait for the loop.
-
-    Attributes:
-        thread: The thread.
-        process: Id of the process that started it.
-        error_texts: Error texts for a caller that may not wait.
-    """
+    """The thread of an event loop. Its `refuse_...` raise if the caller must not wait for the loop."""
 
     thread: threading.Thread
     process: int
@@ -115,9 +93,9 @@ class LoopThread(Struct, frozen=True):
         """Raise if a wait for this loop would be a deadlock.
 
         Raises:
-            MCPError: The caller runs in this loop, or in a worker thread that a call in this loop waits for.
-                Or it runs in the loop that all greenlets of gevent share. Or it is in a forked process, which
-                does not have the loop. Or it is a signal handler that has interrupted grue or an import.
+            MCPError: The caller runs in this loop, in a worker thread that a call in this loop waits for, or
+                in the loop that all greenlets of gevent share. Or it is in a forked process, or in a signal
+                handler that has interrupted grue or an import.
         """
         self.refuse_forked()
         refuse_reentry()
@@ -129,23 +107,17 @@ class LoopThread(Struct, frozen=True):
 _current_loop_thread: "contextvars.ContextVar[threading.Thread | None]" = contextvars.ContextVar(
     "current_loop_thread", default=None
 )
-"""The thread of the loop in which the current `Call` runs; `None`: the current code is not part of a `Call`.
-A worker thread that the call uses has the same value."""
+"""The thread of the loop that runs the current `Call`, in its worker threads too; `None`: no `Call` runs."""
 
 
 def _refuse_in_shared_loop() -> None:
-    """Raise `MCPError` if the caller runs in the event loop that all greenlets share.
-
-    The call that the caller would wait for runs in the same loop, so the wait would never end.
-    """
+    """Raise `MCPError` if the caller is in the loop that all greenlets share: it would wait for itself."""
     if in_shared_loop():
         raise MCPError(WAITS_FOR_ITSELF.format(instead="a greenlet of its own: gevent.spawn"))
 
 
 class Call(Future[T]):
-    """The future of a coroutine function that runs in the loop.
-
-    After `interrupt` it ends with the exception `WorkInterrupted`.
+    """The future of a coroutine function that runs in the loop. `interrupt` ends it with `WorkInterrupted`.
 
     Attributes:
         loop_thread: The thread of the loop that the call runs in.
@@ -163,12 +135,12 @@ class Call(Future[T]):
         self._watch = InterruptWatch()
 
     def set_result(self, result: T) -> None:
-        """Set `ended_at`, and then the result: threads that wait for the result read `ended_at` at once."""
+        """Set `ended_at` first: threads that wait for the result read it at once."""
         self.ended_at = time.monotonic()
         super().set_result(result)
 
     def set_exception(self, exception: BaseException | None) -> None:
-        """Set `ended_at`, then the exception; see `set_result`."""
+        """Set `ended_at` first."""
         self.ended_at = time.monotonic()
         super().set_exception(exception)
 
@@ -193,10 +165,8 @@ class Call(Future[T]):
         """Wait for the result and return it.
 
         If anything interrupts the wait, the call is cancelled, and this waits up to `INTERRUPT_GRACE_S` for
-        its clean-up. Without this wait the caller would go on, or exit, while server processes are still
-        alive.
-
-        At the second Ctrl-C `force_kill` is called, which makes the running clean-up end at once.
+        its clean-up: otherwise server processes could outlive the program. The second Ctrl-C calls
+        `force_kill`, which makes the clean-up end at once.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed. The third press raises immediately.
@@ -226,8 +196,7 @@ class Call(Future[T]):
         try:
             result = await self._work.run(function)
         except anyio.get_cancelled_exc_class():
-            # The loop is ending. The task ends after the next line, so the cancellation need not be raised
-            # again.
+            # The loop is ending, and the task ends after this line: do not raise the cancellation again.
             self.fail(None)
         except BaseException as error:  # noqa: BLE001 - the thread that waits for the call raises it
             self.set_exception(error)
@@ -235,7 +204,7 @@ class Call(Future[T]):
             self.set_result(result)
 
     def fail(self, cause: BaseException | None) -> None:
-        """End the call with the exception `TurnCancelled`, because the loop ended before the call did."""
+        """End the call with `TurnCancelled`, because the loop ended before the call did."""
         why = f" {cause}" if isinstance(cause, MCPError) else ""
         error = TurnCancelled(self.loop_thread.error_texts.ended_early + why)
         error.__cause__ = cause
@@ -272,8 +241,7 @@ class EpisodeLoop:
         self._context = context
         self._on_exit = on_exit
         self._force_kill = force_kill
-        # Reentrant, because a finalizer that the garbage collector runs may call `end` in a thread that
-        # already holds the lock.
+        # Reentrant, because a finalizer may call `end` in a thread that holds the lock.
         self._lock = threading.RLock()
         self._calls: set[Call[Any]] = set()
         self._submitted: deque[tuple[contextvars.Context, Call[Any], Callable[[], Awaitable[Any]]]] = deque()
@@ -284,8 +252,8 @@ class EpisodeLoop:
         self._ended: Future[None] = Future()
         thread = threading.Thread(target=self._run, name="grue-episode", daemon=True)
         self.loop_thread = LoopThread(thread, os.getpid(), error_texts or ErrorTexts())
-        # `atexit` runs the hook that was registered last first. Register `_close_all` again, so that it runs
-        # before the hook of the process registry, which kills all processes: it closes the loops in order.
+        # `atexit` runs the last hook first. Register again, so that `_close_all` closes the loops before the
+        # hook of the process registry kills all processes.
         atexit.unregister(_close_all)
         atexit.register(_close_all)
         watch = InterruptWatch()
@@ -332,8 +300,7 @@ class EpisodeLoop:
         """Cancel all calls, wait for their clean-up, and end the loop. A second call does nothing.
 
         If a Ctrl-C interrupts the wait, or the clean-up takes longer than `CLOSE_GRACE_S`, the server
-        processes are killed, so that the clean-up ends at once. In the loop's own thread, and in a forked
-        child, this method does not wait.
+        processes are killed. In the loop's own thread, and in a forked child, this method does not wait.
         """
         if self.loop_thread.is_forked or self.loop_thread.is_here:
             self.end()
@@ -346,8 +313,7 @@ class EpisodeLoop:
                 if not self._ended.done():
                     self._force_kill()
                     wait_for(self._ended, CLOSE_WITHIN_S)
-        # Join only now, when the thread is about to end: if a Ctrl-C interrupts `Thread.join`, CPython 3.11
-        # marks the thread as finished although it still runs.
+        # Not before: if a Ctrl-C interrupts `Thread.join`, CPython 3.11 marks a running thread as finished.
         if self._ended.done():
             self.loop_thread.thread.join()
 
@@ -365,7 +331,6 @@ class EpisodeLoop:
                 self._settle_all()
 
     def _settle_all(self) -> None:
-        """Fail every unfinished call, and wake the threads that wait for the loop to start or to end."""
         with self._lock:
             self._ending = True
             calls = list(self._calls)
@@ -389,25 +354,24 @@ class EpisodeLoop:
                     self._start_submitted(group)
             finally:
                 self._ending = True  # `_run` fails the calls that were submitted but not started
-                # Servers that were told to exit may still be ending. From now on, limit their time.
+                # Servers that were told to exit may still be ending: limit their time.
                 self._loop.call_later(CLOSE_GRACE_S, self._force_kill)
 
     def _start_submitted(self, group: TaskGroup) -> None:
-        # These lines are not in `_serve`, because its variable `call` would keep the last call alive while it
-        # waits for the next call.
+        # Not in `_serve`, whose variable `call` would keep the last call alive while it waits for the next.
         while self._submitted:
             context, call, function = self._submitted.popleft()
             context.run(group.start_soon, call.run, function)
 
 
 _running_loops: set[EpisodeLoop] = set()
-"""The running loops of this process. In a forked child these are its parent's, which do not run there."""
+"""In a forked child these are the parent's loops, which do not run there."""
 
 
 def _close_all() -> None:
     loops = list(_running_loops)
-    # This runs while the interpreter exits. A Ctrl-C makes `close` kill the processes, so that the exit is
-    # faster. Its `KeyboardInterrupt` is dropped, because no code of the host is left to interrupt.
+    # A Ctrl-C makes the interpreter's exit faster: `close` kills the processes. No code of the host is left
+    # that its `KeyboardInterrupt` could interrupt.
     with contextlib.suppress(KeyboardInterrupt), defer_interrupts():
         for loop in loops:
             loop.end()

@@ -1,20 +1,12 @@
 """Run a coroutine from synchronous code with exactly one `anyio.run`.
 
-What Ctrl-C does meanwhile is in `interrupts.py`. This module must not know what it runs: nothing in it may be
-about turns, sessions or models.
+If an event loop runs in the calling thread (a notebook, an async web view), the new loop runs in a thread,
+while the caller waits. What Ctrl-C does is in `interrupts.py`. This module must not know what it runs.
 
-If no event loop runs in the calling thread, the new loop runs in that thread. If that thread runs a loop
-already (a notebook, an async web view), the new loop runs in a separate thread while the caller waits, and a
-warning, given once, names the async method to use instead. In both cases `on_exit` runs in a `finally`
-outside the loop.
-
-If the process's threads are gevent's greenlets, all turns of the process share one event loop. asyncio allows
-one running loop in each system thread. After gevent's `monkey.patch_all()` a `threading.Thread` is a
-greenlet, and all greenlets share one system thread. So a second loop could not start while another greenlet
-waits for its turn. A real thread would not help, because gevent's `subprocess` cannot start a process in it.
-So each coroutine that would get a loop of its own becomes a task of one loop, which runs in a greenlet and
-ends with its last task. The loop waits with functions that gevent has patched, so other greenlets run
-meanwhile.
+After gevent's `monkey.patch_all()` all threads are greenlets of one system thread, in which asyncio allows
+one running loop. A real thread would not help, because gevent's `subprocess` cannot start a process in it. So
+each coroutine becomes a task of one loop, which runs in a greenlet and ends with its last task. It waits with
+functions that gevent has patched, so other greenlets run meanwhile.
 """
 
 import asyncio
@@ -47,8 +39,7 @@ T = TypeVar("T")
 
 
 WAITS_FOR_ITSELF = "Under gevent this call would wait for itself: an event loop runs it. Use {instead}."
-"""The error's text. All greenlets share one event loop: a task in it that blocks also stops the work that it
-waits for."""
+"""All greenlets share one event loop: a task that blocks it also stops the work that it waits for."""
 
 
 class BlockingInsideEventLoopWarning(UserWarning):
@@ -67,7 +58,7 @@ def run_blocking(
     Args:
         function: The coroutine function.
         force_kill: Called in a signal handler at the second Ctrl-C. Makes the running clean-up end at once.
-        on_exit: Called after the loop has ended, for whatever reason. Must be synchronous and quick.
+        on_exit: Called outside the loop after its end, for whatever reason. Must be synchronous and quick.
         twin: Name of the async method that async code should call instead; the warning names it.
 
     Raises:
@@ -96,7 +87,7 @@ _CLOSED = (
 
 
 def run_loop(function: Callable[[], Awaitable[T]]) -> T:
-    """Run a coroutine function in an event loop, by `anyio.run`.
+    """Run a coroutine function by `anyio.run`.
 
     Raises:
         MCPError: The system has no descriptors or no memory left for a loop, or other code has closed the
@@ -143,13 +134,10 @@ _warned: set[str] = set()
 
 
 def warn_if_blocking(twin: str) -> bool:
-    """Return whether an event loop runs in this thread. If so, warn the caller of the public function.
-
-    `twin` is the asynchronous function that the warning recommends. It is recommended only once.
-    """
+    """Return whether an event loop runs in this thread. If so, warn once; the warning recommends `twin`."""
     if not loop_is_running():
         return False
-    # A cell of a notebook always blocks the notebook's event loop, and its user expects that.
+    # A cell always blocks the notebook's event loop, and its user expects that.
     if twin not in _warned and not in_notebook():
         _warned.add(twin)
         warnings.warn(
@@ -168,7 +156,6 @@ def in_notebook() -> bool:
 
 
 def _public_call() -> int:
-    """Return the number of frames from `warn_if_blocking` up to the host's call, as a `stacklevel`."""
     level, frame = 0, inspect.currentframe()
     while frame is not None and is_ours(frame):
         level, frame = level + 1, frame.f_back
@@ -222,8 +209,6 @@ def threads_are_greenlets() -> bool:
 
 
 class _SharedLoop:
-    """The event loop that all greenlets share, in a thread. `users` counts the callers that wait in `run`."""
-
     def __init__(self) -> None:
         self.users = 0
         self.thread = threading.Thread(target=self._run, name="grue-greenlets", daemon=True)
@@ -232,10 +217,7 @@ class _SharedLoop:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def run(self, function: Callable[[], Awaitable[T]]) -> T:
-        """Run `function` as a task of the shared loop, and block the caller's greenlet until it has a result.
-
-        If gevent kills the caller's greenlet, the task is cancelled.
-        """
+        """Run `function` as a task and block the caller's greenlet. If gevent kills that, cancel the task."""
         loop = self._started.result()
         done: Future[T] = Future()
         context = context_of("asyncio")
@@ -262,7 +244,7 @@ class _SharedLoop:
                 wait([done], _CLEAN_UP_S)
 
     def end(self) -> None:
-        """End the loop, and wait until its thread has ended. Call this when no greenlet uses the loop."""
+        """End the loop, which no greenlet uses any more, and wait until its thread has ended."""
         if self._started.exception() is None:
             self._started.result().call_soon_threadsafe(self._over.set)
             self.thread.join()

@@ -1,17 +1,12 @@
 """A child process: start it, write to it, and end it in every case.
 
-A `ServerProcess` receives lines and answers with lines; this module does not look at their content. A
-`Command` runs to its end by itself, and its output is captured. Whatever the process does, these rules hold:
+Whatever the process does, these rules hold:
 
 - Sending never blocks, even if the process has stopped reading.
 - An exit is seen at once, even if a grandchild still holds the pipes open.
 - Leaving the `async with` block takes bounded time. Afterwards no process of the group is alive.
-- A server's line is read in linear time, up to a limit.
+- Output is read in linear time and bounded memory, and other tasks run meanwhile.
 - A server's standard error is always drained, and the last part of it is kept.
-
-Of each stream of a command the beginning and the end are kept, up to a limit. A command that writes without
-end is reported by `finish`, so that its owner can end it. Reading yields to other tasks, however fast the
-command writes.
 
 Source: R3.5-R3.7, P9
 """
@@ -77,19 +72,15 @@ class ChildProcess:
     sends SIGTERM and waits, then sends SIGKILL. The limits of the two waits are the graces. In every case the
     whole group is killed before the leader is reaped.
 
-    Cancellation is what makes leaving hard. Waiting for an exit needs `await`, and in a cancelled scope every
-    `await` raises at once. Without care a cancelled turn would either skip the graces, so that a server could
-    not save what it holds, or leave the process running. There are three cases:
+    Cancellation is what makes leaving hard: in a cancelled scope every `await` raises at once.
 
-    1. The block was cancelled, and then it is left. Nobody may wait long now, since the user who pressed
-       Ctrl-C is waiting, so both graces are shortened (`ProcessLimits.when_cancelled`).
-    2. The cancellation arrives while the process is being closed. The wait that it interrupts raises. Closing
-       then starts again under a shield, with the shorter graces, from the step that it had reached: `_ending`
-       and `_asked_to_exit` remember the progress. If it started from the beginning instead, it would wait for
-       a voluntary exit of a server that was already sent SIGTERM, and the user would wait for one grace more.
-    3. The event loop itself is torn down, as by a second Ctrl-C or a `SystemExit`. No shield stops that and
-       nothing can be awaited any more. `__aexit__` then kills the group in its `finally`, by a blocking call.
-       Skipping this would leave the server running after the program has ended.
+    1. If the block was cancelled and then is left, both graces are shortened
+       (`ProcessLimits.when_cancelled`), since the user who pressed Ctrl-C is waiting.
+    2. If the cancellation arrives while the process is being closed, the wait raises. Closing then starts
+       again under a shield, with the shorter graces, from the step that it had reached (`_ending`,
+       `_asked_to_exit`). From the beginning, it would wait for a server that already has its SIGTERM.
+    3. If the event loop itself is torn down, as by a second Ctrl-C or a `SystemExit`, nothing can be awaited
+       any more. `__aexit__` then kills the group in its `finally`, by a blocking call.
 
     Args:
         program: What to start.
@@ -142,9 +133,8 @@ class ChildProcess:
             if not leaves_no_time(exc_type):
                 await self._leave()
         finally:
-            # Usually `_leave` has ended the group already, and this call does nothing. But `_leave` may have
-            # been skipped, or interrupted in spite of its shield, for example by a second Ctrl-C. Then the
-            # event loop is closing and nothing can be awaited, so this blocking call kills the group.
+            # `_leave` may have been skipped, or interrupted in spite of its shield, as by a second Ctrl-C.
+            # Then nothing can be awaited. Otherwise this call does nothing.
             self._group.end()
             self._gone.set()
             self._close_descriptors()
@@ -200,10 +190,7 @@ class ChildProcess:
             self._tasks.start(self._flush)
 
     def ask_to_exit(self) -> None:
-        """Close the input before the `async with` block is left, so that the process can exit earlier.
-
-        If the process exits after this call, `ending` is not `died` at the end of the block.
-        """
+        """Close the input before the block is left. An exit after this call does not count as `died`."""
         self._note_death()
         self.end_input()
 
@@ -218,10 +205,7 @@ class ChildProcess:
         raise NotImplementedError
 
     def _drains(self) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
-        """Return functions that read the pipes while the process is being ended. Each is run as a task.
-
-        These tasks start after those of `_readers` have ended.
-        """
+        """Return functions that read the pipes after those of `_readers`, while the process is ended."""
         raise NotImplementedError
 
     def _on_exit(self) -> None:
@@ -261,11 +245,9 @@ class ChildProcess:
         self._on_exit()
 
     async def _leave(self) -> None:
-        # The tasks that watch and drain the process belong to a group, and leaving a group is an `await`. If
-        # the scope around us is cancelled, that `await` raises the cancellation here, before anything was
-        # closed. So catch it, close, and raise it again. Order matters: the tasks end first, because two
-        # tasks must not read the same pipe, and `_await_end` starts new ones that drain the pipes. The
-        # pipes have to be drained while we wait, or a server that still writes would block and not exit.
+        # Leaving the group of the tasks that watch and drain is an `await`, which a cancelled scope
+        # interrupts before anything was closed. The tasks end first, because two tasks must not read the same
+        # pipe; `_await_end` starts new ones, or a server that still writes would block and not exit.
         try:
             await self._tasks.__aexit__(None, None, None)
         except anyio.get_cancelled_exc_class():
@@ -279,19 +261,15 @@ class ChildProcess:
         try:
             await self._await_end(died=died)
         except anyio.get_cancelled_exc_class():
-            # Case 2 of the class's docstring. The process still runs. If the cancellation were raised now,
-            # the `finally` in `__aexit__` would kill the process without SIGTERM. So wait again, shielded and
-            # for less time. Then raise the cancellation: without it, the turn would go on.
+            # Case 2 of the class's docstring. Raised now, the cancellation would kill the process without
+            # SIGTERM.
             self._limits = self._limits.when_cancelled()
             with anyio.CancelScope(shield=True):
                 await self._await_end(died=died)
             raise
 
     def _note_death(self) -> bool:
-        """Return whether the process had exited before it was asked to.
-
-        The first call finds this out, before anything is closed. Later calls return the same value.
-        """
+        """Return whether the process had exited before anything of it was closed, at the first call."""
         if self._died is None:
             self._died = self._group.watch.exited_within(0)
         return self._died
@@ -315,11 +293,7 @@ class ChildProcess:
         return "killed"
 
     def _shortened(self, grace_s: float) -> float:
-        """Return `grace_s`, or half of the time left for closing if that is less.
-
-        Half, because there are two waits: the first, before SIGTERM, must leave time for the second, before
-        SIGKILL. The result is at least `_GRACE_AT_LEAST_S`.
-        """
+        """Cut a grace to half of the time left: a second wait follows, between SIGTERM and SIGKILL."""
         left_s = self._close_by - anyio.current_time()
         return min(grace_s, max(_GRACE_AT_LEAST_S, left_s / 2))
 
@@ -337,7 +311,7 @@ class ChildProcess:
     def _close_descriptors(self) -> None:
         group = self._group
         self._read_rest()
-        # `notify_closing` raises RuntimeError if the event loop is closed. Then no task waits on them.
+        # If the event loop is closed, no task waits on them.
         with contextlib.suppress(RuntimeError):
             for fd in (group.stdin, group.stdout, group.stderr, group.watch.descriptor()):
                 if fd is not None and fd >= 0:
@@ -372,9 +346,7 @@ class ServerProcess(ChildProcess):
         self._stderr_dropped = False
 
     async def receive_line(self) -> bytes:
-        """Return the next line of standard output, as bytes without the newline.
-
-        Cancelling loses no data.
+        """Return the next line of standard output without the newline. Cancelling loses no data.
 
         Raises:
             anyio.EndOfStream: The output has ended, or the process has exited and all its output was read.
@@ -382,8 +354,7 @@ class ServerProcess(ChildProcess):
             LineTooLongError: More than `max_line_bytes` came without a newline.
         """
         while True:
-            # Buffered lines are returned without waiting. Without this pause a server that writes fast would
-            # keep the event loop from running other tasks and from noticing timeouts.
+            # Otherwise a server that writes fast would keep other tasks and timeouts from running.
             await self._pace.pause()
             line = self._lines.take()
             if line is None and not await self._receive_more():
@@ -407,8 +378,8 @@ class ServerProcess(ChildProcess):
     def stderr_tail(self, redacted: Callable[[str], str] = str) -> str:
         """Return the end of the server's standard error, made safe to print.
 
-        `redacted` removes secrets. It is called before the text is cut, because half a secret would not be
-        recognised any more, and would be shown.
+        `redacted` removes secrets. It is called before the text is cut, because it would not recognise half a
+        secret.
         """
         self._read_stderr()
         limit = self._limits.stderr_tail_bytes
@@ -419,7 +390,7 @@ class ServerProcess(ChildProcess):
             text = rest if newline else text[len(text) // 4 :]
         kept = text[max(0, len(text) - limit) :]
         if len(kept) < len(text) and "\n" in kept:
-            kept = kept.partition("\n")[2]  # the first line that is kept is incomplete
+            kept = kept.partition("\n")[2]
         return kept.strip()
 
     def _readers(self) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
@@ -436,7 +407,6 @@ class ServerProcess(ChildProcess):
         self._read_stderr()
 
     async def _receive_more(self) -> bool:
-        """Wait for output and add it to the buffer; return `False` at the end of the output."""
         if self.exited is None:
             with anyio.CancelScope() as self._receiving:
                 await anyio.wait_readable(self._group.stdout)
@@ -445,8 +415,8 @@ class ServerProcess(ChildProcess):
         chunk = read_available(self._group.stdout)
         if chunk:
             self._lines.feed(chunk)
-        # After the process has exited, an empty pipe counts as the end of the output. A grandchild may hold
-        # the pipe open for ever, so waiting for the real end could hang. A grandchild's output is not needed.
+        # After the exit, an empty pipe counts as the end of the output: a grandchild may hold the pipe open
+        # for ever, and its output is not needed.
         return bool(chunk) or (chunk is None and self.exited is None)
 
     async def _drain_stderr(self) -> None:
@@ -468,7 +438,7 @@ class ServerProcess(ChildProcess):
         return True
 
     async def _discard_stdout(self) -> None:
-        # If nobody read the output, a server that still writes would block on a full pipe and never exit.
+        # On a full pipe, a server that still writes would block and never exit.
         try:
             while read_available(self._group.stdout) != b"":
                 await anyio.wait_readable(self._group.stdout)
@@ -514,14 +484,10 @@ class Capture:
 
 
 class Command(ChildProcess):
-    """A running command. Enter it, call `finish`, leave it; then no process of its group is alive.
+    """A running command. Enter it, call `finish`, leave it.
 
-    At most `max_output_bytes` of each output stream are kept. If the command writes more than
-    `max_written_bytes` to both streams together, `finish` returns before the command has exited.
-
-    Attributes:
-        stdout: What the command has written to standard output.
-        stderr: What the command has written to standard error.
+    At most `max_output_bytes` of each output stream are kept, half of them from each end. If the command
+    writes more than `max_written_bytes` to both streams together, `finish` returns before it has exited.
     """
 
     def __init__(
@@ -551,11 +517,10 @@ class Command(ChildProcess):
         Returns:
             Whether the command has exited. `False`: it has written too much and still runs.
         """
-        # A process is asked to exit by closing its input. This method closes the input anyway, so leaving
-        # the `async with` block has to begin with SIGTERM.
+        # Closing the input asks a process to exit, so leaving the `async with` has to begin with SIGTERM.
         self._asked_to_exit = True
         if stdin:
-            # The error means that the command has closed its input without reading it, which is fine.
+            # A command may close its input without reading it.
             with contextlib.suppress(anyio.BrokenResourceError):
                 self.send(stdin)
         self.end_input()
@@ -584,7 +549,7 @@ class Command(ChildProcess):
             capture.add(chunk)
             if self.wrote_too_much:
                 self._over.set()
-            # If the process writes fast, the pipe is never empty. Then only this line lets other tasks run.
+            # A pipe into which the process writes fast is never empty.
             await self._pace.pause()
 
     def _read_rest(self) -> None:

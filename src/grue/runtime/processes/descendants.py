@@ -1,22 +1,17 @@
 """Find the descendants of a server that have left its process group, and kill them.
 
 A process that calls `setsid` leaves the group, and one whose parent has exited cannot be found by walking the
-process tree. But every child inherits the resource limits, and `exec` keeps them. So each server is marked:
-it gets a unique number as its RLIMIT_RTTIME. That limit matters only for realtime scheduling, and a value of
-10^18 microseconds or more limits nothing. A process with that number was started by this server. The number
-is set as the hard limit too, and the search reads the hard limit: a process that raises its limits to their
-maximum, or lowers the soft one, keeps the mark.
+process tree. But every child inherits the resource limits, and `exec` keeps them. So each server gets a
+unique number as its RLIMIT_RTTIME, its mark. That limit matters only for realtime scheduling, and 10^18
+microseconds limit nothing. The search reads the hard limit: a process may raise its soft limit to the
+maximum, or lower it.
 
-This works only on Linux, and only where `prlimit` and pidfds work. Elsewhere nothing is marked or found. A
+This works only on Linux, and only where `prlimit` and pidfds work; elsewhere nothing is marked or found. A
 process loses the mark if it lowers its hard limit, or raises it as root. A process that another program
 starts on behalf of a server (systemd, Docker, cron) does not have it.
 
-A process is killed through a pidfd that was opened before its mark was checked. If it were killed by its id,
-it could exit after the check, and the kill could hit an unrelated process that was given the same id.
-
-`all_processes` lists the system's processes with their parents and groups: from /proc on Linux, from `ps`
-elsewhere. `process_group.py` uses it to wait until a killed group is empty, and tests use it to name the
-processes that are left.
+A process is killed through a pidfd that was opened before its mark was checked: its id could belong to an
+unrelated process by then.
 """
 
 import itertools
@@ -43,15 +38,11 @@ _FEWEST_MARKS = 10**6
 
 _FEW_IDS = 64
 _IDS_PER_S = 20_000
-"""No system assigns more process and thread ids than this a second. So the age of a process tells whether the
-ids may have wrapped around since its start."""
+"""No system assigns more ids than this a second: the age of a process tells whether they may have wrapped."""
 
 
 class HostMark:
-    """Makes the marks of the servers that this process starts. A mark is a value of RLIMIT_RTTIME.
-
-    All marks that one host process makes begin with the same digits. A forked child gets digits of its own.
-    """
+    """Makes the marks of the servers that this process starts, which all begin with the same digits."""
 
     def __init__(self) -> None:
         self._digits: str | None = None
@@ -70,7 +61,7 @@ class HostMark:
         return int(f"{digits}{next(self._serial) % 10**9:09d}") if digits else None
 
     def forget(self) -> None:
-        """Forget the digits with which the marks begin. A forked child calls this, to get its own digits."""
+        """Forget the digits. A forked child calls this, to get its own."""
         self._digits = None
 
 
@@ -88,10 +79,7 @@ class Descendants:
             self._mark = None
 
     def kill(self, within_s: float) -> int:
-        """Kill every live descendant and wait until all are gone; return how many were killed.
-
-        Processes that descendants start in the meantime are killed too, until `within_s` has passed.
-        """
+        """Kill the live descendants, also new ones, until none is left or the time is up; return how many."""
         killed = 0
         deadline = time.monotonic() + within_s
         while found := self._find():
@@ -107,13 +95,12 @@ class Descendants:
         return killed
 
     def _find(self) -> list[int]:
-        """Return a pidfd of each live process that carries the mark, except the server itself."""
         if self._mark is None:
             return []
         found = []
         for pid in _ids_since(self._pid, time.monotonic() - self._since):
-            # Check the mark before opening a pidfd, because most ids belong to other programs. Check it again
-            # afterwards, because the id may have been given to another process meanwhile.
+            # Most ids belong to other programs: open a pidfd only after a check. Check again, because the id
+            # may have been given to another process meanwhile.
             if pid == self._pid or _mark_of(pid) != self._mark:
                 continue
             with suppress(OSError):  # the process has exited, or this is the id of a thread
@@ -136,10 +123,10 @@ def _can_mark() -> bool:
         return False
     soft, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
     if any(limit != resource.RLIM_INFINITY and limit < _BASE for limit in (soft, hard)):
-        return False  # somebody uses RLIMIT_RTTIME to limit this process
+        return False  # RLIMIT_RTTIME really limits this process
     try:
         os.close(os.pidfd_open(os.getpid()))
-        # If /proc belongs to another pid namespace, its ids are not the ids that we could kill.
+        # In another pid namespace than /proc's, its ids are not the ids that we could kill.
         return Path("/proc/self").readlink().name == str(os.getpid())
     except OSError:
         return False
@@ -182,9 +169,7 @@ def _exited(pidfd: int, within_s: float) -> bool:
 def _ids_since(first: int, age_s: float) -> Iterable[int]:
     """Return the ids of all processes that started after `first` did (`age_s` seconds ago), and some others.
 
-    The kernel assigns ids in ascending order. So these are the ids between `first` and the newest: usually
-    few, while a machine may have thousands. If the kernel may have begun again with low ids since then, more
-    ids are returned.
+    The kernel assigns ids in ascending order, and may have begun again with low ones.
     """
     highest, newest = _highest_id(), _newest_id()
     if age_s > highest / _IDS_PER_S:
@@ -237,7 +222,7 @@ def all_process_ids() -> frozenset[int]:
 
 
 def all_processes(besides: Container[int] = ()) -> Iterator[ProcessEntry]:
-    """Yield all processes that are visible to this process, except those whose ids are in `besides`."""
+    """Yield all processes that are visible to this process, except those in `besides`."""
     if sys.platform != "linux":
         yield from (each for each in _listed_by_ps() if each.pid not in besides)
         return
@@ -245,8 +230,7 @@ def all_processes(besides: Container[int] = ()) -> Iterator[ProcessEntry]:
         if pid in besides:
             continue
         with suppress(OSError):  # the process has exited since the folder was listed
-            # The second field is the program's name in parentheses. The name may contain spaces and
-            # parentheses itself, so read only what follows the last closing one.
+            # The second field is the program's name in parentheses, which may itself contain some.
             state, parent, group = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split(None, 3)[:3]
             yield ProcessEntry(pid, int(parent), int(group), state.decode())
 
@@ -254,7 +238,7 @@ def all_processes(besides: Container[int] = ()) -> Iterator[ProcessEntry]:
 def described(pid: int) -> str:
     """Return a process's state and command line, for a message; empty if it has exited.
 
-    A zombie has no command line any more: the name of its program stands in brackets, as `ps` has it.
+    A zombie has no command line: its program stands in brackets, as `ps` has it.
     """
     if sys.platform != "linux":
         listed = subprocess.run(["ps", "-o", "stat=,args=", "-p", str(pid)], capture_output=True, check=False)
@@ -268,7 +252,7 @@ def described(pid: int) -> str:
 
 
 def live_members(pgid: int) -> list[int]:
-    """Return the ids of a group's processes that still run, without zombies, which wait to be reaped."""
+    """Return the ids of a group's processes that still run, without zombies."""
     return [each.pid for each in all_processes() if each.group == pgid and not each.state.startswith("Z")]
 
 

@@ -1,21 +1,16 @@
 """The guard: a small shell process that kills all servers when the host ends, even by SIGKILL.
 
 One guard runs beside the host process, in a POSIX session of its own. It reads `+pgid` and `-pgid` lines from
-a pipe, which add a process group to its list or remove one. Only the host holds the writing end, so the
-kernel closes the pipe when the host ends, however it ends. Then the guard kills the groups still on its list.
-It also kills processes that left those groups and carry the mark of this host's servers (`descendants.py`),
-unless the host has already told it that none is left. The list also has temporary folders, such as the
-scratch folders of boxes, by their absolute paths: the guard removes those that are left.
+a pipe, which add a process group to its list or remove one. The kernel closes the pipe when the host ends.
+Then the guard kills the groups on its list, and the processes with the mark of this host's servers
+(`descendants.py`). The list also has temporary folders, by their absolute paths: the guard removes them.
 
 PR_SET_PDEATHSIG cannot do this: it fires when the spawning *thread* ends, and does not reach grandchildren.
 
-Two orders matter:
-
-- A group is added before its server runs, and removed before its leader is reaped. If it were added later, a
-  server could outlive a host that is killed in between. If it were removed later, the guard could kill an
-  unrelated group that has been given the same id.
-- No process but the host may hold the writing end of the pipe. It is close-on-exec, and a forked child closes
-  its copy at once. If a process that outlives the host had a copy, the guard would never see the pipe's end.
+- A group is added before its server runs, or the server could outlive a host that is killed in between. It is
+  removed before its leader is reaped, or the guard could kill an unrelated group with the same id.
+- No process but the host may hold the writing end of the pipe, or the guard would never see the pipe's end.
+  That end is close-on-exec, and a forked child closes its copy at once.
 """
 
 import atexit
@@ -58,13 +53,11 @@ for each do
   case $each in /*) rm -rf "$each" || { chmod -R u+rwX "$each"; rm -rf "$each"; } ;; esac
 done
 """
-"""The guard's program. `$1` is the common beginning of the marks of this host's servers. The positional
-parameters are the list, because paths may contain spaces.
+"""`$1` is the common beginning of the marks. The positional parameters are the list, because paths may
+contain spaces. Without `grep`, which not every PATH has, the search takes 15 times as long.
 
-Without `grep`, which not every PATH has, the shell reads the files itself: that takes 15 times as long.
-
-The search is repeated because a process that forks just as it is killed may leave a child. The number of
-rounds is limited because a zombie that nobody reaps is found in each of them.
+It is repeated because a process that forks just as it is killed may leave a child, at most 5 times because it
+finds a zombie that nobody reaps each time.
 """
 
 _END_S = 1.0
@@ -101,11 +94,7 @@ class HostGuard:
             self._send(f"+{listed}")
 
     def release(self, listed: int | str) -> None:
-        """Remove a group or a folder from the list.
-
-        Call this before the group's leader is reaped: afterwards another process could get the id, and the
-        guard would kill that process.
-        """
+        """Remove a group or a folder from the list. Call this before the group's leader is reaped."""
         with self._lock:
             self._list.discard(listed)
             if self._shell is not None:
@@ -130,7 +119,7 @@ class HostGuard:
     def forget(self) -> None:
         """Drop the guard. A forked child calls this, because guard and servers belong to its parent."""
         shell, self._shell = self._shell, None
-        self._lock = threading.Lock()  # at the fork, a thread of the parent may have held the old lock
+        self._lock = threading.Lock()  # a thread of the parent may have held the old lock
         self._list = set()
         if shell is not None and shell.stdin is not None:
             shell.stdin.close()
@@ -138,22 +127,21 @@ class HostGuard:
 
     def _send(self, line: str) -> None:
         if self._ensure_running():
-            return  # a new guard was just started, and was sent the whole list
+            return  # a new guard was sent the whole list
         try:
             self._write(line)
         except OSError:
-            # The guard died after `_ensure_running`, or it was stopped (SIGSTOP) and the pipe is full.
-            # Replace it. The new guard gets the whole list, so this line must not be sent again.
+            # The guard died meanwhile, or was stopped (SIGSTOP) and the pipe is full. A new one gets the
+            # list.
             self._discard()
             self._ensure_running()
 
     def _write(self, line: str) -> None:
-        # The guard reads lines. So a path with a line break is not sent, and its folder is not removed.
+        # The guard reads lines: a folder whose path has a line break is not removed.
         if "\n" not in line and self._shell is not None and self._shell.stdin is not None:
             os.write(self._shell.stdin.fileno(), os.fsencode(f"{line}\n"))
 
     def _ensure_running(self) -> bool:
-        """Start a guard if none runs; return `True` if a new one was started."""
         if self._unavailable or (self._shell is not None and self._shell.poll() is None):
             return False
         self._discard()
@@ -175,8 +163,7 @@ class HostGuard:
         shell, self._shell = self._shell, None
         if shell is None or shell.stdin is None:
             return
-        # Kill the old guard before closing its pipe. At the end of the pipe it would kill every group on its
-        # list, although these servers go on, watched by the new guard.
+        # Kill it before closing its pipe: at the pipe's end it would kill all servers, which go on.
         shell.kill()
         shell.wait()
         shell.stdin.close()
@@ -193,7 +180,7 @@ def _start_shell() -> subprocess.Popen[bytes]:
         env={"PATH": os.environ.get("PATH", os.defpath)},  # the guard must not have the host's secrets
         start_new_session=True,
     )
-    unmark(shell.pid)  # if the host is part of a server itself, the guard must not be killed with that server
+    unmark(shell.pid)  # the guard must not be killed with a server that the host is part of
     if shell.stdin is not None:
         os.set_blocking(shell.stdin.fileno(), False)
     return shell
@@ -203,10 +190,7 @@ guard = HostGuard()
 
 
 def guard_pid() -> int | None:
-    """Return the process id of this host's guard, or `None` if none runs.
-
-    The guard lives as long as the host. Skip it when you look for leftover processes.
-    """
+    """Return the process id of this host's guard, which is no leftover of a server; `None`: none runs."""
     return guard.pid
 
 
