@@ -1,11 +1,8 @@
 r"""Make untrusted text safe to print in a terminal or a log.
 
 Text from a model, a tool or a game can contain newlines that fake a log line, escape sequences that move the
-cursor, and marks that reverse the writing direction. `printable` and `written_out` replace such characters by
-their escapes (`\n`, `\u001b`). They drop no character, so that a reader sees what was sent.
-
-Backslashes are not escaped. The functions can therefore be applied twice, and JSON text stays valid JSON
-text.
+cursor, and marks that reverse the writing direction. `printable` and `written_out` escape such characters and
+drop none. They do not escape backslashes, so they can be applied twice, and JSON text stays valid.
 """
 
 import json
@@ -33,10 +30,10 @@ _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 def printable(text: str, limit: int | None = None) -> str:
     """Return any text, lone surrogates included, as one line of printable characters.
 
-    If the line has more than `limit` characters, it is cut and ends in an ellipsis. `limit` is at least 1.
+    A line of more than `limit` characters is cut and ends in an ellipsis. `limit` is at least 1.
     """
     if limit is not None:
-        # Escapes never shorten the text, so what is beyond the limit, which may be megabytes, is not needed.
+        # Escapes never shorten the text, which may have megabytes.
         text = text[: limit + 1]
     if not text.isprintable():
         text = "".join(char if char.isprintable() else _visible(char) for char in text)
@@ -48,14 +45,13 @@ def printable(text: str, limit: int | None = None) -> str:
 def beginning(text: str, limit: int) -> str:
     """Return the first `limit` characters of a text, with an ellipsis if it was cut.
 
-    Use this to cut a text that is redacted afterwards. If a secret is cut in the middle, the redaction
-    recognises its beginning, because the ellipsis follows it.
+    A later redaction recognises the beginning of a cut secret by the ellipsis.
     """
     return text if len(text) <= limit else text[:limit] + ELLIPSIS
 
 
 def shortened(text: str, limit: int) -> str:
-    """Return `text`; if it has more than `limit` characters, its beginning, an ellipsis and its end.
+    """Cut the middle out of a text that is longer than `limit`, and put an ellipsis there.
 
     Redact the text before: a redaction afterwards would not recognise the end of a secret that was cut.
     """
@@ -69,7 +65,7 @@ def plain_text(text: str) -> str:
     r"""Return `text` without terminal escape sequences and with its other control characters escaped.
 
     Newlines and tabs stay; `\r\n` becomes `\n`. Use this for the output of a program that was written for a
-    terminal: its colours mean nothing here, so their escape sequences are dropped.
+    terminal.
     """
     return written_out(_ESCAPE_SEQUENCE.sub("", text.replace("\r\n", "\n")))
 
@@ -82,10 +78,7 @@ def written_out(text: str) -> str:
 
 
 def well_formed(text: str) -> str:
-    """Return `text` with U+FFFD in place of lone surrogates, which cannot be encoded.
-
-    Lone surrogates come from bytes that are not valid text, as in a file's name or a program's output.
-    """
+    """Return `text` with U+FFFD in place of lone surrogates, which come from bytes that are no valid text."""
     if text.isascii():
         return text
     try:
@@ -96,10 +89,7 @@ def well_formed(text: str) -> str:
 
 
 def well_formed_escapes(text: str) -> str:
-    r"""Return a JSON text with `\ufffd` in place of the escapes of lone surrogates.
-
-    A JSON text with such escapes is valid text itself, but the strings that are decoded from it are not.
-    """
+    r"""Return a JSON text with `\ufffd` in place of the escapes of lone surrogates."""
     if "\\u" not in text:
         return text
     return _ESCAPES.sub(lambda found: "\\ufffd" if found[1] else found[0], text)
@@ -119,12 +109,9 @@ _BLANK = re.compile(
 def shown_whole(value: object) -> list[str] | None:
     r"""Return a JSON value in rows that show all of it, for a person who has to approve it.
 
-    Whatever cannot be seen is escaped, and so is a space that is not the usual one. A character that is
-    repeated often is shown once, with its count: `\(3000 spaces)`. A row that goes on in the next row ends in
-    a backslash. JSON has neither of these forms, so they cannot be taken for a part of the value.
-
-    Returns:
-        The rows; `None` if there would be too many to read.
+    Whatever cannot be seen is escaped. A character that is repeated often is shown once, with its count:
+    `\(3000 spaces)`. A row that goes on in the next row ends in a backslash. JSON has neither of these forms,
+    so they cannot be taken for a part of the value. `None`: the rows would be too many to read.
     """
     try:
         text = json.dumps(value, ensure_ascii=False)

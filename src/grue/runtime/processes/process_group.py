@@ -1,6 +1,6 @@
 """Process groups: start a server as the leader of its own group, end the whole group, reap the leader.
 
-`ProcessGroup.end` does these steps, and their order is what makes them safe:
+The order of the steps of `ProcessGroup.end` is what makes them safe:
 
 1. Kill the group, even if the leader has exited by itself, since its children may still run.
 2. Wait for the leader's exit without reaping it.
@@ -9,17 +9,13 @@
 5. Reap the leader.
 6. Wait until the other members of the group are gone.
 
-A process that has exited but is not reaped is a zombie, and the kernel does not reuse its id or its group's
-id. Reaping frees the id. If the leader were reaped before step 1, the kill could hit an unrelated process
-group that has been given the same id. If it were reaped before step 4 and the host died in between, the guard
-would kill that unrelated group. So nothing may wait for or poll the leader earlier: an `ExitWatch` sees its
-exit without reaping it.
+The kernel does not reuse the id of a zombie or its group; reaping frees the id. If the leader were reaped
+before step 1, the kill could hit an unrelated group that has been given the same id. Before step 4, the
+guard could kill such a group if the host died. So nothing may wait for or poll the leader earlier: an
+`ExitWatch` sees its exit without reaping it.
 
 Everything here is blocking code that needs no event loop and works from any thread. A `finally` outside
 `anyio.run` calls it after a second Ctrl-C has torn the loop down.
-
-On Linux an `ExitWatch` uses a pidfd, on macOS a kqueue. On a Linux without pidfds it polls `waitid` with
-`WNOWAIT`, which does not reap either.
 """
 
 import atexit
@@ -53,8 +49,6 @@ _POLL_EVERY_S = 0.01
 
 
 class _Source(Protocol):
-    """A descriptor, such as a pidfd, that becomes readable when a process exits, and stays readable."""
-
     @property
     def closed(self) -> bool: ...
     def fileno(self) -> int: ...
@@ -94,7 +88,7 @@ class ExitWatch:
         return self._seen
 
     def descriptor(self) -> int | None:
-        """Return the descriptor that `wait` waits on in the event loop; `None`: `wait` polls instead."""
+        """Return the descriptor that `wait` waits on; `None`: it polls instead."""
         return None if self._source is None or self._source.closed else self._source.fileno()
 
     def close(self) -> None:
@@ -136,9 +130,8 @@ _SHELL = "/bin/sh"
 _SHIM = 'read -r _ && exec "$@"'
 """A shell that waits for one line and then becomes the server with `exec`.
 
-The guard has to know the group before the server runs; otherwise a host that is killed in between would leave
-a server that nothing ends. `read` takes a pipe byte by byte, so that everything after the line is left for
-the server. If the host dies first, `read` meets the end of the pipe and the shell exits.
+The guard has to know the group before the server runs. `read` takes a pipe byte by byte, so everything after
+the line is left for the server. If the host dies first, the shell exits at the end of the pipe.
 """
 
 _DEATH_S = 5.0
@@ -163,10 +156,7 @@ class SpawnError(MCPError):
 
 
 class ProcessGroup:
-    """A process that leads its own POSIX session and process group, and its children.
-
-    Made by `ProcessRegistry`.
-    """
+    """A process that leads its own POSIX session and process group, and its children."""
 
     def __init__(
         self, leader: subprocess.Popen[bytes], registry: "ProcessRegistry", boxed: "Boxed | None" = None
@@ -203,8 +193,7 @@ class ProcessGroup:
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:
         """Return a sentence for each access that the leader's box is known to have refused.
 
-        `text` is what the leader has written. `died` is true if the process itself has failed, and false if
-        only a tool call has.
+        `text` is what the leader has written. `died`: the process itself has failed, not only a tool call.
         """
         return () if self._boxed is None else self._boxed.refusals(text, died=died)
 
@@ -212,7 +201,7 @@ class ProcessGroup:
         """Send a signal to the whole group, unless it has ended."""
         with self._lock:
             if self._leader.returncode is not None:
-                return  # the leader was reaped, so its id may belong to another group by now
+                return  # its id may belong to another group by now
             # Darwin raises EPERM if a zombie is all that is left of the group.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
@@ -220,10 +209,8 @@ class ProcessGroup:
     def end(self, patience_s: float = _DEATH_S) -> ServerExit | None:
         """Kill the group and the processes that left it, reap the leader, and wait until all are gone.
 
-        Blocks. Safe to repeat, from any thread.
-
-        Returns:
-            How the leader ended, or `None` if it had not exited after `patience_s` seconds.
+        Blocks. Safe to repeat, from any thread. Returns how the leader ended; `None`: it had not exited after
+        `patience_s`.
 
         Source: P9
         """
@@ -262,8 +249,8 @@ class ProcessGroup:
 class ProcessRegistry:
     """The process groups of one owner, so that leftovers can be killed without an event loop. Thread-safe.
 
-    An owner is an episode or a `ToolClient`, for example. Each owner has its own registry, so that two
-    runners in two threads do not kill each other's servers.
+    Each owner, such as an episode, has its own registry, so that two runners do not kill each other's
+    servers.
 
     Source: R3.5, R3.7, P9
     """
@@ -285,8 +272,8 @@ class ProcessRegistry:
         """Start `command` in its own POSIX session, with pipes for its standard streams, and register it.
 
         Args:
-            command: An absolute path, a path relative to `cwd`, or a name. A name is looked for on the `PATH`
-                in `env`; if `env` has no `PATH`, on the host's.
+            command: An absolute path, a path relative to `cwd`, or a name on the `PATH` in `env`; if `env`
+                has no `PATH`, on the host's.
             args: The command's arguments.
             env: The whole environment of the process.
             cwd: The working directory of the process; `None`: the host's.
@@ -325,13 +312,10 @@ class ProcessRegistry:
         return self._admit(leader, boxed, released=not shim)
 
     def kill_now(self) -> None:
-        """Send SIGKILL to every group and return at once.
+        """Send SIGKILL to every group and return at once. The tasks that wait for the exits reap the leaders.
 
-        The processes are reaped elsewhere, by the tasks that wait for their exits.
-
-        The signal handler calls this at a second Ctrl-C. If the handler raised an exception instead, the
-        exception could strike inside the event loop's own code. A task's wake-up could be lost there, and the
-        task would wait for ever.
+        The signal handler calls this at a second Ctrl-C. If it raised an exception instead, that could strike
+        inside the event loop's own code, and a task's wake-up could be lost.
         """
         for group in list(self._groups.values()):
             group.signal(signal.SIGKILL)
@@ -339,8 +323,8 @@ class ProcessRegistry:
     def kill_leftovers(self, *, loop_running: bool = False) -> int:
         """Kill and reap all groups in the registry, and return how many there were.
 
-        `loop_running` says that the event loop which opened the groups may still run, in another thread. The
-        groups' descriptors then stay open, because the loop may be waiting on them.
+        `loop_running`: the groups' event loop may still run, in another thread, and may wait on their
+        descriptors, which stay open.
         """
         groups = list(self._groups.values())
         self.kill_now()
@@ -374,10 +358,7 @@ class ProcessRegistry:
 
 
 _all_groups: dict[int, ProcessGroup] = {}
-"""The groups of all registries: killed when the interpreter exits, dropped in forked children.
-
-Killing them at exit is the last resort: the owner of each registry kills its leftover groups before that.
-"""
+"""The groups of all registries: dropped in forked children, killed at exit if their owner has not done it."""
 
 
 def _kill_all() -> None:
@@ -397,7 +378,7 @@ def _disown_all() -> None:
 def _await_empty(pgid: int) -> None:
     """Wait until all members of a killed group have ended, which takes a moment after the signal.
 
-    The kernel does not reuse the group's id while the group has members, even after its leader is reaped.
+    The kernel does not reuse the group's id while it has members.
     """
     deadline = time.monotonic() + _DEATH_S
     pause_s = 0.0002
@@ -412,8 +393,7 @@ def _has_members(pgid: int) -> bool:
     # On Darwin a PermissionError means that only zombies are left.
     except (ProcessLookupError, PermissionError):
         return False
-    # Orphaned zombies are members until init reaps them. In some containers init does not reap them, so on
-    # Linux look for members that are alive.
+    # Orphaned zombies are members until init reaps them, which it does not in some containers.
     return sys.platform != "linux" or bool(live_members(pgid))
 
 
@@ -431,7 +411,7 @@ def _exit_of(returncode: int) -> ServerExit:
 
 
 def _resolve(command: str, env: Mapping[str, str], cwd: str | None) -> str:
-    """Return the program's absolute path. If there is no such program, raise a clearer error than a spawn."""
+    """Return the program's absolute path, or raise a clearer error than a spawn."""
     base = cwd or "."
     # Use strings: `Path`s take ten times as long, and the server cannot start before this is done.
     if not os.path.isdir(base):  # noqa: PTH112
@@ -449,7 +429,6 @@ def _resolve(command: str, env: Mapping[str, str], cwd: str | None) -> str:
 
 
 def _not_found(command: str, base: Path) -> SpawnError:
-    """Return the error for a command that is missing, is a folder, or has no execute permission."""
     path = base / command
     if "/" not in command or not path.exists():
         return SpawnError(f"The command {command!r} was not found.", missing=command)
@@ -465,7 +444,7 @@ def _not_found(command: str, base: Path) -> SpawnError:
 def _in_box(
     sandbox: Sandbox, program: str, args: Sequence[str], env: Mapping[str, str], cwd: str | None
 ) -> "Boxed":
-    # Imported here, because this imports ctypes, which takes a while, and most programs run without a box.
+    # Imported here, because this imports ctypes, and most programs run without a box.
     from grue.sandbox.launch import boxed, scratch_path
 
     scratch = scratch_path()
@@ -483,9 +462,9 @@ def _end_box(boxed: "Boxed") -> None:
 
 
 def _shell_keeps(env: Mapping[str, str]) -> bool:
-    # A server is started through a shell, which waits until the guard knows the group. A POSIX shell may drop
-    # variables whose names it could not have set itself, but the server must get its whole environment. So if
-    # there is such a name, the server is started without the shell, and the guard is told a moment later.
+    # A POSIX shell may drop variables whose names it could not have set itself, but the server must get its
+    # whole environment. If there is such a name, the server is started without the shell, and the guard is
+    # told a moment later.
     # Source: R3.2
     return os.access(_SHELL, os.X_OK) and "".join(env).isascii() and all(map(str.isidentifier, env))
 

@@ -1,9 +1,8 @@
 """The gate that each start of an MCP server process passes, if this process has one.
 
-A program that shares a machine between processes, such as a fleet, sets a gate for each process. `McpClient`
-then asks the gate before it starts a server, waits for a place, and gives the place back when no process of
-the server is left. The wait does not count against the server's start-up limit. Without a gate, servers start
-at once. `grue.transports.llm.exchange` has the gate for requests to a model.
+A program that shares a machine between processes, such as a fleet, sets a gate for each of its processes. The
+wait at the gate does not count against a server's start-up limit. `grue.transports.llm.exchange` has the gate
+for requests to a model.
 """
 
 from typing import Protocol
@@ -20,10 +19,7 @@ class ServerGate(Protocol):
     """Decides when a server process may be started. Used from any event loop and thread."""
 
     async def admit(self) -> "ServerPlace | str":
-        """Wait for a place. Return the place, or a sentence that says why no server may start.
-
-        A cancellation gives up the wait.
-        """
+        """Wait for a place, and return it or a sentence that says why no server may start. Safe to cancel."""
 
 
 _gates: list[ServerGate] = []

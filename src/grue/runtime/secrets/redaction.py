@@ -1,23 +1,11 @@
 r"""Replace secrets by stable placeholders, in the JSON of messages and in plain text.
 
-Two kinds of secrets are replaced: values that were registered with `hide`, in all the forms of
-`secret_forms`, and credentials that nobody has registered: values of authorisation headers, bearer tokens. A
-message without secrets costs a few searches for bytes and is not copied.
+A message without secrets costs a few searches for bytes and is not copied. A long message is searched in
+pieces of a few milliseconds each, so that other threads can run in between. All searches take linear time
+and constant memory, because every repetition in the regular expressions is possessive or bounded.
 
-A long message is searched in pieces of a few milliseconds each, so that other threads can run in between.
-Beside the message and its redacted copy, the memory needed is constant.
-
-Credentials that nobody has registered are found in plain text, in JSON, and in JSON within a string, as UTF-8
-bytes. All searches take linear time and constant memory, because every repetition in the regular expressions
-is possessive or bounded.
-
-Secrets are found in bytes, and replacing them must leave valid JSON. A span must not begin or end inside an
-escape such as `\n`. A secret that is part of a number can only be replaced if the whole number becomes a
-string.
-
-In a text that arrives in pieces, a secret may be split over several pieces, none of which contains it. So the
-end of a piece that may be the beginning of a secret is held back. That end is shown with the next piece, or
-when the text has ended.
+Secrets are found in bytes, and replacing them must leave valid JSON. A secret that is part of a number can
+only be replaced if the whole number becomes a string.
 """
 
 import heapq
@@ -37,14 +25,10 @@ from grue.runtime.secrets.secret_forms import SecretForms, SecretPattern, Spelli
 
 
 class Found(NamedTuple):
-    """A span of bytes that is to be replaced.
+    """A span of bytes that is to be replaced by `shown`.
 
-    Attributes:
-        start: Position of the first byte.
-        end: Position after the last byte.
-        shown: The replacement.
-        rank: If spans overlap, the replacement of the span with the lower rank is used.
-        is_number: Whether the span is a complete JSON number, and not a part of a string.
+    If spans overlap, the replacement of the lower `rank` is used. `is_number`: the span is a complete JSON
+    number, and not a part of a string.
     """
 
     start: int
@@ -54,7 +38,7 @@ class Found(NamedTuple):
     is_number: bool = False
 
     def merged(self, other: Self) -> "Found":
-        """Return one span that covers this one and `other`, with the replacement of the lower rank."""
+        """Return one span that covers both, with the replacement of the lower rank."""
         first = min(self, other, key=lambda found: found.rank)
         return first._replace(start=min(self.start, other.start), end=max(self.end, other.end))
 
@@ -83,7 +67,7 @@ r"""Distance from the `u` of a `\u` escape to the character after the escape."""
 
 
 def _unicode_escape_before(written: bytes, at: int) -> int:
-    r"""Return how far before `at` the `u` of the `\u` escape around `at` is; 0: there is no such escape."""
+    r"""Return how far before `at` the `u` of the `\u` escape around `at` is; 0: there is none."""
     backs = (back for back in range(1, _BACK) if written[at - back] == ord("u"))
     return next((back for back in backs if _is_escaped(written, at - back)), 0)
 
@@ -144,7 +128,6 @@ def _end_of_text(written: bytes, at: int) -> int:
 
 
 def _in_tokens(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
-    """Yield each span in a JSON string as it is. For each span in a number, yield the number's span."""
     tokens = _TOKEN.finditer(written)
     token: re.Match[bytes] | None = None
     for found in spans:
@@ -158,7 +141,7 @@ def _in_tokens(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
             if token is None:
                 break
         if token is None or token.start() > found.start:
-            continue  # the span is in `true`, `false` or `null`, which cannot be replaced
+            continue  # `true`, `false` and `null` cannot be replaced
         if written.startswith(b'"', token.start()):
             yield found
         else:
@@ -202,15 +185,10 @@ _LONG_PROBE = 16
 
 
 class _SecretIndex(NamedTuple):
-    """The registered secrets, with an index for a quick first search.
+    """The registered secrets, the longest first, with an index for a quick first search.
 
-    Attributes:
-        secrets: The secrets, the longest first.
-        probes: The short probes (`SecretPattern.probe`). A text is searched for each of them.
-        long_probes: The long probes, which consist of letters and digits only. A text is searched for them
-            only if it contains a run of letters and digits that is long enough.
-        shortest_run: `a` repeated to the length of the shortest long probe. To find a run that is long
-            enough, all letters and digits of the text are mapped to `a`.
+    A text is searched for the long probes, which consist of letters and digits only, if it has a run of these
+    that is as long as `shortest_run`. To find one, all letters and digits of the text are mapped to `a`.
     """
 
     secrets: tuple[_Secret, ...] = ()
@@ -220,7 +198,7 @@ class _SecretIndex(NamedTuple):
 
     @classmethod
     def of(cls, secrets: Iterable[_Secret]) -> Self:
-        # A secret that contains a shorter one is searched for first, so that the longer one's name is shown.
+        # The longer of two secrets comes first, so that its name is shown.
         longest_first = tuple(sorted(secrets, key=lambda secret: -len(secret.value)))
         probes = dict.fromkeys(each.probe for secret in longest_first for each in secret.forms.patterns)
         long_probes = tuple(probe for probe in probes if len(probe) >= _LONG_PROBE)
@@ -228,10 +206,7 @@ class _SecretIndex(NamedTuple):
         return cls(longest_first, short, long_probes, b"a" * min(map(len, long_probes), default=0))
 
     def may_match(self, written: bytes) -> bool:
-        """Return whether a text may hold a secret. A quick test: only its `False` is certain.
-
-        A whole secret contains one of the probes. A secret that was cut off is followed by an ellipsis.
-        """
+        """Return whether a text may hold a secret, or a beginning of one. Only `False` is certain."""
         for probe in self.probes:
             if probe in written:
                 return True
@@ -247,7 +222,7 @@ class Redaction:
 
     def __init__(self, secrets: Mapping[str, str] | None = None) -> None:
         # The index is replaced, never changed in place, because another thread may be using it. The lock
-        # keeps two threads that register secrets from replacing the same index, which would lose a secret.
+        # keeps two threads from replacing the same index, which would lose a secret.
         self._index = _SecretIndex()
         here_and_in_children(self._make_lock)
         for name, value in (secrets or {}).items():
@@ -277,8 +252,7 @@ class Redaction:
     def may_contain_secrets(self, written: bytes) -> bool:
         """Return whether a text may contain a secret. A quick test: only its `False` is certain."""
         if len(written) <= _PIECE:
-            # The checks of `may_contain_credentials` are repeated here, because a call of it would cost time
-            # for each small message.
+            # The checks of `may_contain_credentials`: a call would cost time for each small message.
             if self._index.secrets and self._index.may_match(written):
                 return True
             lowered = written.lower()
@@ -317,8 +291,7 @@ class Redaction:
         """Return a message's JSON without secrets, and the message decoded from it.
 
         A message's class may list, in `also_hidden`, fields that repeat a text in another form, such as the
-        ids of the text's tokens. If a secret is replaced, these fields are set to `None`. A message without a
-        secret is returned unchanged.
+        ids of the text's tokens. If a secret is replaced, these fields are set to `None`.
 
         Raises:
             msgspec.ValidationError: A secret equals a word that the message's type requires.
@@ -327,8 +300,7 @@ class Redaction:
             try:
                 return self._redact_message(written, body, select)
             except msgspec.ValidationError:
-                # The message's type requires a number or a word where a placeholder now stands. Try again
-                # with fewer places to redact.
+                # The message's type requires a number or a word here. Redact fewer places.
                 continue
         return self._redact_message(written, body, in_prose)
 
@@ -346,8 +318,8 @@ class Redaction:
     def _spans(self, written: bytes, *, in_json: bool) -> Iterator[Found]:
         """Yield the spans to replace, in order. Spans that overlap are merged.
 
-        The spans are never collected in a list. With thousands of them alive at once, the garbage collector
-        would run again and again, over all objects of the process, and stop every thread meanwhile.
+        They are never collected in a list: thousands of them would make the garbage collector run again and
+        again, over all objects of the process, and stop every thread meanwhile.
         """
         last: Found | None = None
         count = 0
@@ -377,10 +349,7 @@ class Redaction:
         return found[0] if len(found) == 1 else heapq.merge(*found, key=_START)
 
     def _secrets_in(self, written: bytes, start: int, end: int) -> list[Iterator[Found]]:
-        """Return, for each form of each registered secret, an iterator over its spans in a piece of the text.
-
-        The spans include beginnings of secrets that were cut off.
-        """
+        """Return an iterator over the spans of each form of each secret, and of beginnings that were cut."""
         secrets = self._index.secrets
         found = [
             _marked(_matches(pattern, written, start, end), secret.placeholder, rank)
@@ -404,7 +373,6 @@ def _marked(spans: Iterable[tuple[int, int]], shown: str, rank: int) -> Iterator
 
 
 def _whole(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
-    """Yield the spans, extended so that none begins or ends inside an escape."""
     for found in spans:
         whole = extend_to_escapes(written, found)
         if whole is not None:
@@ -412,7 +380,6 @@ def _whole(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
 
 
 def _in_one_string(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
-    """Yield each span that lies within one JSON string, extended so that it cuts no escape sequence."""
     for found in _whole(written, spans):
         if not crosses_strings(written, found.start, found.end):
             yield found
@@ -426,7 +393,7 @@ def _matches(pattern: SecretPattern, written: bytes, start: int, end: int) -> It
 
 
 def _beginnings(form: bytes, written: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the spans in `written` that are a beginning of the secret `form`, followed by an ellipsis."""
+    """Yield the spans that are a beginning of the secret `form`, followed by an ellipsis."""
     head, at = form[:MIN_BEGINNING_BYTES], start - 1
     while (at := written.find(head, at + 1, end + MIN_BEGINNING_BYTES - 1)) >= 0:
         cut = written.find(_CUT, at + MIN_BEGINNING_BYTES, at + len(form) + len(_CUT) - 1)
@@ -461,8 +428,7 @@ _NAME = b"(?:authorization|api-key)"
 _SCHEME = b"(?:bearer|basic|token|digest|negotiate|apikey)"
 _BLANK = rb"(?:[ \t]|\\{1,64}+t)"
 
-# `_SIGNS`: the characters of a credential, except digits. `_VALUE` also matches a digit and the JSON escapes:
-# a slash as `\/`, a plus sign as `\u002B`.
+# The characters of a credential, except digits. `_VALUE` also matches JSON escapes: `\/`, `\u002B`.
 _SIGNS = rb"a-z._~+/=:;|!$%&*@#^-"
 _VALUE = rb"(?:[0-9%b]|\\{1,64}+/|\\{1,64}+u[0-9a-f]{4})" % _SIGNS
 _QUOTES = rb"""["'\\]{0,64}+"""
@@ -476,13 +442,12 @@ _BEARER = re.compile(
     rb"(?i)bearer ++(?=%b{12})(?=sk-|(?:[%b]++|\\{1,64}+/)*+(?:[0-9]|\\{1,64}+u[0-9a-f]{4}))"
     % (_VALUE, _SIGNS)
 )
-"""Matches a bearer token without a header's name before it. The value must look like a token, because prose
-may contain "bearer of"."""
+"""A bearer token without a header's name. It must look like a token, because prose may have "bearer of"."""
 
 _FIELD = re.compile(rb'(?i)"[a-z-]{0,40}%b"\s{0,8}:\s{0,8}"(?:%b +)?' % (_NAME, _SCHEME))
 """A header as a member of a JSON object. Its value must be a string; other values are not credentials."""
 
-# Long values are matched in steps. A single match over megabytes would block all other threads meanwhile.
+# A single match over megabytes would block all other threads.
 _VALUE_STEP = re.compile(rb"(?i)(?:[0-9%b]{1,4096}+|\\{1,64}+/|\\{1,64}+u[0-9a-f]{4}){1,64}+" % _SIGNS)
 _TEXT_STEP = re.compile(rb'(?:[^"\\]{1,4096}+|\\.){1,64}+', re.DOTALL)
 _NEXT_VALUE = re.compile(rb"(?i),?+%b{1,64}+(?=%b{12})" % (_BLANK, _VALUE))
@@ -504,10 +469,8 @@ def authorisations(
 ) -> tuple[Iterator[tuple[int, int]], ...]:
     """Return iterators over the start and end of each credential's value in `written`.
 
-    There is one iterator for headers, one for bearer tokens, and with `in_json` another one for members of
-    JSON objects. Only credentials whose name, such as a header's name or the word `bearer`, begins in
-    `written[start:end]` are found. With `in_json` the text is JSON, and a value ends at the latest with its
-    JSON string.
+    Only credentials whose name, such as a header's name or the word `bearer`, begins in `written[start:end]`
+    are found. With `in_json` a value ends at the latest with its JSON string.
     """
     headers = tuple(_of_kind(kind, written, start, end, in_json) for kind in (_HEADER, _BEARER))
     return (_fields(written, start, end), *headers) if in_json else headers
@@ -547,10 +510,7 @@ def _end_of_run(step: re.Pattern[bytes], written: bytes, at: int) -> int:
 
 
 def crosses_strings(written: bytes, start: int, end: int) -> bool:
-    """Return whether `written[start:end]` has an unescaped quote, where a JSON string begins or ends.
-
-    `start` must not be in the middle of an escape.
-    """
+    """Return whether the span has an unescaped quote. `start` must not be in the middle of an escape."""
     at = start
     while (at := written.find(b'"', at, end)) >= 0:
         before = written[start:at]
@@ -569,8 +529,8 @@ _OPEN = re.compile(
 
 _LABEL = re.compile("(?ia)authorization|api-key|bearer ")
 _LONG = 4096
-"""Length of a held-back text above which it is not searched again until its line ends. Without this, a long
-line in small pieces would take quadratic time."""
+"""Length of a held-back text above which it is not searched again until its line ends. Otherwise a long line
+in small pieces would take quadratic time."""
 
 
 class TextPieces:
@@ -610,7 +570,6 @@ class TextPieces:
         return f"{text[:-begun]}{CUT_PLACEHOLDER}" if begun >= MIN_BEGINNING_BYTES else text
 
     def _safe_length(self, text: str) -> int:
-        """Return the length of the part that cannot become a secret, whatever follows."""
         end = len(text) - max(self._names.longest, self._secrets.longest)
         for name in _LABEL.finditer(text):
             if name.start() >= end:
@@ -651,10 +610,7 @@ class _BeginningMatcher:
             self._states = states
 
     def _advance(self, states: "dict[_State, int]", state: "_State", length: int) -> None:
-        """Add to `states` the states that can follow `state`. `length` characters have matched by then.
-
-        No state follows if a whole form of the secret has matched: such a secret is not incomplete.
-        """
+        """Add the states that can follow `state`: none if a whole form of the secret has matched."""
         form, number, at = state
         rest, spelling = form[1:], self._spellings[number]
         if rest:

@@ -2,16 +2,11 @@ r"""What counts as a secret, and the forms in which a secret can occur.
 
 Secrets are the values of variables with a secret's name, and passwords in URLs. A secret can occur unchanged,
 or escaped for JSON (at any depth), a shell, a URL, HTML or a Python literal, or encoded as base64 (alone or
-among other bytes) or hexadecimal.
+among other bytes) or hexadecimal. From a secret are derived:
 
-Three things are derived from a secret:
-
-- Patterns, for complete texts. A `SecretPattern` finds one family of forms. Its probe is a sequence of bytes
-  that each form of the family contains. A text without the probe contains none of the forms, so the regular
-  expression is compiled only when the probe is found for the first time.
+- Patterns, for complete texts. A regular expression is compiled only when its probe is found in a text.
 - Literals, for shortened texts: the forms that known encoders produce, as fixed bytes.
-- Spellings, for texts that arrive in pieces: the ways to write each character of the secret, or of its base64
-  or hexadecimal form.
+- Spellings, for texts that arrive in pieces.
 """
 
 import functools
@@ -26,8 +21,8 @@ from urllib.parse import quote, quote_plus, unquote
 import msgspec
 
 SHORTEST_ENCODED = 8
-"""Length in bytes of the shortest secret that is searched for in base64 and hexadecimal. The encoding of a
-shorter secret may occur in a text by chance."""
+"""Length in bytes of the shortest secret that is searched for in base64 and hexadecimal. A shorter one's
+encoding may occur by chance."""
 
 
 class SecretPattern(NamedTuple):
@@ -62,10 +57,7 @@ Spelling = tuple[tuple[str, ...], ...]
 
 @lru_cache(maxsize=256)
 def spellings_of(secret: str) -> tuple[Spelling, ...]:
-    """Return a `Spelling` for each form of a secret: as plain text, as base64 and as hexadecimal digits.
-
-    A `Spelling` has, for each character of the form, the ways in which this character may be written.
-    """
+    """Return a `Spelling` for each form of a secret: as plain text, as base64 and as hexadecimal digits."""
     escaped = tuple(_spelled(char) for char in secret)
     data = secret.encode()
     if len(data) < SHORTEST_ENCODED:
@@ -86,10 +78,7 @@ def _spelled(char: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=256)
 def forms_of(secret: str) -> SecretForms:
-    """Return the patterns and byte strings by which a secret is found in texts.
-
-    The result is cached, because each session needs it.
-    """
+    """Return the patterns and byte strings by which a secret is found in texts. Each session needs them."""
     source = _escaped(secret)
     patterns = [SecretPattern(_longest_run(secret), source, 64 + 2 * len(source))]
     data = secret.encode()
@@ -125,9 +114,8 @@ def _longest_run(secret: str) -> bytes:
 def _escaped(secret: str) -> bytes:
     r"""Return a regular expression for the secret, with each character plain or escaped in any way.
 
-    Each time that a text is escaped, for example as JSON in JSON, its backslashes are doubled. So the
-    expression matches any number of backslashes before a character. Every repetition is bounded or repeats a
-    single character, so matching takes linear time and constant memory.
+    Each level of JSON in JSON doubles the backslashes, so it matches any number of them before a character.
+    Every repetition is bounded or repeats a single character, so matching takes linear time.
     """
     parts: list[bytes] = []
     after_backslashes = False
@@ -139,10 +127,9 @@ def _escaped(secret: str) -> bytes:
         elif _NEVER_ESCAPED.fullmatch(part):
             parts.append(re.escape(part.encode()))
         else:
-            # `escape` matches the backslashes before an escaped form of this character. At the start of the
-            # pattern it matches only one: a pattern that begins with any number of backslashes takes
-            # quadratic time on a text full of them. After a part of backslashes it matches none, because
-            # that part has matched them already.
+            # `escape` matches the backslashes before an escaped form. At the start of the pattern it matches
+            # only one: more would take quadratic time on a text full of them. After a part of backslashes it
+            # matches none, because that part has matched them.
             escape = rb"\\" if first else b"" if after_backslashes else rb"\\+"
             may_escape = b"" if first or after_backslashes else rb"\\*"
             parts.append(_char(part, escape, may_escape))
@@ -151,11 +138,7 @@ def _escaped(secret: str) -> bytes:
 
 
 def _char(char: str, escape: bytes, may_escape: bytes) -> bytes:
-    """Return a regular expression for one character, escaped or not.
-
-    `escape` matches the backslashes before an escape such as `u0041`, `may_escape` those before the character
-    itself.
-    """
+    """Return a regular expression for one character, with `escape` before an escape such as `u0041`."""
     raw = re.escape(char.encode())
     ways = [escape + _numbered(char), escape + _by_bytes(char)]
     if ord(char) < 256:
@@ -172,7 +155,7 @@ def _replaced(char: str) -> bytes:
     in_url = b"".join(b"(?:%%(?:25){0,8}|=)(?i:%02x)" % byte for byte in char.encode())
     name = _in_html(char)[1:-1].encode()
     named = b"|" + re.escape(name) + b";" if name and not name.startswith(b"#") else b""
-    # The ampersand may itself have been escaped, as `&amp;`, any number of times.
+    # The ampersand may itself have been escaped, any number of times.
     in_html = rb"&(?:amp;){0,8}(?:#0{0,6}%d;|#[xX]0{0,6}(?i:%x);%b)" % (ord(char), ord(char), named)
     return in_url + b"|" + in_html + (rb"|\+" if char == " " else b"")
 
@@ -190,11 +173,7 @@ def _by_bytes(char: str) -> bytes:
 
 
 def _base64_cores(data: bytes) -> list[str]:
-    """Return the parts of base64 texts that show that `data` was encoded within longer data.
-
-    The encoding depends on the number of bytes before `data`, modulo 3. So return three texts, for 0, 1 and 2
-    bytes before it, each with the characters that depend on `data` alone.
-    """
+    """Return the characters of base64 texts that depend on `data` alone, for 0, 1 and 2 bytes before it."""
     cores = []
     for before in range(3):
         encoded = b64encode(b"\0" * before + data).decode()
@@ -205,8 +184,7 @@ def _base64_cores(data: bytes) -> list[str]:
 def _base64(core: str) -> bytes:
     """Return a regular expression for `core` in either base64 alphabet, also escaped for JSON or a URL.
 
-    It also matches what may follow `core` at the end of an encoded text: one character that encodes only
-    some bits of the secret, and the padding (`=`).
+    It also matches the end of an encoded text: a character with only some bits of the secret, and padding.
     """
     signs = {
         "+": rb"(?:\\*\+|-|\\+u002[bB]|%(?:25){0,8}2[bB])",
@@ -287,7 +265,7 @@ _SECRET_WORDS = frozenset(
     ("AUTH", "AUTHORIZATION", "BEARER", "COOKIE", "JWT", "KEY", "KEYS", "PASS", "PAT", "PWD")
 )
 # A variable whose name ends in one of these words says where a secret is, and does not contain it. The same
-# is true of `_NOT_SECRET`: PWD and OLDPWD are folders of the shell, GRUE_TOKENS is grue's folder of tokens.
+# is true of `_NOT_SECRET`.
 _PLACES = frozenset(("DIR", "DIRECTORY", "FD", "FILE", "FOLDER", "PATH", "PID", "SOCK", "SOCKET"))
 _NOT_SECRET = frozenset(("GOOGLE_APPLICATION_CREDENTIALS", "GRUE_TOKENS", "OLDPWD", "PWD"))
 
@@ -310,8 +288,7 @@ def secrets_in(*environments: Mapping[str, str]) -> dict[str, str]:
 
 
 def _passwords_in(value: str) -> Iterator[str]:
-    # Search for `://` first, because this is faster than the regular expression, and every runner searches
-    # the whole environment.
+    # Every runner searches the whole environment, and this is faster than the regular expression.
     passwords = list(map(unquote, _URL_PASSWORD.findall(value))) if "://" in value else []
     if " " in value:
         passwords += filter(None, map(_basic_password, _BASIC.findall(value)))
@@ -328,10 +305,7 @@ def _basic_password(credentials: str) -> str:
 
 @functools.lru_cache(maxsize=_MOST_NAMES)
 def looks_secret(name: str) -> bool:
-    """Return whether a variable of this name, such as `API_KEY`, probably holds a secret.
-
-    `API_KEY_FILE` does not: its value is only the path of a secret.
-    """
+    """Return whether a variable of this name, such as `API_KEY` but not `API_KEY_FILE`, may hold a secret."""
     words = [word.upper() for word in _WORDS.findall(name)]
     if not words or words[-1] in _PLACES or name.upper() in _NOT_SECRET:
         return False
