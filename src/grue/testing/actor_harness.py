@@ -15,25 +15,14 @@ async def test_it_heats_until_the_room_is_warm() -> None:
 ```
 
 The actor runs under a real supervisor with a real mailbox. `tell`, `ask` and `idle` return when the actor
-waits for its next message, a reply or a timer, so a test needs no sleeps. Time passes only in `pass_time`.
+waits for its next message, a reply or a timer, so a test needs no sleeps.
 
-A `FakeChannel` (`ActorHarness.channel` makes one) is a mailbox whose owner the test plays: `sent` has the
-messages that actors have sent to it, and it answers asks as the test says. It is a real `Mailbox` without a
-reader, so it records, fills up and closes like any other mailbox.
+`virtual_time` runs a test in an event loop with a virtual clock. When all tasks wait, the clock jumps to the
+next timer. If there is none, the loop raises `Deadlock`, whose message has the line at which each task waits.
+A process, a socket or a pipe takes real time, so the loop refuses to wait for one. It waits for work in
+threads, while its clock stands still.
 
-`virtual_time` runs a test in an event loop with a virtual clock. The clock stands still while any task can
-run. When all tasks wait, it jumps to the next timer: a sleep, a time limit, a deadline. So hours of an
-actor's waiting pass within milliseconds, and the same test gives the same times in each run. All code that
-asks the event loop for the time gets virtual time: `anyio.current_time`, `sleep`, `fail_after`,
-`move_on_after`, deadlines of cancel scopes. When all tasks wait and there is no timer, nothing can wake any
-of them. In real time such a test would hang; here the loop raises `Deadlock`, whose message has the line at
-which each task waits.
-
-The clock is for actors. A process, a socket or a pipe takes real time, so the loop refuses to wait for one.
-Work in threads takes real time as well; the loop waits for it and its clock stands still meanwhile.
-
-`TraceWatch` asserts about the messages of a trace: what happened, in which order, what never did, and why. It
-also works for a whole turn. A failed assertion shows the messages of the trace, one line each.
+`TraceWatch` asserts about the messages of a trace, also of a whole turn.
 
 ```python
 watch = TraceWatch()
@@ -76,7 +65,7 @@ _UNLIMITED = sys.maxsize
 
 
 class FakeChannel(Mailbox[M]):
-    """A mailbox without an actor behind it.
+    """A mailbox whose owner the test plays.
 
     No ask gets a reply unless the test has called `answers` or calls `reply`. `close` makes later sends fail
     with `MailboxClosed`; `abandon` also fails the asks that wait for a reply.
@@ -84,7 +73,7 @@ class FakeChannel(Mailbox[M]):
     Args:
         name: The name of the actor whose place the test takes.
         tap: Records each message that is sent to the mailbox.
-        bound: Number of messages that it holds until `take` makes room; `None`: it is never full.
+        bound: Number of messages that it holds until `take` makes room; `None`: any number.
     """
 
     def __init__(self, name: str, tap: Tap, *, bound: int | None = None) -> None:
@@ -96,7 +85,7 @@ class FakeChannel(Mailbox[M]):
 
     @property
     def sent(self) -> list[M]:
-        """All messages that were sent to this mailbox, in order, including those that `take` has returned."""
+        """All messages that were sent to this mailbox, in order, including those that were taken out."""
         return [each.body for each in self.envelopes]
 
     def answers(self, kind: type, *replies: Any) -> None:
@@ -138,7 +127,7 @@ class FakeChannel(Mailbox[M]):
     def send_nowait(
         self, body: M, *, sender: str, cause: int | None = None, reply_to: object = None
     ) -> Envelope[M]:
-        """Put a message in. If it is an ask, and `answers` has set replies for its kind, send the next."""
+        """Put a message in, and answer it if `answers` has set replies for its kind."""
         envelope = super().send_nowait(body, sender=sender, cause=cause, reply_to=reply_to)
         self.envelopes.append(envelope)
         if reply_to is not None:
@@ -160,7 +149,7 @@ SENDER = "test"
 
 
 class Asked:
-    """A message that the test has sent to the actor by `ask`, and the reply, when it has arrived."""
+    """A question of the test to the actor, and the reply, when it has arrived."""
 
     def __init__(self, question: object) -> None:
         self._question = question
@@ -294,9 +283,7 @@ class ActorHarness:
         return await self.idle()
 
     async def ask(self, body: object, *, timeout_s: float | None = None) -> Asked:
-        """Ask the actor a question, and return the `Asked` as soon as the actor waits for a message again.
-
-        The actor may have replied by then or not: see `Asked.is_answered`.
+        """Ask the actor a question, and return the `Asked` when the actor waits again, replied or not.
 
         Args:
             body: The question.
@@ -308,10 +295,7 @@ class ActorHarness:
         return asked
 
     async def idle(self) -> list[Any]:
-        """Let the actor run until it waits, and return what it has sent and noted since the last call.
-
-        The virtual clock stays where it is.
-        """
+        """Let the actor run until it waits, and return what it has sent and noted since the last call."""
         await self._loop.idle()
         self._raise_crash()
         return self._new()
@@ -421,12 +405,13 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     subprocess_shell = subprocess_exec
 
     def jump(self, timeout_s: float | None) -> None:
-        """Wake the callers of `idle`, or if there are none, advance the clock by `timeout_s`.
+        """Wake the callers of `idle`. If there are none, advance the clock to the next timer.
 
-        The selector calls this when all tasks wait. The next timer is due after `timeout_s`.
+        Args:
+            timeout_s: Seconds until the next timer; `None`: there is none.
 
         Raises:
-            Deadlock: There are no callers of `idle`, and no timer (`timeout_s` is `None`).
+            Deadlock: There are no callers of `idle`, and no timer.
         """
         waiting, self._waiting_for_idle = self._waiting_for_idle, []
         for waiter in waiting:
@@ -445,15 +430,12 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 class _JumpingSelector(selectors.BaseSelector):
-    """The loop's selector. Instead of blocking, it makes the loop's clock jump."""
-
     def __init__(self, loop: VirtualTimeLoop) -> None:
         self._loop = loop
         self._real = selectors.DefaultSelector()
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        # Accept only the first file, which is the loop's own pipe: other threads wake the loop by it. A test
-        # with any other file would need real time.
+        # Only the loop's own pipe, by which threads wake it, may be registered.
         if self._real.get_map():
             raise RuntimeError(_REAL_TIME)
         return self._real.register(fileobj, events, data)
@@ -472,7 +454,7 @@ class _JumpingSelector(selectors.BaseSelector):
             if time.monotonic() > limit:
                 names = ", ".join(each.name for each in threads)
                 raise Deadlock(f"All tasks wait, and a thread works for {_THREAD_LIMIT_S:g} s: {names}.")
-        # Look once more before the clock jumps: since the last look, a thread may have woken the loop.
+        # Since the last look, a thread may have woken the loop.
         if found := self._real.select(0):
             return found
         self._loop.jump(timeout)
@@ -523,7 +505,7 @@ def virtual_loop() -> VirtualTimeLoop:
 
 
 def _is_idle_worker(thread: threading.Thread) -> bool:
-    """Return whether a thread is an idle worker of anyio, which stays for a while after its work."""
+    # A worker thread of anyio stays for a while after its work.
     queue = getattr(thread, "queue", None)
     return queue is not None and getattr(queue, "unfinished_tasks", 1) == 0
 
@@ -534,7 +516,7 @@ def _deadlock_text(loop: asyncio.AbstractEventLoop) -> str:
 
 
 def _place(task: "asyncio.Task[Any]") -> str:
-    """Return the line at which a task waits: the innermost one that is not in a library."""
+    # The innermost line that is not in a library.
     frames = list(_frames(task.get_coro()))
     ours = [each for each in frames if not any(name in each.f_code.co_filename for name in _LIBRARIES)]
     if not (ours or frames):
@@ -545,7 +527,7 @@ def _place(task: "asyncio.Task[Any]") -> str:
 
 
 def _frames(awaited: Any) -> Iterator[FrameType]:
-    """Yield the frames of a waiting coroutine, outermost first."""
+    # Outermost first.
     while awaited is not None:
         for kind in ("cr", "gi", "ag"):
             frame = getattr(awaited, f"{kind}_frame", None)
@@ -603,8 +585,7 @@ class TraceWatch:
             fields: Values that the message's fields must have.
 
         Raises:
-            AssertionError: The message was recorded too rarely or too often. The text shows the messages of
-                this kind, or all messages if there are none.
+            AssertionError: The message was recorded too rarely or too often.
         """
         found = [body for body in self.bodies(kind) if _has(body, fields)]
         if (times is None and not found) or (times is not None and len(found) != times):
@@ -616,7 +597,7 @@ class TraceWatch:
         """Assert that no message of this kind, with these fields, was recorded.
 
         Raises:
-            AssertionError: Such a message was recorded; the text shows the messages of this kind.
+            AssertionError: Such a message was recorded.
         """
         found = [body for body in self.bodies(kind) if _has(body, fields)]
         if found:
@@ -629,7 +610,7 @@ class TraceWatch:
             wanted: Kinds of messages, or whole messages.
 
         Raises:
-            AssertionError: A message is missing, or came too early. The text names the first such message.
+            AssertionError: A message is missing, or came too early.
         """
         position = 0
         for index, each in enumerate(wanted):
@@ -643,7 +624,7 @@ class TraceWatch:
     def caused_by(self, kind: type, cause: type) -> None:
         """Assert that each message of class `kind` has a message of class `cause` among its causes.
 
-        The cause may be indirect: the cause of a cause.
+        The cause may be indirect.
 
         Raises:
             AssertionError: A message of `kind` has no such cause, or there is no message of `kind`.

@@ -31,11 +31,7 @@ class Called(Struct, frozen=True):
 
 
 def assert_calls(outcome: TurnOutcome[Any], *expected: Called) -> None:
-    """Check that a turn made these tool calls, in this order, and no others.
-
-    Args:
-        outcome: What `Runner.run_turn` has returned.
-        expected: The calls.
+    """Check that a turn made the `expected` tool calls, in this order, and no others.
 
     Raises:
         AssertionError: The turn made other calls; the text names the first call that differs, and how.
@@ -63,8 +59,7 @@ def assert_answer(outcome: TurnOutcome[Any], answer: object, *, fallback: bool =
         fallback: Whether the host's fallback is expected, because the model gave no acceptable answer.
 
     Raises:
-        AssertionError: The turn gave another answer. Or it ended with the fallback although `fallback` is
-            false, or with an answer of the model although `fallback` is true.
+        AssertionError: The turn gave another answer, or ended with the fallback against `fallback`.
         TypeError: `outcome` is not the outcome of a turn.
     """
     if not hasattr(outcome, "kind"):
@@ -78,7 +73,7 @@ def assert_answer(outcome: TurnOutcome[Any], answer: object, *, fallback: bool =
 
 
 def arguments_of(call: m.ToolCall | m.ToolCallRecord) -> object:
-    """Return the arguments of a call as a JSON object; as text if they are not a JSON object."""
+    """Return the arguments of a call as a JSON object, or as text if they are none."""
     try:
         value: object = msgspec.json.decode(call.arguments or "{}")
     except msgspec.DecodeError:

@@ -15,9 +15,6 @@ assert agent.get_action_with_reasoning("West of House")["action"] == "open door"
 assert manager.call_count == 1
 assert client.requests[1]["messages"][-1]["role"] == "tool"
 ```
-
-grue's own tests run one contract suite against these mocks and against the real classes, so that the mocks do
-not drift.
 """
 
 import asyncio
@@ -50,15 +47,13 @@ class MockMCPManager:
     """A manager without a server, which returns the results that a test sets.
 
     It lists `thoughtbox.think` and every tool for which a result was set. A tool without a set result returns
-    `{"default": "result"}`, even if it is not listed. Calls are answered whether a session is open or not;
-    `connected` shows whether one is open.
+    `{"default": "result"}`, even if it is not listed. Calls are answered whether a session is open or not.
 
     Attributes:
         server_name: The server that its tools belong to.
         is_disabled: Set it to simulate a manager that has disabled MCP.
         connected: Whether a session is open.
         connect_count: Number of sessions opened so far.
-        call_count: Number of tool calls so far, failed ones included.
         calls: Name and arguments of each call.
         connect_error: Raised by `connect_session` while it is set.
     """
@@ -99,7 +94,7 @@ class MockMCPManager:
         self.tool_results[tool_name] = result
 
     def set_tool_error(self, tool_name: str, message: str, content: object = None) -> None:
-        """Make a tool return an error with this message, and with `content` if that is given."""
+        """Make a tool return an error result."""
         self.set_tool_result(tool_name, tool_results.failure(message, content))
 
     def set_timeout(self, tool_name: str) -> None:

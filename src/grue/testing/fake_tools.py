@@ -12,9 +12,8 @@ runner = Runner(llm=..., servers={"cave": cave})
 assert cave.calls == [("look", {})]
 ```
 
-Each of the methods `answers`, `fails`, `refuses`, `times_out` and `dies` replaces the outcomes that were set
-for the tool before, except failures that no call has received yet. So after `fails` and then `answers`, the
-first call fails and the next one is answered.
+A new outcome for a tool replaces the earlier ones, except failures that no call has received yet. So after
+`fails` and then `answers`, the first call fails and the next one is answered.
 
 The server never waits: a timeout is raised immediately. To test with a real process, use
 `grue.testing.faulty_server`.
@@ -38,8 +37,6 @@ _ANY_OBJECT: Mapping[str, Any] = {"type": "object", "properties": {}}
 class FakeToolServer:
     """A fake tool server. Pass it to a `Runner` in `servers`.
 
-    It also implements `ToolConnection`: each session uses this object itself as its connection.
-
     Attributes:
         name: The server's name: its tools are called `NAME.TOOL`.
         calls: Bare name and arguments of every call, in order, failed ones included.
@@ -59,7 +56,7 @@ class FakeToolServer:
         self._changed = False
 
     def __call__(self, note: object) -> Self:
-        """Return the connection for a session: this object itself. `Runner` calls this once per session."""
+        """Return this object itself, as the connection of a new session."""
         del note
         return self
 
@@ -165,7 +162,6 @@ class FakeToolServer:
             self._tools[tool] = m.ToolDefinition(
                 server=self.name, tool=tool, description="", input_schema=dict(_ANY_OBJECT)
             )
-        # Of the earlier outcomes, keep the failures that no call has received yet, and drop the rest.
         before = () if tool in self._given else self._outcomes.get(tool, ())
         waiting = [each for each in before if isinstance(each, Exception) or each.is_error]
         self._given.discard(tool)

@@ -49,7 +49,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 """The choices of `--ask`: requests to the client."""
 
 UNPROMPTED_ACTIONS = ("exit", "kill", "close-stdout", "noise", "change-tools")
-"""The choices of `--after-listing`: actions without a request. A log message follows the last two of them."""
+"""The choices of `--after-listing`: actions without a request."""
 
 GARBAGE = (
     b"Server listening...",
@@ -247,7 +247,6 @@ class FaultyServer:
             _sleep_for_ever()
 
     def _next(self) -> dict[str, Any] | None:
-        """Return the next message, or `None` at the end of input."""
         if self._unread:
             return self._unread.pop(0)
         line = next(self._lines, None)
@@ -263,7 +262,7 @@ class FaultyServer:
             yield line
 
     def _fails(self, phase: str) -> bool:
-        """Carry out the fault that is set for this phase. Return whether the request stays unanswered."""
+        """Carry out the fault of this phase. Return whether the request stays unanswered."""
         flags = self._flags
         if flags.exit_at == phase:
             sys.stderr.flush()
@@ -336,10 +335,7 @@ class FaultyServer:
         return {"content": [{"type": "text", "text": text + "x" * self._flags.huge_result}]}
 
     def _ask(self, what: str) -> dict[str, Any]:
-        """Send a request to the client, and return its answer.
-
-        Requests of the client that arrive before the answer are served afterwards.
-        """
+        # Requests of the client that arrive before its answer are served afterwards.
         self._asked += 1
         asked = f"asked-{self._asked}"
         method, params = REQUESTS[what]
@@ -393,7 +389,7 @@ def _start_sleep(seconds: str, *, start_new_session: bool = False) -> None:
 
 
 def _start_daemon(pid_file: str, env: dict[str, str]) -> None:
-    """Start a daemon: a process with another parent, group and session, and with /dev/null as its streams."""
+    # A daemon is a process with another parent, group and session, and with /dev/null as its streams.
     child = os.fork()
     if child:
         os.waitpid(child, 0)
@@ -423,10 +419,6 @@ def _sleep_for_ever() -> None:
 
 
 def _flags_of_this_start(flags: argparse.Namespace) -> argparse.Namespace:
-    """Return the flags for this start of the server: `flags`, or the defaults, which cause no faults.
-
-    `--only-in 1,3 FILE` asks for faults only in the first and the third start. `FILE` counts the starts.
-    """
     if flags.only_in is None:
         return flags
     lives, counted = flags.only_in

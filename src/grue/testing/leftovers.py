@@ -1,9 +1,8 @@
 """Check that a piece of code leaves nothing behind: no process, no descriptor, no thread.
 
-On Linux, new processes are recognised by an environment variable that is set during the block and that every
-descendant inherits. This also finds processes whose parent has exited, or that have started a POSIX session
-of their own. Descendants of grue's servers are recognised even if they have cleared their environment, by a
-resource limit that grue sets for its servers. On other systems, only direct children are found.
+On Linux, new processes are recognised by an environment variable that all descendants inherit, and
+descendants of grue's servers also by a resource limit, in case they have cleared their environment. On other
+systems, only direct children are found.
 """
 
 import os
@@ -32,8 +31,6 @@ _LONGEST_PAUSE_S = 0.1
 
 
 class _Present(NamedTuple):
-    """The processes, descriptors and threads that exist at one moment."""
-
     processes: frozenset[int]
     descriptors: frozenset[int]
     threads: frozenset[threading.Thread]
@@ -45,9 +42,8 @@ class _Present(NamedTuple):
 def assert_nothing_left(within_s: float = 10.0) -> Iterator[None]:
     """Assert that the `with` block leaves no process, descriptor or thread behind.
 
-    What existed before the block is not counted. Two things that grue keeps are not counted, either: its
-    guard process, which lives as long as this process, and descriptors of Landlock rules for the next
-    sandbox. If the block raises an exception, nothing is checked.
+    Not counted are what existed before the block, grue's guard process, and descriptors of Landlock rules
+    that grue keeps for the next sandbox. If the block raises an exception, nothing is checked.
 
     Args:
         within_s: How many seconds leftovers have to disappear after the end of the block.
@@ -76,25 +72,20 @@ def assert_nothing_left(within_s: float = 10.0) -> Iterator[None]:
     pause_s = _FIRST_PAUSE_S
     while any(left := _new_since(before, mark)) and time.monotonic() < deadline:
         time.sleep(pause_s)
-        # Each check reads the list of all processes. Frequent checks would slow down processes that are
-        # ending.
+        # Frequent readings of the list of all processes would slow down processes that are ending.
         pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
     if any(left):
         raise AssertionError("left behind: " + ", ".join(_description(*left)))
 
 
 def _new_since(before: _Present, mark: str) -> tuple[set[int], set[int], set[threading.Thread]]:
-    """Return the processes, descriptors and threads that are there now and are not in `before`.
-
-    Processes of other programs are left out. `mark` in a process's environment shows that it is ours.
-    """
+    """Return our processes, descriptors and threads that are there now and were not there before."""
     return (
         # Skip processes that existed before the block: the machine may have hundreds.
         {each.pid for each in all_processes(besides=before.processes) if _is_ours(each, mark)},
         set(_descriptors()) - before.descriptors,
         # `threading` lists a thread that C code has started only after this thread has called
-        # `current_thread()`. So an old thread can look new. Leave out threads whose kernel id existed before
-        # the block.
+        # `current_thread()`. So an old thread can look new, but its kernel id is known.
         {
             each
             for each in set(_threads(before.running)) - before.threads
@@ -137,13 +128,10 @@ def _descriptors() -> Iterator[int]:
 def _threads(known: frozenset[int]) -> Iterator[threading.Thread]:
     """Yield the threads that run, or are about to.
 
-    `threading.enumerate` may also return threads that have ended. If a thread that `threading` does not know
-    calls `current_thread()`, Python adds an entry for it, and does not remove the entry when the thread ends.
-    The same happens to a thread whose entry was removed, but which still runs the garbage collector. If a
-    later thread gets the same `ident`, the old entry seems to belong to a running thread.
-
-    `known` has the `ident`s of threads that ran at an earlier moment. On Linux, an entry with such an `ident`
-    is yielded only if the kernel lists the thread's `native_id`.
+    `threading.enumerate` may also return threads that have ended: Python adds an entry for a foreign thread
+    that calls `current_thread()`, and never removes it. If a later thread gets the same `ident`, the old
+    entry seems to run. So on Linux an entry whose `ident` is in `known`, the `ident`s of an earlier moment,
+    has to have a `native_id` that the kernel lists.
     """
     tasks = _tasks()
     running = _running()

@@ -9,7 +9,7 @@ script = [stalled(text_reply("take lamp")), rate_limited(1), text_reply("take la
 
 Each fault works with whole replies and with streams, in every format. Only `error_in_stream` and
 `garbage_in_stream` need a stream: without one, the reply is sent as it is. Two more faults are `silence` and
-`hang_up` in `llm_replies.py`. Replies that hang or pause end immediately when the server closes.
+`hang_up` in `llm_replies.py`.
 """
 
 import gzip
@@ -46,10 +46,7 @@ def broken_off(reply: LlmReply = _GOOD_REPLY, *, after: float = 0.5) -> LlmReply
 
 
 def truncated(reply: LlmReply = _GOOD_REPLY, *, after: float = 0.5) -> LlmReply:
-    """Send only the first part of the body, the fraction `after`, as if it were complete.
-
-    If the reply is streamed, the last events are left out.
-    """
+    """Send only the fraction `after` of the body, or of a stream's events, as if it were complete."""
     return replace(reply, after=after)
 
 
@@ -99,7 +96,7 @@ def empty(status: int = 200) -> LlmReply:
 
 
 def compressed(reply: LlmReply = _GOOD_REPLY, *, stages: int = 1) -> LlmReply:
-    """Compress the body with gzip, `stages` times. A body of spaces shrinks to a thousandth at each stage."""
+    """Compress the body with gzip, `stages` times."""
     body = reply.body
     for _ in range(stages):
         body = gzip.compress(body)

@@ -1,7 +1,6 @@
 """Replies for the script of a `ScriptedLlmServer`, written as chat completions.
 
-The server translates them to the format of each request. `completion` makes any reply, the other functions
-make common ones. Replies that fail are in `llm_faults.py`.
+The server translates them to the format of each request. Replies that fail are in `llm_faults.py`.
 """
 
 import itertools
@@ -36,8 +35,7 @@ class LlmReply(Struct, frozen=True, kw_only=True):
             without status line and headers.
         pace: How slowly to send the body; `None`: without pauses.
         amid: What to send in the middle of a stream: bytes, or `error` for an error event that ends the
-            stream. `after` is then the fraction of the events before it, by default half. A reply that is not
-            streamed ignores `amid`.
+            stream. `after` is then the fraction of the events before it, by default half.
         events: The events of a stream, sent instead of the body. The server sets them.
     """
 
@@ -51,7 +49,7 @@ class LlmReply(Struct, frozen=True, kw_only=True):
     events: tuple[bytes, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse a body that is not bytes. Otherwise the tested client would only see a broken connection."""
+        """Check the body's type here. Otherwise the tested client would only see a broken connection."""
         if not isinstance(self.body, bytes | bytearray | memoryview):
             raise TypeError(f"LlmReply: body= wants bytes, not {type(self.body).__name__}.")
 
@@ -121,7 +119,7 @@ def tool_calls_reply(
 
 
 def refusal_reply(words: str) -> LlmReply:
-    """Return a completion in which the model refuses to answer: `words` is its field `refusal`."""
+    """Return a completion in which the model refuses to answer, with `words` in its field `refusal`."""
     _check_form("refusal_reply", "words", words, str)
     return completion({"role": "assistant", "content": None, "refusal": words})
 

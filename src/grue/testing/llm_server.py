@@ -9,16 +9,12 @@ with ScriptedLlmServer(script) as llm:
 assert llm.requests[1].messages[-1]["role"] == "tool"
 ```
 
-The script is a list of replies, served in order, or a function from request to reply. One script serves every
-format: chat completions, OpenAI's Responses and Anthropic's Messages, whole or streamed. Each reply is sent
-in the format of its request (`grue.testing.providers`). Replies that fail during transmission are in
-`llm_faults.py`.
+One script serves every format: chat completions, OpenAI's Responses and Anthropic's Messages, whole or
+streamed (`grue.testing.providers`). Replies that fail during transmission are in `llm_faults.py`.
 
 Each request is first checked against the rules of strict providers: they refuse a tool call without a result,
 empty texts, `tools: []` or too many cache markers. A request that fails the check gets a 400 instead of the
-next reply, so that a test which sends a malformed request fails.
-
-With a `ContextWindow` the server counts the tokens of each request, and refuses one that is too long.
+next reply.
 """
 
 import contextlib
@@ -87,12 +83,12 @@ class ContextWindow(Struct, frozen=True):
     bytes_per_token: float = 4.0
 
     def count(self, chat: dict[str, Any]) -> int:
-        """Return the number of tokens of a request. `chat` is the request, translated to chat completions."""
+        """Return the number of tokens of a request, translated to chat completions."""
         parts = [*chat.get("messages", ()), *chat.get("tools", ())]
         return sum(_FRAME_TOKENS + int(len(json.dumps(part)) / self.bytes_per_token) for part in parts)
 
     def refusal(self, chat: dict[str, Any]) -> LlmReply | None:
-        """Return the refusal of a request that is too long, in OpenAI's words; `None` if the request fits."""
+        """Return the refusal of a request that is too long, in OpenAI's words; `None`: it fits."""
         prompt = self.count(chat)
         reply = chat.get("max_completion_tokens") or chat.get("max_tokens") or 0
         if prompt + reply <= self.tokens:
@@ -107,7 +103,7 @@ class ContextWindow(Struct, frozen=True):
         )
 
     def counted(self, reply: LlmReply, chat: dict[str, Any]) -> LlmReply:
-        """Return the reply. If it is a completion, its prompt tokens are set to the tokens of `chat`."""
+        """Return the reply; a completion gets the tokens of `chat` as its prompt tokens."""
         try:
             body = json.loads(reply.body)
             usage = body["usage"]
@@ -126,9 +122,9 @@ def deliver(reply: LlmReply, connection: socket.socket, closing: threading.Event
     """Send a reply, and return whether to keep the connection.
 
     Args:
-        reply: The reply. If it has `events`, they are sent as a stream.
-        connection: Where to send it. A reset closes the connection here; otherwise the caller closes it.
-        closing: Set when the server closes. Then a pause in the reply ends at once.
+        reply: The reply.
+        connection: Where to send it. A reset closes it; otherwise the caller closes it.
+        closing: Set when the server closes, which ends a pause in the reply.
 
     Raises:
         OSError: The client has closed the connection.
@@ -147,7 +143,7 @@ def deliver(reply: LlmReply, connection: socket.socket, closing: threading.Event
 
 
 def _pieces(reply: LlmReply) -> Iterator[bytes]:
-    """Yield the bytes of a reply in pieces. Each piece is sent by one write."""
+    # Each piece is sent by one write.
     if reply.then != "keep" and reply.after is None:
         yield reply.body
         return
@@ -179,10 +175,7 @@ def _chunked(reply: LlmReply) -> Iterator[bytes]:
 
 
 def share(count: int, after: float | None) -> int:
-    """Return how many of `count` events to send for the fraction `after`: at least one, but not all.
-
-    `None` means all of them.
-    """
+    """Return how many of `count` events to send for the fraction `after`: at least one, but not all."""
     return count if after is None else max(1, min(count - 1, int(count * after)))
 
 
@@ -244,10 +237,7 @@ _OURS = "grue.testing: "
 
 
 def _reply(given: object) -> LlmReply | None:
-    """Return an item of a script as a reply; `None` if it is not a valid item.
-
-    A text becomes `text_reply(text)`. The function `silence` or `hang_up`, given without `()`, is called.
-    """
+    """Return an item of a script as a reply; `None` if it is not a valid item."""
     if given is hang_up or given is silence:
         return given()
     if isinstance(given, str):
@@ -256,7 +246,7 @@ def _reply(given: object) -> LlmReply | None:
 
 
 def _last_of(request: LlmRequest) -> str:
-    """Return, for an error text, the request's last message, and whether that refuses the reply before it."""
+    """Return the end of an error text: the request's last message, and whether it refuses a reply."""
     from grue.messages import REPAIR_REQUEST  # here, because it is seldom needed
     from grue.runtime.safe_text import printable
 
@@ -293,12 +283,11 @@ class ScriptedLlmServer:
         rules: The rules by which it refuses requests; default: all rules of strict providers, except that
             tool names may have dots.
         models: The models that it lists, in OpenRouter's shape (`id`, `supported_parameters`), or the reply
-            to a request for them; default: one with the id `scripted` and no further fields.
+            to a request for them; default: one with the id `scripted`.
         window: The most tokens that a request may have. The server then counts the tokens of each request and
             puts the number into `usage`. `None`: any number, not counted.
-        port: Its port; 0: a free one. With a fixed port, the `base_url` is the same after a restart.
-        retry_after: The header `Retry-After` of errors that have none. With `"0"` a client retries at once,
-            so that a failing model does not delay a test by half a minute.
+        port: Its port; 0: a free one.
+        retry_after: The header `Retry-After` of errors that have none. With `"0"` a client retries at once.
 
     Attributes:
         requests: Every request so far, refused ones included.
@@ -306,7 +295,7 @@ class ScriptedLlmServer:
         batches: The batches of this endpoint, in OpenAI's and Anthropic's form; `batches.faults` makes them
             fail.
         accepted: Number of connections so far.
-        overflows: Number of requests so far that were too long for the window. They do not use up a reply.
+        overflows: Number of requests that were too long for the window. They do not use up a reply.
     """
 
     def __init__(
@@ -353,8 +342,7 @@ class ScriptedLlmServer:
     def settings(self) -> "LlmSettings":
         """Settings for this endpoint, as `Runner(llm=...)` takes them: no key, and retries without waits.
 
-        With the usual waits, a model that hangs up would delay a test by half a minute. The time limit of a
-        request is the usual one. For a test with `silence`, shorten it:
+        For a test with `silence`, shorten the time limit of a request:
         `msgspec.structs.replace(llm.settings, retry=RetryPolicy(timeout_s=0.5, max_retries=0))`.
         """
         from grue import LlmSettings, RetryPolicy
@@ -376,17 +364,13 @@ class ScriptedLlmServer:
         self._thread.join()
 
     def answer(self, path: str, headers: Mapping[str, str], raw: bytes) -> LlmReply:
-        """Return the reply to a POST.
-
-        An error reply without a header `Retry-After` gets the `retry_after` of the constructor.
-        """
+        """Return the reply to a POST."""
         reply = self._answer(path, headers, raw)
         if self._retry_after is None or reply.status < _FIRST_ERROR:
             return reply
         return replace(reply, headers={"Retry-After": self._retry_after, **reply.headers})
 
     def _answer(self, path: str, headers: Mapping[str, str], raw: bytes) -> LlmReply:
-        """Record a request and return its reply, in the format of the request."""
         if self.batches.takes(path):
             return self.batches.answer("POST", path, headers, raw)
         dialect = dialect_of(path)
@@ -409,10 +393,7 @@ class ScriptedLlmServer:
         return reply
 
     def listing(self, path: str, headers: Mapping[str, str]) -> LlmReply:
-        """Return the reply to a GET request: the state of a batch, a file of a batch, or the list of models.
-
-        A request that is not about batches is added to `listings`.
-        """
+        """Return the reply to a GET: the state of a batch, a file of a batch, or the list of models."""
         if self.batches.takes(path):
             return self.batches.answer("GET", path, headers, b"")
         with self._lock:
@@ -478,16 +459,13 @@ class ScriptedLlmServer:
 
 
 def _wake(connection: socket.socket) -> None:
-    """End a connection, and with it the thread that waits for its next request."""
+    # This also ends the thread that waits for the connection's next request.
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
 
 def _rendered(said: LlmReply, dialect: Dialect, request: Json) -> tuple[LlmReply, dict[str, list[Json]]]:
-    """Return the reply `said` in the format `dialect`, and its reasoning, which later requests must repeat.
-
-    If the body of `said` is neither a completion nor an error, `said` is returned unchanged.
-    """
+    """Return the reply in the format `dialect`, and its reasoning, which later requests must repeat."""
     raw = said.then != "keep" and said.after is None
     reply = None if raw else dialect.reply(said.body, said.status, request)
     if reply is None:
@@ -500,9 +478,9 @@ def _rendered(said: LlmReply, dialect: Dialect, request: Json) -> tuple[LlmReply
     if events:
         return _streamed(said, dialect, events), wants_back
     if said.amid:
-        # `after` says at which place in a stream `amid` is sent. This reply is not a stream, so drop `after`.
+        # `after` is the place of `amid` in a stream, and this reply is none.
         said = replace(said, after=None)
-    # In the format of chat completions, send the bytes of the script unchanged.
+    # The bytes of a chat completion are sent as the script has them.
     return (said if dialect is CHAT else replace(said, body=json.dumps(reply).encode())), wants_back
 
 
@@ -537,7 +515,7 @@ class _HttpServer(ThreadingHTTPServer):
     owner: ScriptedLlmServer
 
     def handle_error(self, request: object, client_address: object) -> None:
-        # An OSError means that the client closed the connection, for example at its time limit. Ignore it.
+        # An OSError means that the client closed the connection, for example at its time limit.
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]  # as they came
 

@@ -1,13 +1,12 @@
 """The reference server: a mock server that uses each feature of the protocol.
 
-The official conformance suite asks servers for certain tools, resources and prompts. This server has them:
-they are all its resources and prompts, the tool `json_schema_2020_12_tool`, and the tools whose names begin
-with `test_`. A tool that needs something from the client (sampling, elicitation, roots) declares a parameter
-for it. The SDK then asks the client as the connection's protocol revision prescribes: by a request, or since
-2026-07-28 in the result of the call.
+Its resources and prompts, the tool `json_schema_2020_12_tool` and the tools `test_...` are those for which
+the official conformance suite asks. A tool that needs something from the client (sampling, elicitation,
+roots) declares a parameter for it. The SDK then asks the client as the protocol revision prescribes: by a
+request, or since 2026-07-28 in the result of the call.
 """
 
-# This import comes first, because without the package `mcp` it raises an error that says how to install it.
+# This import comes first: without the package `mcp` it raises an error that says how to install it.
 from grue.testing.mock_server import MockServer
 
 # isort: split
@@ -91,10 +90,7 @@ class Weather(BaseModel):
 
 
 def reference_server(**options: Any) -> MockServer:
-    """Return a server that shows MCP's features: tools, progress, content, sampling, resources, prompts.
-
-    Args:
-        options: Arguments of `MockServer`.
+    """Return a server that shows MCP's features; `options` are arguments of `MockServer`.
 
     Source: L1, L3
     """
@@ -187,8 +183,7 @@ def _add_tools_that_notify(server: MockServer) -> None:
 async def _log(server: MockServer, ctx: Context[Any, Any], level: types.LoggingLevel, text: str) -> None:
     """Send a log message if the client wants messages of this level.
 
-    Older clients say so by `logging/setLevel`; since protocol revision 2026-07-28, each request says so. The
-    SDK's own method is not used, because each call of it warns that logging is deprecated.
+    The SDK's own method is not used, because each call of it warns that logging is deprecated.
     """
     request = ctx.request_context
     if server.logs(level) and level in allowed_log_levels(request.protocol_version, request.meta):
@@ -290,9 +285,8 @@ async def _answer(
 ) -> types.ElicitResult | types.InputRequiredResult:
     """Ask the user, for kinds of questions that the SDK does not handle itself.
 
-    With a protocol revision before 2026-07-28, send the client a request and wait for the answer. In later
-    revisions a server sends no requests: return the question as the result of the tool call. The client then
-    calls the tool again with the answer.
+    Since revision 2026-07-28 a server sends no requests: the question is returned as the result of the tool
+    call, and the client calls the tool again with the answer.
     """
     if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
         answer = (ctx.input_responses or {}).get(_QUESTION)
@@ -313,7 +307,6 @@ async def _answer(
 
 
 def _require_elicitation(ctx: Context[Any, Any], mode: Literal["form", "url"]) -> None:
-    """Raise an error if the client has not declared that it can ask its user in this mode."""
     declared = ctx.client_capabilities
     modes = None if declared is None else declared.elicitation
     # A client that declares elicitation without any mode supports forms: older clients do not know modes.
@@ -423,4 +416,3 @@ _FEATURES = (
     _add_resources,
     _add_prompts,
 )
-"""The functions that add the features of the reference server, in the order of its list of tools."""

@@ -1,8 +1,7 @@
 """An MCP server that follows the specification, for tests of MCP clients and agents.
 
-For a server with faults, use `faulty_server.py`. This one is the official SDK's server with additions for
-tests: pagination of every list, legacy subscriptions, completions and log levels, features that can be
-switched off, protocol revisions with or without `initialize`, and a way to serve it from a test:
+This one is the official SDK's server with additions for tests. For a server with faults, use
+`faulty_server.py`.
 
 ```python
 server = MockServer("shop")
@@ -16,15 +15,8 @@ with server.serve_http() as url:
 ```
 
 Tools, resources and prompts are functions, added with the SDK's decorators (`tool`, `resource`, `prompt`,
-`completion`). The SDK validates their arguments. `reference_server` in `mock_features.py` has one of
-everything. `grue mock-server` runs it, or a server of yours, as a program.
-
-The events of HTTP streams are kept, so that a client can resume a stream that broke off.
-
-With `era="stateless"` a server over stdio speaks only the revision without `initialize`. The SDK's server
-fixes the revision of a connection by the client's first request. If that is `initialize`, the connection
-stays with the older revisions, even if the server refuses the request. So this module answers `initialize`
-with an error before the SDK's server sees it.
+`completion`). `reference_server` in `mock_features.py` has one of everything. `grue mock-server` runs it, or
+a server of yours, as a program.
 """
 
 import logging
@@ -66,7 +58,11 @@ class _Writes(Protocol):
 
 
 class WithoutInitialize(ObjectReceiveStream[SessionMessage | Exception]):
-    """Yields a client's messages, but answers `initialize` requests itself, with an error."""
+    """Yields a client's messages, but answers `initialize` requests itself, with an error.
+
+    The SDK's server must not see such a request: after it, the connection stays with the older revisions,
+    even if the server refuses it.
+    """
 
     def __init__(self, read: _Reads, write: _Writes) -> None:
         self._read = read
@@ -74,7 +70,7 @@ class WithoutInitialize(ObjectReceiveStream[SessionMessage | Exception]):
 
     @property
     def last_context(self) -> Any:
-        """The `contextvars` context in which the client sent the last message; `None`: not known."""
+        """The `contextvars` context in which the last message was sent; `None`: not known."""
         return getattr(self._read, "last_context", None)
 
     async def receive(self) -> SessionMessage | Exception:
@@ -107,7 +103,7 @@ _NUMBER = re.compile(r"[0-9]{1,9}")  # at most 9 digits: `int` raises for thousa
 
 
 class MemoryEventStore(EventStore):
-    """Holds the newest 10,000 events in memory. The events of all streams are numbered together."""
+    """Keeps the newest 10,000 events, so that a client can resume a stream. All streams share the numbers."""
 
     def __init__(self) -> None:
         self._events: dict[int, tuple[str, types.JSONRPCMessage | None]] = {}
@@ -216,10 +212,7 @@ class MockServer(MCPServer[Any]):
         return LOG_LEVELS.index(level) >= LOG_LEVELS.index(self.log_level)
 
     def completion(self) -> Callable[[F], F]:
-        """Return a decorator for the function that completes arguments.
-
-        If the feature `completions` is switched off, the decorator does nothing.
-        """
+        """Return a decorator for the function that completes arguments."""
         if "completions" in self._without:
             return lambda function: function
         decorator: Callable[[F], F] = super().completion()  # type: ignore[no-untyped-call]
@@ -288,8 +281,7 @@ class MockServer(MCPServer[Any]):
         server.add_request_handler("resources/subscribe", types.SubscribeRequestParams, self._subscribe)
         server.add_request_handler("resources/unsubscribe", types.UnsubscribeRequestParams, self._unsubscribe)
         server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, self._set_level)
-        # The SDK declares a capability for each handler, so remove the handlers of switched-off features.
-        # There is no public way to do that.
+        # The SDK declares a capability for each handler. There is no public way to remove one.
         for feature in self._without:
             for method in _METHODS[feature]:
                 server._request_handlers.pop(method, None)  # noqa: SLF001
@@ -310,7 +302,7 @@ class MockServer(MCPServer[Any]):
         return await call_next(ctx)
 
     def _require_tool(self, name: object) -> None:
-        """Refuse an unknown tool by a JSON-RPC error, as MCP requires. The SDK would return a tool error."""
+        """Refuse an unknown tool by a JSON-RPC error, as MCP requires; the SDK would return a tool error."""
         if isinstance(name, str) and self._tool_manager.get_tool(name) is None:
             raise ProtocolError(types.INVALID_PARAMS, f"Unknown tool: {name}")
 
@@ -320,11 +312,6 @@ class MockServer(MCPServer[Any]):
         """Return a handler that answers with one page of a list.
 
         The cursor of a page is the position of its first item. Other cursors are refused.
-
-        Args:
-            listed: Returns all items.
-            result: The class of the result.
-            field: The field of the result that gets the items.
         """
 
         async def list_page(_: Any, params: types.PaginatedRequestParams | None) -> Any:
@@ -360,7 +347,7 @@ def run_stdio(server: MockServer) -> None:
 
 @contextmanager
 def _logging_as_it_is() -> Iterator[None]:
-    """Restore the root logger's handlers and level, which the constructor of the SDK's server changes."""
+    # The constructor of the SDK's server changes the root logger.
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     try:

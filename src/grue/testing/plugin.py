@@ -55,8 +55,7 @@ if TYPE_CHECKING:
 def nothing_left() -> Iterator[None]:
     """Fail the test if it leaves a process, a descriptor or a thread behind.
 
-    The other fixtures of this plugin are closed before the check. Request `nothing_left` before your own
-    fixtures, so that these are closed before the check, too.
+    Request `nothing_left` before your own fixtures, so that these are closed before the check.
 
     Source: P9
     """
@@ -70,9 +69,8 @@ def nothing_left() -> Iterator[None]:
 def faulty_mcp_server() -> "MakesFaultyServer":
     """Configure MCP servers with faults: `faulty_mcp_server("--exit-at", "call", name="files")`.
 
-    The fixture returns a `StdioServer`, for a `Runner` or a `ToolClient`. The flags are those of
-    `python -m grue.testing.faulty_server --help`. Without flags, it is a correct server with the tools
-    `echo`, `fail` and `environ`.
+    The fixture returns a `StdioServer`. The flags are those of
+    `python -m grue.testing.faulty_server --help`.
     """
     from grue.testing import faulty_server
     from grue.tool_sessions.server_specs import StdioServer
@@ -89,8 +87,7 @@ def mock_mcp_server(request: pytest.FixtureRequest) -> "Iterator[ServesMockServe
     """Serve correct MCP servers over HTTP, from a thread; they are stopped after the test.
 
     `mock_mcp_server()` serves the reference server (`grue.testing.mock_features`). `mock_mcp_server(server)`
-    serves your `grue.testing.mock_server.MockServer`. Both return an `HttpServer`, for a `Runner` or a
-    `ToolClient`.
+    serves your `grue.testing.mock_server.MockServer`. Both return an `HttpServer`.
     """
     from grue.testing.mock_server import MockServer
     from grue.tool_sessions.server_specs import HttpServer

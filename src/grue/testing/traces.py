@@ -42,9 +42,9 @@ def replay(path: str | PathLike[str], changes: Changes | None = None) -> int:
 def assert_prefix_stable(path: str | PathLike[str], *, allow: Collection[PromptPart] = ()) -> int:
     """Check that each prompt of a trace begins with an earlier one, so that prompt caches can be used.
 
-    Within a conversation, each prompt is compared with two earlier ones, the last that offered tools and the
-    last that did not, and has to begin with all of one of them. Across conversations with the same model, the
-    tools and the system text have to be the same. `grue trace cache` shows where prompts break these rules.
+    Within a conversation, each prompt has to begin with all of one of two earlier prompts: the last that
+    offered tools, or the last that did not. Across conversations with the same model, the tools and the
+    system text have to be the same. `grue trace cache` shows where prompts break these rules.
 
     Args:
         path: A trace file or a run folder.

@@ -1,7 +1,6 @@
 """The part of a chat completions request that the scripted model reads.
 
-`grue.testing.providers` decides whether the request is valid, as in the scripted endpoint of the testing kit.
-This module decodes only the fields that the script reads.
+`grue.testing.providers` decides whether the request is valid.
 """
 
 from typing import Any, Final, Literal, TypeAlias
@@ -31,7 +30,7 @@ class BadRequestError(Exception):
 
 
 class Part(Struct, frozen=True):
-    """A part of a message's content. The script reads text parts and skips images, audio and files."""
+    """A part of a message's content, of which the script reads only text."""
 
     type: str
     text: str = ""
@@ -41,7 +40,7 @@ Content: TypeAlias = str | tuple[Part, ...]
 
 
 class ChatMessage(Struct, frozen=True):
-    """A message: its role and its content."""
+    """A message of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
@@ -68,17 +67,14 @@ class NamedSchema(Struct, frozen=True):
 
 
 class ResponseFormat(Struct, frozen=True):
-    """The form of the answer. With the type `json_schema`, the answer must match the field `json_schema`."""
+    """The form of the answer; `json_schema` belongs to the type `json_schema`."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: NamedSchema | None = None
 
 
 class ChatRequest(Struct, frozen=True, kw_only=True):
-    """A valid request, reduced to the fields that the script reads.
-
-    `read_request` refuses a request whose `tool_choice` forces a tool call.
-    """
+    """A valid request, reduced to the fields that the script reads."""
 
     model: str
     messages: tuple[ChatMessage, ...]
@@ -103,7 +99,7 @@ def decode_body(body: bytes) -> m.JsonObject:
     """Return the body of a request as a JSON object.
 
     Raises:
-        BadRequestError: The body is not JSON, or not an object.
+        BadRequestError: The body is no JSON object.
     """
     try:
         return msgspec.json.decode(body, type=dict[str, Any])

@@ -6,8 +6,7 @@ It understands three kinds of text, and answers any other text with a list of th
 - `think about TEXT`: it calls a thinking tool with the text, if the request offers one.
 - `what did I say`: it repeats what the user has said in this conversation.
 
-So a user can try tools, approvals, interrupts and resumes without a model. The same request always gets the
-same reply.
+So a user can try tools, approvals, interrupts and resumes without a model.
 """
 
 import hashlib
@@ -34,7 +33,7 @@ _INTRODUCTION: Final = (
 
 
 def reply_in_chat(request: ChatRequest) -> Reply:
-    """Return the scripted model's reply to a request. The module's docstring lists the texts it knows."""
+    """Return the reply to a request. The module's docstring lists the texts that it understands."""
     said = [index for index, each in enumerate(request.messages) if each.role == "user"]
     if not said:
         return Reply(content=_INTRODUCTION)
@@ -64,8 +63,7 @@ def _calls(request: ChatRequest, text: str) -> tuple[FunctionCall, ...] | str:
         if function is None:
             names = ", ".join(each.name for each in request.offered) or "none"
             return f"I have no tool {asked['name']}. I have: {names}."
-        # Do not check that the arguments are JSON. Real models send invalid JSON too, and the agent must be
-        # able to handle it.
+        # The arguments may be invalid JSON, as a real model's may be.
         calls.append(_call(request, len(calls), function.name, asked["arguments"].strip() or "{}"))
     return tuple(calls)
 
@@ -84,10 +82,7 @@ def _call(request: ChatRequest, number: int, name: str, arguments: str) -> Funct
 
 
 def _function(offered: Sequence[Function], name: str) -> Function | None:
-    """Return the function with this name. Only letters and digits are compared, ignoring case.
-
-    A name in a request may have other characters in place of its dots.
-    """
+    # Only letters and digits are compared: a request may have other characters in place of a name's dots.
     wanted = _plain(name)
     # In a chat, the names of MCP tools begin with `mcp.`, which the user may leave out.
     return next((each for each in offered if _plain(each.name) in (wanted, f"mcp{wanted}")), None)

@@ -76,10 +76,9 @@ class Playbook(Struct, frozen=True):
 def position(commands: Sequence[str], turn: int, recent: Sequence[str]) -> int | None:
     """Return how many commands of a script were played; `None` if the last commands are not in the script.
 
-    If `recent` equals the script's commands just before this turn, every turn has followed the script, and
-    the result is `turn - 1`. Otherwise some turns may have failed: a host then plays an idle command such as
-    `look`. So the idle commands are removed from `recent`. The result is the number of commands up to the end
-    of the last place in the script that has the remaining commands in a row.
+    A host plays an idle command such as `look` in a turn that has failed. So if `recent` does not equal the
+    script's commands just before this turn, its idle commands are ignored, and the last place in the script
+    that has the others in a row counts.
 
     Args:
         commands: The script.

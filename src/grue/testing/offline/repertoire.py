@@ -1,9 +1,6 @@
 """The playbooks of the offline model: for the game The House with any seed, and for Zork I.
 
-In games without a script the model explores: in a new place it tries the things that the text mentions, then
-takes an exit. The next command depends only on the current request. The rules avoid commands that were just
-tried, commands that have killed the player before (the request lists them), exits that are mentioned together
-with a danger, and dark places.
+In games without a script the model explores (`explore`).
 """
 
 import re
@@ -53,7 +50,7 @@ def _round(*texts: str, revises: int | None = None, branches_from: int | None = 
 
 
 def explore(situation: Situation) -> Step:
-    """Choose the player's next command if no script fits. The same situation always gives the same step."""
+    """Choose the player's next command if no script fits. It depends only on the situation."""
     command, why = _choose(situation)
     place = situation.location or "wherever this is"
     thought = Thought(f"I am in {place}, without a script. {why} So I try this: {command}.")
@@ -81,14 +78,14 @@ def _arrival(situation: Situation) -> int:
 
 
 def _choices(situation: Situation) -> Iterator[tuple[str, str]]:
-    """Yield commands with their reasons, the best one first."""
+    # The best one comes first.
     if _DARK.search(situation.text):
         yield from _out_of_the_dark(situation)
     if not situation.known:
         yield from _things(situation)
     named = list(_named_ways(situation))
     if not named:
-        # Games print only a place's name at a later visit. `look` prints the description with the exits.
+        # At a later visit, games print only a place's name. `look` prints the description with the exits.
         yield "look", "Nothing that I was told last names a way out of here."
     if situation.known.issuperset(named) and (not named or situation.turn % _TRY_EVERY == 0):
         yield from _unnamed_ways(situation)
@@ -116,10 +113,7 @@ def _things(situation: Situation) -> Iterator[tuple[str, str]]:
 
 
 def _ways(situation: Situation, named: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield exits of this place: first those that only the game has named, then those in the host's notes.
-
-    The exit that leads back to where the player came from is yielded last.
-    """
+    # Exits that only the game has named come before those in the host's notes, and the way back last.
     back = _way_back(situation)
     ways = _shuffled({*named, *(situation.known & _OPPOSITE.keys())}, situation.turn)
     for way in sorted(ways, key=lambda way: (way == back, way in situation.known)):
@@ -137,12 +131,11 @@ def _way_back(situation: Situation) -> str | None:
 
 
 def _shuffled(ways: Iterable[str], turn: int) -> list[str]:
-    """Return the exits in an order that depends on the turn, so that the player does not walk in circles."""
+    # The order depends on the turn, so that the player does not walk in circles.
     return sorted(ways, key=lambda way: zlib.crc32(f"{turn} {way}".encode()))
 
 
 def _named_ways(situation: Situation) -> Iterator[str]:
-    """Yield the exits that the game has named since the player came to this place."""
     arrival = _arrival(situation)
     heard = [played.reply for played in situation.recent[arrival:]] if arrival >= 0 else []
     for sentence in re.split(r"[.;\n]", "\n".join([situation.text, *heard])):
@@ -260,7 +253,7 @@ _ZORK_COMMANDS: Final = (
 
 
 def playbook_for(game_title: str, seed: int) -> Playbook | None:
-    """Return the playbook for a game. `None`: there is none, and the offline model explores the game.
+    """Return the playbook for a game; `None`: there is none, and the offline model explores the game.
 
     Args:
         game_title: The title as in `Game.name`: "The House", "zork1".
@@ -302,7 +295,7 @@ def _steps(
 
 
 def _with_sum(step: Step, case: Case) -> Step:
-    """Return the step that dials the vault's combination, after three replies whose thoughts deduce it."""
+    # The three replies before this step deduce the combination of the vault.
     words = case.words
     names = [words[who].split(",")[0] for who in ("eldest", "middle", "youngest")]
     counted = names if words["order"] == "eldest first" else names[::-1]

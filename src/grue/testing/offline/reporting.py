@@ -1,9 +1,7 @@
 """The scripted model of `grue run --offline`: it writes the weekly report of the skill agent's example.
 
-It works as a careful model would: it reads a skill, then the notes that it finds, thinks with a tool if there
-is one, writes the report from the numbers, and finishes. It reads the notes through an MCP server for files
-if there is one, otherwise with the agent's own actions. The next action depends only on the results in the
-conversation, so it also works in a run that was resumed. It does no other tasks.
+It reads the notes through an MCP server for files if there is one, otherwise with the agent's own actions.
+The next action depends only on the results in the conversation, so it also works in a run that was resumed.
 """
 
 import csv
@@ -43,14 +41,13 @@ class _Results(Struct, frozen=True):
     all: list[m.JsonObject]
 
     def output(self, action: str, target: str = "") -> str | None:
-        """Return the output of the last completed action of this kind and target; `None` if there is none."""
+        """Return the output of the last completed action of this kind and target; `None`: there is none."""
         for each in reversed(self.all):
             if each.get("status") == "completed" and self._is(each, action, target):
                 return str(each.get("output", ""))
         return None
 
     def tried(self, action: str, target: str) -> bool:
-        """Return whether an action of this kind and target has a result, of any status."""
         return any(self._is(each, action, target) for each in self.all)
 
     def _is(self, result: m.JsonObject, action: str, target: str) -> bool:
@@ -122,7 +119,6 @@ def _notes(results: _Results) -> list[str]:
 
 
 def _rows(results: _Results) -> list[_Row]:
-    """Return the lines with hours from all CSV files of notes that the agent has read, file by file."""
     texts = [results.output("read_file", path) or "" for path in _notes(results)]
     texts.append(results.output("mcp_call", _READ_ALL) or "")
     lines = (line for text in texts for line in csv.reader(io.StringIO(text)))
@@ -166,7 +162,7 @@ def _answer(thought: str, *actions: _Action) -> Reply:
 
 
 def _section(text: str, heading: str) -> list[m.JsonObject]:
-    """Return the list of JSON objects below a heading; empty if there is none."""
+    # An empty list if the heading is missing.
     _, found, rest = text.partition(heading)
     try:
         listed, _ = json.JSONDecoder().raw_decode(rest) if found else ([], 0)

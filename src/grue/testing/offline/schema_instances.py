@@ -1,8 +1,7 @@
 """Construct a small value that a JSON Schema accepts, with preferred values for some properties.
 
-A value is built from the keywords of its schema, without trial and error. A schema with a keyword that does
-not say how to build a value (`not`, `if`, `allOf`, `pattern`, `contains`, ...) counts as unsatisfiable here,
-even if there is a value for it.
+A schema with a keyword that does not say how to build a value (`not`, `if`, `allOf`, `pattern`, `contains`,
+...) counts as unsatisfiable here, even if there is a value for it.
 """
 
 import math
@@ -70,14 +69,13 @@ class _Maker:
                 break
             try:
                 return self._make_plain(plain, depth)
-            # In a malformed schema, a huge number raises `OverflowError`, and a list in place of a name
-            # raises `TypeError`.
+            # A malformed schema raises these: a huge number, or a list in place of a name.
             except (UnsatisfiableError, OverflowError, TypeError):
                 continue
         raise UnsatisfiableError("no alternative can be satisfied")
 
     def _fits(self, value: object, schema: object, depth: int) -> bool:
-        """Return whether the schema certainly accepts the scalar `value`; `False`: it may not accept it."""
+        """Return whether the schema certainly accepts the scalar `value`."""
         try:
             return any(_is_accepted(value, plain) for plain in self._alternatives(schema, depth))
         except UnsatisfiableError:
@@ -105,7 +103,6 @@ class _Maker:
             yield plain
 
     def _resolve(self, reference: object) -> object:
-        """Return the schema that a local `$ref` refers to, `None` if there is none."""
         start, *steps = reference.split("/") if isinstance(reference, str) else [""]
         found = self._root if start == "#" else None
         for step in steps:
@@ -166,7 +163,7 @@ class _Maker:
 
 
 def _numbers(schema: m.JsonObject, *, whole: bool) -> Iterator[float]:
-    """Yield candidate numbers: one and zero first, then numbers next to the bounds."""
+    # Numbers next to the bounds are the next candidates after one and zero.
     limits = _limits(schema)
     step = limits.pop("multipleOf", 1)
     yield from (1, 0)
@@ -181,7 +178,6 @@ def _numbers(schema: m.JsonObject, *, whole: bool) -> Iterator[float]:
 
 
 def _is_accepted(value: object, schema: m.JsonObject) -> bool:
-    """Return whether a value meets the schema's keywords for scalars, such as `minimum` and `maxLength`."""
     if isinstance(value, str) and "format" in schema and value not in _FORMATS.values():
         return False
     try:
@@ -202,7 +198,7 @@ def _first_accepted(values: Iterable[object], schema: m.JsonObject) -> object:
 
 
 def _kind_of(schema: m.JsonObject) -> str:
-    """Return the type of a schema that has no `type`, as its other keywords suggest."""
+    # A schema without `type` is what its other keywords suggest.
     if schema.keys() & {"properties", "required", "minProperties"}:
         return "object"
     if schema.keys() & {"items", "prefixItems", "minItems"}:
@@ -222,7 +218,7 @@ def _size(schema: m.JsonObject, name: str, default: int) -> int:
 
 
 def _joined(schema: m.JsonObject, other: object) -> m.JsonObject | None:
-    """Return a schema with the keywords of both schemas; `None` if they conflict, or `other` is no schema."""
+    """Return a schema with the keywords of both; `None` if they conflict, or `other` is no schema."""
     added = {} if other is True else other
     if not isinstance(added, dict):
         return None

@@ -1,12 +1,7 @@
 """The scripted model: a function from request to reply, without state.
 
-1. If the conversation describes a game, the playbook of the game chooses the command. If no playbook has a
-   command for the situation, `explore` chooses one.
-2. If the playbook has thoughts for this turn and the request offers a thinking tool, the script calls that
-   tool before it answers. But if a call has failed or the host has asked for the answer, it answers at once.
-3. An answer has the shape that the request demands.
-
-The same request always gets the same reply.
+If no playbook has a command for the situation, `explore` chooses one. Thoughts of the playbook become calls
+of a thinking tool, if the request offers one. The same request always gets the same reply.
 """
 
 import hashlib
@@ -68,11 +63,7 @@ def reply(request: ChatRequest, playbook: Playbook | None = None) -> Reply:
 
 
 def _think(tool: ThinkingTool, step: Step, done: int, situation: Situation) -> tuple[FunctionCall, ...]:
-    """Return the calls of the turn's next reply: a call of the thinking tool for each thought of that reply.
-
-    `done` is the number of earlier replies of the turn with such calls. The thoughts of a turn are numbered
-    from 1; a later reply goes on with the next number.
-    """
+    # `done` is the number of earlier replies of the turn with thoughts, which are numbered through the turn.
     total = sum(map(len, step.rounds))
     first = sum(map(len, step.rounds[:done])) + 1
     return tuple(
@@ -98,7 +89,6 @@ def _answer_without_game(request: ChatRequest) -> str:
 
 
 def _in_shape(request: ChatRequest, decision: m.JsonObject) -> str:
-    """Return the decision as JSON text, in the shape that the request demands."""
     named = None if request.response_format is None else request.response_format.json_schema
     if named is None:
         return msgspec.json.encode(decision).decode()
@@ -110,10 +100,7 @@ def _in_shape(request: ChatRequest, decision: m.JsonObject) -> str:
 
 
 def completion(body: bytes, said: Reply) -> m.JsonObject:
-    """Return the completion for a request: its id is a digest of the request, its time 0.
-
-    The tokens are estimated from the lengths of request and reply.
-    """
+    """Return the completion for a request, with estimated tokens; its id is a digest of the request."""
     message: m.JsonObject = {"role": "assistant", "content": said.content, "refusal": None}
     if said.calls:
         message["tool_calls"] = [
@@ -145,5 +132,5 @@ def completion(body: bytes, said: Reply) -> m.JsonObject:
 
 
 def _tokens(characters: int) -> int:
-    # About four characters a token, as in English.
+    # English has about four characters a token.
     return max(1, characters // 4)

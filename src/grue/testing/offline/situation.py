@@ -1,4 +1,4 @@
-"""Read the state of the game from the text of a request. The offline model has no other source for it."""
+"""Read the state of the game from the text of a request, the only source of the offline model."""
 
 import json
 import re
@@ -106,7 +106,7 @@ def _first(pattern: re.Pattern[str], text: str) -> str | None:
 
 
 def _failed(message: ChatMessage) -> bool:
-    """Return whether a tool result says that the call failed, timed out or was skipped.
+    """Return whether the tool's call failed, timed out or was skipped.
 
     Source: R11.3
     """

@@ -1,7 +1,6 @@
 """Find a tool for thinking among the tools on offer, and make the arguments to call it.
 
-The choice uses only the tool's name and the schema of its arguments. They are enough to distinguish a tool
-that takes a thought from one that writes a file.
+The choice uses only the tool's name and the schema of its arguments.
 """
 
 import re
@@ -27,7 +26,7 @@ class ThinkingTool(Struct, frozen=True):
     carrier: str
 
     def arguments(self, thought: Thought, number: int, total: int) -> m.JsonObject:
-        """Return arguments that the schema accepts, for thought `number` of `total` in the turn.
+        """Return arguments for thought `number` of `total` in the turn.
 
         The thought's revision or branch is left out if the tool has no arguments for it.
 

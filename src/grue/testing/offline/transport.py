@@ -53,17 +53,13 @@ class ScriptedModelTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
     """An httpx transport that answers requests for completions and models at any URL, without network or key.
 
     It serves `POST` to `.../chat/completions`, `.../responses` and `.../messages`, each in its own format,
-    streamed if the request asks for that, and `GET` of `.../models`.
-
-    It has no state: one instance can serve any number of clients at once, and still works after a client was
-    closed.
+    and `GET` of `.../models`. It has no state: one instance can serve any number of clients at once.
 
     Args:
         playbook: The playbook for the game (`playbook_for`); `None`: explore.
         strict_names: Refuse function names with dots and the like, as OpenAI does.
         script: A function that answers the requests, such as `reply_in_chat`; by default, play a game.
-        pause_s: Seconds between two pieces of a streamed reply. `None`: at a terminal 0.03, so that a person
-            can watch the reply arrive; elsewhere 0.
+        pause_s: Seconds between two pieces of a streamed reply; `None`: at a terminal 0.03, elsewhere 0.
     """
 
     def __init__(
@@ -80,11 +76,11 @@ class ScriptedModelTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
         self._strict_names = strict_names
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Answer a request of an `httpx.AsyncClient`, without waiting."""
+        """Answer a request of an `httpx.AsyncClient`."""
         return self._answer(request.method, request.url, await request.aread())
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Answer a request of an `httpx.Client`, without waiting."""
+        """Answer a request of an `httpx.Client`."""
         return self._answer(request.method, request.url, request.read())
 
     def _answer(self, method: str, url: httpx.URL, body: bytes) -> httpx.Response:
@@ -118,8 +114,8 @@ def offline_endpoint(
 
     Args:
         script: Answers each request.
-        settings: The settings of the real model. They are kept, except those of its endpoint (URL, key, wire
-            format, profile) and the models to ask instead of it. `None`: the defaults.
+        settings: The settings of the real model, of which those of its endpoint (URL, key, wire format,
+            profile) and its replacements (`then`) are not used. `None`: the defaults.
         model: The name of the script.
     """
     real = settings or LlmSettings(model=model)

@@ -1,11 +1,8 @@
 """The batches of the scripted endpoint: OpenAI's `/files` and `/batches`, Anthropic's `/messages/batches`.
 
 A batch ends after the client has asked for its state `BatchFaults.looks` times. Each of its requests is then
-checked and answered as if it had been posted alone, by the same script. A batch is refused for the reasons
-for which providers refuse it: its file is not JSON Lines, ids are not unique, its requests differ in their
-endpoint or model, or a request asks for a stream.
-
-`BatchFaults` makes batches fail.
+checked and answered as if it had been posted alone, by the same script. Batches are refused for the reasons
+for which providers refuse them.
 """
 
 import email.parser
@@ -50,8 +47,7 @@ class BatchFaults(Struct, kw_only=True):
     """The faults of batches. They may be changed while the server runs.
 
     Attributes:
-        looks: How often the server shows a batch as running, to a client that asks for its state or lists the
-            batches, before the batch ends.
+        looks: How often the server shows a batch as running before the batch ends.
         ends: How a batch ends. The requests of an `expired` or `cancelled` batch are answered, unless
             `unanswered` says otherwise. The requests of a `failed` batch are never answered.
         why: The provider's reason for a batch that has `failed`.
@@ -91,7 +87,7 @@ class ScriptedBatches:
     """The batches of one scripted endpoint.
 
     Args:
-        ask: Answers one request, as if it had been posted alone; takes path, headers and body.
+        ask: Answers one request, given its path, headers and body, as if it had been posted alone.
 
     Attributes:
         faults: The faults to cause.
@@ -275,7 +271,7 @@ class ScriptedBatches:
 
 
 def _read_file(content: bytes, endpoint: str) -> tuple[list[tuple[str, str, Json]], str]:
-    """Return the requests in a file, and why the file is refused (an empty text if it is accepted)."""
+    """Return the requests in a file, and why the file is refused, or an empty text."""
     requests, seen, models = [], set(), set()
     lines = content.splitlines()
     if not lines or len(lines) > _MOST_ITEMS or len(content) > _MOST_BYTES:

@@ -1,13 +1,8 @@
 """The rules of strict providers for a chat completions request, with error messages like theirs.
 
 No provider has all of these rules, but a request that keeps all of them is accepted by every provider.
-Requests in the other formats are translated to chat completions first.
-
-The parts that the formats share are here as well: reading completions, sealing reasoning, and the stream of
-chat completions. Providers return some reasoning encrypted or signed, and check it when it comes back.
-`sealed` and `signature_of` imitate that with digests, so that a change is detected. Each event of a stream is
-returned as bytes, with its blank line. As in real streams, texts are split into several pieces, and arguments
-into fragments that are not valid JSON by themselves.
+Requests in the other formats are translated to chat completions first. What the formats share is here as
+well: reading completions, sealing reasoning, and the stream of chat completions.
 """
 
 import base64
@@ -34,7 +29,7 @@ _SEALED = "gAAAA"
 
 
 def words(text: str) -> frozenset[str]:
-    """Return the set of the words in a text, which are separated by spaces."""
+    """Return the set of the words in a text."""
     return frozenset(text.split())
 
 
@@ -45,12 +40,12 @@ def first_choice(completion: Json) -> tuple[Json, str]:
 
 
 def reasoning_of(message: Json) -> str:
-    """Return a message's reasoning, from either of the two fields that providers use, or ""."""
+    """Return a message's reasoning, from either of the two fields that providers use."""
     return str(message.get("reasoning_content") or message.get("reasoning") or "")
 
 
 def details(usage: Json, which: str) -> Json:
-    """Return `prompt_tokens_details` or `completion_tokens_details` of a usage object; empty if missing."""
+    """Return the `prompt` or `completion` details of a usage object; empty if missing."""
     found: Json = usage.get(f"{which}_tokens_details") or {}
     return found
 
@@ -68,7 +63,7 @@ def one_or_parts(parts: list[Json]) -> str | list[Json]:
 
 
 def number_of(*said: object) -> str:
-    """Return a digest of the arguments, for ids: equal arguments give equal ids."""
+    """Return a digest of the arguments, for ids."""
     return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
 
@@ -78,7 +73,7 @@ def signature_of(thinking: str) -> str:
 
 
 def sealed(reasoning: str) -> str:
-    """Encode a text so that it looks encrypted, and so that `is_sealed` returns false after any change."""
+    """Encode reasoning so that it looks encrypted, as providers return it, and a change is detected."""
     text = base64.urlsafe_b64encode(reasoning.encode()).decode()
     return f"{_SEALED}{number_of('sealed', reasoning)}.{text}"
 
@@ -109,8 +104,7 @@ def event_of(content: object, name: str = "") -> bytes:
     """Return a server-sent event as bytes; without the line `event:` if `name` is empty."""
     line = f"event: {name}\n" if name else ""
     try:
-        # Do not escape characters to ASCII. Then the bytes of one character can end up in two chunks, and
-        # tests show whether the client joins them.
+        # Characters are not escaped to ASCII, so that the bytes of one can end up in two chunks.
         data = json.dumps(content, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         data = json.dumps(content).encode()

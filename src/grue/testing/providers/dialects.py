@@ -1,10 +1,7 @@
 """The request formats of providers (`Dialect`), and their translation to chat completions and back.
 
-Scripts, rules and the offline model work on chat completions only. So a request in another format is first
-translated to chat completions, and the reply is translated back.
-
-To add a format, write its translations, its stream and its rules in a module of its own, and add a `Dialect`
-here.
+Scripts, rules and the offline model work on chat completions only. To add a format, write its translations,
+its stream and its rules in a module of its own, and add a `Dialect` here.
 """
 
 import json
@@ -72,10 +69,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
     stream_path: str = ""
 
     def told(self, path: str) -> Json | None:
-        """Return the fields that a request's path contains, such as `model`.
-
-        `None`: it is not a path of this dialect.
-        """
+        """Return the fields in a request's path, such as `model`; `None`: the path is of another dialect."""
         for known, fields in ((self.path, {}), (self.stream_path, {"stream": True})):
             pattern = re.escape(known).replace(r"\{model\}", "(?P<model>[^/]+)")
             found = re.search(rf"{pattern}\Z", path.partition("?")[0].rstrip("/"))
@@ -113,7 +107,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
     def reply(self, body: bytes, status: int, request: Json) -> Json | None:
         """Translate a completion or an error to this format; return any other JSON object as it is.
 
-        Returns `None` if the body is not a JSON object, or is a malformed completion.
+        `None`: the body is not a JSON object, or is a malformed completion.
         """
         try:
             said: Any = json.loads(body)
@@ -131,10 +125,7 @@ def _chat_owed(completion: Json) -> dict[str, list[Json]]:
 
 
 def _chat_refusals(body: Json, owed: Owed) -> Iterator[str]:
-    """Yield an error for each message that does not repeat the reasoning of the reply it stands for.
-
-    DeepSeek and OpenRouter refuse such requests.
-    """
+    # DeepSeek and OpenRouter refuse a message without the reasoning of the reply that it stands for.
     for message in body["messages"] if owed else ():
         wanted: Json = {}
         for call in message.get("tool_calls") or ():
@@ -191,5 +182,5 @@ _ALL = (CHAT, RESPONSES, MESSAGES)
 
 
 def dialect_of(path: str) -> Dialect | None:
-    """Return the format of requests to a path, such as `/v1/messages?beta=true`; `None` if it is unknown."""
+    """Return the format of requests to a path, or `None`."""
     return next((each for each in _ALL if each.told(path) is not None), None)

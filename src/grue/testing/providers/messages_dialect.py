@@ -1,8 +1,6 @@
 """Translate Anthropic's `/v1/messages` to chat completions and back.
 
-In chat completions, tool results are messages of their own and arguments are JSON text. In this format,
-results are blocks in the user's message, arguments are objects, and the system text is a field of the
-request. The error messages of rules that only this format has are like Anthropic's.
+The error messages of rules that only this format has are like Anthropic's.
 """
 
 import json
@@ -106,11 +104,7 @@ def _messages(messages: list[Json]) -> Iterator[Json]:
 
 
 def _user(role: str, blocks: list[Json]) -> Iterator[Json]:
-    """Yield a `tool` message for each tool result, then one message with all other blocks.
-
-    Images and documents in tool results go into that last message, because in chat completions a tool result
-    can only be text.
-    """
+    # Images and documents in tool results go into the last message: a chat completion's tool result is text.
     parts: list[Json] = []
     for block in blocks:
         if block["type"] != "tool_result":
@@ -159,8 +153,7 @@ def _call(block: Json) -> Json:
 def from_chat(completion: Json, request: Json) -> Json:
     """Return a chat completion as a Message.
 
-    Arguments that are not valid JSON are put into `input` as text, because a script may send a malformed
-    reply on purpose.
+    Arguments that are not valid JSON are put into `input` as text: a script may send a malformed reply.
     """
     message, finish = first_choice(completion)
     content = [*_blocks(message)]
@@ -232,8 +225,7 @@ def error(status: int, said: Json) -> Json:
 def owed(message: Json) -> dict[str, list[Json]]:
     """Return the thinking blocks of a reply, which later requests must repeat.
 
-    The keys are the ids of the reply's tool calls, or the reply's own id if it has no calls. Each has all
-    the blocks as its value. Empty if the reply has no thinking.
+    The keys are the ids of the reply's tool calls, or the reply's own id if it has no calls.
     """
     blocks = message["content"]
     thinking = [block for block in blocks if block["type"] in THINKING]
@@ -401,7 +393,6 @@ def _message(where: str, message: Json) -> Iterator[str]:
 
 
 def _inside(where: str, block: Json) -> Iterator[str]:
-    """Yield what is wrong with the blocks that a tool result contains; nothing for another kind of block."""
     content = block.get("content")
     for number, each in enumerate(content if isinstance(content, list) else ()):
         kind = each.get("type")
@@ -431,11 +422,7 @@ def _check_block(where: str, block: Json) -> Iterator[str]:
 
 
 def _order(messages: list[Json]) -> Iterator[str]:
-    """Yield what is wrong with the order of messages.
-
-    Checks the first and the last role, and that each call has its result at the beginning of the next
-    message.
-    """
+    # Each call must have its result at the beginning of the next message.
     if messages[0].get("role") != "user":
         yield 'messages: first message must use the "user" role'
     if messages[-1].get("role") == "assistant":
@@ -499,10 +486,7 @@ def _markers(body: Json) -> int:
 
 
 def _thinking(messages: list[Json], owed: Owed) -> Iterator[str]:
-    """Yield the errors for thinking blocks that the client sends back changed, or not at all.
-
-    Thinking that came with tool calls must be sent back unchanged.
-    """
+    # Thinking that came with tool calls must be sent back unchanged.
     sent = [block for blocks in owed.values() for block in blocks]
     for index, message in enumerate(messages):
         blocks = _check_blocks(message)

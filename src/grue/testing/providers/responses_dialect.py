@@ -1,8 +1,8 @@
 """Translate OpenAI's `/v1/responses` to chat completions and back.
 
-In this format a conversation is a list of items, and each message, call, result and piece of reasoning is an
-item. In chat completions, a reply of the model with all its calls is one message. The error messages of rules
-that only this format has are like OpenAI's.
+In this format each message, call, result and piece of reasoning is an item of a list. In chat completions, a
+reply of the model with all its calls is one message. The error messages of rules that only this format has
+are like OpenAI's.
 """
 
 import itertools
@@ -67,7 +67,7 @@ def _tool(tool: Json) -> Json:
 
 
 def _messages(items: list[Json]) -> Iterator[Json]:
-    """Convert input items to chat messages. Consecutive items that the model wrote become one message."""
+    # Consecutive items that the model wrote become one message.
     for by_model, run in groupby(items, _is_by_model):
         if by_model:
             yield _assistant([*run])
@@ -96,11 +96,7 @@ def _call(item: Json) -> Json:
 
 
 def _others(items: list[Json]) -> Iterator[Json]:
-    """Yield the chat messages for `items`: texts of the user or the developer, and results of tools.
-
-    Images and files in tool results are put into a user message after the results, because in chat
-    completions a tool result is text.
-    """
+    # Images and files in tool results go into a user message: a chat completion's tool result is text.
     waiting: list[Json] = []
     for item in items:
         if item.get("type") == "function_call_output":
@@ -162,7 +158,7 @@ def from_chat(completion: Json, request: Json) -> Json:
 
 
 def _repeated(request: Json) -> Json:
-    """Return the fields of a request that OpenAI repeats in its Response."""
+    # OpenAI repeats these fields of a request in its Response.
     defaults: Json = {
         "instructions": None,
         "max_output_tokens": None,
@@ -227,7 +223,7 @@ def _usage(usage: Json) -> Json:
 
 
 def error(status: int, said: Json) -> Json:
-    """Return the body of an error reply. `said` needs no translation: scripts write errors as OpenAI does."""
+    """Return the body of an error reply. Scripts write errors as OpenAI does."""
     del status
     return {"error": said}
 
@@ -235,8 +231,7 @@ def error(status: int, said: Json) -> Json:
 def owed(response: Json) -> dict[str, list[Json]]:
     """Return the reasoning items of a reply, which later requests must repeat.
 
-    The keys are the ids of the reply's tool calls, or the reply's own id if it has no calls. The value of
-    every key is the list of all these items. The result is empty if the reply has no reasoning.
+    The keys are the ids of the reply's tool calls, or the reply's own id if it has no calls.
     """
     items = response["output"]
     reasoning = [item for item in items if item["type"] == "reasoning"]
@@ -271,10 +266,7 @@ def events(response: Json, request: Json) -> Iterator[bytes]:
 
 
 def _item(item: Json) -> tuple[Json, list[tuple[str, Json]]]:
-    """Return an output item as a stream first shows it, still empty, and the events that then fill it.
-
-    Each event is a pair: its kind and its content.
-    """
+    """Return an output item, still empty, and the events (kind and content) that fill it in a stream."""
     match item["type"]:
         case "message":
             steps = [
@@ -352,7 +344,7 @@ _PARTS = {
 
 
 def refusals(body: Json, owed: Owed) -> Iterator[str]:
-    """Yield each reason to refuse a request, for example that it does not repeat the reasoning in `owed`."""
+    """Yield each reason to refuse a request. It must repeat the reasoning in `owed`."""
     for field in body.keys() - _FIELDS:
         if field in _MOVED:
             yield (
@@ -438,7 +430,6 @@ def _check_parts(where: str, said: str | list[Json], known: Mapping[str, set[str
 
 
 def _pairs(items: list[Json]) -> Iterator[str]:
-    """Yield an error if a call has no output after it, or an output has no call before it."""
     waiting: list[str] = []
     for item in items:
         if item.get("type") == "function_call":
@@ -453,12 +444,11 @@ def _pairs(items: list[Json]) -> Iterator[str]:
 
 
 def _reasoning(items: list[Json], owed: Owed, *, kept: bool) -> Iterator[str]:
-    """Check the reasoning items that a request repeats from earlier replies. Yield a text for each error.
+    """Yield an error for each reasoning item that was changed, or left out before a repeated tool call.
 
-    A client must not change a reasoning item, and must not leave it out if it repeats the tool call after it.
     With `kept`, the endpoint stores its replies, so a request may repeat just the id of an item.
     """
-    # Leave out reasoning from replies in the other two formats: it has no ids.
+    # Reasoning from replies in the other two formats has no ids.
     sent = {item["id"]: item for group in owed.values() for item in group if "id" in item}
     run: list[str] = []
     for item, following in zip(items, [*items[1:], {}], strict=False):
