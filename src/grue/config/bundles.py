@@ -1,8 +1,7 @@
 """Unpack an `.mcpb` bundle: an untrusted zip file with an MCP server and its `manifest.json`.
 
-Only plain files and folders are written, and only below the bundle's own folder. The bundle is unpacked into
-a temporary folder, which gets its final name when it is complete. So a kill or an error leaves no incomplete
-bundle. Size limits apply to the unpacked bytes, not to the sizes that the zip file declares.
+Only plain files and folders are written, and only below the bundle's own folder. A kill or an error leaves no
+incomplete bundle. Size limits apply to the unpacked bytes, not to the sizes that the zip file declares.
 """
 
 import hashlib
@@ -60,8 +59,7 @@ class Bundle:
     def unpack(self, folder: Path, *, executable: str = "") -> None:
         """Write the bundle's files into `folder`, which must not exist yet.
 
-        Only the file `executable`, a path inside the bundle, gets the permission to be executed; empty: no
-        file gets it.
+        Only the file `executable`, a path inside the bundle, may be executed; empty: no file.
 
         Raises:
             MCPConfigError: The bundle is damaged or too large, or the folder cannot be written.
@@ -103,7 +101,9 @@ class Bundle:
 def opened(path: Path, sha256: str | None = None) -> Iterator[Bundle]:
     """Open a bundle, and check its list of files before any of them is written.
 
-    If `sha256` is given, the digest of the bundle's file must be equal to it.
+    Args:
+        path: The bundle's file.
+        sha256: The digest that the file must have, in hexadecimal; `None`: any.
 
     Raises:
         MCPConfigError: The file cannot be read, is not a bundle or has another digest. Or the bundle has too
@@ -136,7 +136,7 @@ def _digest(file: BufferedReader) -> str:
 
 
 def _ends_with_signature(file: BufferedReader) -> bool:
-    """Return whether `mcpb sign` has appended a signature to the archive."""
+    # `mcpb sign` appends a signature to the archive.
     file.seek(max(0, file.seek(0, os.SEEK_END) - len(_SIGNATURE_END)))
     return file.read() == _SIGNATURE_END
 
@@ -150,8 +150,7 @@ def _check_list(file: BufferedReader) -> None:
     if at < 0 or at + _END.size > len(tail):
         raise MCPConfigError("It is not a zip file.")
     _, _, _, _, count, size, _, _ = _END.unpack_from(tail, at)
-    # Refuse ZIP64, the format for archives with more than 65,535 files. A ZIP64 archive gives the number of
-    # files a second time. `zipfile` reads the second number, but the check below only the first.
+    # ZIP64 is refused, because `zipfile` reads the number of files of such an archive from another place.
     if tail[max(0, at - _LOCATOR_BYTES) :].startswith(_LOCATOR_MARK) or size > _MOST_LISTED:
         raise MCPConfigError("It lists too many files.")
     if count > MOST_FILES:
@@ -166,7 +165,7 @@ def _checked(listed: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
     seen: set[str] = set()
     folders: set[str] = set()
     for info in listed:
-        # Check the name as the archive has it: `info.filename` has only the part before a NUL character.
+        # `info.filename` has only the part of the name before a NUL character.
         name = info.orig_filename
         parts = name.rstrip("/").split("/")
         mode = info.external_attr >> 16
@@ -176,14 +175,12 @@ def _checked(listed: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
             raise MCPConfigError(f"It has a file with the name '{printable(name, 200)}'.")
         if stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
             raise MCPConfigError(f"'{printable(name, 200)}' is a link or a device, and not a file.")
-        # Refuse other compression methods: for these, `read(n)` of `zipfile` may unpack much more than n
-        # bytes into memory. They are rare in bundles.
+        # For other compression methods, `read(n)` of `zipfile` may unpack much more than n bytes into memory.
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise MCPConfigError("It is damaged, encrypted, or packed in an unusual way.")
         if name.endswith("/"):
             continue
-        # On some file systems, names that differ only in upper and lower case stand for the same file. So two
-        # such names count as one name that occurs twice.
+        # On some file systems, names that differ only in upper and lower case stand for the same file.
         key = name.casefold()
         above = {"/".join(parts[:depth]).casefold() for depth in range(1, len(parts))}
         if key in seen or key in folders or above & seen:

@@ -1,9 +1,8 @@
 """Read the files that users write: TOML, YAML, strict JSON. A `Document` knows each value's line.
 
-Of YAML, only what JSON can express is read: mappings with texts as keys, lists, texts, numbers, `true`,
-`false` and `null`. `yes`, dates and times are texts, as in YAML 1.2. Tags, aliases and duplicate keys are
-refused: settings do not need them, and with aliases a short file can describe an endless value. In JSON,
-comments, duplicate keys and NaN are refused.
+Of YAML, only what JSON can express is read. `yes`, dates and times are texts, as in YAML 1.2. Tags, aliases
+and duplicate keys are refused: with aliases a short file can describe an endless value. In JSON, comments,
+duplicate keys and NaN are refused.
 
 Source: R2.3, P5
 """
@@ -25,7 +24,7 @@ from grue.runtime.files import write_whole
 MAX_CONFIG_BYTES = 16 * 2**20
 """Size limit of a configuration file."""
 MAX_YAML_CHARS = 2**20
-"""Longest YAML document that is read. The parser needs a second or more for a document of this length."""
+"""Longest YAML document that is read; the parser needs a second or more for it."""
 
 T = TypeVar("T")
 KeyPath = tuple[int | str, ...]
@@ -42,7 +41,7 @@ class Document:
 
     Args:
         path: The file.
-        value: The parsed content: dictionaries, lists, texts, numbers. TOML's dates are as in `tomllib`.
+        value: The parsed content. TOML's dates are as in `tomllib`.
         find_lines: Returns the one-based lines of the values, by their paths. A value in a dictionary has the
             line of its key. Called when the first error is reported.
     """
@@ -54,7 +53,7 @@ class Document:
 
     @cached_property
     def lines(self) -> Mapping[KeyPath, int]:
-        """The line of each value, counted from 1, by the value's path. Some values are missing."""
+        """The line of each value, counted from 1, by its path. Some values have none."""
         return self._find_lines()
 
     def line(self, keys: KeyPath) -> int | None:
@@ -73,7 +72,7 @@ class Document:
         return self.errors([MCPConfigError.Problem(keys, problem)])
 
     def errors(self, problems: Sequence[MCPConfigError.Problem]) -> MCPConfigError:
-        """Return one error for several wrong values, of which there must be at least one."""
+        """Return one error for several wrong values, at least one."""
         said = "\n".join(f"{self.place(problem.keys)}{problem.text}" for problem in problems)
         return MCPConfigError(said, path=str(self.path), line=self.line(problems[0].keys), problems=problems)
 
@@ -86,7 +85,7 @@ class YamlDocument(Document):
         return super().line(keys) or 1
 
     def convert(self, kind: type[T]) -> T:
-        """Return the document as a Struct of this type. An empty document gives the Struct's defaults.
+        """Return the document as a Struct of this type; of an empty document, with the defaults.
 
         Raises:
             MCPConfigError: A key is unknown, or a value does not fit. The error names the line and the key.
@@ -155,14 +154,13 @@ def read_config_text(path: Path, *, if_missing: str) -> str:
 def replace_file(path: Path, text: str, *, mode: int = 0o666) -> None:
     """Write a whole file, so that a reader finds either the old text or the new one.
 
-    The permissions are `mode`, less the process's umask. By default others may read the file, because it is
-    meant to be shared.
+    The permissions are `mode`, less the process's umask: by default, others may read the file.
 
     Raises:
         MCPConfigError: The file cannot be written.
     """
     try:
-        # A lone surrogate, which a tool's name may contain, has no UTF-8 form: it is written as an escape.
+        # A tool's name may contain a lone surrogate, which has no UTF-8 form.
         write_whole(path, text.encode("utf-8", "backslashreplace"), mode=mode)
     except OSError as error:
         raise MCPConfigError(f"Cannot write {path}: {error.strerror}.", path=str(path)) from error
@@ -190,15 +188,14 @@ def parse_toml(text: str, path: Path) -> Document:
         raise MCPConfigError(
             f"{path} is not valid TOML: {exc}.", path=str(path), line=line, column=column
         ) from exc
-    # raised if the document is nested too deeply, or a number or a date is out of range
+    # Raised if the document is nested too deeply, or a number or a date is out of range.
     except (RecursionError, ValueError) as exc:
         raise MCPConfigError(f"{path} is not usable TOML: {exc}.", path=str(path)) from exc
     return Document(path, value, lambda: _toml_lines(text.replace("\r\n", "\n")))
 
 
 def _position(message: str, text: str) -> tuple[int, int]:
-    # Before Python 3.14 a TOML error has the position only in its message. If the message names no position,
-    # the error is at the end of the document.
+    # Before Python 3.14 a TOML error has the position only in its message, and none at the document's end.
     if match := re.search(r"at line (\d+), column (\d+)", message):
         return int(match[1]), int(match[2])
     return text.count("\n") + 1, len(text) - text.rfind("\n")
@@ -214,8 +211,7 @@ _TOML = re.compile(
 def _toml_lines(text: str) -> dict[KeyPath, int]:
     """Return the lines of the table headers and keys of a valid document, but not of keys in inline tables.
 
-    `tomllib` does not report lines. So this function finds each header and each `key =` in the text, and lets
-    `tomllib` parse each of them alone, as `[header]` or as `key = 0`, to learn the names in it.
+    `tomllib` does not report lines, so it parses each `[header]` and `key = 0` alone.
     """
     lines: dict[KeyPath, int] = {}
     counts: dict[KeyPath, int] = {}
@@ -247,7 +243,7 @@ def _names(statement: str) -> list[str]:
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Yield for each TOML statement its line number and its beginning: `[header]`, or the key before `=`."""
+    """Yield for each TOML statement its line number and its `[header]`, or its key before `=`."""
     number, depth, start, ends = 1, 0, -1, False
     for token in _TOML.finditer(text):
         found = token[0]
@@ -270,8 +266,7 @@ def parse_json(text: str, source: Path) -> Document:
     """Parse strict JSON. Errors name `source`, the file that the text is from.
 
     Raises:
-        MCPConfigError: `text` is not strict JSON. For a syntax error, the error names line and column, and
-            never quotes the text, which may contain a secret.
+        MCPConfigError: `text` is not strict JSON. The error never quotes the text, which may have a secret.
     """
     try:
         value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_such_number)
@@ -296,7 +291,6 @@ _JSON = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[\]{},:\n]|[^\s"\[\]{},:]++')
 
 
 def _json_lines(text: str) -> dict[KeyPath, int]:
-    """Return the line number of each key and list item of a valid JSON document, by its path."""
     lines: dict[KeyPath, int] = {(): 1}
     keys: list[int | str] = []
     opened: list[str] = []
@@ -324,11 +318,11 @@ def _json_lines(text: str) -> dict[KeyPath, int]:
 
 
 def converted(document: Document, kind: type[T], what: str, remedy: str) -> T:
-    """Convert a document to the type `kind`. Used for files that grue writes itself.
+    """Convert a document that grue itself writes to the type `kind`.
 
     Raises:
         MCPConfigError: The document does not fit `kind`. The text is "FILE is not WHAT: ... Restore it, or
-            remove it and REMEDY", for example with "a tool lock" and "approve the tools again".
+            remove it and REMEDY".
     """
     try:
         return msgspec.convert(document.value, kind)
@@ -419,7 +413,7 @@ def parse_yaml(text: str, path: Path, *, first_line: int = 1) -> YamlDocument:
 
 
 def _fields(kind: Any, keys: KeyPath) -> tuple[str, ...]:
-    """Return the field names of the Struct that is at the path `keys` in a Struct of the type `kind`."""
+    """Return the field names of the Struct at `keys` in a Struct of the type `kind`."""
     for key in filter(lambda key: isinstance(key, str), keys):
         kind = _struct_in(next(each.type for each in msgspec.structs.fields(kind) if each.encode_name == key))
     return tuple(field.encode_name for field in msgspec.structs.fields(kind))
@@ -433,8 +427,6 @@ def _struct_in(declared: Any) -> Any:
 
 
 class _Reading:
-    """Converts YAML nodes to Python values, and records each value's line."""
-
     def __init__(self, path: Path, first_line: int) -> None:
         self.lines: dict[KeyPath, int] = {}
         self._path = path

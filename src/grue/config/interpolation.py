@@ -1,15 +1,12 @@
 r"""Expand `${...}` in configuration values, and read the variables of an `envFile`.
 
-The notation is that of other hosts' files of MCP servers. `${VAR}`, `${VAR:-default}` and `${env:VAR}` read
-the environment; `${workspaceFolder}`, `${userHome}` and `${grueServers}` (the folder of the servers that come
-with grue) are folders. As in a shell, a default also replaces an empty variable. The value of a variable
-is not expanded again, and never appears in an error.
+`${VAR}`, `${VAR:-default}` and `${env:VAR}` read the environment; `${workspaceFolder}`, `${userHome}` and
+`${grueServers}` (the folder of the servers that come with grue) are folders. As in a shell, a default also
+replaces an empty variable. The value of a variable is not expanded again, and never appears in an error.
 
-An `envFile` has one `NAME=value` a line, in the part of the dotenv format on which parsers agree. Empty lines
-and lines that start with `#` are skipped. A leading `export` is allowed. If a name occurs twice, the last
-value wins. A value without quotes ends at ` #` or at the end of the line. In single quotes a value is
-literal; in double quotes `\n`, `\r`, `\t`, `\"` and `\\` are escapes. Quoted values may span lines. Variables
-inside a value are not expanded, because parsers disagree about that.
+An `envFile` has one `NAME=value` a line, in the part of the dotenv format on which parsers agree: `#`
+comments, `export`, single quotes (literal), double quotes with the escapes `\n`, `\r`, `\t`, `\"` and `\\`.
+Variables inside a value are not expanded, because parsers disagree about that.
 """
 
 import re
@@ -51,7 +48,7 @@ def expand(text: str, scope: Scope, place: str) -> str:
 
     Raises:
         MCPConfigError: A variable is not set and has no default, or an expression is not supported. The error
-            names variables, and never shows values or defaults.
+            shows no values or defaults.
     """
     return _EXPRESSION.sub(lambda match: _value(match, scope, place), text)
 

@@ -1,12 +1,11 @@
 """Read `mcp_config.json`, which names the MCP servers and says how each is started.
 
-The format is the one that other hosts use: servers under `mcpServers`, VS Code's `servers` or Zed's
-`context_servers`, in strict JSON. A key of a server that looks like a misspelling of a key of grue is an
-error. Any other key that grue does not use becomes a warning (`MCPConfig.warnings`), except keys such as
-`description` and `autoApprove` (`_HARMLESS_KEYS`), which do not change how a server works.
+The format is that of other hosts: servers under `mcpServers`, VS Code's `servers` or Zed's `context_servers`,
+in strict JSON. A key that looks like a misspelling of one of grue's is an error. Any other key that grue does
+not use becomes a warning (`MCPConfig.warnings`).
 
-`${...}` is expanded when a server is used, not when the file is read. A server that is never used may
-therefore refer to variables that are not set, and an `MCPConfig` holds no secret that comes from a variable.
+`${...}` is expanded when a server is used, not when the file is read. So a server that is never used may
+refer to variables that are not set, and an `MCPConfig` holds no secret that comes from a variable.
 
 Source: R2.1-3, R2.6, P5
 """
@@ -69,12 +68,12 @@ T = TypeVar("T")
 DEFAULT_FILE_NAME = "mcp_config.json"
 ROOT_KEYS = ("mcpServers", "servers", "context_servers")
 
-# Keys of other hosts that can be ignored without a warning. They are about which calls need no approval, and
-# about how a list of servers is displayed. In grue, `ToolPolicy` decides on approvals.
+# Keys of other hosts that need no warning: they are about which calls need no approval, which is up to
+# `ToolPolicy`, and about how a list of servers is displayed.
 _HARMLESS_KEYS = frozenset(
     ("alwaysAllow", "autoApprove", "description", "dev", "enabled", "gallery", "icon", "source", "trust")
 )
-# Keys of other hosts that grue does not implement. Each gives a warning, not the error for a misspelt key.
+# Keys of other hosts that grue does not implement, and that are no misspelt keys.
 _UNUSED_KEYS = frozenset(("oauth", "startup"))
 _MISSPELT_FROM = 0.75
 
@@ -136,12 +135,11 @@ def _seconds(value: float) -> float:
 
 
 def _sandbox(value: Any) -> Any:
-    sandbox_of(value)  # only a check; the value stays as written, since `${...}` is expanded later
+    sandbox_of(value)  # only a check: `${...}` is expanded later
     return value
 
 
 def _auth_form(value: object) -> str | None:
-    """Return `_SWITCH` for `true` or `false`, `_TABLE` for a table, and `None` for any other value."""
     if isinstance(value, bool):
         return _SWITCH
     return _TABLE if isinstance(value, Mapping | AuthConfig) else None
@@ -186,11 +184,7 @@ class ToolsConfig(BaseModel):
 def _with_auth(entry: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     """Replace another host's `oauth` or `auth` in a server's entry by grue's `auth`.
 
-    Returns:
-        The entry, and the keys of the other host's table that grue does not use.
-
-    Raises:
-        ValueError: The other host's table is not understood, or the entry has an `oauth` and an `auth`.
+    Returns the entry, and the keys of the other host's table that grue does not use.
     """
     key = "auth" if is_of_another_host(entry.get("auth")) else "oauth"
     if key not in entry or "url" not in entry:
@@ -206,11 +200,7 @@ def _with_auth(entry: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, 
 
 
 def _with_tools(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Replace other hosts' keys for the choice of tools, such as `enabledTools`, by grue's `tools`.
-
-    Raises:
-        ValueError: The entry has two keys for the tools to offer, or two for the tools to leave out.
-    """
+    """Replace other hosts' keys for the choice of tools, such as `enabledTools`, by grue's `tools`."""
     found = {"include": INCLUDING, "exclude": EXCLUDING}
     present = {kind: [key for key in keys if key in entry] for kind, keys in found.items()}
     both = [key for keys in present.values() for key in keys]
@@ -347,7 +337,7 @@ class MCPServerConfig(BaseModel):
 
 
 class _NoServersError(MCPConfigError, ValueError):
-    """No server is configured. Also a `ValueError`, because existing host programs catch a `ValueError`."""
+    """No server is configured. Existing host programs catch a `ValueError`."""
 
 
 class MCPConfig(BaseModel):
@@ -391,9 +381,8 @@ class MCPConfig(BaseModel):
             environ: Variables for `${VAR}`, looked up when a server is used; default: the process's own.
             workspace_folder: Value of `${workspaceFolder}`, and base of a relative `cwd`; default: the folder
                 of the file.
-            named: `True`: the user named the file in a command or a call. `False`: `mcp_config_file` in the
-                settings names it. If the file is missing, the error says how to correct the call or the
-                settings.
+            named: Whether the user named the file in a command or a call, and not in the settings. The error
+                about a missing file says how to correct either.
 
         Raises:
             MCPConfigError: The file is missing, is not strict JSON (the error names line and column), or has
@@ -479,7 +468,7 @@ class MCPConfig(BaseModel):
 
     @property
     def ignored_servers(self) -> tuple[str, ...]:
-        """The servers that `get_server_config` ignores: all but the first. A host should report their names.
+        """The servers that `get_server_config` ignores: all but the first.
 
         Source: R2.6
         """
@@ -487,7 +476,7 @@ class MCPConfig(BaseModel):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """A sentence for each key in a server's table that has no effect, or perhaps not the intended one."""
+        """A sentence for each key of a server that has no effect, or perhaps not the intended one."""
         return tuple(
             f"MCP server {name!r}: {warning}"
             for name, server in self.mcpServers.items()
@@ -529,14 +518,13 @@ class MCPConfig(BaseModel):
 def edit_servers(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
     """Change the servers of a file, which is created if it does not exist, and keep everything else in it.
 
-    `edit` gets the dictionary of the entries and changes it; if it raises an exception, the file is not
-    changed. A kill leaves either the old file or the new one. If two programs change the file at once, one
-    waits for the other.
+    `edit` changes the dictionary of the entries; if it raises, the file stays. A kill leaves either the old
+    file or the new one. If two programs change the file at once, one waits for the other.
 
     Raises:
         MCPConfigError: The file is invalid, would become invalid, or cannot be written.
     """
-    path = path.resolve()  # if `path` is a symbolic link, change the file that it points to
+    path = path.resolve()  # change the file that a symbolic link points to
     try:
         with _one_at_a_time(path.parent):
             there = path.exists()
@@ -566,7 +554,6 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
 
 
 def _in_our_words(name: str, entry: Any, startup_key: str, place: Callable[..., str]) -> Any:
-    """Return the entry with its key `startup_key` renamed to `startup_timeout_seconds`."""
     if startup_key == _STARTUP or not isinstance(entry, Mapping) or startup_key not in entry:
         return entry
     if _STARTUP in entry:
@@ -580,7 +567,7 @@ def tool_servers(config: MCPConfig, place: Callable[[KeyPath], str] = lambda _: 
 
     Raises:
         MCPConfigError: A variable is not set, or `to_tool_server` refuses a server. The text begins with what
-            `place` returns for the server, such as its file and line.
+            `place` returns for the server.
     """
     found: dict[str, McpServer] = {}
     for name in config.mcpServers:
@@ -596,7 +583,7 @@ def tool_servers(config: MCPConfig, place: Callable[[KeyPath], str] = lambda _: 
 def to_tool_server(name: str, config: MCPServerConfig, *, offline: bool = False) -> McpServer:
     """Convert a configuration without `${...}` to the type that the transports take; read its `envFile`.
 
-    With `offline`, a server that npx starts is started without downloads.
+    With `offline`, npx downloads nothing.
 
     Raises:
         MCPConfigError: The `envFile` cannot be read, or the URL or a header is invalid.
@@ -629,14 +616,13 @@ def to_tool_server(name: str, config: MCPServerConfig, *, offline: bool = False)
 
 
 def without_network(server: T) -> T:
-    """Return the server; if npx starts it, return a copy whose environment tells npx to download nothing."""
+    """Return the server; if npx starts it, a copy whose environment tells npx to download nothing."""
     if not isinstance(server, StdioServer) or Path(server.command).name != "npx":
         return server
     return replace(server, env={**server.env, "npm_config_offline": "true"})
 
 
 def _box(config: MCPServerConfig) -> Sandbox | None:
-    """Return the box that a server's entry asks for; `None`: no box, also if `sandboxEnabled` is `false`."""
     if config.sandboxEnabled is False:
         return None
     if config.sandboxEnabled and config.sandbox is None:
@@ -670,7 +656,7 @@ def _options(config: MCPServerConfig) -> ServerOptions:
 
 
 def _root_key(document: Document) -> str:
-    """Return which of `ROOT_KEYS` the file has, such as `mcpServers`; empty: none of them."""
+    """Return which of `ROOT_KEYS` the file has; empty: none of them."""
     source, value = document.path, document.value
     if not isinstance(value, dict):
         raise MCPConfigError(
@@ -706,7 +692,7 @@ _WITH_VARIABLES = ("command", "cwd", "envFile", "args", "env", "sandbox", "url",
 
 def _expanded(name: str, config: MCPServerConfig, scope: Scope) -> MCPServerConfig:
     def at(key: str, value: Any) -> Any:
-        """Return a value of the entry with `${...}` expanded in every text. `key` is its name in errors."""
+        # `key` is the name of the value in errors.
         match value:
             case str():
                 return expand(value, scope, f"MCP server {name!r}: {key}")
@@ -728,7 +714,7 @@ def _expanded(name: str, config: MCPServerConfig, scope: Scope) -> MCPServerConf
 
 
 def _entry_problem(error: ErrorDetails) -> MCPConfigError.Problem:
-    """Describe an invalid entry. A value may be a secret, so only its kind is named (`a string`)."""
+    # A value may be a secret, so only its kind is named.
     keys = tuple(part for part in error["loc"][1:] if part not in (_KEY, _TABLE, _SWITCH))
     match error["type"]:
         case "value_error":

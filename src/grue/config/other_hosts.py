@@ -1,12 +1,11 @@
 """Find the MCP servers that other hosts on this machine have, and copy their entries without secrets.
 
-To support another host, add a line to `_places`. `grue init` offers the servers that are found. The hosts'
-files are only read, never changed. A file that cannot be read or has no servers is skipped.
+To support another host, add a line to `_places`. The hosts' files are only read, never changed.
 
 Values that may be secret become `${NAME}` in a copied entry. Values of `env` and `headers` are kept only if
-they are plainly harmless: a short number, a word such as `true` or `debug`, a path. All others are replaced,
-because code cannot recognise every secret; if a harmless value was replaced, the user sets the variable
-`NAME` to it. Arguments and URLs are kept, unless a name or the form of the value suggests that it is secret.
+they are plainly harmless: a short number, a word such as `true` or `debug`, a path. Code cannot recognise
+every secret, so all others are replaced, and the user sets the variable `NAME`. Arguments and URLs are kept,
+unless a name or the form of the value suggests that it is secret.
 """
 
 import json
@@ -59,9 +58,7 @@ class CopiedEntry(Struct, frozen=True):
 
 
 def copied(name: str, entry: Mapping[str, Any]) -> CopiedEntry:
-    """Return another host's entry for a server in grue's form: without secrets and without unknown keys.
-
-    Other hosts' forms are converted, such as Windsurf's `serverUrl`, or a `command` that is an object.
+    """Return another host's entry for a server in grue's form, without secrets and unknown keys.
 
     Raises:
         MCPConfigError: A value has the wrong type.
@@ -179,10 +176,7 @@ class _Copy:
         return self._variable(label) if private or any(map(_is_token, parts)) else text
 
     def _expressions(self, text: str) -> str:
-        """Replace `${input:NAME}` and `${NAME:-SECRET}` in a text by `${NAME}`.
-
-        If the text has a secret outside of these, return a `${...}` in place of the whole text.
-        """
+        # If the text has a secret outside of its `${...}`, all of it is replaced.
 
         def written(found: re.Match[str]) -> str:
             default = found["default"]
@@ -197,7 +191,7 @@ class _Copy:
 
 
 def _is_token(part: str) -> bool:
-    """Return whether a part of a path or an argument looks random. A package's name and version do not."""
+    # A package's name and version do not look random.
     plain = part.rpartition("@")[0] or part
     return (
         _TOKEN.fullmatch(plain) is not None
@@ -250,10 +244,7 @@ def _places(home: Path, project: Path) -> Iterator[tuple[str, Path]]:
 
 
 def find_hosts(home: Path, project: Path) -> list[FoundServers]:
-    """Return the servers of every host whose file exists and has servers, those of the project first.
-
-    `home` is the user's home folder, `project` the folder of the project.
-    """
+    """Return the servers of every host whose file exists and has servers, those of the project first."""
     found = []
     for host, path in _places(home, project):
         if path.is_file():
@@ -269,7 +260,7 @@ def find_hosts(home: Path, project: Path) -> list[FoundServers]:
 def read_host(path: Path, host: str | None = None) -> FoundServers:
     """Return the servers of one host's file: JSON, JSON with comments, or TOML.
 
-    Without the name of the `host`, the file's path is used as its name.
+    Without `host`, the file's path is the host's name.
 
     Raises:
         MCPConfigError: The file cannot be read or has no servers.
@@ -306,7 +297,7 @@ def _parsed(path: Path) -> Any:
 
 
 def _without_comments(text: str) -> str:
-    """Convert JSON with comments and trailing commas, as editors write it, to plain JSON."""
+    # Editors write JSON with comments and trailing commas.
     text = _STRING_OR_COMMENT.sub(lambda found: found[0] if found[0].startswith('"') else " ", text)
     return _STRING_OR_COMMA.sub(lambda found: found[0] if found[0].startswith('"') else "", text)
 

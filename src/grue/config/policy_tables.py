@@ -16,8 +16,7 @@ reply_tokens = 4_000
 above = 40
 ```
 
-The paths in an error's `problems` start at the table. The caller, who knows the file, puts the path to the
-table before them.
+The paths in an error's `problems` start at the table. The caller puts the path to the table before them.
 """
 
 from collections.abc import Mapping
@@ -76,7 +75,7 @@ def _rule(rule: Any, number: int) -> Any:
 
 
 def _listed(table: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return the table. If its value of `key` is a text, the result has a list with this text instead."""
+    """Return the table. A text under `key` becomes a list with this text."""
     return {**table, key: [table[key]]} if isinstance(table.get(key), str) else table
 
 
@@ -105,6 +104,6 @@ def _error(keys: KeyPath, text: str) -> MCPConfigError:
 
 
 def _said(keys: KeyPath) -> str:
-    """Return a path of keys in words: `rules, number 2, verdict: ` for `("rules", 1, "verdict")`."""
+    # Such as `rules, number 2, verdict: ` for `("rules", 1, "verdict")`.
     words = [f"number {key + 1}" if isinstance(key, int) else key for key in keys]
     return f"{', '.join(words)}: " if keys else ""

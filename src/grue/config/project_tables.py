@@ -1,7 +1,6 @@
 """Read grue's tables of a TOML file: `[tool.grue.*]`, and for older projects `[tool.zorkgpt.*]`.
 
-A file may have some settings below `[tool.grue]` and others below `[tool.zorkgpt]`. A setting that is below
-both is an error, because one of the two values would have no effect.
+A setting that is in both is an error, because one of the two values would have no effect.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,14 +33,13 @@ class ProjectTables(Struct, frozen=True):
     def place(self, table: str, key: str = "") -> str:
         """Return a table's full name in the file, such as `tool.zorkgpt.mcp` for the table `mcp`.
 
-        If the file has `[tool.grue.mcp]` and `[tool.zorkgpt.mcp]`, return the name of the table that contains
-        `key`.
+        If the file has both tables, return the name of the one that contains `key`.
         """
         found = [root for (name, each), root in self.roots.items() if name == table and key in ("", each)]
         return f"{found[0] if found else GRUE}.{table}"
 
     def error(self, table: str, problems: Sequence[MCPConfigError.Problem]) -> MCPConfigError:
-        """Return one error for wrong values of a table. Each path in `problems` begins with a key of it."""
+        """Return one error for wrong values of a table; their paths start at the table."""
         return self.document.errors([self.placed(table, each) for each in problems])
 
     def placed(self, table: str, problem: MCPConfigError.Problem) -> MCPConfigError.Problem:
@@ -60,7 +58,7 @@ def read_project_tables(path: Path) -> ProjectTables:
     Raises:
         MCPConfigError: The file is missing or not TOML (the error names line and column), a value stands
             where a table should, `[tool.grue]` has an unknown table, or a setting is both below `[tool.grue]`
-            and below `[tool.zorkgpt]` (the error names the key, both tables and their lines).
+            and below `[tool.zorkgpt]`.
     """
     found, problems = gather_project_tables(path)
     if problems:
@@ -69,9 +67,7 @@ def read_project_tables(path: Path) -> ProjectTables:
 
 
 def gather_project_tables(path: Path) -> tuple[ProjectTables, list[MCPConfigError.Problem]]:
-    """Return the settings of a TOML file, and the problems that were found.
-
-    A problem is an unknown table, or a setting that is both below `[tool.grue]` and below `[tool.zorkgpt]`.
+    """Return the settings of a TOML file, and its unknown tables and settings in both places as problems.
 
     Raises:
         MCPConfigError: The file is missing or not TOML, or a value stands where a table should.

@@ -64,8 +64,8 @@ class AuthConfig(BaseModel):
 SECRETS = ("client_secret", "private_key", "identity_client_secret", "identity_token")
 """The keys of `auth` whose values are secrets."""
 
-# Other hosts' names for grue's keys. Claude Code and Gemini CLI write a table `oauth`, and Cursor writes an
-# `auth` with keys in capitals. Codex uses grue's names.
+# Other hosts' names for grue's keys: Claude Code and Gemini CLI write a table `oauth`, Cursor an `auth` with
+# keys in capitals. Codex uses grue's names.
 _THEIRS = {
     "clientId": "client_id",
     "CLIENT_ID": "client_id",
@@ -86,11 +86,11 @@ def is_of_another_host(auth: object) -> bool:
 def auth_of_other_hosts(oauth: object) -> tuple[dict[str, Any] | bool, tuple[str, ...]]:
     """Return grue's `auth` for another host's `oauth`, and the keys of `oauth` that grue does not use.
 
-    For example, grue does not use URLs of the authorization server, because it asks the MCP server for them.
+    grue does not use URLs of the authorization server, for example: it asks the MCP server for them.
 
     Raises:
-        ValueError: `oauth` is not understood. The error's text continues a sentence that begins with the
-            key's name. It shows no value of `oauth`.
+        ValueError: `oauth` is not understood. The text continues a sentence that begins with the key's name,
+            and shows no value.
     """
     if isinstance(oauth, bool):
         return oauth, ()
@@ -128,8 +128,8 @@ def _port(address: str) -> int | None:
 def to_oauth(name: str, config: AuthConfig | bool | None, headers: dict[str, str]) -> OAuth | None:
     """Return the OAuth settings of a server for the transports; `None`: grue only sends the server's headers.
 
-    `config` is the server's `auth` with its texts expanded; `False`: no OAuth. Even without an `auth`, grue
-    can log in if the server asks for that, unless the headers have an `Authorization`.
+    Even without an `auth`, grue can log in if the server asks for that, unless the headers have an
+    `Authorization`.
 
     Raises:
         MCPConfigError: The settings contradict one another, or the private key cannot be read.
@@ -158,7 +158,7 @@ def expanded_auth(
 ) -> AuthConfig | bool | None:
     """Return `auth` with each text replaced by `at(key, text)`, which expands the text's `${...}`.
 
-    Paths of files become absolute. Relative paths start from `beside`, the folder of the configuration file.
+    Relative paths of files start from `beside`, the folder of the configuration file.
     """
     if not isinstance(auth, AuthConfig):
         return auth

@@ -1,13 +1,12 @@
 """Make an entry for `mcp_config.json` from a published description of a server.
 
 The description is the `server.json` of an MCP registry, or the `manifest.json` of an `.mcpb` bundle.
-Everything in it is untrusted. The description chooses the program that will run, so `cli/add.py` shows the
-entry to the user before it is written. A description must not choose anything that the entry does not show:
+Everything in it is untrusted, and it chooses the program that will run. So `cli/add.py` shows the entry to
+the user before it is written, and a description must not choose anything that the entry does not show:
 
 - The entry starts only the launcher of its kind of package (npx, uvx, docker), with a package's name and
   version. A URL in place of the name is refused, because npx would install from it.
 - A `${...}` in the description would read the user's environment when the server starts, so it is refused.
-  grue itself writes `${...}` for folders, and for the variables that the description asks for by name.
 - An entry with characters that a terminal acts on is refused.
 """
 
@@ -66,7 +65,7 @@ Ask = Callable[[Wanted], tuple[str, ...]]
 
 
 _PACKAGE = "package/"
-"""The namespace that is put before the name of a package that the user names without a description."""
+"""The namespace of a package that the user names without a description."""
 
 
 class Described(Struct, frozen=True, kw_only=True):
@@ -77,8 +76,7 @@ class Described(Struct, frozen=True, kw_only=True):
         title: The description's text about the server.
         entry: The value under the name.
         variables: Variables that have to be set in the environment.
-        optional: Environment variables that the server could use too. They are not set, so the entry leaves
-            them out.
+        optional: Environment variables that the server could use too. They are not set.
         paths: Files and folders that the user gave to the server.
         kind: What is started: `npm`, `pypi`, `oci`, `mcpb`, or `remote` for an address.
         others: Other ways to run the server that the description has, such as `pypi` or `remote`.
@@ -215,11 +213,8 @@ def _chosen(
 ) -> tuple[_Server, str, _Package | _Transport, tuple[str, ...]]:
     """Choose the first of a description's packages and URLs that grue can use and that is of `kind`.
 
-    `kind` is `npm` or `remote`, for example; `None`: any kind.
-
-    Returns:
-        The parsed description, the kind of the chosen package or URL, this package or URL, and the kinds of
-        the others.
+    Returns the parsed description, the kind of the chosen package or URL, this package or URL, and the kinds
+    of the others.
     """
     if isinstance(description, Mapping) and isinstance(description.get("server"), Mapping):
         description = description["server"]
@@ -253,7 +248,7 @@ def offered_bundle(description: object, *, kind: str | None = None) -> OfferedBu
         return None
     try:
         address = urlsplit(offer.identifier)
-    except ValueError:  # `urlsplit` refuses a host with an unbalanced bracket
+    except ValueError:  # a host with an unbalanced bracket
         address = urlsplit("")
     if address.scheme not in ("http", "https") or not address.hostname or "@" in address.netloc:
         raise MCPConfigError(f"The description has no address of its bundle: {_quoted(offer.identifier)}.")
@@ -297,10 +292,7 @@ def default_name(name: str) -> str:
 
 
 class _Entry:
-    """Builds a server's entry for `mcp_config.json`, and collects what the user is told about the entry.
-
-    The user is told the variables that the entry reads, further optional variables, and the entry's paths.
-    """
+    """Builds a server's entry for `mcp_config.json`, and collects what the user is told about the entry."""
 
     def __init__(self, name: str, ask: Ask, env: Collection[str]) -> None:
         self.name, self._ask, self._env = name, ask, env
@@ -310,18 +302,14 @@ class _Entry:
         self.paths: list[str] = []
 
     def described(self, title: str, kind: str, others: tuple[str, ...] = ()) -> Described:
-        """Check the entry, and return it with what the user is told about it, such as its title.
-
-        Raises `MCPConfigError` if the entry breaks a rule in the module's docstring.
-        """
+        """Check the entry against the rules in the module's docstring, and return it."""
         allowed = {"workspaceFolder", "userHome", *self.variables}
         for text in _texts(self.entry):
             if not text.isprintable():
                 raise MCPConfigError(f"The description has a control character in {_quoted(text)}.")
             for inside, end in _EXPRESSION.findall(text):
                 if not end or inside not in allowed:
-                    # Check the finished entry, and not the values of the description: two harmless values,
-                    # such as "$" and "{HOME}", may be joined in the entry.
+                    # Two harmless values of the description, such as "$" and "{HOME}", may be joined here.
                     raise MCPConfigError(
                         f"The description has {_quoted(text)}: a '${{...}}' would read your environment."
                     )
@@ -416,11 +404,7 @@ class _Entry:
             self.entry["env"] = env
 
     def secret(self, variable: str, *, required: bool) -> tuple[str, ...]:
-        """Return a tuple with the value for a secret in the entry, such as `${API_KEY}` for `API_KEY`.
-
-        If the secret is not required and the variable is not set, return an empty tuple, and add the variable
-        to `self.optional`, so that the user is told about it.
-        """
+        """Return the value for a secret, such as `${API_KEY}`; nothing if it is optional and not set."""
         if required or variable in self._env:
             self.variables.append(variable)
             return (f"${{{variable}}}",)
@@ -438,8 +422,8 @@ class _Entry:
         for each in listed:
             _named(each.name, form)
             if (each.is_secret or looks_secret(each.name)) and not each.value:
-                # The variable for a header's secret begins with the server's name. Otherwise a key that the
-                # user has set for another purpose could be sent to this server.
+                # A header's variable begins with the server's name. Otherwise a key that the user has set for
+                # another purpose could be sent to this server.
                 variable = each.name if form is _VARIABLE else _variable_for(f"{self.name}_{each.name}")
                 values = self.secret(variable, required=each.is_required)
             else:
@@ -487,13 +471,13 @@ class _Entry:
         )
 
     def _filled(self, template: str, variables: Mapping[str, _Input]) -> str:
-        """Replace each `{NAME}` by the value of the variable `NAME`, if it is in `variables`."""
+        """Replace each `{NAME}` by the value of the variable `NAME`."""
         values: dict[str, str] = {}
         for name, given in variables.items():
             if f"{{{name}}}" in template:
                 needed = msgspec.structs.replace(given, is_required=True, variables={})
                 values[name] = "".join(self._values(needed, name))
-        # All names are replaced in one pass, so that braces in a value are not replaced again.
+        # One pass: braces in a value are not replaced again.
         return re.sub(r"\{([^{}]*)\}", lambda found: values.get(found[1], found[0]), template)
 
 
@@ -555,17 +539,12 @@ def read_manifest(
 
 
 def entry_point(manifest: object) -> str:
-    """Return the path of the bundle's program, inside the bundle.
-
-    Return an empty text if the bundle needs a program from outside, such as `node` or `python`.
-    """
+    """Return the path of the bundle's program in the bundle; empty: it needs one from outside, as `node`."""
     read = _converted(manifest, _Manifest, "the manifest of a bundle")
     return read.server.entry_point if read.server.type == "binary" else ""
 
 
 class _Fill:
-    """Replaces each `${...}` in a manifest by its value."""
-
     def __init__(self, entry: _Entry, folder: str, options: Mapping[str, _Option]) -> None:
         self._entry, self._options = entry, options
         self._values: dict[str, tuple[str, ...]] = {}
@@ -637,7 +616,7 @@ def _converted(value: object, kind: type[_T], what: str) -> _T:
 
 
 def _variable_for(name: str) -> str:
-    """Return the environment variable for a value: `FILES_API_KEY` for the key `api-key` of `files`."""
+    # Such as `FILES_API_KEY` for the key `api-key` of `files`.
     plain = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_").upper()
     return plain if _VARIABLE.fullmatch(plain) else f"MCP_{plain}"
 

@@ -1,10 +1,9 @@
 """`GameConfiguration`: the settings of `pyproject.toml` that a turn needs.
 
-These tables are read: `[tool.grue.mcp]`, `.tool_policy`, `.context`, `.tool_search`, `.llm`,
-`.agent_sampling`, `.retry` and `.budget`. An unknown key is an error. A setting that these tables lack is
-taken from the same table below `[tool.zorkgpt]`. Below `[tool.zorkgpt]`, the tables `llm`, `agent_sampling`,
-`retry` and `budget` belong to a larger project, so unknown keys in them are ignored. Every value is checked
-when it is set, whether from a file, by a keyword or by an assignment.
+An unknown key is an error. A setting that the tables of `[tool.grue]` lack is taken from the same table below
+`[tool.zorkgpt]`. There, the tables `llm`, `agent_sampling`, `retry` and `budget` belong to a larger project,
+so unknown keys in them are ignored. Every value is checked when it is set, whether from a file, by a keyword
+or by an assignment.
 
 Source: R2.4, R13, P4, P45
 """
@@ -61,14 +60,13 @@ _STRICT = ConfigDict(strict=True, extra="forbid", validate_assignment=True, hide
 
 
 def _as_written(value: Any, check: Callable[[Any], float]) -> Any:
-    # Return the value and not the result of `check`, which is a float: 30 stays an int, so that messages say
-    # "30s" and not "30.0s".
+    # The result of `check` is a float: 30 stays an int, so that messages say "30s" and not "30.0s".
     check(value)
     return value
 
 
 def _base_url(value: Any, check: Callable[[Any], str]) -> str:
-    """Refuse anything but an HTTP base URL. The error never shows the value, which may be a key."""
+    # The error never shows the value, which may be a key.
     url = check(value)
     try:
         parts = urlsplit(url)
@@ -109,10 +107,9 @@ _Count = Annotated[int, Field(ge=1)]
 
 
 class Unwritten(int):
-    """The type of a default number. It shows that the number is not set by the user.
+    """The type of a default number, which grue may replace, unlike a number that the user has set.
 
-    grue may replace a default number, but not a number that the user has set. For example, the default of
-    10 s for a server's start becomes 60 s if `npx` starts the server.
+    For example, the default of 10 s for a server's start becomes 60 s if `npx` starts the server.
     """
 
 
@@ -126,7 +123,7 @@ _Share = Annotated[float, Field(ge=0, le=1), WrapValidator(_as_written)]
 class _Table:
     """Base of the settings: turns pydantic's errors into `MCPConfigError`s, which show no secrets.
 
-    Each entry of `problems` is about one field. Its text continues a sentence that begins with the field's
+    Each of their `problems` is about one field. Its text continues a sentence that begins with the field's
     name: "is 0; it should be ...".
     """
 
@@ -211,7 +208,7 @@ class NextModel(_Table):
 
 
 def _next_models(value: Any) -> Any:
-    """Convert the `then` tables of a file to `NextModel`s. An error names the table and the key."""
+    # An error names the table and the key.
     if not isinstance(value, list):
         return value
     models: list[Any] = []
@@ -403,7 +400,7 @@ class GameConfiguration(_Table):
 
 
 def _whole(error: MCPConfigError) -> list[MCPConfigError.Problem]:
-    """Return the error's text as a problem without keys, which means that the whole table is wrong."""
+    # A problem without keys means that the whole table is wrong.
     return [MCPConfigError.Problem((), str(error))]
 
 
@@ -418,10 +415,7 @@ def _chosen(table: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
 def _unknown_keys(
     project: ProjectTables, known: Mapping[str, Sequence[str]]
 ) -> Iterator[MCPConfigError.Problem]:
-    """Yield a problem for each unknown key of a table.
-
-    Below `[tool.zorkgpt]`, only the table `mcp` is checked: the other tables belong to a larger project.
-    """
+    # Below `[tool.zorkgpt]`, the tables other than `mcp` belong to a larger project.
     for (table, key), root in project.roots.items():
         names = known.get(table)
         if names is None or key in names or (root == ZORKGPT and table != "mcp"):
@@ -434,12 +428,10 @@ def _unknown_keys(
 
 
 def _toml_place(name: str) -> tuple[str, str]:
-    """Return the table and the key in TOML of a field of `GameConfiguration`, such as `mcp`, `enabled`."""
     return ("mcp", name.removeprefix(_MCP)) if name.startswith(_MCP) else ("llm", name)
 
 
 def _what_is_wrong(error: ErrorDetails) -> str:
-    """Return what is wrong with a setting, to put after the setting's name: "is 0; it should be ..."."""
     wanted = fault_text(error["msg"]).removeprefix("Input ").removeprefix("String ")
     if error["type"] == "value_error":
         return f"{wanted}."

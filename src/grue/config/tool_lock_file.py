@@ -1,9 +1,9 @@
 """Read and write `mcp_tools.lock`, the file of approved tool definitions, and the listing file beside it.
 
-Both files are in the folder of `mcp_config.json` and are meant to be committed. The lock is sorted JSON with
-one digest a line, so that it can be reviewed in a diff. The listing file, `mcp_tools.listing.json`, has the
-tools as the servers listed them when they were approved, in the form of `tools/list` results. A server's
-listing is used only if its tools have the digests that are in the lock.
+Both files are in the folder of `mcp_config.json` and are meant to be committed. The lock has one digest a
+line, so that it can be reviewed in a diff. The listing file, `mcp_tools.listing.json`, has the approved tools
+in the form of `tools/list` results. A server's listing is used only if its tools have the digests that are in
+the lock.
 """
 
 import json
@@ -76,8 +76,8 @@ def write(
 ) -> tuple[m.ToolDrifted, ...]:
     """Approve the tools that servers list now, and return the changes to the file, server by server.
 
-    The file is replaced as a whole. `keep` names servers whose digests stay although they are not in
-    `tools_by_server`, such as one that could not be started. All other servers are removed from the file.
+    `keep` names servers whose digests stay although they are not in `tools_by_server`, such as one that could
+    not be started. All other servers are removed from the file.
 
     Raises:
         MCPConfigError: The file exists and is not a tool lock, or it cannot be written.

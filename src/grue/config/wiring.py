@@ -50,15 +50,14 @@ class Configured(Struct, frozen=True):
 
     @property
     def llm(self) -> LlmSettings:
-        """The settings of the configured endpoint. Raises `MCPConfigError` if it cannot be asked."""
+        """The settings of the configured endpoint. Raises as `llm_settings`."""
         return llm_settings(self.config)
 
 
 def from_configuration(path: str | PathLike[str], *, servers: bool = True) -> Configured:
     """Load a TOML file and, unless it turns MCP off, the file of servers that it names.
 
-    If the TOML file names no file of servers, `mcp_config.json` in the same folder is used. With
-    `servers=False`, neither the file of servers nor the tool lock is read.
+    With `servers=False`, neither the file of servers nor the tool lock is read.
 
     Raises:
         MCPConfigError: A file is missing or invalid.
@@ -84,9 +83,7 @@ def from_configuration(path: str | PathLike[str], *, servers: bool = True) -> Co
 
 
 def takes_servers(config: GameConfiguration, project: ProjectTables | None) -> bool:
-    """Return whether to use the file that configures the servers (`config.mcp_config_path`).
-
-    It is used if MCP is turned on. It is also used if it exists and the settings do not turn MCP off.
+    """Return whether to use the file of the servers: MCP is on, or the file exists and MCP is not off.
 
     `project` has the tables of the file that `config` was read from; `None`: it was not read from a file.
     """
@@ -108,8 +105,6 @@ def read_servers(path: str | PathLike[str] = "mcp_config.json") -> dict[str, Mcp
 
 def tool_lock(config: GameConfiguration) -> ToolLock | None:
     """Return the tool lock of the configured servers; `None`: every tool may be offered.
-
-    The result is `None` if there is no lock, or if the setting `mcp_tool_lock` is `off`.
 
     Raises:
         MCPConfigError: The lock is invalid; or it is missing, and `mcp_tool_lock` is `refuse`.
@@ -211,10 +206,7 @@ def model_for(
 
 
 def _fields_of(given: Mapping[str, Any]) -> Any:
-    """Return a Struct class whose fields are those of `LlmSettings` named in `given`.
-
-    `msgspec.convert` uses it to check the types of the given values.
-    """
+    # `msgspec.convert` uses the class to check the types of the given values.
     types = {each.name: each.type for each in msgspec.structs.fields(LlmSettings)}
     return msgspec.defstruct("Given", [(name, types[name]) for name in given])
 

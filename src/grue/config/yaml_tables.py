@@ -1,7 +1,7 @@
 """Tables that the YAML files of several hosts contain: the model, the MCP servers, the policy for tools.
 
 A host declares these tables as fields of its own Struct, converts its file with `YamlDocument.convert`, and
-passes each table to a function of this module. Errors name the file, the line and the key.
+passes each table to a function of this module.
 """
 
 from collections.abc import Callable, Mapping
@@ -134,7 +134,6 @@ def _read_entries(
     source: Path | None = None,
     place: Callable[[KeyPath], str] = lambda _: "",
 ) -> dict[str, McpServer]:
-    """Return the servers, with every `${VAR}` replaced. `place` gives the prefix of an error about a key."""
     config = MCPConfig.from_mapping(entries, source=source, place=place, startup_key="timeout_seconds")
     return tool_servers(config, place)
 
