@@ -1,6 +1,5 @@
 """Boxes: what a program that grue starts may read, write, execute and connect to, and how that is enforced.
 
-The modules here know nothing of MCP, turns or models. `box.py` has the description that a user writes;
-`places.py` turns it into files and folders; `kernel.py` and `seccomp.py` have Linux enforce it; `launch.py`
-starts a program in its box.
+`box.py` has the description that a user writes; `places.py` turns it into files and folders; `kernel.py` and
+`seccomp.py` have Linux enforce it; `launch.py` starts a program in its box.
 """

@@ -1,7 +1,6 @@
 """The description of a box, as a user writes it in Python or in JSON: `Sandbox` and its presets.
 
-Nothing here looks at the file system. `places.py` turns the description into absolute folders when a program
-is started.
+Nothing here looks at the file system: `places.py` does.
 """
 
 import ipaddress
@@ -183,16 +182,14 @@ def _of_table(table: Mapping[Any, Any]) -> Sandbox:
     try:
         return msgspec.convert(dict(table), Sandbox)
     except (msgspec.ValidationError, MCPConfigError) as error:
-        # The error's text can be shown, because it reveals no secret: it has the key and the types, and a
-        # value only if that is the name of an unknown preset.
+        # The error's text reveals no secret: it has the key and the types, or the name of an unknown preset.
         raise ValueError(str(error).removeprefix("sandbox: ").rstrip(".")) from None
 
 
 def _of_vscode(table: Mapping[Any, Any]) -> Sandbox:
-    """Read a table in the form of VS Code's MCP configuration; `sandbox_of` shows an example.
+    """Read a table in the form of VS Code's MCP configuration.
 
-    The program may write only the paths in `allowWrite`. If `allowRead` is missing or empty, the program may
-    read all files.
+    Without `allowRead`, the program may read all files, as in VS Code.
     """
     parts: dict[str, dict[str, tuple[str, ...]]] = {}
     for part, keys in table.items():

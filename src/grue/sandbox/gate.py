@@ -1,17 +1,15 @@
 """The network of a box that lists hosts: a proxy on loopback, and the check of each `connect`.
 
-The program has no network of its own. The seccomp filter stops each `connect` of the program and asks the
-gate. The gate makes an allowed connection itself, on a copy of the program's socket. If it let the program's
-own call continue, another thread of the program could change the address after the check. Three kinds of
-connections are allowed: to this gate's proxy, to a listed port of this machine (`localhost:5432`), and to a
-listed IP address. If the box opens Unix sockets, connections to a path are allowed, too. All others are
-refused.
+The seccomp filter stops each `connect` of the program and asks the gate. The gate makes an allowed connection
+itself, on a copy of the program's socket. If it let the program's own call continue, another thread of the
+program could change the address after the check. Allowed are connections to this gate's proxy, to a listed
+port of this machine (`localhost:5432`), to a listed IP address, and to a path if the box opens Unix sockets.
 
-The proxy understands CONNECT and plain HTTP. It resolves names itself, and connects to the address that it
-has checked. It serves only connections that the gate has made, so that no other program of this machine can
-use it. It decrypts nothing. Each program has its own gate, which ends with it.
+The proxy understands CONNECT and plain HTTP, and decrypts nothing. It resolves names itself, and connects to
+the address that it has checked. It serves only connections that the gate has made, so that no other program
+of this machine can use it.
 
-Everything here runs in threads of the gate: one that waits for events, and one for each connection.
+Each program has its own gate, which runs in threads: one that waits for events, and one for each connection.
 """
 
 import contextlib
@@ -52,8 +50,7 @@ _MOST_REFUSALS = 20
 _LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost")
 _SHARED = ipaddress.ip_network("100.64.0.0/10")
 _TRANSLATED = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "::/96")))
-"""Ranges of IPv6 addresses whose last 32 bits are an IPv4 address: a translator forwards them to that
-address."""
+"""IPv6 ranges whose last 32 bits are an IPv4 address, to which a translator forwards."""
 
 
 class Refusal(Struct, frozen=True):
@@ -62,7 +59,7 @@ class Refusal(Struct, frozen=True):
     Attributes:
         where: The `host:port`.
         why: The reason, a sentence without a full stop.
-        allow: The entry to add to `Sandbox.network`, so that the connection is allowed.
+        allow: The entry of `Sandbox.network` that would allow the connection.
     """
 
     where: str
@@ -110,13 +107,13 @@ class Gate:
         return {**found, "NO_PROXY": direct, "no_proxy": direct, "NODE_USE_ENV_PROXY": "1"}
 
     def serve(self, listener: int) -> None:
-        """Start to decide about the program's calls, which seccomp reports on the descriptor `listener`."""
+        """Start to decide about the program's calls, which the seccomp filter reports on `listener`."""
         self._listener = listener
         self._thread = threading.Thread(target=self._wait, name="grue-gate", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
-        """Close the proxy and all its connections. Safe to repeat."""
+        """Close the proxy and all its connections. Repeatable."""
         with self._changed:
             if self._ended:
                 return
@@ -178,8 +175,7 @@ class Gate:
     ) -> tuple[int, int] | None:
         """Make the program's call of `listen` or `connect`, if it is allowed.
 
-        Return the errno (0: success) and the flags of the answer. `None`: the call may block, so another
-        thread makes it and answers.
+        Return the errno (0: success) and the flags of the answer; `None`: another thread answers.
         """
         if call == _listen_number():
             return self._listen(listener, key, pid, arguments[0], arguments[1] & 0xFFFF), 0
@@ -190,8 +186,8 @@ class Gate:
             return self._connect(found), 0
 
     def _reply(self, key: int, error: int, flags: int = 0) -> None:
-        # Hold the lock, so that no other thread closes the listener: the number of a closed descriptor may
-        # soon belong to another file.
+        # Without the lock, another thread could close the listener, and its number could belong to another
+        # file by then.
         with self._changed, contextlib.suppress(OSError):  # the program may have ended while it waited
             if self._listener is not None:
                 fcntl.ioctl(self._listener, SEND, bytearray(ANSWER.pack(key, 0, -error, flags)))
@@ -213,13 +209,11 @@ class Gate:
         finally:
             os.close(pidfd)
         try:
-            # This ioctl fails if the process no longer waits for the answer. As long as it waits, no other
-            # process can have got its id `pid`.
+            # This fails if the process no longer waits for the answer, so that its id may be another's.
             fcntl.ioctl(listener, _ID_VALID, bytearray(struct.pack("=Q", key)))
             blocks = os.get_blocking(own)
             found = socket.socket(fileno=own)
-            # `socket.socket` applies Python's default timeout, and so changes the blocking mode of the
-            # program's socket, which is shared; undo that
+            # `socket.socket` has changed the blocking mode, which the program's socket shares.
             os.set_blocking(own, blocks)
             return found
         except OSError:
@@ -229,16 +223,13 @@ class Gate:
     def _listen(self, listener: int, key: int, pid: int, fd: int, backlog: int) -> int:
         with self._copy_of(listener, key, pid, fd) as own:
             if own.family != socket.AF_UNIX:
-                # `listen` without `bind` opens a port that the kernel chooses. Landlock only checks `bind`.
+                # A port without `bind` would be chosen by the kernel, and Landlock only checks `bind`.
                 return errno.EACCES
             own.listen(backlog)
             return 0
 
     def _hands_over(self, key: int, asked: "_Asked") -> bool:
-        """Start a thread that makes the connection, if connecting may block. Return whether one was started.
-
-        No thread is started while `_MOST_CONNECTIONS` are open.
-        """
+        """Start a thread that connects, if connecting may block. Return whether one was started."""
         leads_on = self._unix if asked.place is None else asked.place != ("127.0.0.1", self.port)
         waits = leads_on and os.get_blocking(asked.socket.fileno())
         with self._changed:
@@ -360,10 +351,7 @@ class Gate:
                     self._open.discard(remote)
 
     def _reach(self, client: socket.socket, host: str, port: int) -> socket.socket | None:
-        """Connect to `host` for the client, if the box lists it, and return the socket.
-
-        `None`: the connection is not allowed, or failed. The client was told why.
-        """
+        """Connect to `host` for the client; `None`: refused or failed, and the client was told why."""
         if self._record:
             self._see(host, port)
         elif not self._allows(host, port):
@@ -412,8 +400,7 @@ class Gate:
     def _may_be(self, host: str, address: str, port: int) -> bool:
         """Return whether a program may connect to `address`, which belongs to the allowed host `host`.
 
-        A private address has to be in the box's list of hosts itself. Two exceptions: a loopback address of
-        `localhost`, and any address if the gate only records.
+        A private address has to be listed itself, unless it is the loopback address of `localhost`.
         """
         if self._record or not _is_private(address):
             return True
@@ -425,7 +412,7 @@ def _entry(host: str, port: int) -> str:
 
 
 class _Asked(Struct, frozen=True):
-    """The arguments of a program's `connect`: a copy of its socket, the address, and the process's id."""
+    """The arguments of a program's `connect`, with a copy of its socket, and the process's id."""
 
     socket: socket.socket
     address: bytes
@@ -489,7 +476,7 @@ def _is_private(address: str) -> bool:
 
 
 def _read_head(client: socket.socket) -> tuple[bytes, bytes]:
-    """Read an HTTP request's head. Return it without the empty line, and the bytes received after it.
+    """Return an HTTP request's head without the empty line, and the bytes received after it.
 
     Raises:
         ValueError: The head is too long, or it did not come within the time limit.
@@ -525,10 +512,7 @@ def _say(client: socket.socket, status: int, text: str) -> None:
 
 
 def _relay(one: socket.socket, other: socket.socket) -> None:
-    """Copy bytes both ways until both sides have ended or none has sent for `_IDLE_S`.
-
-    Stop after `_MOST_BYTES` in both directions together.
-    """
+    """Copy bytes both ways until both sides have ended, or a limit of time or bytes is reached."""
     poll, left = select.poll(), _MOST_BYTES
     to = {one.fileno(): (one, other), other.fileno(): (other, one)}
     for fd in to:

@@ -1,8 +1,7 @@
 """Enforce a box with Linux's Landlock, seccomp and capabilities, and say which of them this machine lacks.
 
-`confine` applies a box to the calling thread, for good. Landlock's rules, the seccomp filter, `no_new_privs`
-and the capabilities belong to a thread, and the processes that the thread starts inherit them. So `launch.py`
-makes a thread for each program, which calls `confine`, starts the program, and ends.
+`confine` applies a box to the calling thread, for good. The processes that the thread starts inherit it. So
+`launch.py` makes a thread for each program, which calls `confine`, starts the program, and ends.
 """
 
 import ctypes
@@ -67,9 +66,9 @@ class Coverage(Struct, frozen=True, kw_only=True):
     listener: bool
 
     def missing(self, *, hosts: bool) -> tuple[str, ...]:
-        """Return a sentence for each thing that a box needs and this machine does not have.
+        """Return a sentence for each thing that a box needs and this machine lacks.
 
-        `hosts`: whether the box lists the hosts that the program may connect to.
+        `hosts`: whether the box lists hosts.
         """
         if not self.supported:
             return (f"boxes are enforced on Linux with x86-64 or ARM64 only, and this is {self.system}",)
@@ -95,7 +94,7 @@ class Coverage(Struct, frozen=True, kw_only=True):
 
 @functools.cache
 def coverage() -> Coverage:
-    """Find out which limits this machine can enforce. The kernel is asked only once, in about 0.1 ms."""
+    """Find out what this machine can enforce. The kernel is asked only once, in about 0.1 ms."""
     about = os.uname()
     system = f"{about.sysname} {about.release} on {about.machine}"
     if sys.platform != "linux" or machine() is None:
@@ -114,8 +113,7 @@ def coverage() -> Coverage:
 class Rule(Struct, frozen=True):
     """The allowed access to a file, or to everything in a folder.
 
-    `access` is a combination of flags such as `READ_FILE` and `EXECUTE`. `path` must be free of symbolic
-    links: if it contains one when the rule is added to a ruleset, the rule allows nothing.
+    `path` must be free of symbolic links: a rule for a path with one allows nothing.
     """
 
     path: str
@@ -125,15 +123,18 @@ class Rule(Struct, frozen=True):
 def confine(ruleset: int, rules: Iterable[Rule], wanted: Wanted, mark: str = "") -> int | None:
     """Put the calling thread into a box, for good.
 
-    If `wanted.ask` names calls, return the descriptor of the filter's listener. Parts of the box that this
-    kernel cannot enforce are left out without an error: the caller checks `coverage` before.
+    Parts of the box that this kernel cannot enforce are left out without an error: the caller checks
+    `coverage` before.
 
     Args:
         ruleset: A ruleset that `ruleset_of` made for the same `network`. `confine` closes it.
-        rules: Files and folders that the box may access, besides those that the rules of `ruleset` allow.
+        rules: Files and folders that the box may access, besides those of `ruleset`.
         wanted: The parts of the box that the seccomp filter enforces.
-        mark: A name for the thread, of at most 15 characters. If it is given and the kernel can do it, the
-            kernel writes refusals to the audit log. The first record of a box contains the thread's name.
+        mark: A name for the thread, of at most 15 characters, by which `refusals` finds the box in the
+            kernel's audit log; empty: refusals are not logged.
+
+    Returns:
+        The descriptor of the filter's listener; `None` if `wanted.ask` names no calls.
 
     Raises:
         SandboxError: The kernel refused.
@@ -199,12 +200,12 @@ def _add(ruleset: int, rules: Iterable[Rule], version: int) -> None:
 
 
 def _add_one(ruleset: int, rule: Rule, handled: int) -> None:
-    # The path is opened without following links: another boxed program that still runs could have replaced a
-    # folder by a link since the path was resolved.
+    # No link is followed: since the path was resolved, another boxed program could have replaced a folder by
+    # one.
     syscall = _libc().syscall
     place = syscall(_OPENAT2, _AT_FDCWD, os.fsencode(rule.path), _NO_LINKS, _HOW_BYTES)
     if place < 0:
-        return  # The path is gone, or this user may not see it, so there is nothing to allow.
+        return  # the path is gone, or this user may not see it
     try:
         access = rule.access & handled
         while access:
@@ -212,7 +213,7 @@ def _add_one(ruleset: int, rule: Rule, handled: int) -> None:
             if added == 0:
                 return
             if ctypes.get_errno() == errno.EINVAL and access & ~_OF_FILES:
-                access &= _OF_FILES  # The rule is for a file, and some rights exist for folders only.
+                access &= _OF_FILES  # the rule is for a file, and some rights exist for folders only
                 continue
             if ctypes.get_errno() != errno.EBADFD:  # EBADFD: a pipe or a socket, which needs no rule
                 _must(added, "landlock_add_rule")
@@ -222,7 +223,7 @@ def _add_one(ruleset: int, rule: Rule, handled: int) -> None:
 
 
 def _drop_capabilities() -> None:
-    """Drop all capabilities except those for files. With `no_new_privs`, no program can get them back."""
+    # Capabilities for files stay. With `no_new_privs`, no program can get the others back.
     libc = _libc()
     header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
     now = ctypes.create_string_buffer(24)
@@ -246,7 +247,7 @@ def _install_code(code: bytes, *, listens: bool) -> int | None:
         _must(_seccomp(_SET_MODE_FILTER, 0, described), "seccomp")
         return None
     # Without `_WAIT_KILLABLE`, a signal interrupts a call while the listener decides about it, and programs
-    # in Go get signals all the time. Linux before 5.19 refuses the flag, so the loop then tries without it.
+    # in Go get signals all the time. Linux before 5.19 refuses the flag.
     for flags in (_NEW_LISTENER | _WAIT_KILLABLE, _NEW_LISTENER):
         listener = _seccomp(_SET_MODE_FILTER, flags, described)
         if listener >= 0 or ctypes.get_errno() != errno.EINVAL:
@@ -255,9 +256,7 @@ def _install_code(code: bytes, *, listens: bool) -> int | None:
 
 
 def watch(calls: tuple[str, ...]) -> int | None:
-    """Report `calls` (system calls) of this thread to a listener, and return the listener's descriptor.
-
-    No call is refused.
+    """Report the system calls `calls` of this thread to a listener, and return the listener's descriptor.
 
     Raises:
         SandboxError: The kernel refused.
@@ -267,10 +266,7 @@ def watch(calls: tuple[str, ...]) -> int | None:
 
 
 def connect(descriptor: int, address: bytes) -> int:
-    """Connect a socket to an address. Return 0, or the errno of the failure.
-
-    `address` has the bytes of a C `sockaddr`, of any family. `socket.connect` takes other forms of addresses.
-    """
+    """Connect a socket to the C `sockaddr` in `address`. Return 0, or the errno of the failure."""
     done = _libc().connect(descriptor, address, len(address))
     return 0 if done == 0 else ctypes.get_errno()
 

@@ -1,8 +1,8 @@
 """Start a program in its box: check what can be enforced, confine a thread, start the program from it.
 
-The restrictions of `kernel.confine` belong to a thread, and the processes that the thread starts inherit
-them. So each start has its own thread. The alternatives are worse: Python code between `fork` and `exec` is
-not safe in a program with threads, and a helper program that confines itself would have to be started first.
+Each start has its own thread, because a box is inherited from the thread. Python code between `fork` and
+`exec` is not safe in a program with threads, and a helper program that confines itself would have to be
+started first.
 """
 
 import contextlib
@@ -41,11 +41,11 @@ class SandboxWarning(RuntimeWarning):
 
 
 class Boxed:
-    """One start of a program in its box, and what has to be removed after its end. Made by `boxed`.
+    """One start of a program in its box, made by `boxed`, and what has to be removed after its end.
 
     Attributes:
-        env: The program's environment: the given one, with `TMPDIR` set to the scratch folder. If the box
-            opens nothing in the user's home, `HOME` is set to the scratch folder too.
+        env: The program's environment, with `TMPDIR` set to the scratch folder. If the box opens nothing in
+            the user's home, `HOME` is set to the scratch folder too.
         scratch: The scratch folder, which every box lets its program write. `end` removes it.
     """
 
@@ -74,7 +74,7 @@ class Boxed:
         if self.gate is not None:
             self.env.update(self.gate.environment())
         if not opens_home(box, cwd):
-            # Programs accept that a settings file in `HOME` is absent, but many fail if they may not read it.
+            # Programs accept that a file in `HOME` is absent, but many fail if they may not read it.
             self.env["HOME"] = self.scratch
 
     def run(self, start: Callable[[], Started]) -> Started:
@@ -119,8 +119,7 @@ class Boxed:
     def released(self) -> None:
         """Let the thread that started this program prepare the rules for the next start.
 
-        Call it when the program runs. If called earlier, the thread would compete with the caller for the
-        interpreter lock and delay the start.
+        Call it when the program runs: earlier, the thread would hold up the caller.
         """
         if self._thread is not None:
             self._thread.go_on()
@@ -146,7 +145,7 @@ class Boxed:
     def end(self) -> None:
         """Remove the scratch folder and close the gate. Call it when no process of the program is alive.
 
-        Safe to repeat.
+        Repeatable.
         """
         if self.gate is not None:
             self.gate.end()
@@ -160,16 +159,14 @@ class Boxed:
 
 
 def scratch_path() -> str:
-    """Return a path for a new scratch folder. The folder is not made."""
-    # `tempfile.mkdtemp` would take twice the time. The name is random, so no other folder has it.
+    """Return a path for a new scratch folder, which is not made: `tempfile.mkdtemp` takes twice the time."""
     return os.path.join(real_once(tempfile.gettempdir()), f"grue-box-{secrets.token_hex(8)}")  # noqa: PTH118
 
 
 def _remove(folder: str) -> None:
     """Remove a folder, even if folders in it are locked, or nested so deeply that no path reaches them.
 
-    The content of an inner folder is moved up to `folder` before the inner folder is removed. So there is no
-    recursion, and no path gets long.
+    The content of an inner folder is moved up to `folder` before the inner folder is removed.
     """
     os.chmod(folder, 0o700)  # noqa: PTH101 - as above
     top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -190,10 +187,9 @@ def _remove(folder: str) -> None:
 
 
 def _empty(folder: int, target: int, prefix: str, count: int) -> int:
-    """Move each entry of `folder` to `target`, and close `folder`. Both are open file descriptors.
+    """Move each entry of the open `folder` to the open `target`, and close `folder`.
 
-    In `target` the entries are called `prefix` and a number; the first number is `count` + 1. Return the last
-    number.
+    In `target` the entries are called `prefix` and a number above `count`. Return the last number.
     """
     try:
         for name in os.listdir(folder):
@@ -213,7 +209,7 @@ def _move(name: str, source: int, other: str, target: int) -> None:
 
 
 def _unlocked(name: str, folder: int) -> int:
-    """Set the mode of the folder `name` in `folder` to 0o700, and open it. Do not follow symbolic links."""
+    """Open the folder `name` in `folder`, made accessible. Do not follow symbolic links."""
     place = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
     try:
         os.chmod(f"/proc/self/fd/{place}", 0o700)  # noqa: PTH101
@@ -223,10 +219,7 @@ def _unlocked(name: str, folder: int) -> int:
 
 
 class Watching(Sandbox, frozen=True, kw_only=True):
-    """A box that limits nothing and records what the program does.
-
-    For a box of this class, `boxed` calls `start`, and returns the `Boxed` that `start` has made.
-    """
+    """A box that limits nothing and records what the program does; `start` makes its `Boxed`."""
 
     start: Callable[..., Boxed]
 
@@ -242,8 +235,13 @@ def boxed(
 ) -> Boxed:
     """Prepare a start in a box.
 
-    `program` is an absolute path. `cwd` is the program's working directory; `None`: the host's. `scratch` is
-    the path of the scratch folder, which is made here; `None`: a new path.
+    Args:
+        box: The box.
+        program: An absolute path.
+        args: The program's arguments.
+        env: The program's environment.
+        cwd: The program's working directory; `None`: the host's.
+        scratch: The path of the scratch folder, which is made here; `None`: a new path.
 
     Raises:
         SandboxError: This machine cannot enforce the box and `required` is set, or a path cannot be opened.
@@ -282,7 +280,7 @@ def is_enforced(box: Sandbox | None) -> bool:
 def reach(box: Sandbox | None) -> str:
     """Return in one line what a program in this box can reach, and what of the box is not enforced.
 
-    The line is empty if there is no box, or one that refuses nothing (`Watching`).
+    Empty if there is no box, or one that refuses nothing.
     """
     if box is None or isinstance(box, Watching):
         return ""
@@ -300,8 +298,7 @@ def opens_home(box: Sandbox, cwd: str) -> bool:
 class _Ahead(Struct, frozen=True):
     """A ruleset made in advance, so that the next program starts sooner: making one takes 5 us for each rule.
 
-    `process` is the id of the process that made it. A forked child of this process inherits the ruleset's
-    descriptor, but must not use it: rules that the child adds would apply to the parent's next program, too.
+    A forked child must not use it: its rules would apply to the next program of the parent, `process`, too.
     """
 
     system: tuple[Rule, ...]
@@ -313,11 +310,7 @@ _ahead: dict[bool, _Ahead] = {}
 
 
 def _take_ahead(system: tuple[Rule, ...], *, any_network: bool) -> int:
-    """Return a ruleset with the rules `system`: the one that `_make_ahead` has made, or a new one.
-
-    The ruleset from `_make_ahead` is not used if it has other rules, or if the parent of this forked process
-    made it.
-    """
+    """Return the ruleset that `_make_ahead` has made of the same rules in this process, or a new one."""
     found = _ahead.pop(any_network, None) if system else None
     if found is not None:
         if found.system is system and found.process == os.getpid():
@@ -337,8 +330,8 @@ def _make_ahead(system: tuple[Rule, ...], *, any_network: bool) -> None:
 class ConfinedThread(Generic[Started]):
     """A thread that calls `confined`, then `start`, waits for a call of `go_on`, and calls `afterwards`.
 
-    `confined` puts the thread into a box, so `afterwards` must not need what the box refuses. The thread is
-    not a `threading.Thread`, because a `threading.Thread` takes 0.1 ms more to start.
+    `afterwards` must not need what the box of `confined` refuses. A `threading.Thread` would take 0.1 ms more
+    to start.
     """
 
     def __init__(
@@ -360,14 +353,14 @@ class ConfinedThread(Generic[Started]):
     def call(self, serve: Callable[[int], object] | None) -> Started:
         """Start the thread, and return what `start` returns.
 
-        `serve` is called with the descriptor of the filter's listener while `start` runs, because a system
-        call in `start` may wait for the listener's answer. It is called in the caller's thread: a thread that
-        the confined thread starts would be confined, too.
+        `serve` gets the descriptor of the filter's listener while `start` runs, because a system call in
+        `start` may wait for the listener's answer. It is called in the caller's thread: a thread that the
+        confined thread starts would be confined, too.
         """
         self._runs.acquire()
         try:
             start_new_thread(self._run, ())
-        except RuntimeError as full:  # no further thread can be started on this machine, or by this user
+        except RuntimeError as full:  # no further thread can be started
             self._runs.release()
             raise SandboxError(f"A box needs a thread of its own: {full}.") from full
         if serve is not None:
@@ -384,7 +377,7 @@ class ConfinedThread(Generic[Started]):
         self._goes_on.put(None)
 
     def end(self) -> None:
-        """Wait for the end of the thread. Safe to repeat."""
+        """Wait for the end of the thread. Repeatable."""
         self.go_on()
         with self._runs:
             pass
@@ -398,8 +391,7 @@ class ConfinedThread(Generic[Started]):
     def _confine_and_start(self) -> None:
         try:
             if _thread_of_the_system() == self._asked_in:
-                # With gevent this code runs in a greenlet, and so in the host's own thread. The box would
-                # confine that thread until the host ends.
+                # With gevent this is the host's own thread, which would stay confined.
                 raise SandboxError("Threads are greenlets here, and a box needs a thread of its own.")
             self._listener.put(self._confined())
             self._result = self._start_it()
@@ -409,8 +401,7 @@ class ConfinedThread(Generic[Started]):
             return
         self._ended.put(None)
         self._goes_on.get()
-        # `_afterwards` prepares the ruleset for the next start. If it fails, the next start makes the ruleset
-        # itself, and raises the error then.
+        # If this fails, the next start makes the ruleset itself, and raises the error.
         with contextlib.suppress(SandboxError):
             self._afterwards()
 
@@ -429,7 +420,7 @@ def _lower(pid: int, which: int, value: int) -> None:
 
 
 def _tasks_of_user() -> int:
-    """Count the processes and threads of this user. `RLIMIT_NPROC` limits their total."""
+    # `RLIMIT_NPROC` limits the processes and threads of the user together.
     count = 0
     for name in os.listdir("/proc"):  # noqa: PTH208 - `Path` takes ten times as long
         with contextlib.suppress(OSError):

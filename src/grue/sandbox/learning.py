@@ -1,8 +1,7 @@
 """Learn a box: run a program without limits, record the files and hosts that it uses, and propose a box.
 
-A seccomp filter stops each of the program's relevant calls, the gate records it, and the call goes on. The
-gate reads a call's path from the program's memory, and the program could change the path after that. So the
-record is right for an honest program only. It does not protect against a malicious one.
+The gate reads a call's path from the program's memory, and the program could change the path after that. So
+the record is right for an honest program only.
 """
 
 import contextlib
@@ -46,7 +45,7 @@ class Watch:
         started: Programs that the program started.
         hosts: `host:port` of the connections; an IP address if the program did not use the proxy.
         unix: Whether the program used Unix sockets.
-        opened: The rules of the preset `pure` for the program. What they allow need not be proposed.
+        opened: The rules of the preset `pure` for the program, which need not be proposed.
         homes: The values of `HOME` that the program got. These folders are never proposed as a whole.
     """
 
@@ -60,9 +59,7 @@ class Watch:
         self.homes: dict[str, None] = {}
 
     def proposal(self, *, cwd: str) -> Sandbox:
-        """Return a narrow box that allows all that the program did.
-
-        If the program used many files of a folder, the box opens the folder.
+        """Return a narrow box that allows all that the program did; many files of a folder become the folder.
 
         Args:
             cwd: The program's working directory; it is written as `.` if the box opens it.
@@ -92,10 +89,7 @@ class Watch:
         return is_too_wide(folder) or any(within(home, folder) for home in self.homes)
 
     def _gathered(self, paths: list[str]) -> list[str]:
-        """Replace many files of a folder by the folder, and files of packages by the packages' folder.
-
-        This is not done for a folder that is too wide, such as a home folder.
-        """
+        """Replace many files of a folder by the folder, and files of packages by the packages' folder."""
         by_folder: dict[str, list[str]] = {}
         for path in paths:
             folder = path if os.path.isdir(path) else os.path.dirname(path)  # noqa: PTH112, PTH120
@@ -107,7 +101,7 @@ class Watch:
         return found
 
     def _reduced(self, paths: list[str]) -> list[str]:
-        """Leave out paths that are inside another path, and folders that are too wide, such as a home."""
+        """Leave out paths that are inside another path, and folders that are too wide."""
         wanted = sorted({path for path in paths if not (os.path.isdir(path) and self._is_too_wide(path))})  # noqa: PTH112
         return [path for path in wanted if not any(path != each and within(path, each) for each in wanted)]
 
@@ -118,7 +112,7 @@ def watching(watch: Watch) -> Sandbox:
 
 
 class Watched(Boxed):
-    """One start of a program that is watched. The program has a scratch folder, and keeps its `HOME`."""
+    """One start of a program that is watched. The program keeps its `HOME`."""
 
     def __init__(
         self,
@@ -141,7 +135,7 @@ class Watched(Boxed):
             watch.homes[os.path.realpath(env["HOME"])] = None
 
     def run(self, start: Callable[[], Started]) -> Started:
-        """Call `start` in a thread whose system calls are recorded, and return what `start` returns."""
+        """Call `start` in a thread whose system calls are recorded."""
         here = machine()
         assert here is not None, "the listener is there"
         names = tuple(name for name in (*_OPENS, *_CHANGES, *_STARTS, "connect") if name in here.calls)
@@ -153,7 +147,7 @@ class Watched(Boxed):
         """Set no limits."""
 
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:  # noqa: ARG002 - as `Boxed` has it
-        """Return an empty tuple, because this box refuses nothing."""
+        """Return an empty tuple."""
         return ()
 
 
@@ -193,7 +187,7 @@ class _WatchingGate(Gate):
         elif name in _CHANGES:
             for at in _CHANGES[name]:
                 path = _path(pid, arguments, at, is_at=name.endswith(("at", "at2")))
-                # `mkdir` of a folder that exists fails, so the program need not be allowed to write there.
+                # `mkdir` of a folder that exists fails, and needs no permission.
                 if not (name.startswith("mkdir") and os.path.lexists(path)):
                     self._changed_in(path)
         else:
@@ -222,7 +216,7 @@ def _path(pid: int, arguments: list[int], at: int, *, is_at: bool) -> str:
         raw = b""
         memory.seek(arguments[at])
         while b"\0" not in raw and len(raw) < _MOST_PATH:
-            # Read only to the end of the page: the next page may not be mapped.
+            # The next page may not be mapped.
             chunk = memory.read(4096 - (arguments[at] + len(raw)) % 4096)
             if not chunk:
                 break

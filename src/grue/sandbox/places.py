@@ -50,12 +50,13 @@ class Places(Struct, frozen=True):
 
     Attributes:
         system: Rules for the files of the system. As long as these files do not change, this is the same
-            object at each start, so `launch.py` can compare it with `is`. Empty if the box hides something.
-        own: Rules for all other files; if the box hides something, for all files.
+            object at each start, so that `launch.py` can compare it with `is`. Empty if the box hides
+            something.
+        own: Rules for all other files.
         opened: Files and folders that the program may read, besides the system's files.
         written: Files and folders that the program may write, besides the scratch folder.
-        broken: Folders that contain a hidden file or folder. Such a folder has no rule. Instead, each of its
-            files and folders that is not hidden when the program starts has a rule.
+        broken: Folders that contain a hidden file or folder. Instead of such a folder, each of its entries
+            that is there at the start and is not hidden has a rule.
     """
 
     system: tuple[Rule, ...]
@@ -101,7 +102,7 @@ def places_of(
                 f"The box lets the program write {path}, which does not exist.",
                 remedy="Create it, or leave it out.",
             )
-    # Resolve the links only once, so that the check and the rules are about the same files.
+    # Resolved only once, so that the check and the rules are about the same files.
     chain = tuple(_chain(program))
     _refuse_planted_interpreter(chain, written)
     own = [*own_folders(chain, args, cwd, written), *_module_folders(env, cwd)]
@@ -128,9 +129,11 @@ def own_folders(
 ) -> tuple[str, ...]:
     """Return the files and folders of a program's installation, and of its script's installation.
 
-    `chain` is the program's file, the files that it links to, and its interpreters. If an installation's
-    folder is the root or a home folder, or contains a home folder, only the program's file is returned in its
-    place. The program may have changed the files below `written`, so `.pth` files there add no folders.
+    Args:
+        chain: The program's file, the files that it links to, and its interpreters.
+        args: The program's arguments.
+        cwd: The program's working directory.
+        written: Folders that the program may have changed: `.pth` files there add no folders.
     """
     found: list[str] = []
     for path in chain:
@@ -156,7 +159,7 @@ def real_once(path: str) -> str:
 
 
 def real_path(path: str) -> str:
-    """Do the same as `os.path.realpath`, in a tenth of the time, because the kernel resolves the links."""
+    """Do the same as `os.path.realpath`, in a tenth of the time."""
     if sys.platform != "linux":
         return os.path.realpath(path)
     try:
@@ -187,7 +190,7 @@ def is_too_wide(folder: str) -> bool:
 
 
 def _chain(program: str) -> Iterator[str]:
-    """Yield a program's file, the file that it links to, and the same for the interpreter named by `#!`."""
+    # The `#!` of a script may name another script, or a link.
     for _ in range(4):
         real = real_path(program)
         yield program
@@ -200,11 +203,7 @@ def _chain(program: str) -> Iterator[str]:
 
 
 def _installation(path: str, written: Sequence[str] = ()) -> list[str]:
-    """Return `path`, a program or script, with its virtual environment, its package, or the folder it is in.
-
-    If the virtual environment is in a folder of `written`, its `.pth` files are not followed: the program
-    could have changed them.
-    """
+    """Return a program or script with its virtual environment, its package, or its folder."""
     if path.startswith(_opened_trees()):
         return [path]
     folder = os.path.dirname(os.path.abspath(path))  # noqa: PTH100, PTH120
@@ -231,8 +230,8 @@ def _installation(path: str, written: Sequence[str] = ()) -> list[str]:
 def _environment(root: str, written: Sequence[str]) -> list[str]:
     """Return the folders of the virtual environment `root`, of its base Python, and of its `.pth` files.
 
-    `written` are the folders that the program may write. If `root` is in one of them, its `.pth` files are
-    not read, because the program could name any folder in them.
+    If `root` is in a folder of `written`, which the program may write, its `.pth` files are not read: they
+    could name any folder.
     """
     found = [root]
     changeable = any(within(real_path(root), real_path(folder)) for folder in written)
@@ -250,7 +249,7 @@ def _environment(root: str, written: Sequence[str]) -> list[str]:
 
 
 def _pth_files(folder: str) -> tuple[str, ...]:
-    """Return the names of a folder's `.pth` files. The folder is read again only if it has changed."""
+    """Return the names of a folder's `.pth` files, cached until the folder changes."""
     try:
         now = os.stat(folder)  # noqa: PTH116
     except OSError:
@@ -279,12 +278,12 @@ def _module_folders(env: Mapping[str, str], cwd: str) -> list[str]:
 
 @functools.cache
 def _opened_trees() -> tuple[str, ...]:
-    """Return the folders with programs, such as `/usr/`, that every box opens. Each ends with a slash."""
+    """Return the folders with programs that every box opens, each with a slash at its end."""
     return tuple(f"{path}/" for path in (*_existing(_PROGRAMS.split()), *_base_python()))
 
 
 def _state_of_system() -> tuple[tuple[int, int], ...]:
-    """Return a value that changes when a system file that a box opens is replaced, such as `resolv.conf`."""
+    """Return a value that changes when a system file that a box opens is replaced."""
     found = []
     for folder in _system_folders():
         try:
@@ -297,11 +296,10 @@ def _state_of_system() -> tuple[tuple[int, int], ...]:
 
 @functools.cache
 def _system_folders() -> tuple[str, ...]:
-    """Return the folders, such as `/etc`, with those settings files of the system that every box may read.
+    """Return the folders with those settings files of the system that every box may read.
 
-    If a settings file is a link, the folder of its target is returned, too. A change in one of these folders
-    makes new rules necessary. Other folders need no check: those with programs are opened as a whole, new
-    files included, and files of the kernel and devices are not replaced.
+    Links count at both ends. Other folders need no check: those with programs are opened as a whole, and
+    files of the kernel and devices are not replaced.
     """
     named = [f"/etc/{name}" for name in _SETTINGS.split()]
     paths = [*named, *(path for path in map(real_path, named) if not path.startswith(_opened_trees()))]
@@ -317,8 +315,7 @@ def _system_rules(_state: object, *, executable: bool) -> tuple[Rule, ...]:
     rules += [Rule(path, READ_FILE) for path in _existing(_DEVICES_READ)]
     rules += [Rule(path, READ_FILE | WRITE_FILE) for path in _existing(_DEVICES_WRITE)]
     if not executable:
-        # A boxed program always has to be able to execute the dynamic loader, and `/bin/sh`: grue starts the
-        # program through a shell that waits until the limits are set.
+        # `/bin/sh` too: grue starts the program through a shell that waits until the limits are set.
         loaders = [f"/lib64/{name}" for name in _listed("/lib64") if name.startswith("ld-")]
         loaders += [f"/lib/{name}" for name in _listed("/lib") if name.startswith("ld-")]
         rules += [Rule(real_path(path), READ_FILE | EXECUTE) for path in ("/bin/sh", *loaders)]
@@ -326,10 +323,7 @@ def _system_rules(_state: object, *, executable: bool) -> tuple[Rule, ...]:
 
 
 def _distinct(rules: Iterable[Rule]) -> tuple[Rule, ...]:
-    """Leave out each rule that another rule covers, such as `/lib` where it is a link into `/usr`.
-
-    Each rule that is left out saves 8 us at each start.
-    """
+    # A rule that another covers, such as `/lib` where it is a link into `/usr`, costs 8 us at each start.
     found: dict[str, int] = {}
     for rule in rules:
         real = real_path(rule.path)
@@ -344,8 +338,7 @@ def _distinct(rules: Iterable[Rule]) -> tuple[Rule, ...]:
 
 
 def _base_python() -> tuple[str, ...]:
-    # Servers are often started with grue's own Python, through the link in a virtual environment. So open the
-    # folder that the link leads to.
+    # Servers are often started with grue's own Python, through the link in a virtual environment.
     base = real_path(sys.base_prefix)
     return () if is_too_wide(base) or base.startswith("/usr") else (base,)
 
@@ -376,14 +369,10 @@ def _workspace(cwd: str) -> str:
 
 
 def _refuse_planted_interpreter(chain: Sequence[str], written: Sequence[str]) -> None:
-    """Refuse a link or script in one of the folders `written` that leads to a program outside of them.
+    """Refuse a link or script in a folder of `written` that leads to a program outside of it.
 
-    The boxed program can write into these folders. It could have made the link, or the script's `#!` line,
-    so that its next box opens the file outside. Well-known interpreters are allowed.
-
-    Args:
-        chain: The path of the program, and the paths to which links and `#!` lines lead from there.
-        written: The folders that the boxed program may write.
+    The boxed program may write there, so it could have made the link, or the script's `#!` line, to have its
+    next box open the file outside. Well-known interpreters are allowed.
     """
     for path, then in itertools.pairwise(chain):
         changeable = any(within(path, each) or within(real_path(path), each) for each in written)
@@ -395,10 +384,7 @@ def _refuse_planted_interpreter(chain: Sequence[str], written: Sequence[str]) ->
 
 
 def _without_links(paths: Iterable[str], written: list[str]) -> list[str]:
-    """Return `paths` with links resolved. `written` are the folders that the program may write.
-
-    Raises `SandboxError` if a path is in a folder of `written` and is a link that leads out of this folder.
-    """
+    """Return `paths` with links resolved. Refuse a link in a folder of `written` that leads out of it."""
     if not written:
         return [real_path(path) for path in paths]
     found = []
@@ -407,8 +393,7 @@ def _without_links(paths: Iterable[str], written: list[str]) -> list[str]:
         real = real_path(path)
         found.append(real)
         if _is_interpreter(path) and _is_interpreter(real):
-            # Allow it: in a virtual environment `python` is a link to an interpreter outside of the folder,
-            # and an interpreter contains no secret.
+            # In a virtual environment `python` is a link to an interpreter outside, which has no secrets.
             continue
         for folder, base in bases:
             # `folder` itself may be a link: the program can replace what is in it, but not the folder.
@@ -423,9 +408,8 @@ def _without_links(paths: Iterable[str], written: list[str]) -> list[str]:
 def _around(rule: Rule, hidden: list[str], broken: dict[str, None]) -> Iterator[Rule]:
     """Yield rules for everything that a rule opens, except the hidden paths.
 
-    A Landlock rule can only allow. So if a folder has a hidden path in it, there is no rule for the folder,
-    but one for each of its other entries. Entries that are made in the folder later have no rule, so they
-    cannot be accessed.
+    A Landlock rule can only allow. So a folder with a hidden path in it gets one rule for each of its other
+    entries. What is made in it later has no rule.
     """
     real = real_path(rule.path)
     if any(within(real, each) for each in hidden):
@@ -458,7 +442,7 @@ def _absolute(path: str, cwd: str) -> str:
 
 
 def _is_data(path: str) -> bool:
-    """Return whether a file that an argument names is data, not code. The box opens no folder for data."""
+    # The box opens no folder for data.
     name = os.path.basename(path)  # noqa: PTH119
     return not name.endswith(_CODE) and _head(path)[:2] != b"#!"
 

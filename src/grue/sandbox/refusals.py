@@ -1,14 +1,11 @@
 """Say what a box has refused, and which entry of the box would allow it.
 
-The kernel tells a program only "permission denied". So this module searches the program's output for lines
-with these words, and reports the paths in these lines. It also reports the connections that the gate has
-refused. The output is not trusted. So a path is reported only if the box does not open it, and this module
-never changes the box.
+The kernel tells a program only "permission denied", so this module searches the program's output for the
+paths in such lines. The output is not trusted: a path is reported only if the box does not open it.
 
 If the output shows nothing, the kernel's audit records may help: since Linux 6.15 Landlock writes refusals
-there. Auditing must be on, and this user must be allowed to read the records. Each record has a number that
-the kernel gave the box. Only the first record of a box also has the name of the thread that made the box. So
-grue gives that thread a unique name, the box's mark, to find the number.
+there. Each record has a number that the kernel gave the box. Only the first record of a box also has the name
+of the thread that made the box. So grue gives that thread a unique name, the box's mark, to find the number.
 """
 
 import contextlib
@@ -61,8 +58,7 @@ def refusals(
             `any`: all hosts.
         broken: Folders in which the box hides a file or folder; see `Places.broken`.
         died: Whether the program has failed as a whole. If not, the audit records are read only if `text`
-            contains "permission denied": most recorded refusals are harmless, because programs look for many
-            files that they do not need.
+            contains "permission denied": most recorded refusals are harmless.
         mark: The name that identifies the box in the kernel's audit records; empty: they are not read.
         logs: Files with audit records.
     """
@@ -97,7 +93,7 @@ def reads_audit() -> bool:
 
 
 def _lines(log: str) -> Iterator[str]:
-    """Yield the last lines of a log file. For `/dev/kmsg`, yield its records: each `read` returns one."""
+    """Yield the last lines of a log file, or the records of `/dev/kmsg`: each `read` returns one."""
     try:
         descriptor = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -105,8 +101,7 @@ def _lines(log: str) -> Iterator[str]:
     try:
         if log.startswith("/dev/"):
             for _ in range(_MOST_RECORDS):
-                # BrokenPipeError: the next record was overwritten before it was read. The next `read`
-                # returns the record after it.
+                # The next record was overwritten before it was read; the next `read` skips it.
                 with contextlib.suppress(BrokenPipeError):
                     yield (
                         os.read(descriptor, _LONGEST_RECORD).decode("utf-8", "replace").replace("\\x5c", "\\")

@@ -1,7 +1,7 @@
 """Translate a box to a profile for macOS's `sandbox-exec` (Seatbelt).
 
-grue itself enforces boxes on Linux only. The profile is for a person who starts a program in a box on macOS.
-It has to be made on the Mac where it is used, because the system's folders differ.
+grue itself enforces boxes on Linux only. The profile has to be made on the Mac where it is used, because the
+system's folders differ.
 """
 
 import os
@@ -13,7 +13,7 @@ from grue.sandbox.kernel import EXECUTE, READ_FILE, WRITE_FILE, Rule
 from grue.sandbox.places import Places
 
 SCRATCH = "/nonexistent-scratch"
-"""A path that stands for the scratch folder. In the profile it is replaced by the parameter `SCRATCH`."""
+"""A path that stands for the scratch folder: the parameter `SCRATCH` in the profile."""
 
 _HEAD = """\
 ; {words}
@@ -52,8 +52,8 @@ def profile(box: Sandbox, places: Places, *, words: str, hidden: tuple[str, ...]
         hidden: Absolute paths that may not be accessed, although they are inside opened folders.
 
     Raises:
-        SandboxError: A profile cannot express the box, because it lists a host other than this machine or a
-            path with a control character.
+        SandboxError: A profile cannot express the box, because of a host other than this machine or a path
+            with a control character.
     """
     lines = [_HEAD.format(words=" ".join(words.split())), *_not_said(box), _ALWAYS]
     rules = [*_distinct(places.rules)]
@@ -74,10 +74,7 @@ def profile(box: Sandbox, places: Places, *, words: str, hidden: tuple[str, ...]
 
 
 def _distinct(rules: tuple[Rule, ...]) -> Iterator[Rule]:
-    """Yield one rule for each path, with links in it resolved, because Seatbelt compares resolved paths.
-
-    Paths that do not exist are left out.
-    """
+    """Yield one rule for each path that exists, with links resolved, because Seatbelt compares such paths."""
     found: dict[str, int] = {}
     for rule in rules:
         path = rule.path if rule.path == SCRATCH else os.path.realpath(rule.path)

@@ -1,8 +1,7 @@
 """The system calls that a boxed program may not make, and the BPF program that refuses them.
 
-Landlock limits files, TCP and a few other things. The other calls are refused here, each row of `REFUSED`
-with its reason. A filter sees the numbers in a call's registers and no memory, so it can compare flags and
-protocols, but not paths and addresses.
+Landlock limits files, TCP and a few other things. A filter sees the numbers in a call's registers and no
+memory, so it can compare flags and protocols, but not paths and addresses.
 """
 
 import functools
@@ -94,7 +93,7 @@ MACHINES = {
 
 
 def machine() -> Machine | None:
-    """Return the system call numbers of this machine's processor; `None`: they are not in this module."""
+    """Return the system call numbers of this machine's processor; `None`: it is not known."""
     return MACHINES.get(platform.machine())
 
 
@@ -136,8 +135,7 @@ REFUSED = (
         "The administration of the machine; it matters if grue runs as root.",
     ),
     Refused(
-        # Refuse the calls that take an id (`shmat`) too, and not only those that return one (`shmget`): an id
-        # is a small number, so a program could guess it.
+        # An id (`shmat`) is a small number, which a program could guess.
         "shmget shmat shmctl semget semop semtimedop semctl msgget msgsnd msgrcv msgctl mq_open",
         "Memory and queues that other programs of this user share, which are not files.",
     ),
@@ -147,8 +145,7 @@ REFUSED = (
         "Access lists of files are attributes, and Landlock has no rule for attributes.",
         EOPNOTSUPP,  # as on a file system without attributes; programs that copy files ignore this error
     ),
-    # The flags of `clone3` are in memory, which a filter cannot read. After ENOSYS, glibc and musl use
-    # `clone` instead. Its flags are in a register, and `_conditions` checks them.
+    # After ENOSYS, glibc and musl use `clone`, whose flags are in a register (`_conditions`).
     Refused("clone3", "Its flags cannot be seen, and may ask for a new user namespace.", ENOSYS),
 )
 
@@ -160,7 +157,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
         network: `none`: no network sockets. `tcp`: TCP only, and the listener decides about each connection.
             `any`: TCP and UDP.
         unix_sockets: Whether Unix sockets may be made.
-        watches: Whether the program may watch folders with inotify. Then it may watch any folder.
+        watches: Whether the program may watch folders with inotify: any folder.
         ask: Names of the calls that the listener decides about.
     """
 
@@ -176,8 +173,7 @@ def program(here: Machine, wanted: Wanted) -> bytes:
     calls = here.calls
     code = [
         _stmt(_LOAD, _ARCH),
-        # Kill a process that makes a system call of another architecture. There each number means another
-        # call, so the comparisons below would refuse the wrong calls.
+        # The numbers of another architecture mean other calls.
         _jump(_EQUAL, here.audit, 1, 0),
         _stmt(_RETURN, _KILL),
         _stmt(_LOAD, _NR),
@@ -199,10 +195,9 @@ def program(here: Machine, wanted: Wanted) -> bytes:
 
 
 def _search(rows: list[tuple[int, list[bytes]]]) -> list[bytes]:
-    """Return instructions that find the row for a system call, and run the row's code.
+    """Return instructions that run the code of the last row whose number is not above the call's.
 
-    It is the last row whose number is not above that of the call. The search is binary, because the kernel
-    runs the filter for each possible call once, when the filter is installed.
+    The search is binary, because the kernel runs the filter for each possible call when it is installed.
     """
     if len(rows) == 1:
         return rows[0][1]
@@ -222,44 +217,40 @@ def calls_program(here: Machine, calls: tuple[str, ...]) -> bytes:
 
 
 def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
-    """Return the BPF code that checks the arguments of a system call, by the call's name."""
     found = [
         ("socket", _sockets(wanted)),
         ("socketpair", _pairs(wanted)),
         # In a new user namespace a program has all capabilities, and can use most functions of the kernel.
         ("clone", _if_bits(0, _NAMESPACES)),
         ("unshare", _if_bits(0, _NAMESPACES)),
-        # A program must not change this limit. grue starts each server with a certain value of it, which the
-        # server's children inherit. By this value grue finds processes that the server has left running
-        # (runtime/processes/descendants.py).
+        # By the value of this limit, which children inherit, grue finds processes that a server has left
+        # running (runtime/processes/descendants.py).
         ("setrlimit", _if_equal(0, _RLIMIT_RTTIME)),
         ("prlimit64", _limit_is_set()),
-        # These calls can change other processes of this user. So allow only the id 0, the calling thread.
+        # These calls can change other processes of this user. The id 0 is the calling thread.
         ("setpriority", _only(_PRIO_PROCESS, 0)),
         ("ioprio_set", _only(_IOPRIO_WHO_PROCESS, 0)),
         *((f"sched_{name}", _only(0)) for name in ("setparam", "setscheduler", "setaffinity", "setattr")),
-        # These requests put input into the terminal. The shell that reads it would run it outside the box.
+        # These requests put input into the terminal, which the shell would run outside the box.
         ("ioctl", [*_if_equal(1, _TIOCSTI)[:-1], *_if_equal(1, _TIOCLINUX)]),
     ]
     if wanted.network != "any":
-        # With `MSG_FASTOPEN` these calls also connect the socket. The gate, which checks the addresses of
-        # `connect`, does not see them. So they are refused.
+        # With `MSG_FASTOPEN` these calls also connect the socket, which the gate does not see.
         found += [("sendto", _if_bits(3, _MSG_FASTOPEN)), ("sendmsg", _if_bits(2, _MSG_FASTOPEN))]
         found += [("sendmmsg", _if_bits(3, _MSG_FASTOPEN))]
     if wanted.network == "tcp":
-        # `listen` without `bind` opens a port that the kernel chooses. Landlock only checks `bind`, so the
-        # filter refuses `listen`.
+        # `listen` without `bind` opens a port that the kernel chooses, and Landlock only checks `bind`.
         found.append(("listen", [_stmt(_RETURN, _ERRNO | EACCES)]))
         # With an IPv6 routing header, packets go to another address than the one that the gate has checked.
         found.append(("setsockopt", _routes()))
     if not wanted.watches:
-        # By inotify, a program could watch which files are used in any folder. Landlock cannot refuse that.
+        # A program could watch which files are used in any folder, and Landlock cannot refuse that.
         found.append(("inotify_add_watch", [_stmt(_RETURN, _ERRNO | EACCES)]))
     return dict(found)
 
 
 def _sockets(wanted: Wanted) -> list[bytes]:
-    """Return the check of `socket(family, type, protocol)`: allow only the kinds that `wanted` asks for."""
+    """Return the check of `socket(family, type, protocol)`."""
     rows: list[tuple[int, int, int]] = []
     if wanted.unix_sockets:
         rows += [(_AF_UNIX, kind, 0) for kind in (_STREAM, _DGRAM, _SEQPACKET)]
@@ -279,10 +270,10 @@ def _sockets(wanted: Wanted) -> list[bytes]:
 
 
 def _pairs(wanted: Wanted) -> list[bytes]:
-    """Return the check of `socketpair(family, type, protocol)`: allow pairs of connected Unix sockets.
+    """Return the check of `socketpair(family, type, protocol)`.
 
     Without `unix_sockets`, pairs of datagram sockets are refused: with `sendto`, a program could send through
-    either socket of such a pair to any other Unix socket.
+    either socket to any other Unix socket.
     """
     kinds = (_STREAM, _SEQPACKET, *((_DGRAM,) if wanted.unix_sockets else ()))
     code = [_stmt(_LOAD, _low(0)), _jump(_EQUAL, _AF_UNIX, 1, 0), _stmt(_RETURN, _ERRNO | EPERM)]
@@ -293,7 +284,7 @@ def _pairs(wanted: Wanted) -> list[bytes]:
 
 
 def _routes() -> list[bytes]:
-    """Return the check of `setsockopt(socket, level, option)`: refuse IPv6 options for a routing header."""
+    """Return the check of `setsockopt(socket, level, option)`, for IPv6 options for a routing header."""
     return [
         _stmt(_LOAD, _low(1)),
         _jump(_EQUAL, _IPPROTO_IPV6, 1, 0),
@@ -334,10 +325,7 @@ def _only(*values: int) -> list[bytes]:
 
 
 def _limit_is_set() -> list[bytes]:
-    """Return code that refuses some calls of prlimit64(pid, limit, new, old), and allows all others.
-
-    Refused are calls for another process (`pid` is not 0), and calls that set RTTIME (`new` is not null).
-    """
+    """Return the check of `prlimit64(pid, limit, new, old)`: not another process, and no new RTTIME."""
     return [
         _stmt(_LOAD, _low(0)),
         _jump(_EQUAL, 0, 1, 0),
@@ -345,7 +333,7 @@ def _limit_is_set() -> list[bytes]:
         _stmt(_LOAD, _low(1)),
         _jump(_EQUAL, _RLIMIT_RTTIME, 1, 0),
         _stmt(_RETURN, _ALLOW),
-        # Compare both halves of the pointer with 0: the lower half of an address can be 0 too.
+        # Both halves of the pointer: the lower half of an address can be 0 too.
         _stmt(_LOAD, _low(2)),
         _jump(_EQUAL, 0, 0, 3),
         _stmt(_LOAD, _low(2) + 4),
