@@ -1,8 +1,4 @@
-"""`Conversation`: turns of one runner that follow each other; each begins with the history so far.
-
-The public methods are here. `protocol/context/history.py` decides which entries a conversation keeps,
-`kept_conversation.py` passes them to each turn, and `conversation_file.py` saves them.
-"""
+"""`Conversation`: turns of one runner that follow each other; each begins with the history so far."""
 
 from collections.abc import Callable, Iterable, Sequence
 from os import PathLike

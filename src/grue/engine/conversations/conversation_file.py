@@ -1,18 +1,14 @@
 """The file of a saved conversation: one JSON line for each step, mode 600. Lines are only appended.
 
-Nothing in the file is redacted: a later process must send the endpoint the same bytes again, or the endpoint
-cannot use its prompt cache. So the file holds the secrets that were said, and only its owner can read it. The
-file is not a trace.
+Nothing in it is redacted, because a later process must send the same bytes again, or the endpoint cannot use
+its prompt cache. So it holds the secrets that were said.
 
-The first line is a `FileHeader`. Each further line is an entry of the conversation (`Said`, `AssistantReply`,
-`Rewritten`), what was learned about the endpoint (`Learned`), an order to ignore earlier lines (`Dropped`,
-`Undone`), or a note about a turn (`TurnMark`, `TurnRecorded`). A reply is written before its tool calls are
-made. The process may be killed at any time: a last line without a newline is ignored, and removed when the
-conversation is continued. A call whose answer is missing in the file may have taken effect.
+A reply is written before its tool calls are made. The process may be killed at any time: a last line without
+a newline is ignored, and removed when the conversation is continued. A call whose answer is missing may have
+taken effect.
 
-If a turn can be parked, a `TurnMark` says so, because a later process may go on with the turn. That process
-reads in the trace how far the turn had come. The trace's last messages may be missing, because a trace is
-written a little later than this file. Then an `Undone` takes back the lines that the trace does not have.
+A process that goes on with a turn reads in the trace how far it had come. A trace is written a little later
+than this file, so an `Undone` takes back the lines that the trace does not have.
 """
 
 import io
@@ -36,18 +32,15 @@ FORMAT = 1
 class FileHeader(Struct, frozen=True, kw_only=True, tag="conversation"):
     """The first line of a conversation's file.
 
-    Texts that a rewrite removed from the conversation before this line was written are not in the file.
-
     Attributes:
         format: Version of the format.
         id: The conversation's id.
         system: The conversation's instructions.
-        length: The conversation's number of entries when the header was written. Each rewrite of the history
-            counts as one entry.
+        length: The number of entries when the header was written; each rewrite counts as one.
         digest: The digest of these entries.
-        entries: How many of the entries after the header were counted in `length` and `digest` already.
+        entries: How many of the entries after the header are in `length` and `digest` already.
         call_ids: Ids of tool calls that were rewritten out of the conversation, so that no line of the file
-            has them. New calls must not reuse these ids.
+            has them. New calls must not reuse them.
     """
 
     format: int
@@ -64,7 +57,7 @@ class Learned(Struct, frozen=True, kw_only=True, tag="learned"):
 
     Attributes:
         model: The model that was asked.
-        first: The endpoint's profile (what it can do) as it was assumed before the first request.
+        first: The endpoint's profile as it was assumed before the first request.
         profile: The profile now, corrected after requests that the endpoint refused.
         names: The names under which the tools are sent to the endpoint, by canonical name (`SERVER.TOOL`).
         tools: The tools that were offered last.
@@ -78,7 +71,7 @@ class Learned(Struct, frozen=True, kw_only=True, tag="learned"):
 
 
 class Dropped(Struct, frozen=True, tag="dropped"):
-    """Takes back the reply in the line before: the turn has discarded that reply."""
+    """Takes back the reply in the line before."""
 
 
 class Undone(Struct, frozen=True, tag="undone"):
@@ -99,8 +92,8 @@ class TurnMark(Struct, frozen=True, kw_only=True, tag="turn", omit_defaults=True
         began: The digest of the entries before the turn.
         state: The turn is running (or its process was killed), it is parked, or it is over.
         questions: The questions whose answers a parked turn waits for.
-        untold: Answers to a parked turn's tool calls, such as "not called". If the turn is given up instead
-            of resumed, the next turn sends them to the model.
+        untold: Answers to a parked turn's tool calls, such as "not called". The next turn sends them to the
+            model, if the parked one is given up.
     """
 
     turn: int
@@ -140,15 +133,14 @@ class SavedConversation(Struct):
     """The content of a conversation's file.
 
     Attributes:
-        learned: What was learned about the endpoint; `None`: no request was sent.
-        mark: The `TurnMark` of the turn that is parked, or was running when its process was killed; `None`:
-            there is no such turn.
+        learned: What was learned about the endpoint.
+        mark: The turn that is parked, or was running when its process was killed.
         recorded: The traces of the conversation's turns, oldest turn first.
         lines: The lines after the header that no `Undone` has taken back.
         cut_short: The last line was incomplete: the process was killed while it was written.
         size: Number of bytes that were read.
-        restored: How many of the first `header.entries` entries were read so far. The ledger does not count
-            these entries again: the header's `length` and `digest`, with which it starts, include them.
+        restored: How many of the first `header.entries` entries were read so far, which the ledger does not
+            count again.
     """
 
     header: FileHeader
@@ -162,7 +154,7 @@ class SavedConversation(Struct):
     restored: int = 0
 
     def take(self, line: Line) -> None:
-        """Add the next line to the content; raises `ValueError` if it cannot follow the lines before it."""
+        """Take the next line; raises `ValueError` if it cannot follow the lines before it."""
         history = self.history
         match line:
             case Learned():
@@ -223,14 +215,14 @@ class ConversationFile:
         self.append([msgspec.json.encode(header), *lines])
 
     def cut_half_line(self) -> None:
-        """Remove the last line from the file, if it is incomplete."""
+        """Remove an incomplete last line."""
         try:
             self._file.cut_half_line()
         except TraceError as error:
             raise ConversationError(str(error), path=str(self.path)) from error
 
     def append(self, lines: list[bytes]) -> None:
-        """Append `lines`. In place of an empty line write a `Dropped`: readers then ignore the last reply."""
+        """Append `lines`; an empty line stands for `Dropped`."""
         try:
             self._file.require_not_deleted()
             self._file.write(*(line or _DROPPED for line in lines))
@@ -284,14 +276,13 @@ def read_conversation(path: Path, text: bytes | None = None) -> SavedConversatio
 def begin_of_turn(saved: SavedConversation, began: m.HistoryReference) -> tuple[History, int] | None:
     """Return the history before a turn, and the number of lines up to the `TurnMark` that starts the turn.
 
-    `None`: the file has no such mark, or the entries before the mark are not those that `began` refers to.
+    `None`: the file does not have the entries that `began` refers to.
     """
     before = SavedConversation(saved.header, _first_history(saved.header))
     for number, line in enumerate(saved.lines, start=1):
         before.take(line)
         if isinstance(line, TurnMark) and (line.state, line.began) == ("running", began.digest):
-            # The last line before this mark may be a reply. `began` counts the reply as an entry, but
-            # `History` makes it an entry only at the next call of `say`. So call `say` without texts.
+            # `began` counts a reply in the last line as an entry. `History` does so at the next `say`.
             before.history.say(())
             ledger = before.history.ledger
             found = ledger is not None and (ledger.length, ledger.digest) == (began.length, began.digest)
@@ -310,7 +301,7 @@ def _first_history(header: FileHeader) -> History:
 def _lines(path: Path, text: bytes | None) -> Iterator[tuple[int, Line | None, int]]:
     """Yield each line's number, the line, and the number of bytes up to its end.
 
-    If the last line is cut short, `None` takes its place.
+    A last line that is cut short is `None`.
     """
     number, size = 1, 0
     try:
@@ -338,7 +329,7 @@ def _damaged(path: Path, line: int, why: str) -> ConversationError:
 
 
 def lines_of(history: History) -> tuple[bytes, ...]:
-    """Return the lines for a new file: the entries, and the last reply if its calls have no results yet."""
+    """Return the lines for a new file, with the last reply if its calls have no results yet."""
     unread = () if history.unread is None else (history.unread,)
     return tuple(map(msgspec.json.encode, (*history.entries, *unread)))
 
@@ -346,13 +337,8 @@ def lines_of(history: History) -> tuple[bytes, ...]:
 def lines_to_write(saved: SavedConversation, kept: int, produced: list[bytes]) -> list[bytes]:
     """Return the lines to append to the file, so that its lines for the last turn become those in `produced`.
 
-    If the file already has the first lines of `produced`, they are not appended again. If the file then goes
-    on with other lines, the first appended line is an `Undone`, which takes these other lines back.
-
-    Args:
-        saved: What the file holds.
-        kept: The number of lines before the last turn.
-        produced: The lines of the last turn. An empty line stands for `Dropped`.
+    Lines that the file has already are not appended again; an `Undone` takes back other ones. `kept` is the
+    number of lines before the last turn. An empty line in `produced` stands for `Dropped`.
     """
     wanted = [line or _DROPPED for line in produced]
     same, end = 0, kept

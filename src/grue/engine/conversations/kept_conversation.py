@@ -1,8 +1,5 @@
 """A conversation between its turns: its history, the encoded form for the endpoint, and its file.
 
-A turn runs within `turn()`. This method gives the encoded conversation to the turn's LLM actor, and keeps the
-entries that the turn has added, however the turn ended. `protocol/context/history.py` builds the entries.
-
 A turn that can be parked is the open turn of its conversation until it is over. A `TurnMark`, which is also
 written to the conversation's file, says whether the open turn is running or parked.
 
@@ -14,10 +11,6 @@ written to the conversation's file, says whether the open turn is running or par
 | resumed | it cannot begin, or its servers do not start | it is parked again |
 | running | its process is killed; then a new turn | its calls are answered "interrupted" |
 | running | its process is killed; then `catch_up` | its entries are read from the trace; it is parked |
-
-`EarlierResults` finds the whole results of tool calls in earlier turns, for the built-in tool `read_result`.
-If a trace holds the results of a turn, only its path is kept in memory, and the trace is read when the model
-asks. A runner without a trace keeps the newest results in memory, up to `KEPT_BYTES`.
 """
 
 import contextlib
@@ -70,9 +63,10 @@ _TAG = "ToolReturned"
 
 
 class EarlierResults:
-    """Finds results of earlier turns by the ids of their calls. Thread-safe.
+    """Finds whole results of earlier turns, for the built-in tool `read_result`. Thread-safe.
 
-    `turns` has the number and the trace of each turn that was recorded in a trace, oldest turn first.
+    Of a turn with a trace only the path is kept in memory. `turns` has the number and the trace of each such
+    turn, oldest first. Of other turns the newest results are kept, up to `KEPT_BYTES`.
     """
 
     def __init__(self, turns: Iterable[tuple[int, Path]] = ()) -> None:
@@ -87,15 +81,11 @@ class EarlierResults:
 
     @property
     def turns(self) -> tuple[tuple[int, Path], ...]:
-        """The number and the trace of each turn that was recorded in a trace, oldest turn first."""
+        """The number and the trace of each turn that was recorded, oldest first."""
         return tuple(self._turns)
 
     def begin(self, turn: int, trace: Path | None) -> bool:
-        """Prepare for a turn that begins now. Return whether it was added to `turns`.
-
-        Two kinds of turns are not added: a turn without a trace, and a resumed turn that is the last one in
-        `turns` already.
-        """
+        """Prepare for a turn that begins now. Return whether it was added to `turns`."""
         self._trace = trace
         if trace is None or (turn, trace) in self._turns[-1:]:
             return False
@@ -131,7 +121,7 @@ class EarlierResults:
         return None
 
     def branch(self) -> "EarlierResults":
-        """Return a copy of the results so far. Later turns of one do not add results to the other."""
+        """Return an independent copy."""
         copy = EarlierResults(self._turns)
         with self._lock:
             copy._kept, copy._bytes = {**self._kept}, self._bytes
@@ -156,14 +146,13 @@ def _in_trace(trace: Path, turns: set[int], call_id: m.CallId) -> m.ToolCallResu
 
 
 def _may_hold(body: msgspec.Raw, written: bytes) -> bool:
-    """Return whether a message may contain the call id `written`; `True` if it is in a file of its own."""
+    """Return whether a message may contain a call id; a message in a file of its own may."""
     text = bytes(body)
     return written in text or text.startswith(REFERENCE_START)
 
 
 _LONG = 2**20
-"""Lines of at least this many bytes together are written to the file in a thread, because the write would
-block the event loop for milliseconds."""
+"""From this many bytes on, lines are written in a thread, because the write would block the event loop."""
 
 
 class TurnReport(Protocol):
@@ -184,11 +173,11 @@ class TurnPast(Struct, kw_only=True):
     """What a conversation passes to a turn that continues it, and what the turn reports back.
 
     Attributes:
-        history: Number and digest of the entries before the turn; `None`: the turn is the first one.
+        history: Number and digest of the entries before the turn; `None`: it belongs to no conversation.
         entries: The entries before the turn.
         bytes_per_token: Bytes per token by the endpoint's own count; `None`: it is not known.
         llm: Makes the turn's LLM actor; `None`: the runner's factory makes it.
-        results: The whole results of earlier turns' tool calls; `None`: no earlier turn has any.
+        results: The whole results of earlier turns' tool calls.
         actors: Set by the turn when it has made its actors.
     """
 
@@ -209,16 +198,11 @@ class KeptConversation:
     Args:
         system: The instructions.
         name: The conversation's id in traces; default: a random id.
-        history: The history so far; its `Ledger` counts and digests the entries. Default: an empty history.
+        history: The history so far; its `Ledger` counts and digests the entries.
         learned: What an earlier process has learned about the endpoint.
         tools: The tools that were offered last, if `learned` is not given.
-        open_turn: A turn that can be resumed: it is parked, or its process was killed. `None`: there is none.
-        results: The whole results of the conversation's tool calls; `None`: there are no results yet.
-
-    Attributes:
-        open_turn: The turn that can be resumed, as in the arguments. While a turn runs that can be parked:
-            that turn.
-        results: As the argument.
+        open_turn: A turn that can be resumed: it is parked, or its process was killed.
+        results: The whole results of the conversation's tool calls.
     """
 
     def __init__(
@@ -252,7 +236,7 @@ class KeptConversation:
     @classmethod
     def load(cls, path: Path) -> "KeptConversation":
         """Continue a saved conversation, and append to its file."""
-        # Read the file before opening it for writing, so that a file that is no conversation is not changed.
+        # Read it before opening it for writing, so that a file that is no conversation is not changed.
         saved = read_conversation(path)
         file = ConversationFile(path)
         try:
@@ -266,9 +250,8 @@ class KeptConversation:
 
     @classmethod
     def loads(cls, text: str) -> "KeptConversation":
-        """Make a conversation from a text that `dumps` has returned. It is kept in memory, without a file."""
-        # A text that was stored elsewhere may have lost its last newline. Add the newline, because a last
-        # line without one is ignored.
+        """Make a conversation in memory from a text that `dumps` has returned."""
+        # The text may have lost its last newline, and a last line without one would be ignored.
         return cls._of(read_conversation(Path("the text"), text.rstrip("\n").encode() + b"\n"))
 
     @classmethod
@@ -284,14 +267,13 @@ class KeptConversation:
         if file is not None:
             kept._append_to(file)
         if saved.mark is None:
-            # If the process was killed within a turn, the file has no answer to some of the turn's calls. Add
-            # the answer "interrupted".
+            # The process may have been killed within a turn, before its calls were answered.
             kept.history.close(None)
         return kept
 
     @property
     def path(self) -> Path | None:
-        """The file that the conversation is appended to; `None`: the conversation is in memory only."""
+        """The file that the conversation is appended to; `None`: it is in memory only."""
         return None if self._file is None else self._file.path
 
     @property
@@ -301,12 +283,12 @@ class KeptConversation:
 
     @property
     def refers(self) -> bool:
-        """Whether the model can ask for whole results: it was told a result's handle or has `read_result`."""
+        """Whether the model can ask for whole results."""
         return self._told_handles or offers(self.tools, READ_RESULT)
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger, which counts and digests the entries."""
+        """The ledger of the history."""
         assert self.history.ledger is not None, "a kept conversation has a ledger"
         return self.history.ledger
 
@@ -343,7 +325,7 @@ class KeptConversation:
             trace: The trace from which a later process can go on with the turn; `None`: no process can.
             recorded: The trace that gets the results of the turn's tool calls; `None`: no trace does.
             resumed: The turn was parked, and goes on now.
-            plain: The model gets tool results as plain text, not as JSON (`RunTurn.plain_results`).
+            plain: The model gets tool results as plain text (`RunTurn.plain_results`).
 
         Raises:
             ConversationParked: Another turn of the conversation is parked.
@@ -369,8 +351,8 @@ class KeptConversation:
                 yield past
             except BaseException as error:
                 self._close_turn(lent, past.actors, parked)
-                # `_require_saved` may raise an error in place of `error`. An exception that cancels the turn
-                # must reach the caller, so call `_require_saved` only after an `MCPError`.
+                # `_require_saved` may raise in place of `error`, but an exception that cancels the turn must
+                # reach the caller.
                 if isinstance(error, MCPError):
                     self._require_saved()
                 raise
@@ -378,11 +360,7 @@ class KeptConversation:
             self._require_saved()
 
     def abandon(self) -> None:
-        """Give up the open turn, if there is one.
-
-        The calls of a parked turn are answered "not called". The calls of a turn whose process was killed are
-        answered "interrupted".
-        """
+        """Give up the open turn, if there is one."""
         with self.held():
             self._require_saved()
             if self.open_turn is not None:
@@ -392,10 +370,7 @@ class KeptConversation:
 
     @contextlib.contextmanager
     def between_turns(self) -> Iterator[bool]:
-        """Keep turns from continuing the conversation within the block; yield whether `add` may be called.
-
-        `add` may not be called if a turn is running or parked, or if the file could not be written.
-        """
+        """Keep turns from continuing the conversation within the block; yield whether `add` may be called."""
         if not self._in_turn.acquire(blocking=False):
             yield False
             return
@@ -417,8 +392,7 @@ class KeptConversation:
     def require_open(self, turn: int, began: m.HistoryReference) -> TurnMark:
         """Return the `TurnMark` of the open turn.
 
-        Raises `ConversationError` if no turn is open, or if the open turn has another number than `turn` or
-        started after other entries than those that `began` refers to.
+        Raises `ConversationError` unless it is turn `turn`, which began after the entries `began`.
         """
         mark = self.open_turn
         if mark is None or (mark.turn, mark.began) != (turn, began.digest):
@@ -432,10 +406,8 @@ class KeptConversation:
     ) -> None:
         """Add the entries of a turn whose process was killed, as its trace has them, and park the turn.
 
-        Args:
-            began: A reference to the entries before the turn.
-            replay: Adds the turn's entries to a history.
-            parked: How far the turn has come, as if it had been parked there.
+        `began` refers to the entries before the turn, and `replay` adds the turn's entries to a history.
+        `parked` says how far the turn has come.
         """
         mark = self.require_open(parked.turn, began)
         with self.held():
@@ -494,7 +466,7 @@ class KeptConversation:
             return b"\n".join([msgspec.json.encode(header), *lines, b""]).decode()
 
     def _whole(self) -> tuple[FileHeader, tuple[bytes, ...]]:
-        """Return the header and all other lines of a file that holds the whole conversation."""
+        """Return the lines of a file that holds the whole conversation, the header first."""
         history, ledger = self.history, self.ledger
         calls = {
             call.call_id
@@ -520,7 +492,7 @@ class KeptConversation:
         return header, (*lines_of(history), *rest)
 
     def branch(self) -> "KeptConversation":
-        """Return a copy of the conversation with an id of its own. The copy is in memory only."""
+        """Return a copy of the conversation in memory, with an id of its own."""
         with self.held():
             history = self.history.branch()
             if self.open_turn is not None:
@@ -538,10 +510,7 @@ class KeptConversation:
             self._file = None
 
     def _require_saved(self) -> None:
-        """Raise the error of an earlier write that failed, if there is one.
-
-        The error stays until the conversation is saved to another file.
-        """
+        """Raise the error of an earlier write. It stays until the conversation is saved elsewhere."""
         if self._failed is not None:
             raise self._failed
 
@@ -554,7 +523,7 @@ class KeptConversation:
     def _begin(self, number: int, trace: Path | None, parked: TurnMark | None) -> None:
         """Set `open_turn` to the turn that begins now, if another process can resume it from its trace.
 
-        `parked` is the `TurnMark` of a parked turn that is resumed now; `None`: the turn is new.
+        `parked` is the mark of a parked turn that is resumed now; `None`: the turn is new.
         """
         if parked is not None:
             place = parked.trace if trace is None else str(trace)
@@ -623,19 +592,17 @@ class KeptConversation:
         try:
             self._file.append(lines)
         except ConversationError as error:
-            # Keep the error, so that `_require_saved` can raise it to the host. If the LLM actor has called
-            # this method, the error ends the actor, and the host gets another exception instead.
+            # Keep the error for `_require_saved`. If the LLM actor has called this method, the error ends
+            # that actor, and the host gets another exception.
             self._failed = error
             raise
 
     def _close_turn(self, lent: LentConversation, actors: TurnReport | None, parked: TurnMark | None) -> None:
-        """Keep the turn's entries.
+        """Keep the turn's entries. `parked` is the turn's mark from before it was resumed.
 
-        `parked` is the turn's `TurnMark` from before it was resumed; `None`: the turn was not parked before.
-
-        The agent's last request is recorded in the trace as soon as the agent sends it, but the LLM actor may
-        have been cancelled before it took the request. Add the request's messages here in that case, so that
-        the conversation has the same entries as one that is read from the trace.
+        The agent's last request is in the trace as soon as the agent sends it, but the LLM actor may have
+        been cancelled before it took the request. Add the request's texts then, so that the conversation has
+        the same entries as one that is read from the trace.
         """
         encoded, asked = lent.encoded, None if actors is None else actors.last_request
         if asked is not None and not asked.aside and (lent.told is None or lent.told.request < asked.request):
@@ -658,7 +625,7 @@ class KeptConversation:
     def _learn(self, encoded: EncodedConversation) -> None:
         if self._first is None:
             return
-        # Find the model that answered: the endpoint's own, or one of its fallback models.
+        # The model that answered may be one of the endpoint's fallback models.
         chain = () if self._endpoint is None else self._endpoint.chain
         asked = (
             each for each in chain if (each.settings.model, each.profile) == (encoded.model, encoded.profile)
@@ -699,7 +666,7 @@ def given_conversation(
 
 
 def require_not_parked(mark: TurnMark | None, name: str) -> None:
-    """Raise `ConversationParked` if the open turn, whose `TurnMark` is `mark`, is parked."""
+    """Raise `ConversationParked` if the open turn is parked."""
     if mark is not None and mark.state == "parked":
         asked = ", ".join(dict.fromkeys(question.name for question in mark.questions))
         what = f"waits for an approval of {asked}" if asked else "is parked"
@@ -712,14 +679,14 @@ def require_not_parked(mark: TurnMark | None, name: str) -> None:
 
 
 def given_up(mark: TurnMark | None) -> m.TurnParked | None:
-    """Return the end of a parked turn that the conversation leaves unfinished; `None`: no turn is parked."""
+    """Return the end of a parked turn that is left unfinished; `None`: no turn is parked."""
     if mark is None or mark.state == "running":
         return None
     return m.TurnParked(turn=mark.turn, untold=mark.untold)
 
 
 def is_parked_still(end: object) -> bool:
-    """Return whether a resumed turn stays parked: its last message (`end`) says that a server failed."""
+    """Return whether a resumed turn stays parked, because a server failed."""
     return isinstance(end, m.TurnFailed) and isinstance(end.failure, m.ServerFailure)
 
 
@@ -728,8 +695,8 @@ def taken_up(
 ) -> tuple[History, list[bytes]]:
     """Return the history up to the end of a turn, and the lines to append to the file for this turn.
 
-    `began` refers to the entries before the turn, and `replay` adds the turn's entries to a history. Raises
-    `ConversationError` if the file does not hold the entries before the turn.
+    The arguments are those of `KeptConversation.catch_up`. Raises `ConversationError` if the file does not
+    hold the entries before the turn.
     """
     saved = read_conversation(file.path)
     found = begin_of_turn(saved, began)
@@ -749,15 +716,13 @@ def taken_up(
 def with_sizes(
     command: m.RunTurn, entries: Sequence[m.Said | m.AssistantReply], bytes_per_token: float | None = None
 ) -> m.RunTurn:
-    """Return `command` with the field `earlier` set: the sizes of `entries`, in tokens.
+    """Return `command` with the sizes of the entries before the turn, in tokens, if it has a context policy.
 
-    `entries` are the conversation's entries before the turn. If there are none, or if the turn has no
-    `ContextPolicy`, `command` is returned unchanged. `bytes_per_token` is the ratio from the endpoint's token
-    counts; `None`: the ratio is not known.
+    `bytes_per_token` is the ratio from the endpoint's token counts; `None`: it is not known.
     """
     if command.context is None or not entries:
         return command
-    # An endpoint can report any number of tokens, so keep the ratio within plausible bounds.
+    # An endpoint can report any number of tokens.
     known = min(max(bytes_per_token or command.context.bytes_per_token, 0.1), 100.0)
     context = replace(command.context, bytes_per_token=known)
     return replace(command, context=context, earlier=sizes_of(entries, known))

@@ -1,13 +1,8 @@
 """Read from a trace what a later process goes on with: a conversation, or a turn that has not ended.
 
-`resume_conversation` builds a conversation from the messages that its turns have recorded. Each message
-changes the conversation as it did in the process that recorded the message (`protocol/context/history.py`).
-The `RunTurn` message of each turn has a digest of the entries before the turn, which is compared with the
-digest of the entries built so far. So a conversation that the trace does not hold completely is refused, and
-never resumed in part.
-
-`read_turns` returns the turns of a trace. A turn may have several parts: each time the turn is resumed, a
-new part begins with another `RunTurn` of the same number.
+Each message changes a conversation as it did in the process that recorded it. The entries built so far are
+compared with the digest in each `RunTurn`, so a conversation that the trace does not hold completely is
+refused. Each resumption of a turn begins another part of it, with another `RunTurn` of the same number.
 """
 
 from collections.abc import Iterable
@@ -50,7 +45,7 @@ class Talk(Struct):
         flaw: Why the conversation cannot be resumed; empty: it can be.
         turns: The numbers of the conversation's turns so far.
         turn: The turn that is running or parked; `None`: the last turn has ended.
-        parked: How `turn` was parked; `None`: it is not parked.
+        parked: How `turn` was parked.
     """
 
     system: str
@@ -62,31 +57,31 @@ class Talk(Struct):
     parked: m.TurnParked | None = None
 
     def close(self) -> None:
-        """Give up `turn`, because it is not resumed: add an answer for each of its unanswered calls."""
+        """Give up `turn`: add an answer for each of its unanswered calls."""
         self.history.close(self.parked)
         self.turn = self.parked = None
 
     @property
     def place(self) -> _Place:
-        """The number of the conversation's entries so far, and their digest."""
+        """The conversation's place now."""
         ledger = self.history.ledger
         assert ledger is not None, "it was made with one"
         return ledger.length, ledger.digest
 
 
 class ResumedConversation(NamedTuple):
-    """A conversation from a trace, and the last list of tools that each server has sent in that trace."""
+    """A conversation from a trace, and the tools that each server has listed last in it."""
 
     kept: KeptConversation
     listings: dict[m.ServerName, tuple[m.ToolDefinition, ...]]
 
 
 def resume_conversation(path: str | PathLike[str], name: str | None = None) -> ResumedConversation:
-    """Return a conversation that a trace holds, and the tools that each server has listed last in it.
+    """Return a conversation that a trace holds.
 
-    `name` is the conversation's id; `None`: the conversation that was continued last. A turn that was not
-    part of a conversation is a conversation of its own, with the id `turn-N`. Raises `ConversationError` if
-    the trace lacks a part of the conversation, or if a secret in that part was redacted.
+    `name` is the conversation's id; `None`: the one that was continued last. A turn that was not part of a
+    conversation is one of its own, with the id `turn-N`. Raises `ConversationError` if the trace lacks a part
+    of the conversation, or if a secret in that part was redacted.
     """
     reader = talk_reader(path)
     for envelope in open_episode(path):
@@ -122,8 +117,8 @@ def said_before(
 ) -> tuple[History, tuple[m.ToolDefinition, ...]]:
     """Return the history of a conversation after these messages, and the tools that were offered last.
 
-    `envelopes` are the messages of the conversation's turns, in order; the last turn may be cut short. Raises
-    `ConversationError` if a part of the conversation is missing, or if a secret in it was redacted.
+    `envelopes` are the messages of the conversation's turns, in order. Raises `ConversationError` if a part
+    of the conversation is missing, or if a secret in it was redacted.
     """
     envelopes = tuple(envelopes)
     reader = TalkReader(_branch_points(envelopes))
@@ -136,7 +131,7 @@ def said_before(
 
 
 def _mark_of(talk: Talk, path: Path) -> TurnMark | None:
-    """Return the `TurnMark` of the conversation's unfinished turn; `None`: no turn can be resumed."""
+    """Return the `TurnMark` of the unfinished turn; `None`: no turn can be resumed."""
     run, parked = talk.turn, talk.parked
     if run is None or run.history is None or not run.tool_policy.parking:
         return None
@@ -151,10 +146,9 @@ def _mark_of(talk: Talk, path: Path) -> TurnMark | None:
 
 
 def _branch_points(envelopes: Iterable[EpisodeEnvelope]) -> set[_Place]:
-    """Return the places (number and digest of entries) at which a conversation may branch off another one.
+    """Return the places at which a conversation may branch off another one.
 
-    If a conversation has entries before its first turn in the trace, the beginning of that turn is such a
-    place. Either the conversation branched off another one there, or the trace lacks those entries.
+    If a conversation has entries before its first turn in the trace, it may have branched off there.
     """
     begun: set[m.ConversationId] = set()
     points: set[_Place] = set()
@@ -167,7 +161,7 @@ def _branch_points(envelopes: Iterable[EpisodeEnvelope]) -> set[_Place]:
 
 
 def talk_reader(path: str | PathLike[str]) -> "TalkReader":
-    """Return a `TalkReader` for a trace. Pass each message of the trace to its method `see`, in order."""
+    """Return a `TalkReader` for a trace. Pass each message to its method `see`, in order."""
     return TalkReader(_branch_points(open_episode(path)))
 
 
@@ -175,8 +169,7 @@ class TalkReader:
     """Builds every conversation of a trace, message by message.
 
     Args:
-        branch_points: Places at which another conversation of the trace may branch off. The history is copied
-            there, and only there.
+        branch_points: Places at which another conversation may branch off. The history is copied there only.
 
     Attributes:
         talks: The conversations by id.
@@ -194,7 +187,7 @@ class TalkReader:
         self._requests: dict[int, m.ConversationId] = {}
 
     def see(self, envelope: EpisodeEnvelope) -> None:
-        """Read the next message. Messages that change no conversation and list no tools are skipped."""
+        """Read the next message."""
         body, cause = envelope.body, envelope.cause or 0
         match body:
             case m.RunTurn():
@@ -232,11 +225,7 @@ class TalkReader:
         self._mark(self.talks[name], envelope)
 
     def _go_on(self, run: m.RunTurn, past: m.HistoryReference) -> None:
-        """Bring the turn's conversation to the state `past` in which the turn began.
-
-        That is the state in which the turn before has left it, or a state at which it branched from another
-        conversation.
-        """
+        """Bring the turn's conversation to the state `past` in which the turn began."""
         place = (past.length, past.digest)
         talk = self.talks.get(past.conversation)
         if talk is not None:
@@ -286,11 +275,6 @@ class TalkReader:
 
 
 def _resume(talk: Talk, resumed: m.Resumption) -> None:
-    """Take a turn's resumption into account.
-
-    Drop the last reply if the resumed turn sends the request again. Set `flaw` if `talk` already ends with
-    what the resumed turn says next.
-    """
     if asks_again(resumed):
         talk.history.forget()
     last = talk.history.entries[-1] if talk.history.entries else None
@@ -309,11 +293,9 @@ def _take(talk: Talk, envelope: EpisodeEnvelope) -> None:
 class RecordedTurn:
     """The last part of a turn, as the trace has it, and the entries that were added in its earlier parts.
 
-    Each `RunTurn` of the turn begins a part: the first one starts the turn, each further one resumes it.
-
     Attributes:
         run: The `RunTurn` that began the last part; `begun` is its envelope.
-        asked: The last request to the model in the last part; `None`: no request was sent.
+        asked: The last request to the model in the last part.
         end: How the last part ended; `None`: the trace does not hold its end.
         tools: The tools that were offered last.
         listings: The tools that each server listed last, in any turn of the trace.
@@ -321,9 +303,8 @@ class RecordedTurn:
         last_event: Number of the last envelope that went to the agent.
         redacted: A secret was removed from a message of the turn.
         forked: The turn is a fork: its tool calls got the results recorded in another turn.
-        said: The messages of all parts from which the turn's entries in a conversation are built. A part may
-            begin with the last request of the part before, sent again. Then a `ReplyDropped(request=0)` is
-            inserted before it, which drops the reply to the first sending.
+        said: The messages of all parts that add to a conversation. If a part sends the last request again, a
+            `ReplyDropped(request=0)` is inserted before it, which drops the reply to the first sending.
         said_before: The requests and replies of earlier parts.
     """
 
@@ -369,8 +350,7 @@ class RecordedTurn:
             if body.task is not None:
                 self._became_task(body, body.task)
         elif isinstance(body, m.TaskCreated):
-            # `TaskCreated` names no call. A session makes one call at a time, so the MCP task belongs to the
-            # last call to this server.
+            # It names no call. A session makes one call at a time, so this is the server's last call.
             of_server = [each for each in self._called.values() if each.server == body.server]
             if of_server:
                 self._became_task(of_server[-1], body.task)
@@ -379,8 +359,7 @@ class RecordedTurn:
         elif isinstance(body, m.RequestCompletion) and body.aside:
             self._aside.add(envelope.seq)
         elif isinstance(body, m.CompletionReceived) and envelope.cause in self._aside:
-            # The reply to an `aside` request is a summary of the history. The reply itself is no entry of the
-            # conversation: the `HistoryRewritten` that follows puts the summary into the conversation.
+            # A summary of the history, which the `HistoryRewritten` that follows puts into the conversation.
             pass
         elif isinstance(body, m.CompletionReceived | m.ReplyDropped | m.HistoryRewritten | m.RewriteHistory):
             self.said.append(body)
@@ -391,10 +370,7 @@ class RecordedTurn:
 
     @property
     def time_left_s(self) -> float | None:
-        """Seconds left of the turn's time limit; the time while the turn is parked does not count.
-
-        `None`: the turn has no time limit.
-        """
+        """Seconds left of the turn's time limit, without the time while it is parked; `None`: no limit."""
         limit_s = self.run.limits.turn_timeout_s
         return None if limit_s is None else max(0.001, limit_s - (self._last_s - self._began_s))
 
@@ -407,14 +383,13 @@ class RecordedTurn:
             case m.TurnFailed(failure=m.Interrupted()):
                 return self.run.waits
             case m.TurnFailed(failure=m.ServerFailure()):
-                # If a resumed turn failed because a server did not start, and has made no call, it can be
-                # resumed again.
+                # A resumption failed because a server did not start, before it had made a call.
                 return self.run.resumed is not None and not self._called
             case _:
                 return False
 
     def resumption(self, path: str | PathLike[str]) -> m.Resumption:
-        """Return how far the turn has come, so that `Runner.resume` can go on from there.
+        """Return how far the turn has come.
 
         Raises:
             NothingToResume: The turn is a fork, or had ended when its process was killed.
@@ -451,15 +426,14 @@ class RecordedTurn:
             and asked is not None
             and asked.request > self._requests
         ):
-            # The process was killed after it had recorded the last event, and before it recorded `asked`, the
-            # request that follows from this event. So the texts in `asked.new` have not been sent yet.
+            # The process was killed before it recorded `asked`, so the texts in it have not been sent yet.
             return replace(where, new=asked.new)
         return where
 
     def waiting(self, path: str | PathLike[str]) -> "Waited | None":
         """Return what another process needs to go on with this turn after the model's reply has come.
 
-        `None`: the turn does not wait for a reply, or a secret was redacted in one of its messages.
+        `None`: the turn does not wait for a reply, or a secret was redacted.
         """
         if self.end is not None or self.redacted:
             return None
@@ -485,29 +459,19 @@ class RecordedTurn:
         return body.request if isinstance(body, m.RequestCompletion) else 0
 
     def _take_back_rewrites(self) -> None:
-        """Remove the messages after the last request from the list `said`.
-
-        They are rewrites of the history. The resumed turn goes on from that request, and makes and records
-        these rewrites again.
-        """
+        """Remove the rewrites after the last request from `said`: the resumed turn makes them again."""
         asked = None if self.asked is None else self.asked.body
         at = next((at for at, each in enumerate(self.said) if each is asked), None)
         if at is not None:
             del self.said[at + 1 :]
 
     def replay(self, history: History) -> None:
-        """Add the turn's entries to a history that ends before the turn.
-
-        Raises `ValueError` if the entries do not fit the history.
-        """
+        """Add the turn's entries to a history that ends before it; `ValueError` if they do not fit."""
         for each in (self.run, *self.said):
             take_step(history, each)
 
     def said_alone(self) -> History:
-        """Return a history of this turn's entries alone.
-
-        Rewrites are left out, because they may concern entries of earlier turns, which this history lacks.
-        """
+        """Return a history of this turn's entries. Rewrites are left out: they may concern earlier turns."""
         history = History()
         for each in (self.run, *self.said):
             if not isinstance(each, m.HistoryRewritten | m.RewriteHistory):
@@ -521,7 +485,7 @@ class RecordedTurn:
     def _state(self, path: str | PathLike[str]) -> Transition:
         """Return the state after the last recorded event, and the commands that follow from that event.
 
-        The trace may lack these commands: the process may have been killed before it recorded them.
+        The process may have been killed before it recorded these commands.
         """
         state: TurnState = Idle()
         commands: Commands = ()
@@ -536,8 +500,8 @@ class RecordedTurn:
         if asks_again(resumed):
             self.said.append(m.ReplyDropped(request=0))
         elif resumed.new:
-            # Old versions of grue, when they sent the last request again, recorded its texts a second time.
-            # Remove the first copy.
+            # Old versions of grue recorded the texts of a request again when they sent it again. Remove the
+            # first copy.
             at = len(self.said) - 1
             while at >= 0 and not isinstance(self.said[at], m.RequestCompletion):
                 at -= 1
@@ -552,8 +516,7 @@ class Waited(Struct, frozen=True, kw_only=True):
     Attributes:
         events: The events that the agent got, from the last `RunTurn` on.
         history: The history before the request whose reply the turn waits for.
-        unrecorded: The request itself, if the process was killed before it recorded the request; else
-            `None`.
+        unrecorded: That request, if the process was killed before it recorded the request.
     """
 
     events: tuple[m.TurnEvent, ...]
@@ -567,11 +530,7 @@ def asks_again(resumed: m.Resumption) -> bool:
 
 
 def listing_in(envelope: EpisodeEnvelope) -> dict[m.ServerName, tuple[m.ToolDefinition, ...]]:
-    """Return `{server: tools}` if the message has a listing that later turns may use.
-
-    Empty: the message is no `SessionOpened`, a secret was redacted from it, or the listing does not have all
-    tools of the server.
-    """
+    """Return `{server: tools}` if the message lists all tools of a server, unredacted; otherwise nothing."""
     body = envelope.body
     if not isinstance(body, m.SessionOpened) or envelope.redacted or body.serves_unlisted:
         return {}
@@ -581,8 +540,7 @@ def listing_in(envelope: EpisodeEnvelope) -> dict[m.ServerName, tuple[m.ToolDefi
 def read_turns(path: str | PathLike[str]) -> dict[int, RecordedTurn]:
     """Return the last part of each turn, by the turn's number.
 
-    A turn that was resumed has several parts: each resumption begins a new one. If a turn cannot be resumed
-    any more, only `run` and `end` of its last part are set.
+    Of a turn that cannot be resumed any more, only `run` and `end` are set.
     """
     parts: dict[int, RecordedTurn] = {}
     listings: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = {}
@@ -601,7 +559,7 @@ def read_turns(path: str | PathLike[str]) -> dict[int, RecordedTurn]:
 
 
 def _forgotten(part: RecordedTurn, last: EpisodeEnvelope) -> RecordedTurn:
-    """Return an ended turn with only `run` and `end`, to save memory: a trace may hold thousands of turns."""
+    """Return an ended turn with `run` and `end` only: a trace may hold thousands of turns."""
     over = RecordedTurn(last, part.run, None)
     over.end = part.end
     return over
@@ -610,8 +568,7 @@ def _forgotten(part: RecordedTurn, last: EpisodeEnvelope) -> RecordedTurn:
 def chosen(parts: dict[int, RecordedTurn], turn: int | None, path: str | PathLike[str]) -> RecordedTurn:
     """Return the turn with the number `turn`; `None`: the only turn that can be resumed.
 
-    Raises `NothingToResume` if that turn cannot be resumed, or, with `None`, if no turn or more than one turn
-    can be resumed.
+    Raises `NothingToResume` if there is no such turn, or more than one.
     """
     usable = {number: part for number, part in parts.items() if part.is_open}
     if turn is None and len(usable) == 1:

@@ -1,14 +1,11 @@
 """Go on with a turn that was parked, or that was killed with its process, from its trace.
 
-The order matters. First the trace is locked, so that no other process can resume the same turn. Then the
-trace is read, and the turn's state machine gets the recorded events again; its state says how far the turn
-had come. Then `TurnResumed` is flushed to the file. No tool is called and no request is sent before the
-flush. If the process dies later, the turn can be resumed once more: the calls made until then are in the
-trace, and are not made again.
+The order matters. First the trace is locked, so that no other process can resume the same turn. Then it is
+read. Then `TurnResumed` is flushed to the file; no tool is called and no request is sent before that. If the
+process dies later, the turn can be resumed once more: the calls made until then are in the trace.
 
-If the turn belongs to a conversation, the conversation is taken from this process, its file, or the trace.
-Before the turn goes on, the conversation gets the entries that the trace records, so that its file and the
-trace agree.
+If the turn belongs to a conversation, the conversation first gets the entries that the trace records, so that
+its file and the trace agree.
 """
 
 import contextlib
@@ -72,7 +69,7 @@ def parked_turns(path: str | PathLike[str]) -> list[m.TurnParked]:
 
 
 def _opened_writer(place: Path, recorder: Recorder) -> TraceWriter:
-    """Return a writer that continues the trace. It locks the trace, so that no other process resumes from it.
+    """Return a writer that continues the trace, and has locked it.
 
     Raises `TraceError` if another process writes this trace, or the recorder writes another trace.
     """
@@ -101,8 +98,7 @@ def resumed_turn(
 ) -> Iterator[HostTurn[Any]]:
     """Record `TurnResumed`, and yield the resumed turn. The turn counts as running within the `with` block.
 
-    `writer` writes the turn's trace, and has locked it. `counted`: the runner's spending already includes
-    what the turn spent before it was parked.
+    `counted`: the runner's spending already includes what the turn spent before it was parked.
 
     Raises:
         NothingToResume: The trace has no such turn, or the turn is running.
@@ -135,7 +131,7 @@ def resumed_turn(
 
 
 def _note(where: m.Resumption, part: RecordedTurn, writer: TraceWriter, settings: TurnSettings) -> bool:
-    """Write `TurnResumed` to the trace file. Return whether the time for answers (`expires_at`) is over."""
+    """Write `TurnResumed` to the trace file. Return whether the time for answers is over."""
     recorder, number = settings.wiring.recorder, part.run.turn
     expires_at = where.parked.expires_at
     expired = expires_at is not None and time.time() > expires_at
@@ -188,7 +184,7 @@ def _going_on(
         conversation=kept,
     )
     if kept is None:
-        # The turn belongs to no conversation, so nothing is saved to a file; its trace holds the entries.
+        # No conversation's file is written: the turn's trace holds the entries.
         lent = settings.wiring.lent(m.ConversationId(f"turn-{command.turn}"), history, part.tools)
         settings = replace(settings, wiring=settings.wiring.lending(lent))
     turn: HostTurn[Any] = HostTurn(request, settings, memory)
@@ -199,11 +195,7 @@ def _going_on(
 
 
 def check_fit(command: m.RunTurn, answer: AnswerSpec[Any], settings: TurnSettings) -> None:
-    """Raise `MCPError` if a runner cannot go on with a turn.
-
-    The reasons: the runner lacks a server of the turn, its model's actors cannot continue a conversation, or
-    the schema of `answer` is not that of `command`.
-    """
+    """Raise `MCPError` if a runner cannot go on with a turn: its servers, its model's actors or `answer`."""
     missing = [name for name in command.servers if name not in settings.wiring.servers]
     if missing:
         raise MCPError(f"Turn {command.turn} uses servers that this runner lacks: {', '.join(missing)}.")
@@ -218,17 +210,13 @@ def check_fit(command: m.RunTurn, answer: AnswerSpec[Any], settings: TurnSetting
 def resumed_run(
     asked: ResumeRequest, settings: TurnSettings, memory: EpisodeMemory, writers: list[TraceWriter]
 ) -> Iterator[HostTurn[Any]]:
-    """Yield the resumed turn. If its trace is not open yet, open it and append the writer to `writers`.
-
-    Raises as `resumed_turn` does.
-    """
+    """Yield the resumed turn. If its trace is not open yet, open it and append the writer to `writers`."""
     recorder, place = settings.wiring.recorder, Path(asked.trace)
     place = place / TRACE_FILE if place.is_dir() else place
     ours = next((each for each in writers_of(recorder) if each.path.absolute() == place.absolute()), None)
     if ours is None:
         writers.append(_opened_writer(place, recorder))
-    # If this recorder has written the trace, the turn was parked in this process, and the runner's spending
-    # already includes what the turn spent before it was parked.
+    # If this recorder has written the trace, the runner has counted what the turn spent before.
     with resumed_turn(asked, ours or writers[-1], settings, memory, counted=ours is not None) as turn:
         yield turn
 
@@ -243,10 +231,9 @@ def conversation_of(
 ) -> Iterator[KeptConversation | None]:
     """Yield the conversation of a turn, ready to resume the turn; `None`: the turn is in no conversation.
 
-    `given` is the conversation that the host passed. If it is `None`, the conversation is one that the runner
-    knows, or is loaded from its file or from the trace. A conversation that is loaded here is closed after
-    the block, so that the host can load it. Raises `ConversationError` if the conversation is missing, in use
-    or damaged, has later turns, or does not hold what was said before the turn.
+    A conversation that is loaded here, from its file or the trace, is closed after the block, so that the
+    host can load it. Raises `ConversationError` if the conversation is missing, in use or damaged, has later
+    turns, or does not hold what was said before the turn.
     """
     began, number = part.run.history, part.run.turn
     if began is None:

@@ -1,8 +1,7 @@
 """A tool session that one task owns from connect to disconnect, while any task may use it.
 
-The owner runs the session's actor under a supervisor, as a turn does. Other tasks put commands into the
-actor's mailbox and wait for the events that the owner reads. They never enter or leave the connection
-themselves: anyio's cancel scopes must be left in the task that entered them.
+Other tasks put commands into the mailbox of the session's actor and wait for events. They never enter or
+leave the connection: anyio's cancel scopes must be left in the task that entered them.
 """
 
 import asyncio
@@ -41,7 +40,7 @@ class NotAsDecided(MCPError):  # noqa: N818 - named as the fact it reports, like
 
 
 class CancellableConnection(WrappedConnection):
-    """A connection whose call another task can cancel through `calling`. The connection stays usable.
+    """A connection whose call another task can cancel. The connection stays usable.
 
     Attributes:
         calling: The cancel scope of the current call.
@@ -54,7 +53,7 @@ class CancellableConnection(WrappedConnection):
         self.blocks: tuple[m.JsonObject, ...] = ()
 
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
-        """Call a tool. Raises `ToolRefusedError` if another task cancels `calling` during the call."""
+        """Call a tool. Raises `ToolRefusedError` if another task cancels `calling`."""
         self.blocks = ()
         with self.calling or anyio.CancelScope():
             if not isinstance(self._connection, KeepsBlocks):
@@ -64,7 +63,7 @@ class CancellableConnection(WrappedConnection):
         raise ToolRefusedError("cancelled by its caller", code=_CANCELLED)
 
     async def request(self, method: str, params: m.JsonObject, timeout_s: float) -> m.JsonObject:
-        """Send a request other than a tool call; raises `MCPError` if the server is not an MCP server."""
+        """Send a request other than a tool call; raises `MCPError` unless the server is an MCP server."""
         if not isinstance(self._connection, TakesRequests):
             raise MCPError(f"{method}: this tool server is not an MCP server. It takes tool calls only.")
         async with self.exclusive():
@@ -81,13 +80,13 @@ class OwnedSession:
         connection: What the episode knows about the server before the session.
 
     Attributes:
-        connection: What the episode knows about the server after the connect.
+        connection: What the episode knows about the server now.
         fault: The unexpected exception that ended the session, if any; may be a `BaseException`.
         tools: The server's current tool list.
         serves_unlisted: Whether the server also takes calls of tools that are not in `tools`.
-        closed: How the session was closed; `None`: it was not closed yet.
+        closed: How the session was closed.
         pid: Id of the server's process, if it has one.
-        died: Why the server died during the session; `None`: it has not died.
+        died: Why the server died during the session.
     """
 
     def __init__(
@@ -116,26 +115,24 @@ class OwnedSession:
         self._opened: asyncio.Future[m.ConnectOutcome | None] = self._loop.create_future()
         self._settled: asyncio.Future[m.Settlement | None] = self._loop.create_future()
         self._owner = self._loop.create_task(self._own(), name=f"grue-mcp-{command.server}")
-        # A callback, and not a `finally` in `_own`: if the task is cancelled before it starts, `_own` never
-        # runs.
+        # A callback, because `_own` never runs if the task is cancelled before it starts.
         self._owner.add_done_callback(self._ended)
 
     @property
     def alive(self) -> bool:
-        """Whether the task that owns the session belongs to the current event loop and has not ended."""
+        """Whether the owner runs, in the current event loop."""
         return self._loop is asyncio.get_running_loop() and not self._owner.done()
 
     @property
     def usable(self) -> bool:
-        """Whether the session is open and its process, if it has one, runs. The server is not asked."""
+        """Whether the session is open and its process, if any, runs. The server is not asked."""
         opened = self.alive and self._opened.done() and self.died is None
         return opened and self._client is not None and self._client.status.alive
 
     async def opened(self) -> m.ConnectOutcome | None:
-        """Wait until the server is connected or the connecting has failed, and return this outcome.
+        """Wait until the server is connected or connecting has failed, and return this outcome.
 
-        `None`: the task that owns the session ended before it had an outcome. Cancelling this wait ends the
-        session.
+        `None`: the owner ended before. Cancelling this wait ends the session.
         """
         try:
             await asyncio.wait({self._opened})
@@ -160,12 +157,8 @@ class OwnedSession:
     ) -> m.ToolCallResult:
         """Call a tool, after the session's current call. Cancellation cancels only this call.
 
-        The returned result has the server's content blocks in `blocks`. The trace records `blocks` only if
-        structured content came together with images, audio, links or resources. The text of other results is
-        in `content` already, and is not recorded twice.
-
-        `turn` is the turn that the call is recorded in; 0: none. `definition` is the tool definition that was
-        the basis of the decision to call; `None`: the one in `tools`.
+        `definition` is the tool definition that was the basis of the decision to call; `None`: the one in
+        `tools`. `turn` is the turn that the call is recorded in; 0: none.
 
         Raises:
             TimeoutError: No answer within `timeout_s`, which starts when the call is sent.
@@ -217,8 +210,8 @@ class OwnedSession:
     async def close(self, *, hurried: bool = False) -> None:
         """Close the session in any state, and wait until its process has ended.
 
-        If this call is cancelled, it stops waiting, and the owner still closes the session. If `hurried`, the
-        server gets as little time to exit as after a cancellation (`ProcessLimits.cancelled_grace_s`).
+        If this call is cancelled, the owner still closes the session. If `hurried`, the server gets as little
+        time to exit as after a cancellation.
         """
         if not self.alive:
             return
@@ -233,10 +226,7 @@ class OwnedSession:
 
     @contextlib.contextmanager
     def _working_for(self, turn: int) -> Iterator[None]:
-        """Within the `with` block, record the session's messages with the turn number `turn`.
-
-        If `turn` is 0, the number does not change.
-        """
+        """Within the block, record the session's messages with the turn number `turn`, unless it is 0."""
         if self._group is None:
             yield
             return
@@ -277,10 +267,7 @@ class OwnedSession:
         return self._settled.result()
 
     def _definition(self, tool: str) -> m.ToolDefinition:
-        """Return a tool's definition, or a made-up one for a tool that the server does not list.
-
-        A made-up definition lets the call pass; a server that does not have the tool refuses the call.
-        """
+        """Return a tool's definition. One that is made up lets the call pass: the server may refuse it."""
         listed = next((each for each in self.tools if each.tool == tool), None)
         return unlisted_tool(self._command.server, tool) if listed is None else listed
 
@@ -292,8 +279,8 @@ class OwnedSession:
         try:
             await self._run()
         except BaseException as error:
-            # Keep the error, so that `call` raises it in the task that uses the session. Raised here, a
-            # KeyboardInterrupt from the host's own code would stop the whole event loop.
+            # `call` raises the error in the task that uses the session. Raised here, a KeyboardInterrupt from
+            # the host's own code would stop the whole event loop.
             if ends_the_task(error):
                 raise
             self.fault = error
@@ -322,7 +309,7 @@ class OwnedSession:
             going_on = True
             while going_on:
                 event = (await inbox.receive()).body
-                # Wait until the event is in the trace, so that the host gets no result that is not recorded.
+                # The host gets no result that is not in the trace.
                 await recorder.shown()
                 going_on = self._take(event)
 
@@ -331,10 +318,7 @@ class OwnedSession:
         return self._client
 
     def _take(self, event: m.TurnEvent) -> bool:
-        """Pass an event of the session's actor to the task that waits for it.
-
-        Return whether the session is still open after the event.
-        """
+        """Pass an event to the task that waits for it. Return whether the session is still open."""
         assert self._actor is not None, "events come from the actor"
         match event:
             case m.SessionOpened() | m.McpDisabled() | m.StartupFailed():

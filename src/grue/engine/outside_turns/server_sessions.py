@@ -1,9 +1,6 @@
 """`ServerSessions`: sessions with tool servers outside turns, for tool calls and other requests of the host.
 
-A `ToolClient` keeps its `ServerSessions` open until its block is left. A `Runner` makes new `ServerSessions`
-for each call outside turns. Each session in them is an `OwnedSession`.
-
-`ToolClient` and `Runner` inherit their public methods for these calls from `ToolAccess` (`tool_access.py`).
+A `ToolClient` keeps them open until its block is left. A `Runner` makes new ones for each call outside turns.
 """
 
 import asyncio
@@ -63,7 +60,7 @@ _PAGED = {
     "skills/list": "skills",
     "tools/list": "tools",
 }
-"""Requests whose answer has several pages, and the member of a page that holds its items."""
+"""Requests whose answer has pages, and the member of a page that holds its items."""
 
 _MAX_PAGES = 100
 _MAX_JUDGEMENTS = 3
@@ -74,15 +71,13 @@ class SessionSources(Struct, frozen=True, kw_only=True):
     """How sessions are opened, and what limits their use.
 
     Attributes:
-        connect: Makes a connection to a server, by the server's name.
-        recorder: Records the sessions' messages.
         limits: Only the limits for the start of a server are used.
         max_reconnects: How often a server that has died is connected again, before the next call or request
             to it; `None`: without limit.
-        tool_policy: A call that the policy denies is not made. A call that the policy would ask about is made
-            without asking, because the host itself makes it.
-        lasting: Whether the sessions stay open after a request. If not, requests for a subscription, which
-            would end with the session, are refused.
+        tool_policy: A call that the policy would ask about is made without asking, because the host itself
+            makes it.
+        lasting: Whether the sessions stay open after a request. If not, requests for a subscription are
+            refused.
     """
 
     connect: Mapping[m.ServerName, Connect]
@@ -114,7 +109,7 @@ class ServerSessions:
     async def connect(
         self, names: Sequence[m.ServerName]
     ) -> dict[m.ServerName, m.SessionOpened | m.ServerFailure]:
-        """Connect to servers in parallel and return the result for each. A dead session is replaced."""
+        """Connect to servers in parallel and return the result for each. Dead sessions are replaced."""
         outcomes: dict[m.ServerName, m.SessionOpened | m.ServerFailure] = {}
         crashes: list[BaseException] = []
 
@@ -134,7 +129,7 @@ class ServerSessions:
         return {name: outcomes[name] for name in names}
 
     async def tools(self) -> tuple[m.ToolDefinition, ...]:
-        """Return the tools of all servers. Connects to servers for which no connect was tried yet."""
+        """Return the tools of all servers; connects to those that were not tried yet."""
         untried = [name for name, state in self._states.items() if not state.attempts]
         for outcome in (await self.connect(untried)).values():
             if isinstance(outcome, m.ServerFailure):
@@ -159,12 +154,10 @@ class ServerSessions:
     ) -> m.ToolCallResult:
         """Call the tool `SERVER.TOOL` and return its result. The time limit starts when the call is sent.
 
-        If the server changes the tool before the call is sent, the policy judges the call again, by the new
-        definition. But if `definition` is given, the call is made only if the tool still has this definition.
-        `turn` is the turn that the call is recorded in; 0: none.
+        The call is made only if the tool still has the `definition`; `None`: the policy judges it by the
+        present one. `turn` is the turn that the call is recorded in; 0: none.
 
-        Raises a subclass of `MCPToolCallError` if the call failed. `ToolAccess.call` catches this error and
-        returns an error result, unless it is called with `check=True`.
+        Raises a subclass of `MCPToolCallError` if the call failed.
         """
         server, tool = self._split(name)
         for _ in range(_MAX_JUDGEMENTS):
@@ -189,11 +182,7 @@ class ServerSessions:
         return result
 
     def _judged(self, session: OwnedSession, server: m.ServerName, tool: str, name: str) -> m.ToolDefinition:
-        """Return the definition of a tool, if the policy allows the call.
-
-        Raises `ToolNotFound` if the server does not list the tool, and `ToolCallDenied` if the policy denies
-        the call.
-        """
+        """Return the definition of a tool, if the policy allows the call."""
         unlisted = (server,) if session.serves_unlisted else ()
         definition = tool_of(name, {each.name: each for each in session.tools}, unlisted)
         if definition is None:
@@ -233,7 +222,7 @@ class ServerSessions:
     ) -> tuple[m.JsonObject, ...]:
         """Send a listing request, such as `resources/list`, page by page; return the items of all pages.
 
-        The listing also ends when a cursor is repeated, and after 100 pages. Raises `ValueError` if the
+        The listing ends also when a cursor is repeated, and after 100 pages. Raises `ValueError` if the
         method's results have no pages.
         """
         member = _PAGED.get(method)
@@ -255,8 +244,7 @@ class ServerSessions:
     async def close(self, *, hurried: bool = False) -> None:
         """Close all sessions in parallel, and wait until their processes have ended.
 
-        If `hurried`, the servers get as little time to exit as after a cancellation
-        (`ProcessLimits.cancelled_grace_s`).
+        If `hurried`, the servers get as little time to exit as after a cancellation.
         """
         sessions = [state.session for state in self._states.values() if state.session is not None]
         async with anyio.create_task_group() as group:
@@ -289,10 +277,7 @@ class ServerSessions:
             )
 
     async def _session(self, server: m.ServerName, *, again: bool = False) -> OwnedSession:
-        """Return a server's session, opened if necessary.
-
-        If `again`, a session whose server has died is replaced, up to `max_reconnects` times.
-        """
+        """Return a server's session, opened if necessary. `again`: replace one whose server has died."""
         state, most = self._states[server], self._sources.max_reconnects
         outcome = state.outcome if state.reconnects else None
         if not isinstance(outcome, m.ServerFailure) or most is None:
@@ -311,14 +296,13 @@ class ServerSessions:
     ) -> m.SessionOpened | m.ServerFailure:
         """Return the session with a server, or why connecting failed. Connect now if there is no session.
 
-        If another caller is connecting, wait for that and return the same result. With `anew`, connect again
-        if the session's server has died.
+        `anew`: connect again if the session's server has died.
         """
         state = self._states[name]
         seen = state.attempts
         async with state.lock:
             if state.attempts > seen and state.outcome is not None:
-                # While this caller waited for the lock, another one tried to connect: return its result.
+                # Another caller has tried to connect meanwhile.
                 return state.outcome
             if state.session is not None and isinstance(state.outcome, m.SessionOpened):
                 if state.session.usable or not anew:
@@ -373,7 +357,7 @@ SessionWork: TypeAlias = Callable[[ServerSessions], Awaitable[T]]
 
 
 async def with_sessions(sources: SessionSources, work: SessionWork[T]) -> T:
-    """Run `work` with sessions of its own, which are closed at the end, also after a cancellation."""
+    """Run `work` with sessions of its own, which are closed at the end, even after a cancellation."""
     sessions = ServerSessions(sources)
     hurried = True
     try:
@@ -405,12 +389,11 @@ def _request_error(failed: MCPError, server: m.ServerName, method: str) -> MCPRe
 
 
 def outside_turns(settings: TurnSettings, work: SessionWork[T]) -> Callable[[TurnResources], Awaitable[T]]:
-    """Return a function that an episode's event loop calls with its resources, and that does `work`.
+    """Return a function that does `work` in an episode's event loop.
 
     With `keep="sessions"`, `work` uses the kept sessions; if a turn runs meanwhile, a call waits until the
-    turn's current batch of tool calls is done. With any other `keep`, new sessions are opened, and closed
-    when `work` is done. A prewarmed session is never used: it belongs to the next turn, and no call may
-    reach its server before that turn.
+    turn's current batch of tool calls is done. Otherwise new sessions are opened. A prewarmed session is
+    never used: no call may reach its server before the turn to which it belongs.
 
     Raises `MCPError` if the caller is inside a turn of the same runner.
     """
@@ -438,7 +421,7 @@ def _connect(
     if keeping is None or not isinstance(settings.wiring.servers[name], McpServer):
         return connect_fresh(settings.wiring, name, resources.registry, drift)
     if settings.limits.max_samplings > 0:
-        # Later turns use this kept session, so it must offer sampling, as a turn's session does.
+        # Later turns use this kept session, so it must offer sampling.
         sample = resources.sampling.on_behalf_of(name)
     connect = connect_fresh(settings.wiring, name, resources.registry, drift, sample)
     return lambda _: SharedSession(keeping, name, connect)

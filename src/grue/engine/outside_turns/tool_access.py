@@ -1,8 +1,6 @@
 """The calls of tools outside turns that a `Runner` and a `ToolClient` offer.
 
-`server_sessions.py` does the work. It is imported at the first call outside turns: few runners make one,
-and the import would delay their first turn. A subclass of `ToolAccess` decides in which event loop the work
-runs (`_outside_turns`).
+`server_sessions.py` is imported at the first such call, because the import would delay a runner's first turn.
 """
 
 from abc import ABC, abstractmethod
@@ -31,7 +29,7 @@ class ToolAccess(ABC):
 
     @abstractmethod
     def _outside_turns(self, work: "SessionWork[T]") -> T:
-        """Run `work` and return its result, blocking."""
+        """Run `work`, blocking."""
 
     def tools(self) -> tuple[m.ToolDefinition, ...]:
         """Return the tools of all servers. Connects if necessary.
@@ -200,14 +198,14 @@ class AsyncToolAccess(ToolAccess):
 
     @abstractmethod
     async def _outside_turns_async(self, work: "SessionWork[T]") -> T:
-        """Call `work` with the sessions for calls outside turns, and return its result."""
+        """Run `work` without blocking the caller's event loop."""
 
     async def tools_async(self) -> tuple[m.ToolDefinition, ...]:
-        """Return the tools of all servers, as `tools` does."""
+        """Return what `tools` does."""
         return await self._outside_turns_async(lambda sessions: sessions.tools())
 
     async def tool_async(self, name: str) -> m.ToolDefinition | None:
-        """Return the definition of a tool, as `tool` does."""
+        """Return what `tool` does."""
         return await self._outside_turns_async(lambda sessions: sessions.tool(name))
 
     async def call_async(
@@ -232,7 +230,7 @@ class AsyncToolAccess(ToolAccess):
         params: Mapping[str, object] | None = None,
         timeout_s: float | None = None,
     ) -> m.JsonObject:
-        """Send a request, as `request` does. If the caller is cancelled, the request is cancelled too."""
+        """Send a request, as `request` does. Cancellation cancels the request."""
         return await self._outside_turns_async(self._requesting(server, method, params, timeout_s))
 
     async def request_all_async(

@@ -1,14 +1,7 @@
 """Use tool servers without an agent: `ToolClient` connects, calls and closes; `judge_calls` asks the policy.
 
-A `ToolClient` is for synchronous code. Its sessions use the same actor as sessions in a turn, but they stay
-open between calls: an event loop in a background thread (`EpisodeLoop`) owns them until the `with` block is
-left. The thread is a daemon; the interpreter closes its loop at exit. The state of each server is used in
-that loop only, and a session is opened under a lock. So any number of threads can call at the same time: they
-share one session per server, and each gets its own result.
-
-`judge_calls` and `ask_about` are for hosts that carry out a model's tool calls themselves. The calls of one
-reply are judged together before the first of them is made. The policy is applied, and decisions are matched
-to questions, by the same rules as in a turn (`protocol/turn/tools.py`).
+`judge_calls` and `ask_about` are for hosts that carry out a model's tool calls themselves, by the same rules
+as in a turn. The calls of one reply are judged together before the first of them is made.
 """
 
 import contextlib
@@ -117,7 +110,7 @@ class ToolClient(ToolAccess):
             force_kill=self._registry.kill_now,
             error_texts=_ERROR_TEXTS,
         )
-        # Ends the loop if the client is garbage collected without having been closed.
+        # For a client that is never closed.
         self._lost = weakref.finalize(self, self._loop.end)
         return self
 
@@ -171,7 +164,6 @@ class ToolClient(ToolAccess):
         )
 
     def _outside_turns(self, work: SessionWork[T]) -> T:
-        """Run `work` in the sessions' event loop, and wait for its result. Ctrl-C cancels the work."""
         loop, sessions = self._loop, self._sessions
         if loop is None:
             raise RuntimeError("use the ToolClient in a `with` block")
