@@ -1,9 +1,7 @@
 """`Runner`: the public entry for running turns. It holds the settings and passes each turn to an event loop.
 
-`keep` and the method that is called decide which event loop it is: a new one in the calling thread
-(`run_blocking`), the caller's own (`run_turn_async`), or the loop of an episode in a background thread
-(`CurrentEpisode`). In each case the loop runs `HostTurn.run` (`engine/turn.py`). Between turns the runner
-keeps plain data only: the last turn's number, the state of each server, and the tokens and cost spent.
+Between turns a runner keeps plain data only, unless `keep` says otherwise: the last turn's number, the state
+of each server, and what was spent.
 """
 
 import weakref

@@ -1,10 +1,7 @@
 """One turn from the host's `TurnRequest` to its `TurnOutcome`, and the state that is kept between turns.
 
-A `Runner` makes a `HostTurn` for each request and passes `HostTurn.run` to the event loop that runs it. A
-`HostTurn` turns the request into the message `RunTurn`, and the turn's end into an outcome or an error. An
-`EpisodeMemory` keeps the state between the turns of an episode. `read_images` checks the images of a request,
-because one bad image makes an endpoint refuse the whole request. A `TurnHandle` is a running turn, for
-programs whose own loop must not block (a game, a GUI).
+`HostTurn` is a turn for the event loop that runs it, `EpisodeMemory` what later turns need of it, and
+`TurnHandle` a running turn, for programs whose own loop must not block.
 """
 
 import base64
@@ -149,7 +146,6 @@ class TurnRequest(_UserText, Generic[T], metaclass=OwnKeywords, frozen=True, kw_
     conversation: KeptConversation | None = None
 
     def __post_init__(self) -> None:
-        """Move a system text from `history` to `system`; raise `MCPConfigError` for a wrong value."""
         first = self.history[0] if isinstance(self.history, list | tuple) and self.history else None
         if isinstance(first, m.SystemText) and self.system in ("", first.text):
             force_setattr(self, "system", first.text)
@@ -160,7 +156,7 @@ class TurnRequest(_UserText, Generic[T], metaclass=OwnKeywords, frozen=True, kw_
 
     @property
     def answer_spec(self) -> AnswerSpec[T]:
-        """The request's `answer` as an `AnswerSpec`, which says how to validate and parse the answer."""
+        """The request's `answer` as an `AnswerSpec`."""
         return spec_of(self.answer)
 
 
@@ -195,7 +191,6 @@ class TurnOutcome(Struct, Generic[T], frozen=True, kw_only=True):
     said: tuple[m.HistoryItem, ...] = ()
 
     def _repr_html_(self) -> str:
-        """Return the outcome as HTML for a notebook. Texts of models and tools are escaped."""
         from html import escape
 
         kind = f"{self.kind}: {self.reason}" if self.reason else self.kind
@@ -236,10 +231,7 @@ class BatchItem(Struct, Generic[T], frozen=True, kw_only=True):
 
 
 def as_request(request: TurnRequest[T] | str) -> TurnRequest[T]:
-    """Return `request`; a text becomes the `user` text of a new request.
-
-    Raises `MCPConfigError`, which says what to write, for anything else.
-    """
+    """Return `request`; a text becomes the `user` text of a new one. Raises `MCPConfigError` otherwise."""
     if isinstance(request, str):
         request = TurnRequest(user=request)
     if not isinstance(request, TurnRequest):
@@ -250,7 +242,7 @@ def as_request(request: TurnRequest[T] | str) -> TurnRequest[T]:
 
 
 def _right_form(request: TurnRequest[Any]) -> str:
-    """Return advice about the first field of `request` that has a wrong value; empty: no field has one."""
+    """Return advice about the first field that has a wrong value; empty: no field has one."""
     given: dict[str, Any] = {name: getattr(request, name) for name in request.__struct_fields__}
     for name in ("user", "system", "user_stub", "final_request", "repair_request"):
         if not isinstance(given[name], str):
@@ -292,7 +284,6 @@ def _is_list(value: object) -> bool:
 
 
 def _is_said(item: m.HistoryItem) -> bool:
-    """Return whether the fields of a history's entry have values of their declared types."""
     match item:
         case m.UserText(text=text) | m.AssistantText(text=text):
             return isinstance(text, str)
@@ -305,7 +296,7 @@ def _is_said(item: m.HistoryItem) -> bool:
 def outcome_of(
     end: m.TurnCompleted, response: Any, duration_s: float, said: tuple[m.HistoryItem, ...] = ()
 ) -> TurnOutcome[Any]:
-    """Return the outcome of a completed turn for the host."""
+    """Return the host's outcome of a completed turn."""
     return TurnOutcome(
         turn=end.turn,
         kind=end.kind,
@@ -322,16 +313,15 @@ def outcome_of(
 
 
 def _reconnected(calls: Sequence[m.ToolCallRecord]) -> str:
-    """Return the outcome's `reason` if servers died in the turn and were started again; empty: none did."""
     died = ", ".join(dict.fromkeys(call.name for call in calls if call.settlement == "died"))
     return f"the server died during {died}, and was started again" if died else ""
 
 
 def read_images(images: Any, limits: TurnLimits) -> tuple[m.Attachment, ...]:
-    """Return images as they are sent to the model.
+    """Return images as they are sent to the model. One bad image would make an endpoint refuse the request.
 
-    `limits` has the largest size of one image, and of all images together. Raises `MCPError`, which names the
-    image, if a file cannot be read, or if an image is too large or of a type that models do not take.
+    Raises `MCPError`, which names the image, if a file cannot be read, or if an image is too large for
+    `limits` or of a type that models do not take.
     """
     room = MediaRoom(limits)
     for number, image in enumerate(images):
@@ -362,16 +352,16 @@ class ProgressSource:
         self._last = TurnProgress(doing="waiting for its turn")
 
     def enter(self, actors: TurnActors) -> None:
-        """Make `progress` return the progress of these actors, until `leave` is called."""
+        """Report the progress of these actors until `leave`."""
         self._actors = actors
 
     def leave(self) -> None:
-        """Keep the last progress and drop the actors, so that they can be garbage collected."""
+        """Keep the last progress, and drop the actors so that they can be garbage collected."""
         self._last, self._actors = self.progress, None
 
     @property
     def progress(self) -> TurnProgress:
-        """The current phase of the turn and its counts so far."""
+        """The turn's progress."""
         return self._last if self._actors is None else self._actors.progress
 
 
@@ -379,10 +369,6 @@ class TurnHandle(Generic[R]):
     """A turn that `Runner.start_turn` has started. Only `result` can block.
 
     Thread-safe. The turn goes on if its handle is dropped.
-
-    Args:
-        call: The turn in its event loop.
-        progress: Reports what the turn is doing.
     """
 
     def __init__(self, call: Call[R], progress: ProgressSource) -> None:
@@ -427,7 +413,7 @@ class TurnHandle(Generic[R]):
 
     def progress(self) -> TurnProgress:
         """Return the turn's progress. After the turn's end its phase is `done`, with the final counts."""
-        # Read `done` first: if the turn is over, the progress read after it is final.
+        # Read `done` first, so that the progress of an ended turn is final.
         over = self._call.done()
         seen = self._progress.progress
         until = time.monotonic() if self._call.ended_at is None else self._call.ended_at
@@ -439,8 +425,7 @@ class EpisodeMemory:
 
     Attributes:
         turn: Number of the last turn that was started; 0: none.
-        connections: Each server's state. A new mapping replaces it after each turn, so that another thread
-            can read the old mapping meanwhile.
+        connections: Each server's state. The mapping is replaced, never changed, so any thread may read it.
     """
 
     def __init__(self) -> None:
@@ -452,18 +437,18 @@ class EpisodeMemory:
         self._lock = threading.Lock()
 
     def start(self, number: int | None) -> int:
-        """Begin a turn with this number, and return it. `None`: the last turn's number plus 1."""
+        """Begin a turn and return its number. `None`: the last turn's plus 1."""
         with self._lock:
             self.turn = self.turn + 1 if number is None else number
             return self.turn
 
     def learn(self, connections: Mapping[m.ServerName, Settled]) -> None:
-        """Replace the states of the servers in `connections`. The states of other servers stay unchanged."""
+        """Replace the states of these servers."""
         with self._lock:
             self.connections = {**self.connections, **connections}
 
     def disabled(self) -> dict[str, str]:
-        """Return the servers that are disabled, for a time or to the end of the episode, with the reason."""
+        """Return the reason for each disabled server, by name."""
         states = self.connections
         return {name: state.reason for name, state in states.items() if isinstance(state, Disabled)}
 
@@ -484,7 +469,7 @@ class Spending:
         self._lock = threading.Lock()
 
     def add(self, requests: int, usage: m.Usage) -> None:
-        """Add the requests and the usage of a finished turn."""
+        """Add what a finished turn has spent."""
         with self._lock:
             self.spent = self.spent.plus(requests, usage)
 
@@ -492,8 +477,8 @@ class Spending:
 class RestOfTurn(Spending):
     """Adds the spending of a turn that was resumed or forked to the runner's (`whole`).
 
-    `before` is what the turn had spent until then. `counted` is the part of it that is left out, because the
-    runner has counted it already, or because a recorded reply is not paid again.
+    Of `before`, what the turn had spent until then, `counted` is left out: the runner has counted it already,
+    or a recorded reply is not paid again.
 
     Attributes:
         spent: What the runner's other turns have spent.
@@ -509,21 +494,20 @@ class RestOfTurn(Spending):
     def left_for(self, turn: m.RunTurn, episode: Budget, what: str) -> Budget:
         """Return the budget for the whole turn; what the turn has spent before counts against it.
 
-        The budget is the smaller of two: the one recorded for the turn, and the part of `episode` that other
-        turns have not spent. If nothing is left for the rest of the turn, raises `BudgetSpent`, whose text
-        begins with `what`.
+        It is the smaller of the one recorded for the turn, and what other turns have left of `episode`.
+        Raises `BudgetSpent`, whose text begins with `what`, if nothing is left for the rest of the turn.
         """
         self.spent.plus(self._before.requests, self._before.usage).check(episode, what)
         return self.spent.left(episode, turn.limits.budget)
 
     def add(self, requests: int, usage: m.Usage) -> None:
-        """Add what the finished turn has spent, without the `counted` part, to the runner's spending."""
+        """Add what the finished turn has spent, without `counted`."""
         rest = Spent(requests=requests, usage=usage).less(self._counted)
         self._whole.add(rest.requests, rest.usage)
 
 
 class TurnPostponed(Exception):  # noqa: N818 - what has happened to the turn
-    """The turn waits for a provider's batch. `engine/waiting_turns.py` catches this; users never see it."""
+    """The turn waits for a provider's batch. Users never see it."""
 
     def __init__(self, waits: m.TurnWaits) -> None:
         super().__init__(f"turn {waits.turn} waits for a batch")
@@ -531,8 +515,7 @@ class TurnPostponed(Exception):  # noqa: N818 - what has happened to the turn
 
 
 _inside: contextvars.ContextVar[tuple[Wiring, ...]] = contextvars.ContextVar("inside_turns", default=())
-"""The runners in whose turns the current code runs, outermost first; empty outside turns. Tasks and worker
-threads that this code starts have the same value."""
+"""The runners in whose turns the current code runs, outermost first. Tasks and worker threads inherit it."""
 
 
 @contextlib.contextmanager
@@ -557,12 +540,7 @@ def refuse_inside_turn(wiring: Wiring) -> None:
 
 
 class TurnSettings(Struct, frozen=True, kw_only=True):
-    """The settings that a runner gives to each of its turns. Most are arguments of `Runner`.
-
-    Attributes:
-        wiring: The parts that the turns share.
-        spending: What the finished turns have spent of the budget.
-    """
+    """The settings that a runner gives to each of its turns."""
 
     wiring: Wiring
     limits: TurnLimits
@@ -578,18 +556,13 @@ class HostTurn(Generic[T]):
     """One turn of an episode; `memory` holds the episode's state. Call `run` once.
 
     Attributes:
-        answer: How to validate and parse the answer.
         progress: What the turn is doing. Readable from any thread.
         is_resumed: The turn was parked or killed, and goes on now.
-        record: The recorded events with which the turn begins, if it is a fork or has waited for a batch;
-            otherwise `None`.
+        record: The recorded events with which a fork begins, or a turn that has waited for a batch.
         waits: The turn's requests wait for the provider's batches.
-        earlier: For a fork: the tool results of the conversation's earlier turns, read from the trace of the
-            forked turn; otherwise `None`.
-        begun: The entries that the turn had added to its conversation before it was parked or killed; `None`
-            for a new turn.
-        started_by: The recorded message that started the turn; `None`: `command` makes the message from the
-            request.
+        earlier: For a fork: the tool results of the conversation's earlier turns.
+        begun: The entries that the turn had added to its conversation before it was parked or killed.
+        started_by: The recorded message that started the turn; `None`: `command` makes it.
     """
 
     is_resumed = False
@@ -607,10 +580,7 @@ class HostTurn(Generic[T]):
         self._memory = memory
 
     async def run(self, resources: TurnResources) -> TurnOutcome[T]:
-        """Run the turn in the current event loop and return its outcome. Cancellation ends the turn.
-
-        Raises one of the errors of `Runner.run_turn`.
-        """
+        """Run the turn. Raises as `Runner.run_turn` does; cancellation ends the turn."""
         wiring, number = self._settings.wiring, self._memory.start(self._request.turn)
         with _inside_turn(wiring), wiring.under_way.running(number):
             return await self._run(number, resources)
@@ -665,7 +635,7 @@ class HostTurn(Generic[T]):
     def _report_uncounted(self, number: int, budget: Budget, *, known: bool | None) -> None:
         """Record, once per runner, that a limit on the cost has no effect because costs are not known.
 
-        `known`: whether the turn's replies said what they cost; `None` before the turn.
+        `known`: whether the replies said what they cost; `None` before the turn.
         """
         wiring, spending = self._settings.wiring, self._settings.spending
         if budget.cost_usd is None or wiring.endpoint is None or spending.said_uncounted:
@@ -686,11 +656,7 @@ class HostTurn(Generic[T]):
         history: m.HistoryReference | None = None,
         images: tuple[m.Attachment, ...] = (),
     ) -> m.RunTurn:
-        """Return the message that starts the turn.
-
-        `budget` is what the turn may spend on the model. `history` refers to the entries before the turn;
-        `None`: the turn has none.
-        """
+        """Return the message that starts the turn. `history` refers to the entries before it."""
         request, settings = self._request, self._settings
         limits = startup_limits(replace(settings.limits, budget=budget), settings.wiring.servers)
         policy, required = settings.policy, first_connects(settings.wiring.servers)
@@ -736,14 +702,11 @@ class HostTurn(Generic[T]):
 
     @property
     def conversation(self) -> KeptConversation | None:
-        """The conversation that the turn continues."""
+        """The conversation that the turn continues; `None`: it continues none."""
         return self._request.conversation
 
     def recalled_command(self, number: int) -> m.RunTurn:
-        """Return the message that would start the turn now, without a budget.
-
-        It is compared with the `RunTurn` messages in the trace of an earlier run, to find the turn there.
-        """
+        """Return the message that would start the turn now, to find the turn in an earlier run's trace."""
         images = read_images(self._request.images, self._settings.limits)
         kept = _continued(self._request, number)
         history = None if kept is None else kept.ledger.reference(kept.id)
@@ -758,10 +721,7 @@ class HostTurn(Generic[T]):
 
 
 def _schema_in_words(answer: m.AnswerSchema | None) -> str:
-    """Return the answer's schema in words, to be added to the text that asks the model for another answer.
-
-    Requests that offer tools carry no schema, so the model may not have seen the schema yet.
-    """
+    """Return a text about the schema: requests that offer tools carry none, so the model may not know it."""
     if answer is None:
         return ""
     return "\n" + SCHEMA_IN_WORDS.format(schema=msgspec.json.encode(answer.schema).decode())
@@ -773,9 +733,8 @@ def _past_of(
 ) -> Iterator[TurnPast]:
     """Yield what a turn needs from its conversation. After the block, keep the entries that the turn added.
 
-    `resumed`: the turn was parked before. Raises `ConversationError` if the request has both a conversation
-    and a history, if either of the two cannot be used, or if the actors of the host's factory cannot continue
-    a conversation.
+    Raises `ConversationError` if the request has both a conversation and a history, if either cannot be used,
+    or if the actors of the host's factory cannot continue a conversation.
     """
     if request.conversation is not None and request.history:
         raise ConversationError("A turn continues either a conversation or a history, not both.")
@@ -801,7 +760,6 @@ def _past_of(
 
 
 def _continued(request: TurnRequest[Any], number: int) -> KeptConversation | None:
-    """Return the conversation that a request continues, or one made from the request's `history`."""
     if request.conversation is None and request.history:
         return given_conversation(f"turn-{number}", request.system, request.history)
     return request.conversation
@@ -856,7 +814,7 @@ def error_for(end: m.TurnFailed) -> MCPError:
 
 
 def naming_the_trace(error: MCPError, recorder: Recorder) -> MCPError:
-    """Add a note to `error` with the command that shows the turn's trace. A traceback shows the note."""
+    """Add a note to `error` with the command that shows the turn's trace."""
     for writer in writers_of(recorder)[:1]:
         error.add_note(f"The turn's messages are in its trace: grue trace show {quote(str(writer.path))}")
     return error

@@ -1,8 +1,6 @@
 """Make the actors of one turn, connect their mailboxes, start them, and wait for the turn's end.
 
-The turn's decisions are made in `protocol/tool_loop.py`, not here. `EarlyRequest` is for turns that ask the
-model before their servers have started: it holds back text of a reply that may still be dropped, and delays
-the import of the MCP SDK.
+The turn's decisions are made in `protocol/tool_loop.py`, not here.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -48,7 +46,7 @@ _UNSENT_S = 1.0
 _SAVING_S = 1.0
 _STOP_GRACE_S = 0.05
 """How long actors may take to stop after the turn's end. By then an actor can only be busy with a completion
-that is not needed any more, so that it may be cancelled."""
+that is not needed any more."""
 
 
 class TurnResources(Struct, frozen=True, kw_only=True):
@@ -56,7 +54,7 @@ class TurnResources(Struct, frozen=True, kw_only=True):
 
     Attributes:
         registry: Holds the running processes, so that they can be killed from outside the event loop.
-        pool: Leases sessions to the turn; `None`: the turn opens and closes its own sessions.
+        pool: Leases sessions to the turn; `None`: the turn opens and closes its own.
         sampling: Passes sampling requests of the pool's sessions to the turn that is running.
     """
 
@@ -69,8 +67,8 @@ class EarlyRequest:
     """Helps a turn whose first request is sent before the servers have started.
 
     Such a request presumes that the servers will list the same tools as before. If they do not, its reply is
-    dropped, so the reply's text is held back until the tools are verified. The modules that the servers'
-    sessions need are imported only after the request was sent, because the imports would delay the request.
+    dropped, so the reply's text is held back until the tools are verified. The servers' sessions need modules
+    whose import blocks all threads for most of a second, so it has to wait until the request was sent.
 
     Attributes:
         agent: The turn's agent. Set it before the actors run.
@@ -83,10 +81,7 @@ class EarlyRequest:
         self._sent = anyio.Event()
 
     def show(self, delta: m.TextDelta) -> None:
-        """Pass a piece of a reply's text to the host, or hold it until the tools are verified.
-
-        Text that is still held when its reply is dropped, or when the turn ends, is never passed on.
-        """
+        """Pass a piece of a reply's text to the host, or hold it until the tools are verified."""
         if self._on_delta is None:
             return
         if self._held and self._held[0].request != delta.request:
@@ -111,23 +106,19 @@ class EarlyRequest:
         return note_and_release
 
     def sent(self) -> None:
-        """Let `wait_sent` return, because the request has been written to the network."""
+        """Let `wait_sent` return: the request has been written to the network."""
         self._sent.set()
 
     def stepped(self) -> None:
-        """Let `wait_sent` return if the model will not be asked before the servers have started.
-
-        Called after each event of the agent.
-        """
+        """Let `wait_sent` return if the turn sends no early request. Called after each event of the agent."""
         if self.agent is not None and not (self.agent.is_presuming or self.agent.may_presume):
             self._sent.set()
 
     async def wait_sent(self) -> None:
         """Wait until the early request is written, or it is clear that the turn sends none.
 
-        The turn then imports the MCP SDK, which takes most of a second and would delay the request: it blocks
-        all threads of the process. This method returns after a second in any case, because the request may
-        have to wait longer, for a permit for example, and the servers must start meanwhile.
+        Returns after a second in any case: the request may have to wait longer, for a permit for example, and
+        the servers must start meanwhile.
         """
         with anyio.move_on_after(_UNSENT_S):
             await self._sent.wait()
@@ -137,13 +128,13 @@ class TurnsPast(Struct, frozen=True, kw_only=True):
     """The part of a recorded turn that a fork of the turn repeats.
 
     Attributes:
-        forked: The note that is recorded after the repeated messages. It says where the turn was forked.
+        forked: The note that is recorded after the repeated messages.
         copied: The recorded messages that the fork's trace repeats, in order.
         events: The events that the recorded agent got, from its last `RunTurn` on.
         event: The last message that the recorded agent got before the fork. The fork carries out the commands
             with which the agent answers it. `None`: the fork runs the turn from its beginning.
         rewrites: Changes of the history that the fork makes and the recorded turn did not.
-        reopened: The commands that had opened the sessions that are open at the fork, by server.
+        reopened: The commands that had opened the sessions that are open at the fork.
     """
 
     forked: m.TurnForked
@@ -169,7 +160,7 @@ class GoesOn(Struct, frozen=True, kw_only=True):
 
 
 class _Mailboxes(dict[m.ServerName, Mailbox[m.SessionCommand]]):
-    """The mailboxes of sessions. The first lookup of a server calls `start`, which starts its session."""
+    """The mailboxes of sessions. The first lookup of a server starts its session."""
 
     def __init__(self, start: Callable[[m.ServerName], Mailbox[m.SessionCommand]]) -> None:
         super().__init__()
@@ -189,9 +180,8 @@ class TurnActors:
         command: The message that starts the turn.
         check: The host's check of a final text.
         on_delta: Called with each piece of a streamed reply.
-        earlier: The tool results of the conversation's earlier turns; `None`: no conversation is continued.
-        past: The recorded beginning of this turn, if it is a fork, or goes on after it has waited for a
-            batch; `None`: the turn is new.
+        earlier: The tool results of the conversation's earlier turns.
+        past: The recorded beginning of this turn, if it is a fork or has waited for a batch.
     """
 
     def __init__(
@@ -218,31 +208,30 @@ class TurnActors:
         self._sessions: dict[m.ServerName, SessionActor] = {}
         self._before: Mapping[m.ServerName, Settled] = {}
         self._end_at = self._deadline = float("inf")
-        # Turns without a pool may run in parallel. Each has sessions of its own, so each gets a
-        # `CurrentSampler` of its own for the sampling requests that arrive in its sessions. With a pool, a
-        # session serves one turn after the other, so the turns share one.
+        # Turns without a pool may run in parallel, each with sessions of its own. A pool's sessions serve one
+        # turn after the other, so its turns share one `CurrentSampler`.
         self._sampling = CurrentSampler() if resources.pool is None else resources.sampling
 
     @property
     def connections(self) -> dict[m.ServerName, Settled]:
-        """The state of each server after the turn. A server whose connect was cancelled is left out."""
+        """The state of each server. A server whose connect was cancelled is left out."""
         known = {name: session.connection for name, session in self._sessions.items()}
         return {name: state for name, state in known.items() if isinstance(state, Settled)}
 
     @property
     def progress(self) -> TurnProgress:
-        """The current phase of the turn and its counts so far."""
+        """The turn's progress."""
         return TurnProgress(doing="starting") if self._agent is None else self._agent.progress
 
     @property
     def end(self) -> m.TurnEnd | None:
-        """How the agent ended the turn; `None`: the turn goes on, or the agent was stopped before its end."""
+        """How the agent ended the turn; `None`: it did not."""
         end = None if self._agent is None else self._agent.end
         return end if isinstance(end, m.TurnEnd) else None
 
     @property
     def last_request(self) -> m.RequestCompletion | None:
-        """The last request that the agent has sent to the model."""
+        """The last request to the model, if any."""
         return None if self._agent is None else self._agent.last_request
 
     @property
@@ -255,7 +244,7 @@ class TurnActors:
         self._before = connections
         end = await self._within_limit()
         await self._save_listings()
-        # The host gets the result only after all messages of the turn are in the trace.
+        # The host acts on the result only when all messages of the turn are in the trace.
         await self._wiring.recorder.shown()
         return end
 
@@ -268,8 +257,8 @@ class TurnActors:
                 self._sampling.sampler = None
             self._prepare_next(self.connections)
             return end
-        # The turn's time limit has cancelled the agent. The agent usually still reports how the turn ended.
-        # It does not if it was waiting for a session that took too long to close.
+        # The time limit has cancelled the agent, which usually still reports an end. It does not if it was
+        # waiting for a session that took too long to close.
         if self._agent is not None and self._agent.end is not None:
             return self._agent.end
         assert limit_s is not None, "only a limit ends the scope"
@@ -277,22 +266,18 @@ class TurnActors:
         return m.TurnFailed(turn=self._command.turn, failure=failure)
 
     def _limit_work(self) -> float | None:
-        """Reserve a part of the turn's time for closing its sessions. Return the turn's whole time limit."""
+        """Reserve a part of the turn's time for closing its sessions. Return the whole limit."""
         limits = self._command.limits
         if limits.turn_timeout_s is None:
             return None
         kept_s = kept_for_closing(limits) if self._has_sessions_to_close() else 0.0
-        # The turn's `RunTurn` is recorded with this `teardown_s`, so the trace shows the reserved time.
+        # Recorded with the turn's `RunTurn`, so that the trace shows the reserved time.
         self._command = replace(self._command, limits=replace(limits, teardown_s=kept_s))
         self._end_at = anyio.current_time() + limits.turn_timeout_s
         self._deadline = self._end_at - kept_s
         return limits.turn_timeout_s
 
     def _has_sessions_to_close(self) -> bool:
-        """Return whether a server of the turn has a session to close.
-
-        Function tools have no session, and a disabled server has none either.
-        """
         return any(
             not isinstance(self._wiring.servers[name], HostFunctions)
             and not isinstance(self._before.get(name), Disabled)
@@ -334,10 +319,6 @@ class TurnActors:
                 self._learn_listings()
 
     async def _ended(self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]) -> m.TurnEnd | m.TurnWaits:
-        """Run the agent and return how the turn ended.
-
-        The agent of a fork, or of a turn that has waited for a batch, first gets the recorded events.
-        """
         assert self._agent is not None, "it has just been made"
         past, goes_on = self._past, self._goes_on
         numbers = {} if past is None else repeat(past.copied, self._wiring.recorder)
@@ -358,7 +339,7 @@ class TurnActors:
             noted, events = past.forked, past.events
             begun = next(each for each in reversed(past.copied) if isinstance(each.body, m.RunTurn))
             begun = replace(begun, seq=numbers[begun.seq])
-        # Recorded before the first await, so that the trace has this note before the LLM actor's reply.
+        # Before the first await, so that the trace has this note before the LLM actor's reply.
         supervisor.note(noted, sender="agent")
         self._agent.recall(replace(begun, reply_to=expected), (*events, noted))
         for rewrite in rewrites:
@@ -371,10 +352,6 @@ class TurnActors:
         return recalled_end  # type: ignore[no-any-return]  # the agent replies with a turn's end
 
     def _start_sessions(self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]) -> "_Mailboxes":
-        """Start an actor for the session of each server that starts with the turn.
-
-        The actor of a server in `when_called` starts when the agent first sends it a message.
-        """
         start = partial(self._start_session, supervisor, agent)
         mailboxes = _Mailboxes(start)
         waiting = {listing.server for listing in self._command.when_called}
@@ -404,7 +381,6 @@ class TurnActors:
         return session.mailbox
 
     def _built_in(self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]) -> Mailbox[m.SessionCommand]:
-        """Start the actor that serves the built-in tools."""
         command = self._command
         answers: dict[str, AnswersCall] = {}
         if command.references != "never":
@@ -425,10 +401,7 @@ class TurnActors:
         return tools.mailbox
 
     def _result_of(self, handle: str) -> m.ToolCallResult | None:
-        """Return the uncut result of a tool call, by the call's id.
-
-        The call may be of this turn, or of an earlier turn of its conversation. `None`: no such result.
-        """
+        """Return the uncut result of a call of this turn, or of an earlier turn of its conversation."""
         call_id = m.CallId(handle)
         found = None if self._agent is None else self._agent.result_of(call_id)
         return found if found is not None or self._earlier is None else self._earlier.find(call_id)
@@ -443,7 +416,6 @@ class TurnActors:
         return llm
 
     def _when_called(self) -> m.RunTurn:
-        """Return the turn's `RunTurn` with `when_called`: the servers that start at their first call."""
         presumed, command = self._wiring.presumed, self._command
         if presumed is None or self._past is not None or self._goes_on is not None:
             # A fork, and a turn that has waited for a batch, begin with the recorded `RunTurn`, unchanged.
@@ -452,10 +424,10 @@ class TurnActors:
         return replace(command, when_called=listings)
 
     def _presumed(self) -> m.ToolsPresumed | None:
-        """Return the presumed tools that the turn may offer to the model before its servers have started.
+        """Return the tools that the turn may offer to the model before its servers have started.
 
-        If a server then lists other tools, the LLM actor has to drop the reply to that request. `None`: no
-        tools are presumed, or the host brings its own LLM actor, which cannot drop a reply.
+        `None`: there are none, or the host brings its own LLM actor, which could not drop the reply if a
+        server then listed other tools.
         """
         presumed = self._wiring.presumed
         if presumed is None or not isinstance(self._wiring.llm, EndpointActors):
@@ -469,10 +441,7 @@ class TurnActors:
                     self._wiring.presumed.learn(name, session.listed)
 
     async def _save_listings(self) -> None:
-        """Store new listings in the user's cache.
-
-        The turn waits a second at most, because the cache's folder may be on a slow network.
-        """
+        """Store new listings in the user's cache, whose folder may be on a slow network."""
         unsaved = [] if self._wiring.presumed is None else self._wiring.presumed.unsaved()
         if not unsaved:
             return
@@ -481,8 +450,7 @@ class TurnActors:
         def save() -> None:
             for server, seen in unsaved:
                 written = msgspec.json.encode(seen)
-                # Do not store a listing with a secret: a server may put a secret that it was given into a
-                # description.
+                # A server may put a secret that it was given into a description.
                 if self._wiring.recorder.redacted(written) == written:
                     ListingCache().save(server, seen)
 
@@ -490,7 +458,6 @@ class TurnActors:
             await call_in_daemon_thread(save)
 
     def _approval(self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]) -> Mailbox[m.AskApproval] | None:
-        """Start the actor that gets answers to approval questions; `None`: the turn's policy never asks."""
         answer = self._wiring.approval.answerer(self._command, self._wiring.recorder)
         if answer is None:
             return None
@@ -499,10 +466,6 @@ class TurnActors:
         return mailbox
 
     def _connect(self, name: m.ServerName) -> Connect:
-        """Return a factory of the turn's connection to a server.
-
-        If there is a pool of sessions, a connection to an MCP server is leased from the pool.
-        """
         connect, server = self._fresh(name), self._wiring.servers[name]
         pool = self._resources.pool
         if pool is None:
@@ -540,10 +503,9 @@ class TurnActors:
         self._prepare_next({**states, **starting})
 
     def _prepare_next(self, states: Mapping[m.ServerName, ConnectionState]) -> None:
-        """Start to prewarm the next turn's sessions, if the pool prewarms sessions.
+        """Start to prewarm the next turn's sessions, if the pool does that.
 
-        Only MCP servers that have connected are prewarmed. Servers that start when they are called are left
-        out, because the next turn may call none of them.
+        Servers that start when they are called are left out: the next turn may call none of them.
         """
         pool = self._resources.pool
         if pool is None or pool.sessions not in ("ahead", "beside"):
@@ -556,10 +518,7 @@ class TurnActors:
                 pool.prepare(name, self._fresh(name, beside=self._sampling.sampler), limit_s)
 
     def _sampler(self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]) -> Sampler | None:
-        """Return the handler of the servers' sampling requests, with an LLM actor of its own.
-
-        `None` if the turn allows no sampling.
-        """
+        """Start an LLM actor for the servers' sampling requests; `None`: the turn allows none."""
         limits = self._command.limits
         if not self._command.servers or not limits.max_samplings:
             return None
@@ -586,12 +545,12 @@ def repeat(copied: Iterable[Envelope[Any]], recorder: Recorder) -> dict[int, int
 def _note_and_show(
     note: Note, on_delta: OnDelta | None, body: Any, *, sender: str, cause: int | None = None
 ) -> Envelope[Any]:
-    """Record a message. If it is a piece of a streamed reply, then call `on_delta` with it.
+    """Record a message, and pass a piece of a streamed reply to `on_delta`.
 
-    The host's observers and `on_delta` may raise. `host_code` marks these exceptions, because the LLM actor
-    would otherwise report them as a failure of its request.
+    `host_code` marks exceptions of the host's observers and of `on_delta`, because the LLM actor would
+    otherwise report them as a failure of its request.
     """
-    with host_code(""):  # without a name: the recorder has added the observer's name to the exception already
+    with host_code(""):  # the recorder has added the observer's name to the exception already
         envelope = note(body, sender=sender, cause=cause)
     if on_delta is not None and isinstance(body, m.TextDelta):
         with host_code("on_delta"):

@@ -1,7 +1,4 @@
-"""Put together what all turns of a runner share: the LLM actor's factory, the tool servers, the recorder.
-
-`OwnTrace` is the trace that the recorder writes for `Runner(trace=...)`.
-"""
+"""Put together what all turns of a runner share: the LLM actor's factory, the tool servers, the recorder."""
 
 import contextlib
 import logging
@@ -54,9 +51,8 @@ from grue.transports.mcp.client_options import ClientOptions
 class TurnsUnderWay:
     """The turns of a runner that are running. Thread-safe.
 
-    From a trace alone, a turn that is running looks like a turn whose process was killed. This object knows
-    the running turns of this process, so that none of them is resumed; the lock of the trace file keeps other
-    processes from resuming.
+    In a trace, a running turn looks like a turn whose process was killed. This object keeps this process from
+    resuming a running turn. The lock of the trace file keeps other processes from it.
 
     Attributes:
         conversations: The conversations that the runner's turns have continued, by id, as long as the host
@@ -85,7 +81,7 @@ class TurnsUnderWay:
             with self._lock:
                 self._running[turn] -= 1
                 if not self._running[turn]:
-                    del self._running[turn]  # A count of 0 would stay in memory as long as the runner exists.
+                    del self._running[turn]
 
     def require_ended(self, turn: int) -> None:
         """Raise `NothingToResume` if a turn with this number is running."""
@@ -99,8 +95,7 @@ class Wiring(Struct, frozen=True, kw_only=True):
     Attributes:
         llm: Makes the LLM actor of a turn.
         endpoint: The endpoint that the LLM actors ask; `None`: the host passed its own factory as `llm`.
-        approval: Gets a person's decision about each tool call for which the policy requires one.
-        under_way: The turns that are running.
+        approval: Gets a person's decisions about tool calls.
         presumed: Earlier listings, which turns may use before the servers have started; `None`: they may not.
     """
 
@@ -118,8 +113,7 @@ class Wiring(Struct, frozen=True, kw_only=True):
     def asking_first(self, lent: LentConversation, first: Envelope[m.LlmCommand]) -> LlmFactory:
         """Return the factory of an LLM actor that starts with `first`, a request that is recorded already.
 
-        The actor continues the conversation `lent`. Raises `ConversationError` if the runner was given an LLM
-        factory in place of `LlmSettings`.
+        Raises `ConversationError` if the runner was given an LLM factory in place of `LlmSettings`.
         """
         lender = self.lender
         if not isinstance(lender, EndpointActors):
@@ -136,15 +130,12 @@ class Wiring(Struct, frozen=True, kw_only=True):
         return LentConversation(name, encoded)
 
     def lending(self, lent: LentConversation) -> "Wiring":
-        """Return a copy of this wiring whose LLM actors continue the conversation `lent`."""
+        """Return a wiring whose LLM actors continue the conversation `lent`."""
         return replace(self, llm=self.lender.lending(lent))
 
     @property
     def lender(self) -> LendingFactory:
-        """The factory whose actors can continue a conversation.
-
-        Raises `ConversationError` if the actors of the runner's factory cannot continue one.
-        """
+        """The factory, if its actors can continue a conversation; otherwise raises `ConversationError`."""
         llm: object = self.llm
         if not isinstance(llm, LendingFactory):
             raise ConversationError(
@@ -165,9 +156,8 @@ def connect_fresh(
 ) -> Connect:
     """Return a factory of new connections to a server, with the runner's limits and tool lock.
 
-    The server's process is added to `registry`. `sample` answers the server's sampling requests; `None`: they
-    are declined. `before_import` is awaited before a thread imports the MCP SDK; `None`: the import begins at
-    once.
+    `sample` answers the server's sampling requests; `None`: they are declined. `before_import` is awaited
+    before a thread imports the MCP SDK; `None`: the import begins at once.
     """
     options = ClientOptions(
         limits=wiring.process_limits,
@@ -221,7 +211,7 @@ def _endpoint(llm: object) -> LlmEndpoint:
     if isinstance(llm, LlmEndpoint):
         return llm
     if isinstance(llm, list | tuple) and llm and all(isinstance(each, LlmSettings) for each in llm):
-        # Append the other settings to `then` of the first: the models that are asked if the first one fails.
+        # The other settings become the fallbacks (`then`) of the first.
         llm = replace(llm[0], then=(*llm[0].then, *(one for each in llm[1:] for one in _flat(each))))
     if isinstance(llm, LlmSettings):
         check_fields("llm", llm)
@@ -238,7 +228,6 @@ def _endpoint(llm: object) -> LlmEndpoint:
 
 
 def _flat(settings: LlmSettings) -> tuple[LlmSettings, ...]:
-    """Return the settings of a model, followed by those of its fallbacks (`then`)."""
     return (replace(settings, then=()), *settings.then)
 
 
@@ -249,12 +238,8 @@ _told: set[str] = set()
 def recorder_that_tells() -> Recorder:
     """Return a recorder for a program that passes none. It logs warnings of trouble to the logger `grue`.
 
-    Without these warnings only a trace would show what the program asked for and did not get: tools that the
-    model is not shown, a pattern that matches no tool, a setting that is not sent, a reply or a tool's result
-    that was cut short, a server that died or was given up, a request to the model that is sent again.
-
-    Python writes the warnings to standard error unless the program has configured logging. Each warning is
-    written once in a process.
+    Without them, only a trace would show what the program did not get. Python writes them to standard error
+    unless the program has configured logging. Each is written once in a process.
     """
     recorder = Recorder()
     kinds = (m.ToolsUnseen, m.ServerNoted, m.ToolDrifted, m.CostUncounted, m.SettingsLeftOut, m.ReplyCut)
@@ -273,7 +258,6 @@ def _tell(recorder: Recorder, body: Struct) -> None:
             return
         case m.RequestCompletion(new=new) if not any(getattr(item, "whole_chars", 0) for item in new):
             return
-    # Imported here, because most programs log nothing.
     from grue.tracing.message_words import told_lines
     from grue.tracing.observers.events import LoggerObserver
 
@@ -290,15 +274,12 @@ class OwnTrace:
     """A trace file, or a run folder, that is written until `close`.
 
     Args:
-        path: A name that ends in `.jsonl` is the trace file. Any other name is a folder in which a run folder
-            is created, named by the time and the process, as `grue play` does in `runs`.
+        path: A name that ends in `.jsonl` is the trace file. Any other name is a folder that gets a run
+            folder, named by the time and the process.
         recorder: Everything that this recorder records from now on is written.
 
     Raises:
         TraceError: The file exists already, or cannot be written.
-
-    Attributes:
-        path: The file, or the run folder.
     """
 
     def __init__(self, path: str | os.PathLike[str], recorder: Recorder) -> None:
@@ -317,10 +298,7 @@ class OwnTrace:
             self._close = RunFolder(self.path, recorder, episode_id=self.path.name).close
 
     def close(self) -> None:
-        """Write what is queued, and close the files. A second call does nothing.
-
-        Raises `TraceError` if the trace could not be written completely.
-        """
+        """Write what is queued, and close the files. Raises `TraceError` if the trace is incomplete."""
         self._recorder.settle()
         self._close()
 
@@ -333,7 +311,7 @@ def _write_file(path: Path, recorder: Recorder) -> Callable[[], None]:
         )
     with contextlib.suppress(OSError):  # the writer reports why the file cannot be written
         path.parent.mkdir(parents=True, exist_ok=True)
-    # A file `trace.jsonl` is most likely in a run folder: the episode gets the folder's name.
+    # A file `trace.jsonl` is most likely in a run folder.
     episode = path.absolute().parent.name if path.name == TRACE_FILE else path.stem
     writer = TraceWriter(path, episode=episode, options=TraceOptions(version=__version__))
     for name, value in secrets_in(os.environ).items():
