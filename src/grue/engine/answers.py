@@ -161,9 +161,9 @@ def spec_of(answer: "AnswerSpec[T] | type[T] | None") -> "AnswerSpec[T]":
 
 
 def recorded_spec(form: m.AnswerSchema, *, fallback: object, told: bool) -> AnswerSpec[Any]:
-    """Return an `AnswerSpec` that reads an answer as JSON and checks it against a recorded schema.
+    """Return an `AnswerSpec` that checks an answer against a recorded schema.
 
-    The accepted answer stays a plain JSON value: a trace records the schema, but not the host's type.
+    The answer stays a JSON value, because a trace does not record the host's type.
     """
     properties = form.schema.get("properties")
     value = properties.get("value") if isinstance(properties, dict) else None
@@ -185,11 +185,10 @@ def recorded_spec(form: m.AnswerSchema, *, fallback: object, told: bool) -> Answ
 
 
 def unusable_answer(answer: object) -> str:
-    """Return an error text if `answer` cannot be a type or an `AnswerSpec`; empty: it may be one."""
+    """Return an error text if `answer` can be neither a type nor an `AnswerSpec`; empty: it can."""
     if isinstance(answer, Mapping):
         return "answer= wants a type; for a JSON schema, answer=AnswerSpec(json.loads, schema={...})"
     if isinstance(answer, str | bytes | int | float | list | tuple | set | FunctionType | Struct):
-        # The commonest mistake is `answer="int"`: suggest the type that the text names.
         meant = answer if isinstance(answer, str) and answer.isidentifier() else "int"
         return f"answer= wants a type, answer={meant}, not {shown(answer)}"
     if not isinstance(answer, type | AnswerSpec) and type(answer).__module__ not in _TYPES_OF_TYPES:
@@ -198,8 +197,7 @@ def unusable_answer(answer: object) -> str:
 
 
 _TYPES_OF_TYPES = ("builtins", "types", "typing", "typing_extensions")
-"""The modules of the classes of type expressions such as `None`, `list[int]`, `int | None` and
-`Literal["a"]`."""
+"""The modules of the classes of type expressions such as `None`, `list[int]` and `int | None`."""
 
 
 class _Reader:
@@ -207,8 +205,7 @@ class _Reader:
 
     Attributes:
         name: The name under which the endpoint gets the schema.
-        schema: The JSON schema that the endpoint gets. If the type's values are no JSON objects, it is the
-            schema of an object with the only member `value`.
+        schema: The JSON schema that the endpoint gets: always one of an object.
     """
 
     def __init__(self, name: str, schema: m.JsonObject, convert: Callable[[object], Any]) -> None:
@@ -218,10 +215,7 @@ class _Reader:
         self.schema = _wrapped(schema) if self._bare else schema
 
     def read(self, text: str) -> Any:
-        """Return the first JSON value in `text` that fits the reader's type, converted to that type.
-
-        Raises `ValueError` if no value fits.
-        """
+        """Return the first JSON value in `text` that fits the type; raise `ValueError` if there is none."""
         first_error: ValueError | None = None
         for candidate in self._candidates(text):
             try:
@@ -231,7 +225,7 @@ class _Reader:
         raise first_error or ValueError("it contains no JSON object")
 
     def checked(self, check: Callable[[Any], Any] | None) -> Callable[[str], Any]:
-        """Return a function that reads a text and passes the value to `check`, if there is one."""
+        """Return a function that reads a text and passes the value to `check`."""
         return self.read if check is None else lambda text: check(self.read(text))
 
     def _candidates(self, text: str) -> Iterator[object]:
@@ -270,14 +264,14 @@ def _reader(type_: Any) -> _Reader:
     from pydantic.errors import PydanticUserError
 
     name = getattr(type_, "__name__", "") if isinstance(type_, type) else ""
-    # Leave Structs and functions to msgspec, which reads Structs and refuses functions. Pydantic would accept
-    # a function, as a validator of the function's arguments.
+    # Leave Structs and functions to msgspec: pydantic would accept a function, as a validator of its
+    # arguments.
     if not (isinstance(type_, FunctionType) or (isinstance(type_, type) and issubclass(type_, Struct))):
         try:
             adapter = TypeAdapter(type_)
             return _Reader(name, adapter.json_schema(), adapter.validate_python)
         except PydanticUserError:
-            pass  # pydantic refuses the type; msgspec may accept it, for example a list of Structs
+            pass  # msgspec may accept the type, for example a list of Structs
     try:
         schema = msgspec.json.schema(type_, ref_template="#/$defs/{name}")
     except (TypeError, RuntimeError) as error:
@@ -311,7 +305,7 @@ class AnswerCheck(Generic[T]):
     def __call__(self, text: str) -> m.AnswerAccepted | m.AnswerRefused:
         """Run the host's check on a final text."""
         try:
-            # JSON can spell a lone surrogate as an escape: replace it, so that any parser gets valid text.
+            # JSON can spell a lone surrogate as an escape, which some parsers refuse.
             valid = text if self._spec.schema is None else well_formed_escapes(text)
             self.accepted = self._spec.parse(valid)
         except UNREADABLE as error:

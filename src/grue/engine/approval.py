@@ -1,10 +1,7 @@
 """Get answers to the questions of a tool policy: from the host's callback, or by parking the turn.
 
-This module also checks whether a turn can be parked, and whether arguments that a person has changed fit the
-tool's schema. The turn's state machine (`protocol/turn/tools.py`) decides what follows from an answer. The
-arguments are checked here, in a thread, because checking them against a schema may take half a second.
-
-`ask_at_terminal` is the `approve` callback for programs that a person watches.
+`protocol/turn/tools.py` decides what follows from an answer. `ask_at_terminal` is a callback for programs
+that a person watches.
 """
 
 import contextlib
@@ -39,7 +36,7 @@ from grue.tool_sessions.failures import ToolRefusedError
 NOBODY_TO_ASK = "it needs an approval, and there is nobody to ask"
 REFUSED = "the changed arguments cannot be used: {fault}"
 _TRIES = 3
-"""How often the callback is asked about one call if its answers have arguments that cannot be used."""
+"""How often the callback is asked about one call if the arguments in its answers cannot be used."""
 
 NOT_ANSWERED = "the question about it was not answered"
 REDACTED = "it needs an approval, and the turn cannot wait for one: a secret was removed from its trace"
@@ -58,8 +55,7 @@ Questions: TypeAlias = tuple[ApprovalQuestion, ...]
 class Parking:
     """Checks whether turns can be parked.
 
-    A parked turn is resumed from its trace file. So a trace file must be written, and it must hold the turn's
-    messages unchanged: a turn from which a secret was redacted cannot be parked.
+    A parked turn is resumed from its trace file, so the file must hold the turn's messages unredacted.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -69,19 +65,17 @@ class Parking:
 
     @property
     def writer(self) -> TraceWriter | None:
-        """The writer of the trace file from which turns are resumed; `None`: no trace file is written."""
+        """The writer of the trace file from which turns are resumed; `None`: there is none."""
         return next(iter(writers_of(self._recorder)), None)
 
     def require(self, command: m.RunTurn, *, given_history: bool) -> None:
         """Check that a turn that starts now could be parked.
 
-        Args:
-            command: The message that starts the turn.
-            given_history: The turn's history was given as plain data (`TurnRequest.history`).
+        `given_history`: the turn's history was given as plain data (`TurnRequest.history`).
 
         Raises:
-            MCPConfigError: There is no trace file. Or the turn's texts contain a secret, which is redacted in
-                the trace file. Or `given_history` is true: the trace has only a digest of such a history.
+            MCPConfigError: There is no trace file, the turn's texts contain a secret, or `given_history` is
+                true: the trace has only a digest of such a history.
         """
         if self.writer is None:
             raise MCPConfigError(
@@ -107,7 +101,7 @@ class Parking:
         return turn in self._redacted
 
     async def written(self) -> bool:
-        """Flush the trace to its file without blocking the event loop; return whether that succeeded."""
+        """Flush the trace to its file, in a thread; return whether that succeeded."""
         writer = self.writer
         if writer is None:
             return False
@@ -127,9 +121,8 @@ class Approval(Struct, frozen=True):
     """Gets answers to the approval questions of a runner's turns.
 
     Attributes:
-        approve: The host's callback; `None`: the host has given none.
+        approve: The host's callback.
         parking: Checks whether a turn can be parked, or can wait for a provider's batch; `None`: no turn can.
-            If it is given, the trace is flushed before each call of a tool that is not read-only.
     """
 
     approve: Approve | None = None
@@ -137,23 +130,23 @@ class Approval(Struct, frozen=True):
 
     @property
     def trace(self) -> Path | None:
-        """The trace that a later process resumes turns from; `None`: turns are not parked."""
+        """The trace from which turns are resumed; `None`: turns are not parked."""
         writer = None if self.parking is None else self.parking.writer
         return None if writer is None else writer.path.absolute()
 
     def require_parking(self, command: m.RunTurn, *, given_history: bool = False) -> None:
-        """If parking is configured, raise `MCPConfigError` unless this turn could be parked and resumed."""
+        """Raise `MCPConfigError` if turns can be parked, but not this one."""
         if self.parking is not None:
             self.parking.require(command, given_history=given_history)
 
     def answerer(self, command: m.RunTurn, recorder: Recorder) -> Answer | None:
-        """Return the function that answers the questions of a turn; `None`: its policy never asks."""
+        """Return the function that answers a turn's questions; `None`: its policy never asks."""
         if all(rule.verdict != "ask" for rule in command.tool_policy.rules):
             return None
         return _Answerer(self, command, recorder)
 
     def connecting(self, connect: Connect, command: m.RunTurn, server: m.ServerName) -> Connect:
-        """Return `connect`. If turns can be parked, wrap its connections in a `DurableConnection`."""
+        """Return `connect`; if turns can be parked, each of its connections in a `DurableConnection`."""
         del server
         parking = self.parking
         if parking is None:
@@ -181,10 +174,7 @@ class _Answerer(Struct, frozen=True):
     async def _usable(
         self, approve: Approve, questions: Questions, answer: bool | Iterable[ApprovalDecision]
     ) -> tuple[ApprovalDecision, ...]:
-        """Return the decisions in `answer`. If changed arguments do not fit the schema, ask again.
-
-        A person is asked about a call at most `_TRIES` times. After that, the call is denied.
-        """
+        """Return the decisions in `answer`. If changed arguments do not fit the schema, ask again."""
         decisions = _decisions(questions, answer)
         for _ in range(_TRIES - 1):
             refused = await _refused(questions, decisions)
@@ -218,8 +208,7 @@ class _Answerer(Struct, frozen=True):
             return given
 
         try:
-            # A person may take long to answer. So call `ask` in a thread of its own, and not in one of the
-            # few worker threads of anyio.
+            # A person may take long to answer, so do not block one of the few worker threads of anyio.
             given = await call_in_daemon_thread(ask, limiter=anyio.CapacityLimiter(1))
         except anyio.get_cancelled_exc_class():
             late = True
@@ -241,7 +230,7 @@ def _decisions(
         return tuple(question.approve() if answer else question.deny() for question in questions)
     with host_code("approve"):
         decisions = read_decisions(answer)
-    # Pass on decisions about calls that were not asked about, too: the turn records that it ignores them.
+        # Keep decisions about calls that were not asked about: the turn records that it ignores them.
     answered, _ = settled(questions, decisions)
     rest = (question.deny(NOT_ANSWERED) for question in questions if question.call_id not in answered)
     return (*decisions, *rest)
@@ -268,12 +257,9 @@ NOT_WRITTEN = "the call was not sent, because the trace file could not be writte
 class DurableConnection(WrappedConnection):
     """A `ToolConnection` that flushes the trace before each call of a tool that is not read-only.
 
-    A turn that can be parked may be resumed after its process was killed. A call without a result in the
-    trace may have been carried out, and is not sent again. A call that was sent but is missing in the trace
-    could be sent twice, so every call must be in the trace before it is sent.
-
-    The session records `ToolCalled` before it calls, so the flush writes that message to the file. If the
-    flush fails, the call is not sent, and its result tells the model why.
+    If a process was killed, a resumed turn does not send again a call that is in its trace without a result,
+    because it may have had an effect. So every call must be in the trace before it is sent. The session
+    records `ToolCalled` before it calls, so the flush writes it.
 
     `policy` says which servers are trusted to mark their tools as read-only. `written` flushes the trace, and
     returns whether that has succeeded.
@@ -288,23 +274,20 @@ class DurableConnection(WrappedConnection):
         self._read_only: set[str] = set()
 
     async def open(self, timeout_s: float) -> Listing:
-        """Open the connection, and learn which tools are read-only."""
+        """Open the connection."""
         listing = await self._connection.open(timeout_s)
         self._learn(listing.tools)
         return listing
 
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
-        """If the server's tools have changed, return them, and learn which of them are read-only."""
+        """Return the server's tools if they have changed."""
         tools = await self._connection.refresh_tools(timeout_s)
         if tools is not None:
             self._learn(tools)
         return tools
 
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
-        """Call a tool. Unless the tool is read-only, first wait until the call is written to the trace file.
-
-        Raises `ToolRefusedError` without sending the call if the trace could not be written.
-        """
+        """Call a tool. Raises `ToolRefusedError`, without sending the call, if the trace was not written."""
         if tool not in self._read_only and not await self._written():
             raise ToolRefusedError(NOT_WRITTEN, code=_INTERNAL_ERROR)
         return await self._connection.call(tool, arguments, timeout_s)
@@ -314,7 +297,7 @@ class DurableConnection(WrappedConnection):
 
 
 def check_changes(questions: Iterable[ApprovalQuestion], decisions: Iterable[ApprovalDecision]) -> None:
-    """Raise `ChangeRefused` if a decision changes arguments so that they do not fit the tool's input schema.
+    """Raise `ChangeRefused` if changed arguments do not fit the tool's input schema.
 
     The check may take half a second for each question.
     """
@@ -332,7 +315,7 @@ def refused_changes(
 ) -> list[tuple[ApprovalQuestion, str]]:
     """Return each question whose decision has new arguments that cannot be used, with the reason.
 
-    A decision about a call that is not among `questions` is not checked, because it has no effect.
+    This may take half a second for each question.
     """
     asked = {question.call_id: question for question in questions}
     changes = [each for each in decisions if each.verdict == "change" and each.call_id in asked]
@@ -373,7 +356,7 @@ def _ask(question: ApprovalQuestion) -> ApprovalDecision:
     if rows is None:
         return question.deny(NOT_SHOWN)
     why = f" ({printable(question.reason, _REASON_CHARS)})" if question.reason else ""
-    # End the question with a newline: a program that redraws the terminal may hold back an unfinished line.
+    # End with a newline: a program that redraws the terminal may hold back an unfinished line.
     asked = [f"Allow {printable(question.name)}", *(f"  {row}" for row in rows), f"?{why} [y/N]"]
     sys.stderr.write("\n".join(asked) + "\n")
     sys.stderr.flush()
@@ -384,7 +367,7 @@ def _ask(question: ApprovalQuestion) -> ApprovalDecision:
 
 
 def forget_typed(terminal: object) -> None:
-    """Discard what was typed before now, because it cannot be the answer to a question that is asked now."""
+    """Discard what was typed before now: it cannot be the answer to a question that is asked now."""
     fileno = getattr(terminal, "fileno", None)
     with contextlib.suppress(OSError, ValueError, termios.error):
         if fileno is not None:

@@ -1,9 +1,6 @@
 """Run many turns in parallel and yield their results in order: the work behind `Runner.map`.
 
-The turns run in one event loop, `concurrency` at a time. Each turn is an episode of its own, with its own
-sessions. Requests and results are held in memory for at most `2 * concurrency` turns, so a batch may be
-larger than memory. `CompletedTurns` finds the turns that an earlier run of the batch has completed, in its
-trace. `with_bar` shows a progress bar.
+Requests and results are in memory for at most `2 * concurrency` turns, so a batch may be larger than memory.
 """
 
 import contextlib
@@ -53,8 +50,7 @@ class RecalledTurn(Struct, frozen=True):
 
     Attributes:
         outcome: The turn's outcome.
-        said: What the turn adds to its conversation. Empty: the conversation has these entries already, or
-            the turn belongs to no conversation.
+        said: What the turn adds to its conversation, unless the conversation has it already.
     """
 
     outcome: TurnOutcome[Any]
@@ -67,8 +63,7 @@ class _Begun(Struct):
     Attributes:
         run: The message that started or resumed the turn.
         said: For a turn of a conversation: its recorded messages that add to the conversation.
-        partial: `said` is incomplete: a secret was redacted from a message, or `run` resumes a parked turn,
-            whose first messages were recorded before `run`.
+        partial: `said` is incomplete: a secret was redacted, or the messages before a resumption are missing.
     """
 
     run: m.RunTurn
@@ -86,23 +81,16 @@ class _Completed(Struct, frozen=True):
 class CompletedTurns:
     """The completed turns of an earlier run. `recall` finds one by its number and its request.
 
-    In memory are the outcome of each turn, a digest of its request, and what was said in the turns of
-    conversations. If a secret in a turn's request or outcome was redacted, the turn is not recalled but run
-    again, because the trace does not contain the original text.
+    A turn is run again if a secret in its request or outcome was redacted, because the trace does not have
+    the original text. A turn of a conversation is also found if the conversation has its entries already.
 
-    A turn of a conversation is recalled in two cases. If the conversation is in the state before that turn,
-    the turn's entries are added to the conversation from the trace. If the conversation is in the state after
-    that turn, it already has the entries, and nothing is added.
-
-    `path` is the trace of the earlier run. One trace may hold several runs, one after the other. Raises
-    `TraceError` if the trace cannot be read.
+    `path` is the trace of the earlier run, or runs. Raises `TraceError` if it cannot be read.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self._known: dict[_Asked, _Completed] = {}
-        # The key is the number of the `RunTurn` message. Turns of other batches, or single turns of the
-        # runner, may have the same turn number at the same time. So the message that ends a turn is matched
-        # to its `RunTurn` by the `cause` that it names, and not by the turn's number.
+        # By the number of the `RunTurn` message, because turns of other batches may have the same turn number
+        # at the same time. The message that ends a turn names its `RunTurn` as its `cause`.
         self._begun: dict[int, _Begun] = {}
         self._talks: dict[m.ConversationId, _Begun] = {}
         self._requests: dict[int, _Begun] = {}
@@ -154,8 +142,7 @@ class CompletedTurns:
     def recall(self, command: m.RunTurn, answer: AnswerSpec[Any]) -> RecalledTurn | None:
         """Return the turn of an earlier run that completed the same request; `None`: there is no such turn.
 
-        `command` is the message that would start the turn now. It has to be the same as in the earlier run,
-        and `answer` has to accept the earlier turn's answer.
+        `command` is the message that would start the turn now. `answer` has to accept the earlier answer.
         """
         known = self._known.get(_asked(command, command.history))
         if known is None:
@@ -179,10 +166,9 @@ def _accepts(check: AnswerCheck[Any], end: m.TurnCompleted) -> bool:
 
 
 def _place_after(past: m.HistoryReference, said: tuple[SaidStep, ...]) -> m.HistoryReference | None:
-    """Return a reference to a conversation's entries after a turn: their number and their digest.
+    """Return the reference to a conversation's entries after a turn that began at `past`.
 
-    `past` is the reference to the entries before the turn. `None`: the turn rewrote entries of earlier turns.
-    `past` does not contain these entries, so the new digest cannot be computed.
+    `None`: the turn rewrote earlier entries, of which `past` has only the digest.
     """
     ledger = Ledger()
     ledger.length, ledger.digest = past.length, past.digest
@@ -228,7 +214,7 @@ def run_batch(requests: Iterable[TurnRequest[T] | str], batch: Batch) -> Iterato
     """Yield the result of each request, in order. Closing the iterator cancels the running turns.
 
     Nothing starts before the first item is asked for. If a turn fails, the others go on. After a Ctrl-C all
-    turns have time to clean up before `KeyboardInterrupt` is raised.
+    turns clean up before `KeyboardInterrupt` is raised.
     """
     last = length_hint(requests, 0) - 1
     numbered = enumerate(requests)
@@ -283,7 +269,7 @@ def _completed(turn: HostTurn[T], number: int, earlier: CompletedTurns | None) -
 def _item(index: int, started: _Started[T]) -> BatchItem[TurnOutcome[T]]:
     if isinstance(started, BatchItem):
         return started
-    started.join()  # a Ctrl-C here ends all turns, and `end_turns` waits for their clean-up
+    started.join()  # a Ctrl-C here ends all turns
     try:
         return BatchItem(index=index, outcome=started.result())
     except Exception as error:  # noqa: BLE001 - a failed turn must not end the others
@@ -315,9 +301,9 @@ def end_turns(episode: Episode, calls: Sequence[Call[Any]]) -> None:
 def with_bar(
     items: Iterator[BatchItem[T]], requests: Iterable[Any], total: int | None = None
 ) -> Iterator[BatchItem[T]]:
-    """Yield the items unchanged and show a progress bar on standard error, at a terminal or in a notebook.
+    """Yield the items unchanged; at a terminal or in a notebook show a progress bar on standard error.
 
-    The bar compares the number of items with `total`; `None`: with `len(requests)`, if that is defined.
+    `total` is the number of items; `None`: `len(requests)`, if that is defined.
     """
     if total is None and isinstance(requests, Sized):
         total = len(requests)
@@ -338,15 +324,14 @@ def _followed(items: Iterator[BatchItem[T]], total: int | None) -> Generator[Bat
 
 
 Draw: TypeAlias = Callable[[int, int | None, str], None]
-"""Shows progress: how much work is done, of how much (`None`: not known), and a few words."""
+"""Shows progress: how much is done, of how much (`None`: unknown), and a few words."""
 
 
 @contextlib.contextmanager
 def drawn_progress() -> Iterator[Draw]:
     """Yield the function that shows the progress of work on standard error.
 
-    At a terminal the function draws a bar. In a notebook it writes a bar of plain text in one line, because
-    rich would need a package for widgets there. Elsewhere it shows nothing.
+    In a notebook the bar is plain text in one line, because rich would need a package for widgets there.
     """
     if in_notebook():
         with _in_a_line() as draw:
@@ -364,7 +349,7 @@ def _as_a_bar() -> Iterator[Draw]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-    # What the program prints to the terminal appears above the bar. Redirected output is left alone.
+    # What the program prints to the terminal appears above the bar.
     with Progress(*columns, console=Console(stderr=True), redirect_stdout=sys.stdout.isatty()) as bar:
         task = bar.add_task("", total=None)
         yield lambda done, total, words: bar.update(task, completed=done, total=total, description=words)

@@ -1,8 +1,4 @@
-"""Choose the event loop that a runner's work runs in: a new one, the caller's, or the episode's.
-
-An `Episode` has one event loop, and the connections and sessions that stay open between its turns. The loop's
-thread is in `runtime/loops/loop_thread.py`, the pool of sessions in `tool_sessions/session_pool.py`.
-"""
+"""Choose the event loop that a runner's work runs in: a new one, the caller's, or the episode's."""
 
 import contextlib
 import threading
@@ -43,10 +39,9 @@ Work: TypeAlias = Callable[[TurnResources], Awaitable[T]]
 class Episode:
     """An event loop in a background thread, with open connections to the model and a pool of sessions.
 
-    At most `at_once` turns of an episode run in parallel, whichever threads submit them: the episode has
-    `at_once` slots. With `sessions="fresh"` each turn opens its own sessions, otherwise each slot has a pool.
-    An episode holds no reference to its runner. So a runner that was never closed can be garbage collected,
-    and that ends the episode.
+    At most `at_once` turns run in parallel, each in a slot; the others wait. With `sessions="fresh"` each
+    turn opens its own sessions, otherwise each slot has a pool.
+    An episode holds no reference to its runner, so a runner that was never closed can be garbage collected.
 
     Attributes:
         resources: The processes of all turns, and the pool of sessions of the first slot.
@@ -81,10 +76,9 @@ class Episode:
         )
 
     def call(self, work: Work[T]) -> T:
-        """Run a turn and return its result, blocking. Ctrl-C cancels the turn within seconds.
+        """Run a turn, blocking. Ctrl-C cancels the turn; a second Ctrl-C kills all processes.
 
-        A second Ctrl-C kills all processes of the episode. Raises `MCPError` if the caller is a turn of the
-        same episode, which would wait for itself.
+        Raises `MCPError` if the caller is a turn of the same episode, which would wait for itself.
         """
         self._loop.loop_thread.refuse_waiting()
         warn_if_blocking("Runner.run_turn_async")
@@ -108,8 +102,7 @@ class Episode:
         return call.result()
 
     async def _watch(self, call: Call[T]) -> None:
-        # Wait in a thread with a limiter of its own. With anyio's default limiter, the waiting thread would
-        # take one of the worker threads that the caller's event loop has for other work.
+        # A limiter of its own: otherwise this thread would be one of the few that the caller's loop has.
         thread = anyio.CapacityLimiter(1)
         try:
             await anyio.to_thread.run_sync(wait, [call], abandon_on_cancel=True, limiter=thread)
@@ -121,34 +114,31 @@ class Episode:
             raise
 
     def submit(self, work: Work[T]) -> Call[T]:
-        """Submit a turn and return at once. The turn starts when fewer than `at_once` turns are running."""
+        """Submit a turn and return at once. It starts when a slot is free."""
         return self._loop.submit(lambda: self._in_turn(work))
 
     def beside(self, work: Work[T]) -> T:
-        """Run work that is not a turn, at once, even if `at_once` turns are running. Block until it is done.
-
-        Ctrl-C cancels the work.
-        """
+        """Run work that is not a turn, at once, even if no slot is free. Blocks; Ctrl-C cancels the work."""
         self._loop.loop_thread.refuse_waiting()
         with defer_interrupts():
             return self._loop.submit(lambda: work(self.resources)).wait(force_kill=self._registry.kill_now)
 
     async def beside_async(self, work: Work[T]) -> T:
-        """Run work that is not a turn, as `beside` does, without blocking the caller's event loop."""
+        """Run work as `beside` does, without blocking the caller's event loop."""
         self._loop.loop_thread.refuse_waiting()
         return await self._result(self._loop.submit(lambda: work(self.resources)))
 
     @property
     def is_over(self) -> bool:
-        """Whether the episode is closed or has failed. It then accepts no further turn."""
+        """Whether the episode accepts no further turn: it is closed or has failed."""
         return self._loop.is_over
 
     def close(self) -> None:
-        """Cancel the turns and end the sessions and the loop, within seconds. A second call does nothing."""
+        """Cancel the turns and end the sessions and the loop, within seconds. May be called twice."""
         self._loop.close()
 
     def abandon(self) -> None:
-        """Do the same as `close`, but return at once. Finalizers call this, because they must not wait."""
+        """Close without waiting, for finalizers."""
         self._loop.end()
 
     async def _in_turn(self, work: Work[T]) -> T:
@@ -162,9 +152,8 @@ class Episode:
     def _expects_turn(self, pool: "SessionPool") -> bool:
         """Return whether a further turn will need sessions of `pool`.
 
-        If `expects_turns` is false, the only further turns are those that already wait for a slot. Each of
-        the other pools that has prewarmed sessions will serve one of these turns. So `pool` is needed only if
-        more turns wait than there are such pools.
+        If `expects_turns` is false, only the turns that wait for a slot follow. Each other pool with
+        prewarmed sessions will serve one of them.
         """
         if self.expects_turns:
             return True
@@ -184,8 +173,7 @@ class Episode:
             yield
 
     def _with_pool(self, group: TaskGroup) -> TurnResources:
-        # Imported here, because a runner with `keep="nothing"` needs no pool. At the top of the module, the
-        # import would delay its first turn.
+        # Imported here, because with `keep="nothing"` the import would only delay the first turn.
         with importing():
             from grue.tool_sessions.session_pool import SessionPool
 
@@ -197,7 +185,7 @@ class Episode:
 def starts_of(keep: Keep, start: Start) -> "tuple[Sessions, StartWhen]":
     """Return where a turn's sessions come from, and when a server without an open session is started.
 
-    Raises `MCPConfigError`, which says what to write, if the arguments are invalid or contradict each other.
+    Raises `MCPConfigError` if the arguments are invalid or contradict each other.
     """
     if keep not in get_args(Keep):
         known = ", ".join(f'"{each}"' for each in get_args(Keep))
@@ -241,8 +229,7 @@ def _moments(start: Start) -> tuple[StartAhead | None, StartWhen]:
 def with_default(start: Start | None, when: StartWhen) -> Start:
     """Return `start`, completed by `when`, the value of the configuration file.
 
-    `None` becomes `when`. A `start` that only says when servers are started in advance, such as
-    `"after_turn"`, becomes `("after_turn", when)`. Raises `MCPConfigError` if the two exclude each other.
+    Raises `MCPConfigError` if the two exclude each other.
     """
     if start is None:
         return when
@@ -260,15 +247,11 @@ def with_default(start: Start | None, when: StartWhen) -> Start:
 class CurrentEpisode:
     """Runs a runner's work, in the loop of its current episode if there is one. Thread-safe.
 
-    If `lasting` is true, all work runs in the episode's loop. The loop and the connections to the model stay
-    open until `close`. If `lasting` is false, each turn, and each call outside turns, has a new loop in the
-    calling thread, or runs in the loop of its async caller. Only the turns that are started in the background
-    share a loop, which ends with the last of them.
-
-    If nobody calls `close`, the loop ends when this object is garbage collected.
+    If `lasting`, all work runs in the episode's loop, which stays open until `close` or until this object is
+    garbage collected. Otherwise only turns that are started in the background share a loop, which ends with
+    the last of them; other work has a new loop, or runs in the loop of its async caller.
 
     Attributes:
-        lasting: Whether the loop is kept until `close`.
         batch_sessions: Where the sessions of a batch's turns come from. A batch has a loop of its own.
     """
 
@@ -279,21 +262,19 @@ class CurrentEpisode:
         self._endpoint = endpoint if lasting else None
         self._recorder = recorder
         self._sessions: Sessions = sessions if lasting else "fresh"
-        # `ahead` starts servers between two turns. A batch has no such pause: start them during a turn.
+        # A batch has no pause between two turns, in which `ahead` would start servers.
         self.batch_sessions: Sessions = "beside" if sessions == "ahead" else sessions
         self._episode: Episode | None = None
         here_and_in_children(self._make_lock)
 
     def _make_lock(self) -> None:
-        # Reentrant, because a signal handler may close the runner in a thread that already holds the lock.
+        # Reentrant: a signal handler may close the runner in a thread that holds the lock.
         self._lock = threading.RLock()
 
     def run(self, work: Work[T]) -> T:
         """Run a turn and return its result, blocking.
 
-        If `self.lasting`, the turn runs in the episode's loop, and first waits for the turns that were
-        submitted before. The same holds while turns that were started in the background keep a loop open.
-        Otherwise the turn runs in a new loop in the calling thread.
+        In an episode's loop it first waits for the turns that were submitted before.
         """
         if not self.lasting and self._episode is None:
             return _run_alone(work, "Runner.run_turn_async")
@@ -304,20 +285,17 @@ class CurrentEpisode:
             self._leave(episode)
 
     async def run_async(self, work: Work[T]) -> T:
-        """Run a turn and return its result, without blocking the caller's loop."""
+        """Run a turn as `run` does, without blocking the caller's loop."""
         if not self.lasting:
             return await _run_alone_async(work)
         return await self._running().call_async(work)
 
     def run_outside_turns(self, work: Work[T]) -> T:
-        """Run `work`, which makes tool calls outside turns; block until it is done, and return its result.
-
-        `work` starts at once, even if a turn is running.
-        """
+        """Run work that makes tool calls outside turns, blocking. It starts at once, even beside a turn."""
         return self.run_beside(work) if self.lasting else _run_alone(work, "the async twin of this method")
 
     async def run_outside_turns_async(self, work: Work[T]) -> T:
-        """Do the same as `run_outside_turns`, without blocking the caller's loop."""
+        """Run work as `run_outside_turns` does, without blocking the caller's loop."""
         if not self.lasting:
             return await _run_alone_async(work)
         return await self._running().beside_async(work)
@@ -326,20 +304,18 @@ class CurrentEpisode:
         """Start a turn in the loop and return at once."""
         episode = self._running(users=1)
         try:
-            # The running turn refers to this object by the bound method `self._keep`. So the loop stays alive
-            # until the turn has ended, even if the runner is garbage-collected.
+            # The bound method `self._keep` keeps this object, and so the loop, alive until the turn's end.
             call = episode.submit(lambda resources: self._keep(work(resources)))
         except BaseException:
             self._leave(episode)
             raise
-        # The callback has a weak reference to this object. So if the host only keeps the call, this object
-        # can be garbage collected, which ends the loop.
+        # A weak reference, so that a host that only keeps the call does not keep this object and its loop.
         lost = weakref.ref(self)
         call.add_done_callback(lambda _: _leave_if_there(lost, episode))
         return call
 
     def run_beside(self, work: Work[T]) -> T:
-        """Run work in the loop at once, even while turns are running there. Block until the work is done."""
+        """Run work in the loop at once, even beside turns. Blocks until it is done."""
         episode = self._running(users=1)
         try:
             return episode.beside(work)
@@ -347,7 +323,7 @@ class CurrentEpisode:
             self._leave(episode)
 
     def close(self) -> None:
-        """End the loop, if there is one, within seconds. Later work starts a new loop."""
+        """End the loop within seconds. Later work starts a new one."""
         with self._lock:
             episode = self._detach()
         if episode is not None:
@@ -357,9 +333,9 @@ class CurrentEpisode:
         return await working
 
     def _running(self, users: int = 0) -> Episode:
-        """Return the current episode. If there is none, or its loop has failed, start a new one.
+        """Return the current episode; start a new one if there is none, or if its loop has failed.
 
-        `users` is added to the number of calls that use the episode. Call `_leave` at the end of each.
+        `users` is added to the number of its users. Call `_leave` at the end of each.
         """
         refuse_reentry()
         with self._lock:
@@ -373,7 +349,6 @@ class CurrentEpisode:
             return episode
 
     def _leave(self, episode: Episode) -> None:
-        """Count one call as done. If no other call uses the episode, end its loop, unless `self.lasting`."""
         with self._lock:
             episode.users -= 1
             if episode.users or self.lasting or self._episode is not episode:
@@ -396,10 +371,7 @@ def _leave_if_there(lost: "weakref.ref[CurrentEpisode]", episode: Episode) -> No
 
 
 def _run_alone(work: Work[T], twin: str) -> T:
-    """Run `work` in a new event loop, with server processes that no other work uses.
-
-    `twin` names the async method to recommend, if the caller already runs in an event loop.
-    """
+    """Run `work` in a new event loop. `twin` is the async method to recommend to a caller inside a loop."""
     resources = _own_resources()
     return run_blocking(
         lambda: work(resources),
@@ -410,7 +382,6 @@ def _run_alone(work: Work[T], twin: str) -> T:
 
 
 async def _run_alone_async(work: Work[T]) -> T:
-    """Run `work` in the caller's event loop, with server processes that no other work uses."""
     resources = _own_resources()
     try:
         return await work(resources)

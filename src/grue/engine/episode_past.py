@@ -1,8 +1,6 @@
 """Read from a trace how far a host's episode got, so that the host can resume it.
 
-`Past` reads what every host's episode has: the start, the spending, the state of the servers, and the last
-turn whose result the host has not used yet. A host derives a class from `Past` that also reads the host's own
-messages:
+A host derives a class from `Past` that also reads the host's own messages:
 
 ```python
 class DeskPast(Past[EpisodeStarted]):
@@ -49,18 +47,15 @@ FINAL_STATUSES = frozenset({401, 402, 403, 404})
 """HTTP statuses after which every further turn would fail too, if no reason is known."""
 
 FINAL_REASONS = frozenset({"key", "permission", "credit", "region", "model", "tools", "address"})
-"""Reasons of failures after which every further turn would fail too. `content` is not among them: moderation
-may refuse the text of one turn and accept the next one."""
+"""Reasons of failures after which every further turn would fail too. Not `content`: moderation may refuse the
+text of one turn and accept the next one."""
 
 
 def ends_episode(error: LLMError | m.LlmFailure, *, answered: bool) -> bool:
     """Return whether an error ends the whole episode, and not only the turn in which it occurred.
 
-    Args:
-        error: The error.
-        answered: Whether the model has answered in the episode. If it never has, and the endpoint cannot be
-            reached, the address is most likely wrong or the endpoint does not run. Then another turn would
-            fail too.
+    `answered`: the model has answered in the episode. If it never has, and the endpoint cannot be reached,
+    the address is most likely wrong.
     """
     final = error.reason in FINAL_REASONS if error.reason else error.status in FINAL_STATUSES
     return final or (error.kind == "unreachable" and not answered)
@@ -71,9 +66,7 @@ _Started = TypeVar("_Started", bound=EpisodeStarted)
 
 
 class Past(Struct, Generic[_Started], kw_only=True):
-    """How far an episode got, read from its trace.
-
-    The host's own facts are left out; a derived class reads them in `take_fact`.
+    """How far an episode got, read from its trace. Override `take_fact` to read the host's own facts.
 
     Attributes:
         started: How the episode started.
@@ -83,7 +76,7 @@ class Past(Struct, Generic[_Started], kw_only=True):
         tool_calls: Number of tool calls.
         connections: The state of the connection to each tool server, for `Runner.remember`.
         listings: The tools that each server listed last, for `Runner.remember`.
-        ended: How the episode ended the last time; `None`: it did not end, because its process was killed.
+        ended: How the episode ended the last time; `None`: its process was killed.
         conditions: Settings of the last run, such as `model`. `changes` compares them with the present ones.
         max_turns: The turn limit that was given at the last resumption; 0: the limit given at the start.
         lasted_s: How long the episode has run, in seconds.
@@ -154,26 +147,21 @@ class Past(Struct, Generic[_Started], kw_only=True):
         return past
 
     def changes(self, now: Mapping[str, str]) -> tuple[ConditionChanged, ...]:
-        """Return the conditions that have changed, for `EpisodeResumed`.
+        """Return the conditions that differ from `now`, for `EpisodeResumed`.
 
-        Args:
-            now: The present conditions. A condition that was not recorded counts as unchanged.
+        A condition that was not recorded counts as unchanged.
         """
         return changed_conditions(self.conditions or {"model": self.started.model}, now)
 
     def take_fact(self, envelope: EpisodeEnvelope) -> None:
         """Read an envelope that may hold a fact of the host; override this method, which does nothing.
 
-        `read` calls this method for every envelope after the start, in order. If the fact shows that the host
-        has used the last turn's result, set `self.end` to `None`.
+        It gets every envelope after the start, in order. If the fact shows that the host has used the last
+        turn's result, set `self.end` to `None`.
         """
 
     def take(self, envelope: EpisodeEnvelope, unended: Spent) -> Spent:
-        """Read the next envelope.
-
-        `unended` is what the unfinished turn had spent before this envelope. Return the new value: the
-        envelope's spending is added, and an envelope that ends the turn resets it to `Spent()`.
-        """
+        """Read the next envelope. `unended` is what the unfinished turn has spent; return its new value."""
         self.lasted_s = envelope.t
         unended = self._take_message(envelope, unended)
         self.take_fact(envelope)
@@ -185,15 +173,13 @@ class Past(Struct, Generic[_Started], kw_only=True):
                 self.parked = None
                 self.spent = self.spent.plus(unended.requests, unended.usage)
                 return Spent()
-            # Count nothing for a parked turn yet: the message that ends it, `TurnCompleted` or `TurnFailed`,
-            # includes what the turn spent before it was parked.
+            # A parked turn is counted by the message that ends it, which includes what came before.
             case m.TurnParked() as parked:
                 self.parked = parked
                 return Spent()
             case m.TurnResumed():
                 return Spent()
-            # Count the agent's requests only, as the message that ends a turn does. Requests that a server
-            # makes through sampling are not counted.
+            # Like the message that ends a turn, count the agent's requests only, not those by sampling.
             case m.RequestCompletion() if envelope.sender == "agent":
                 return Spent(requests=unended.requests + 1, usage=unended.usage)
             case m.CompletionReceived(usage=usage) if envelope.receiver == "agent":
@@ -227,10 +213,7 @@ class Past(Struct, Generic[_Started], kw_only=True):
 
 
 def _has_a_result(end: m.TurnCompleted | m.TurnFailed, *, answered: bool) -> bool:
-    """Return whether a host can use `end` as the turn's result. If not, the resumed episode repeats the turn.
-
-    For example, the end of an interrupted turn cannot be used. `answered`: see `ends_episode`.
-    """
+    """Return whether a host can use `end` as the turn's result. If not, the turn is run again."""
     if isinstance(end, m.TurnCompleted):
         return True
     if isinstance(end.failure, m.LlmFailure):

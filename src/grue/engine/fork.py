@@ -1,13 +1,11 @@
 """Fork a recorded turn: take its messages up to a place from its trace, and run the turn from that place on.
 
-The turn's state machine gets the recorded events again, up to the fork, and so reaches the state that the
-recorded turn had there. Commands before the fork are not carried out. The LLM actor gets the history up to
-the fork, which it sends to the model. From the fork on the turn runs like any other, but its tool calls get
-the results that the trace has recorded (`engine/recorded_tools.py`).
+The turn's state machine gets the recorded events again, up to the fork; commands before it are not carried
+out. The LLM actor gets the history up to the fork. From there on the turn runs like any other, but its tool
+calls get the recorded results (`engine/recorded_tools.py`).
 
 A turn can be forked only where a single message decides what happens next: before a request to the model, and
-between a reply and its tool calls. `ForkRequest.at` is the number of any message: the turn is forked at the
-last such place before this message. The fork's own trace repeats the messages before the fork, so that it can
+between a reply and its tool calls. The fork's own trace repeats the messages before the fork, so that it can
 be read, replayed, compared and forked without the trace of the recorded turn.
 """
 
@@ -82,7 +80,7 @@ class _Place(Struct, frozen=True):
         events: The events that the agent got before the place, from the turn's last `RunTurn` on. Empty: the
             fork runs the whole turn again.
         opened: The servers whose sessions are open at the place.
-        spent: What the recorded turn had spent. The fork does not pay it again.
+        spent: What the recorded turn had spent, which the fork does not pay again.
     """
 
     event: EpisodeEnvelope
@@ -95,8 +93,6 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
     """A recorded turn, and what is needed to fork it.
 
     Attributes:
-        path: The trace.
-        episode: The name of the trace's episode.
         envelopes: The messages of the turn, from the `RunTurn` that began it.
         earlier: The messages of the earlier turns, if the turn continues a conversation.
     """
@@ -120,17 +116,15 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
 
     @property
     def asks(self) -> m.ModelAsked | None:
-        """The model in the last `RunTurn` or `TurnForked` that names one; `None`: none of them names one."""
+        """The model in the last `RunTurn` or `TurnForked` that names one."""
         told = (each.body.asks for each in self.envelopes if isinstance(each.body, m.RunTurn | m.TurnForked))
         return next((asks for asks in reversed([*told]) if asks is not None), None)
 
     def place(self, at: int | None) -> _Place:
         """Return the last place before message number `at` at which the turn can be forked.
 
-        `at=None`: the turn's beginning.
-
-        Raises `MCPError` if the turn has no message `at`, or if the state machine refuses an event that was
-        recorded before that message.
+        `at=None`: the turn's beginning. Raises `MCPError` if the turn has no message `at`, or if the state
+        machine refuses a recorded event.
         """
         begun, last = self.envelopes[0], self.envelopes[-1]
         place = _Place(begun, ())
@@ -171,9 +165,8 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
 def read_run(path: str | PathLike[str], turn: int | None, at: int | None = None) -> RecordedRun:
     """Read the turn with the number `turn` from a trace; `None`: the only turn of the trace.
 
-    If several turns have this number, read the one that contains the message number `at`. If `at` is `None`,
-    read the last one. Raises `MCPError` if the trace has no such turn, or if `turn` is `None` and the trace
-    has several turns.
+    If several turns have this number, read the one that contains message number `at`; `None`: the last one.
+    Raises `MCPError` if the trace has no such turn, or if `turn` is `None` and the trace has several.
     """
     reader = open_episode(path)
     begun: dict[int, list[int]] = {}
@@ -279,11 +272,7 @@ class ForkedRun(HostTurn[T]):
 
 
 def _fork_at(asked: ForkRequest, run: RecordedRun, settled: TurnRecord) -> int | None:
-    """Return the number of the message before which to fork; `None`: fork at the turn's beginning.
-
-    It is `asked.at` if that is given. Otherwise, if the fork replaces results of tool calls, it is the
-    message with the earliest of these results.
-    """
+    """Return the number of the message before which to fork; `None`: fork at the turn's beginning."""
     unknown = [name for name in asked.tool_results if settled.call(name) is None]
     if unknown:
         known = ", ".join(settled.call_ids) or "none"
@@ -322,8 +311,7 @@ def _result(value: object) -> m.ToolCallResult:
 def changed_turn(begun: m.RunTurn, changes: Mapping[str, Any], system: str | None = None) -> m.RunTurn:
     """Return a turn with other limits and policies, and with another system text unless `system` is `None`.
 
-    Raises:
-        MCPConfigError: A name in `changes` is unknown, or its value does not fit.
+    Raises `MCPConfigError` if a name in `changes` is unknown, or its value does not fit.
     """
     try:
         policy, limits = parted(changes)
@@ -344,7 +332,7 @@ def changed_turn(begun: m.RunTurn, changes: Mapping[str, Any], system: str | Non
 
 
 def _answer(asked: ForkRequest, run: m.RunTurn) -> AnswerSpec[Any] | None:
-    """Return the form of the fork's answer: `asked.answer`, or else the recorded schema; `None`: any text."""
+    """Return the form of the fork's answer; `None`: any text."""
     if asked.answer is not None:
         spec = spec_of(asked.answer)
         if spec.schema != run.answer:
@@ -399,13 +387,7 @@ def _wiring(
     offered: tuple[m.ToolDefinition, ...],
     fork: ForkSettings,
 ) -> Wiring:
-    """Return the wiring for the fork.
-
-    The fork's LLM actor begins with `history`, and its tool calls and approval questions get the recorded
-    answers. If `fork.misses` is `fail`, the fork fails at a call without a recorded answer, and needs no
-    servers. Otherwise such a call goes to its server. In this case `MCPError` is raised if the runner lacks a
-    server of the turn.
-    """
+    """Return the wiring for the fork, whose LLM actor begins with `history`."""
     servers = wiring.servers
     if fork.misses == "fail":
         servers = usable_servers(dict.fromkeys(run.servers, _nothing))
@@ -453,8 +435,8 @@ def _past(
     if not place.events:
         return TurnsPast(forked=forked, copied=run.earlier, rewrites=rewrites)
     told = {each.seq for each in run.envelopes if each.seq < seq and each.receiver == AGENT}
-    # Copy the messages before the fork. Copy also the agent's reactions to them that come later in the trace:
-    # the event at which the turn is forked may have arrived before the agent had sent them.
+    # Copy also the agent's reactions to these messages: the event at which the turn is forked may have
+    # arrived before the agent had sent them.
     copied = [
         each
         for each in run.envelopes
@@ -489,7 +471,7 @@ def _names(asked: ForkRequest) -> Iterator[str]:
 
 
 def _other_model(recorded: m.ModelAsked | None, asks: m.ModelAsked | None) -> Iterator[str]:
-    """Yield a short text for each difference between the recorded model and the fork's, such as its name."""
+    """Yield a text for each difference between the recorded model and the fork's."""
     if recorded is None or asks is None:
         return
     if recorded.model != asks.model:

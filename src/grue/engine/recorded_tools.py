@@ -1,9 +1,7 @@
 """Answer a fork's tool calls and approval questions with the answers recorded in the forked turn's trace.
 
-`TurnRecord` holds the recorded results and decisions. `RecordedConnection` stands between a session actor and
-its server: it answers a call with its recorded result. `ForkSettings.misses` says what happens to a call
-without a recorded result. By default such a call ends the fork, because a real call may have effects.
-`RecordedApproval` answers the questions of the policy as a person answered them when the turn was recorded.
+`ForkSettings.misses` says what happens to a call without a recorded result. By default it ends the fork,
+because a real call may have effects.
 """
 
 import contextlib
@@ -62,22 +60,19 @@ class RecordedCall(Struct):
 
     @property
     def key(self) -> _Key:
-        """Server, tool and arguments. A call gets a recorded result only if all three are equal."""
+        """What a fork's call must have in common with this one to get its result."""
         return self.server, self.call.tool, digest(self.call.arguments)
 
 
 class TurnRecord:
     """The recorded results and decisions that a fork of the turn gets.
 
-    A call of the fork gets the first unused result that was recorded after the place of the fork for the same
-    tool and the same arguments. If none is left, a call of a read-only tool gets the last result again, which
-    may be from before the fork. A call of any other tool then has no result, because the earlier calls may
-    have changed what the tool would return.
+    A call of the fork gets the first unused result, recorded after the fork, of the same tool with the same
+    arguments. If none is left, only a read-only tool gets the last result again: the calls of any other tool
+    may have changed what it would return.
 
-    Args:
-        envelopes: The messages of the recorded turn.
-        after: Number of the last message before the fork.
-        listings: Tools that a server lists in place of the recorded ones, by the server's name.
+    `after` is the number of the last message before the fork. `listings` replace the recorded tools of their
+    servers.
     """
 
     def __init__(
@@ -117,7 +112,7 @@ class TurnRecord:
         return [each.call.call_id for each in self._calls.values() if each.seq]
 
     def listing(self, server: m.ServerName) -> Listing | None:
-        """Return the tools that a server lists at the fork; `None`: the trace has no listing."""
+        """Return the tools that a server lists at the fork; `None`: no listing was recorded."""
         known = self._opened.get(server, [])
         before = [each for seq, each in known if seq <= self._after]
         listing = before[-1] if before else known[0][1] if known else None
@@ -127,7 +122,7 @@ class TurnRecord:
         return Listing(tools=tools, protocol_version=listing.protocol_version if listing else "")
 
     def next(self, server: m.ServerName, tool: str, arguments: m.JsonObject) -> RecordedCall | None:
-        """Return the recorded call that `take` would return, but leave it for `take`."""
+        """Return the recorded call that `take` would return, without taking it."""
         key = server, tool, digest(arguments)
         left = self._left.get(key)
         if left:
@@ -136,26 +131,19 @@ class TurnRecord:
         return again if again is not None and self._is_read_only(server, tool) else None
 
     def take(self, server: m.ServerName, tool: str, arguments: m.JsonObject) -> RecordedCall | None:
-        """Return the next recorded call of this tool with these arguments; `None`: there is none left.
-
-        Each recorded call is returned once. If the tool is read-only and all its calls with these arguments
-        have been returned, the last of them is returned again.
-        """
+        """Return the next recorded call of this tool with these arguments; `None`: there is none."""
         found = self.next(server, tool, arguments)
         if found is not None and self._left.get(found.key):
             self._last[found.key] = self._left[found.key].popleft()
         return found
 
     def of_task(self, task: m.ToolTask) -> RecordedCall | None:
-        """Return the recorded call that the server ran as this MCP task; `None`: there is no such call."""
+        """Return the recorded call that the server ran as this MCP task."""
         tasks = (each for each in self._calls.values() if each.seq and each.call.task == task)
         return next(tasks, None)
 
     def decision(self, question: ApprovalQuestion) -> ApprovalDecision | None:
-        """Return a person's recorded answer to this question; `None`: no answer is left.
-
-        Each recorded answer is returned once.
-        """
+        """Return a person's recorded answer to this question, each once; `None`: none is left."""
         left = self._decisions.get(_asked(question))
         return _bound(left.popleft(), question) if left else None
 
@@ -198,8 +186,8 @@ class TurnRecord:
         if not isinstance(settlement, m.ToolReturned | m.ToolTimedOut | m.ToolSkipped | m.ServerDied):
             return
         call = self._calls.get((settlement.batch, settlement.call_id))
-        # Ignore a `ToolSkipped` that is not `refused`: the recorded call was skipped because another call had
-        # timed out or a server had died. This is no result of the tool, so a fork's call must not get it.
+        # Ignore a skipped call that the server did not refuse: another call had timed out, or a server had
+        # died. That is no result of the tool.
         if call is not None and (not isinstance(settlement, m.ToolSkipped) or settlement.refused):
             call.seq, call.settlement, call.redacted = envelope.seq, settlement, envelope.redacted
 
@@ -224,7 +212,7 @@ def _asked(question: ApprovalQuestion) -> _Question:
 
 
 def _bound(decision: ApprovalDecision, question: ApprovalQuestion) -> ApprovalDecision:
-    """Return a recorded decision with the ids of `question`, so that it answers this question of the fork."""
+    """Return a recorded decision with the ids of the fork's question."""
     ids = {name: getattr(question, name) for name in ("call_id", "name", "definition_digest")}
     return replace(decision, **ids)
 
@@ -233,8 +221,6 @@ class ForkSettings(Struct, frozen=True, kw_only=True):
     """How the calls and questions of a fork are answered.
 
     Attributes:
-        record: The recorded results and decisions.
-        misses: What happens to calls and questions without a recorded answer.
         results: Results that replace recorded ones, by the ids of the recorded calls.
         where: The trace and the turn that was forked, for error messages.
         approve: Asks a person; `None`: nobody can be asked.
@@ -247,7 +233,7 @@ class ForkSettings(Struct, frozen=True, kw_only=True):
     approve: Approve | None
 
     def missed(self, what: str) -> ForkMissed:
-        """Return the error for a tool call or a question that has no recorded answer; `what` describes it."""
+        """Return the error for a call or a question that has no recorded answer; `what` describes it."""
         more = " Or have somebody at the terminal to ask." if self.misses == "ask" else ""
         return ForkMissed(
             f"The fork of {self.where} left the record: {what}, and the record has no answer to that."
@@ -257,15 +243,12 @@ class ForkSettings(Struct, frozen=True, kw_only=True):
 
 
 class RecordedApproval(Approval, frozen=True, kw_only=True):
-    """Answers the approval questions of a fork with the decisions recorded in the forked turn.
-
-    For a question without a recorded decision, `fork.misses` says whether a person is asked.
-    """
+    """Answers the approval questions of a fork with the decisions recorded in the forked turn."""
 
     fork: ForkSettings
 
     def answerer(self, command: m.RunTurn, recorder: Recorder) -> Answer | None:
-        """Return the function that answers the turn's questions; `None`: the turn's policy never asks."""
+        """Return the function that answers the turn's questions; `None`: its policy never asks."""
         fork, ask = self.fork, Approval(self.fork.approve).answerer(command, recorder)
         if ask is None:
             return None
@@ -286,11 +269,7 @@ class RecordedApproval(Approval, frozen=True, kw_only=True):
         return answer
 
     def connecting(self, connect: Connect, command: m.RunTurn, server: m.ServerName) -> Connect:
-        """Return a factory of connections that answer calls with recorded results.
-
-        Unless `misses` is `fail`, they get a connection to the real server from `connect`, for calls without
-        a recorded result.
-        """
+        """Return a factory of connections that answer calls with recorded results."""
         fork = self.fork
         live = None if fork.misses == "fail" else connect
         asking = _Asking(fork, command) if fork.misses == "ask" and fork.approve is not None else None
@@ -306,7 +285,7 @@ class _Asking:
         self._asked = 0
 
     async def arguments(self, definition: m.ToolDefinition, arguments: m.JsonObject) -> m.JsonObject | None:
-        """Ask a person whether to make a call. Return the arguments for it; `None`: the person denies it."""
+        """Ask about a call, and return the arguments for it; `None`: it is denied."""
         assert self._ask is not None, "its policy asks"
         self._asked += 1
         question = question_about(f"miss-{self._asked}", definition, arguments, NOT_RECORDED)
@@ -321,13 +300,8 @@ class _Asking:
 class RecordedConnection:
     """A `ToolConnection` that answers calls with the results recorded in a turn.
 
-    Args:
-        server: The server's name.
-        fork: The recorded results, and what happens to calls without one.
-        live: A connection to the real server; `None`: the server is not started, and a call without a
-            recorded result raises `ForkMissed`.
-        asking: Asks a person before a call without a recorded result is made; `None`: such a call is made
-            without asking.
+    `live` is a connection to the real server; `None`: the server is not started. `asking` asks a person
+    before a call without a recorded result is made; `None`: it is made without asking.
     """
 
     def __init__(
@@ -348,7 +322,7 @@ class RecordedConnection:
                 await self._live.__aenter__()
                 self._entered = True
             except ServerFailed as failed:
-                # Do not raise `failed` yet: if all calls have recorded results, no call needs the server.
+                # Do not raise it yet: perhaps all calls have recorded results.
                 self._down = failed
         return self
 
@@ -359,7 +333,7 @@ class RecordedConnection:
             await self._live.__aexit__(exc_type, exc, tb)
 
     async def open(self, timeout_s: float) -> Listing:
-        """Return the recorded listing. If none was recorded, return the listing of the real server."""
+        """Return the recorded listing, or else that of the real server."""
         listing = self._fork.record.listing(self._server)
         if self._live is not None and self._entered:
             try:
@@ -375,11 +349,10 @@ class RecordedConnection:
         return listing
 
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
-        """Return the recorded result of this call.
+        """Return the recorded result of this call; without one, do what `ForkSettings.misses` says.
 
-        If no such call was recorded, `ForkSettings.misses` decides whether the call is made. Raises
-        `ForkMissed` if it must not be made. Otherwise raises the errors of `ToolConnection.call`: a call that
-        is made may fail, and the recorded call may have failed.
+        Raises `ForkMissed` if the call must not be made, and the errors of `ToolConnection.call`, which may
+        be recorded ones.
         """
         found = self._fork.record.take(self._server, tool, arguments)
         if found is not None:
@@ -388,11 +361,7 @@ class RecordedConnection:
         return await self._miss(tool, arguments, timeout_s)
 
     async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
-        """Return why the call must not be sent; `None`: it may be sent.
-
-        If this call was refused in the recorded turn, before it was sent, return the recorded reason. If no
-        such call was recorded, the connection to the real server checks the call.
-        """
+        """Return why the call must not be sent: the recorded reason, or that of the real server."""
         found = self._fork.record.next(self._server, tool, arguments)
         if found is not None and isinstance(found.settlement, m.ToolSkipped):
             self._fork.record.take(self._server, tool, arguments)
@@ -402,7 +371,7 @@ class RecordedConnection:
         return None
 
     async def finish_task(self, tool: str, task: m.ToolTask, timeout_s: float) -> m.ToolCallResult:
-        """Return the recorded result of a task. If there is none, ask the server.
+        """Return the recorded result of a task, or else ask the server.
 
         Raises `ForkMissed` if there is no recorded result, and the server does not run.
         """
@@ -414,24 +383,18 @@ class RecordedConnection:
         return await finish_task(self._live, tool, task, timeout_s)
 
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
-        """Return the list of tools that the server sent in the recorded turn after the last answered call.
-
-        `None`: it sent no new list after this call.
-        """
+        """Return the tools that the server listed after the last answered call; `None`: no new list."""
         del timeout_s
         relisted, self._relisted = self._relisted, None
         return relisted
 
     def exclusive(self) -> contextlib.AbstractAsyncContextManager[object]:
-        """Return a block in which other users of the live server's session wait.
-
-        Without a live server the block does nothing.
-        """
+        """Return a block in which other users of the live server's session wait."""
         return exclusive(self._live)
 
     @property
     def status(self) -> ConnectionStatus:
-        """The server's state. A server that is not started has the state of a server without a process."""
+        """The live server's state."""
         return ConnectionStatus() if self._live is None or not self._entered else self._live.status
 
     def _as_recorded(self, found: RecordedCall, tool: str) -> m.ToolCallResult:

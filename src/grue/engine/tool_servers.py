@@ -1,8 +1,7 @@
 """The tool servers of a runner: the checks of their settings, their connections, and which ones a turn opens.
 
-A turn may send its first request before its servers have started. It then presumes that each server lists the
-same tools as before. `PresumedListings` has these earlier listings and names the source of each.
-`protocol/turn/sessions.py` says how a turn uses them, and `docs/decisions/035-presumed-listings.md` why.
+A turn may send its first request before its servers have started, with the tools of `PresumedListings`.
+`docs/decisions/035-presumed-listings.md` says why.
 """
 
 import inspect
@@ -48,7 +47,7 @@ from grue.transports.mcp.client_options import ClientOptions, Pinning
 from grue.transports.mcp.sdk_version import require_mcp
 
 _MCP = "mcp."
-"""A prefix that a server's name may have: an agent loop names all its MCP tools `mcp.SERVER.TOOL`."""
+"""An agent loop names all its MCP tools `mcp.SERVER.TOOL`, so a server's name may have this prefix."""
 
 
 def connect_to(
@@ -57,8 +56,7 @@ def connect_to(
     """Return a factory of connections to a tool server of any kind.
 
     A server's process is entered in `registry`, from which it can be killed without the event loop.
-    `options` are for MCP servers only. A server's notices and changed tool definitions are recorded even if
-    `options` is `None`.
+    `options` are for MCP servers only.
     """
     match server:
         case StdioServer() | HttpServer():
@@ -72,10 +70,7 @@ def connect_to(
 
 
 def pinning(lock: ToolLock | None, server: m.ServerName, policy: OnToolDrift) -> Pinning | None:
-    """Return the tool definitions that `lock` approves for `server`, and the `policy` for all others.
-
-    `None`: there is no lock.
-    """
+    """Return the definitions that `lock` approves for `server`, and the `policy` for all others."""
     return None if lock is None else Pinning(pins=lock.pins(server), policy=policy)
 
 
@@ -89,8 +84,7 @@ def _mcp_client(
     def became_task(tool: str, task: m.ToolTask) -> None:
         note(m.TaskCreated(server=m.ServerName(server.name), tool=tool, task=task), sender=server.name)
 
-    # Imported here, because a runner that has only function tools does not need this module. If there is an
-    # MCP server, `usable_servers` has imported the module already.
+    # Imported here, because a runner that has only function tools does not need it.
     from grue.transports.mcp.client import McpClient
 
     pins = options.pinning
@@ -131,10 +125,7 @@ def usable_servers(servers: Mapping[str, ToolServer]) -> dict[m.ServerName, Tool
 
 
 def load_sessions(servers: Collection[ToolServer]) -> None:
-    """Import the modules that the sessions of these servers need.
-
-    For servers over stdio, also start the guard, a process that kills the servers if grue is killed.
-    """
+    """Import the modules that the sessions of these servers need, and start the guard for stdio servers."""
     if any(isinstance(server, McpServer) for server in servers):
         load("grue.transports.mcp.session_parts")
     if any(isinstance(server, HttpServer) for server in servers):
@@ -149,9 +140,9 @@ def load_sessions(servers: Collection[ToolServer]) -> None:
 def startup_limits(limits: TurnLimits, servers: Mapping[m.ServerName, ToolServer]) -> TurnLimits:
     """Return the limits with a number of seconds for the start of each server.
 
-    The first of these that is set applies to a server: its entry in `limits.startup_timeouts_s`, its option
-    `startup_timeout_s`, `limits.server_startup_timeout_s`. If none is set, a command that may have to
-    download the server gets `DOWNLOAD_TIMEOUT_S`, any other server `STARTUP_TIMEOUT_S`.
+    `limits.startup_timeouts_s` precedes a server's own option, which precedes the common limit. If none is
+    set, a command that may have to download the server gets `DOWNLOAD_TIMEOUT_S`, any other server
+    `STARTUP_TIMEOUT_S`.
 
     Source: R13.3
     """
@@ -169,7 +160,7 @@ def startup_limits(limits: TurnLimits, servers: Mapping[m.ServerName, ToolServer
 
 
 def starting(servers: Mapping[m.ServerName, ToolServer], when: StartWhen) -> dict[m.ServerName, ToolServer]:
-    """Return the servers, with the option `start` set to `when` where it is `None`."""
+    """Return the servers, with `when` as their option `start` where it is `None`."""
     return {
         name: replace(server, options=replace(server.options, start=when))
         if isinstance(server, StdioServer | HttpServer) and server.options.start is None
@@ -179,16 +170,15 @@ def starting(servers: Mapping[m.ServerName, ToolServer], when: StartWhen) -> dic
 
 
 def starts_when_called(server: object) -> bool:
-    """Return whether a tool server starts at the first call of one of its tools; only an MCP server can."""
+    """Return whether a tool server starts at the first call of one of its tools."""
     return isinstance(server, StdioServer | HttpServer) and server.options.start == "when_called"
 
 
 def first_connects(servers: Mapping[m.ServerName, ToolServer]) -> dict[str, OnFirstConnect]:
-    """Return `raise` or `disable` for each server whose options say what a failed first connect does.
+    """Return what a failed first connect does, for each server whose options say that.
 
-    The option `required` decides. If it is not set, a server with `start="when_called"` is disabled: when it
-    fails to start, the turn is under way already, and the model can go on without it. Servers for which
-    neither option is set are left out.
+    A server that starts when it is called is disabled by default: the turn is under way already, and the
+    model can go on without it.
     """
     chosen: dict[str, bool] = {}
     for name, server in servers.items():
@@ -212,7 +202,7 @@ def check_first_connects(policy: FailurePolicy, servers: Collection[m.ServerName
 
 
 def _under(name: str, server: ToolServer) -> ToolServer:
-    """Return the server, renamed to its key in `servers=`. The full names of its tools begin with the key."""
+    """Return the server, renamed to its key in `servers=`, with which its tools' full names begin."""
     if isinstance(server, StdioServer | HttpServer):
         return server if server.name == name else replace(server, name=name)
     form = _right_form(server)
@@ -224,10 +214,7 @@ def _under(name: str, server: ToolServer) -> ToolServer:
 
 
 def _right_form(server: object) -> str:
-    """Return what the user should write instead of `server`, such as "HttpServer(url=...)".
-
-    If `server` may be a tool server, the result is empty.
-    """
+    """Return what to write instead of `server`; empty: it may be a tool server."""
     if isinstance(server, str):
         return "HttpServer(url=...)" if "://" in server else "StdioServer(command=...)"
     if isinstance(server, list | tuple | Mapping | None):
@@ -243,8 +230,7 @@ def _right_form(server: object) -> str:
 def _may_connect(function: Callable[..., object]) -> bool:
     """Return whether a function may be a factory that makes a connection, given a `Note`.
 
-    `False` for a built-in function of Python, and for a function whose first parameter or result is annotated
-    as a plain type, such as `str`. The user wanted to offer such functions as tools.
+    Otherwise it is one that the user wanted to offer as a tool.
     """
     if isinstance(function, BuiltinFunctionType):
         return False
@@ -280,14 +266,9 @@ _GLOB = re.compile(r"[*?[]")
 
 
 def usable_policy(policy: ToolPolicy | None, servers: Mapping[m.ServerName, ToolServer]) -> ToolPolicy:
-    """Return the policy, with the names of the host's own servers added to `trusted`.
+    """Return the policy, in which the host's own servers are trusted; `None`: the default policy.
 
-    These are the `HostFunctions` and `HostCommands`, whose tools run code of the host.
-
-    If `policy` is `None`, return the default policy, which allows all calls.
-
-    Raises:
-        MCPConfigError: A value in the policy cannot be used; the error names the rule and the field.
+    Raises `MCPConfigError`, which names the rule and the field, if a value cannot be used.
     """
     policy = settings_or_default("tool_policy", policy, ToolPolicy())
     if policy == ToolPolicy():
@@ -301,8 +282,7 @@ def servers_for(
 ) -> tuple[m.ServerName, ...]:
     """Return the servers that a turn has to open; `tools`: all tools, none, or patterns of their names.
 
-    An MCP server is left out if no pattern can match its tools, whose names begin with the server's name.
-    Servers of other kinds are never left out, because their tools may have any names.
+    Only MCP servers can be left out, because other servers' tools may have any names.
     """
     if isinstance(tools, bool):
         return tuple(servers) if tools else ()
@@ -338,14 +318,13 @@ class PresumedListings:
         """Return the listings with which a turn may ask the model before its servers have started.
 
         `None`: the turn has to wait for its servers, because no earlier listing of one of them is known.
-        Disabled servers are left out. `registry` is for the turn's `HostCommands`, which are listed too.
+        `registry` is for the turn's `HostCommands`, which are listed too.
         """
         waiting = {listing.server for listing in command.when_called}
         servers = [name for name in command.servers if name not in waiting]
         on = [name for name in servers if not isinstance(connections.get(name), Disabled)]
         starting = [name for name in on if not isinstance(self._servers[name], HostFunctions | HostCommands)]
-        # Check this before any listing is made: most turns have to wait, and for them the host's functions
-        # need not be listed here.
+        # Check this first: most turns have to wait, and need no listing of the host's functions here.
         if not starting or not all(self._is_known(name) for name in starting):
             return None
         listings = [self._of(name, command.policy, registry) for name in on]
@@ -357,9 +336,8 @@ class PresumedListings:
     ) -> tuple[m.PresumedListing, ...]:
         """Return the known listings of those servers of a turn that start when they are called.
 
-        Left out are disabled servers, and servers whose listing is unknown or has expired. A server of the
-        second kind starts with the turn, like other servers, and its tools are known from then on. `at_s` is
-        the time on the event loop's clock.
+        A server whose listing is unknown or has expired starts with the turn, and is known from then on.
+        `at_s` is the time on the event loop's clock.
         """
         found = (
             self._listing(name, command.policy)
@@ -376,17 +354,14 @@ class PresumedListings:
             self._last[name] = tools
 
     def recall(self, listings: Mapping[m.ServerName, tuple[m.ToolDefinition, ...]]) -> None:
-        """Remember the listings of a trace that is resumed.
-
-        If this runner has seen a listing of a server itself, that listing takes precedence.
-        """
+        """Remember the listings of a trace that is resumed. Those that this runner has seen precede them."""
         self._recalled.update((name, tools) for name, tools in listings.items() if tools)
 
     def take_spoken(self, name: m.ServerName) -> str:
-        """Return the MCP revision that a server spoke when it was last connected, and forget the revision.
+        """Return the MCP revision that a server spoke last, and forget it; empty: unknown.
 
-        Empty: unknown. The cache forgets the revision too, until the server lists its tools again. So if the
-        server exits at a request of this revision, the next start tries the `initialize` handshake instead.
+        If the server exits at a request of this revision, the next start therefore tries the `initialize`
+        handshake.
         """
         seen = self._unsaved.get(name) or self._from_cache(name)
         if seen is None or not seen.protocol_version:
@@ -395,16 +370,13 @@ class PresumedListings:
         return seen.protocol_version
 
     def on_listed(self, name: m.ServerName) -> Callable[[SeenListing], None] | None:
-        """Return a function that notes each listing of a server for the cache.
-
-        `None`: the listings of this server are not cached.
-        """
+        """Return a function that notes each listing of a server for the cache; `None`: it is not cached."""
         if not self._may_remember(name):
             return None
         return lambda seen: self._unsaved.update({name: seen})
 
     def unsaved(self) -> list[tuple[McpServer, SeenListing]]:
-        """Return the noted listings that the cache does not hold yet. No later call returns them again."""
+        """Return the noted listings that the cache does not hold yet, each once."""
         new, self._unsaved = self._unsaved, {}
         changed = {name: seen for name, seen in new.items() if self._cached.get(name) != seen}
         self._cached |= changed
@@ -419,7 +391,7 @@ class PresumedListings:
         return seen is not None and seen.expires_at is not None and seen.expires_at < time.time()
 
     def _found(self, name: m.ServerName) -> tuple[m.ListingSource, tuple[m.ToolDefinition, ...]] | None:
-        """Return the listing of a server from the most reliable source that has one, and name the source."""
+        """Return the listing of a server from the most reliable source that has one."""
         if name in self._last:
             return "runner", self._last[name]
         if name in self._recalled:
@@ -464,7 +436,7 @@ class PresumedListings:
         return locked or self._may_remember(name)
 
     def _may_remember(self, name: m.ServerName) -> bool:
-        """Return whether turns may use earlier listings of the server that are not from the tool lock."""
+        """Return whether turns may use listings of the server that are not from the tool lock."""
         return self._start_of(name) in ("beside", "when_called")
 
     def _start_of(self, name: m.ServerName) -> StartWhen:
@@ -475,7 +447,7 @@ class PresumedListings:
     def _screened(
         self, name: m.ServerName, tools: tuple[m.ToolDefinition, ...], policy: FailurePolicy
     ) -> tuple[m.ToolDefinition, ...]:
-        """Return the tools that a session would offer if the server listed `tools`. The result is cached."""
+        """Return the tools that a session would offer if the server listed `tools`."""
         before = self._screenings.get((name, policy.on_tool_drift))
         if before is not None and before[0] is tools:
             return before[1]
@@ -505,13 +477,13 @@ _FORMS: dict[str, tuple[Any, str]] = {
     "process_limits": (ProcessLimits, "process_limits=ProcessLimits(...)"),
     "tool_lock": (ToolLock, "tool_lock=ToolLock(...)"),
 }
-"""The type of each argument of `Runner`, and how to write it. `None`, the default, is always allowed."""
+"""The type of each argument, and how to write it. `None` is always allowed."""
 
 
 def refuse_other_kinds(**given: object) -> None:
-    """Raise `MCPConfigError` if an argument has a value of a wrong type. The error says what to write.
+    """Raise `MCPConfigError`, which says what to write, if an argument has a value of a wrong type.
 
-    `given` has arguments of `Runner` or `ToolClient` by name. The table `_FORMS` has the type of each.
+    `given` has arguments of `Runner` or `ToolClient` by name.
     """
     for argument, value in given.items():
         kind, form = _FORMS[argument]
@@ -520,10 +492,9 @@ def refuse_other_kinds(**given: object) -> None:
 
 
 def settings_or_default(argument: str, given: S | None, default: S) -> S:
-    """Check `given` and return it; if it is `None`, return `default`.
+    """Check `given` and return it; `None`: return `default`.
 
-    Raises `MCPConfigError`, which names the `argument`, if `given` is of another class than `default`, or if
-    the value of a field has another type than the field is declared with.
+    Raises `MCPConfigError`, which names the `argument`, for another class or a field of a wrong type.
     """
     if given is None:
         return default
@@ -537,7 +508,7 @@ def settings_or_default(argument: str, given: S | None, default: S) -> S:
 
 
 def check_fields(argument: str, given: Struct) -> None:
-    """Raise `MCPConfigError` if a field of `given` has a value of another type than it is declared with."""
+    """Raise `MCPConfigError` if a field of `given` has another type than it is declared with."""
     kind = type(given)
     try:
         msgspec.convert(msgspec.to_builtins(given), kind)

@@ -64,11 +64,11 @@ from grue.transports.llm.exchange import Answered, RequestOutcome
 T = TypeVar("T")
 
 _NO_BUDGET = "budget"
-"""Stands for the id of a request that the budget has no room for. Such a request is not stored."""
+"""Stands for the id of a request that the budget has no room for."""
 
 
 class _Account:
-    """Reserves the cost of waiting requests, so that all requests together keep to the runner's budget."""
+    """Reserves the cost of waiting requests, so that all requests together keep to the budget."""
 
     def __init__(self, settings: TurnSettings, endpoint: LlmEndpoint) -> None:
         self._settings = settings
@@ -95,13 +95,12 @@ class _Account:
             return True
 
     def ended(self, turn: int) -> None:
-        """Release the turn's reservation: the runner counts the turn's real cost from now on."""
         with self._lock:
             self._reserved.pop(turn, None)
 
 
 def _above(budget: Budget) -> Budget:
-    """Return a slightly larger budget, because `reached` is already true when exactly the budget is used."""
+    """Return a slightly larger budget: `reached` is true already when exactly the budget is used."""
     tokens = None if budget.tokens is None else budget.tokens + 1
     cost = None if budget.cost_usd is None else budget.cost_usd * (1 + 1e-9) + 1e-12
     return Budget(tokens=tokens, cost_usd=cost)
@@ -112,8 +111,7 @@ class _Room(Struct, frozen=True, kw_only=True):
 
     Attributes:
         path: The API path that the requests are for, such as `/chat/completions`.
-        admits: Called with a turn's number and a request's body. If the cost of the request fits the budget,
-            reserves it and returns `True`; otherwise returns `False`.
+        admits: Reserves the cost of a turn's request, given its body; `False`: the budget has no room.
         flush: Writes the turn's trace to its file.
     """
 
@@ -133,8 +131,8 @@ class _Room(Struct, frozen=True, kw_only=True):
         if not self.files.is_wanted(item):
             if not self.admits(self.turn, body):
                 raise RequestPostponed(_NO_BUDGET)
-            # Flush the trace before storing the request. Otherwise, if the process died in between, the
-            # request would be stored, but not be in the trace. A later process would store another one.
+            # Flush first. Otherwise, if the process died in between, the stored request would be missing in
+            # the trace, and a later process would store another one.
             self.flush()
             self.files.want(item, self.path, body)
         raise RequestPostponed(item)
@@ -144,7 +142,7 @@ class _Room(Struct, frozen=True, kw_only=True):
 
 
 class _Turns(Generic[T]):
-    """Runs the turns of a batch. A turn that has a trace from an earlier run goes on from this trace."""
+    """Runs the turns of a batch. A turn that has a trace goes on from it."""
 
     def __init__(
         self, settings: TurnSettings, batching: Batching, endpoint: LlmEndpoint, files: BatchFolder
@@ -156,7 +154,7 @@ class _Turns(Generic[T]):
         self._path = FORMATS[files.manifest.wire].path_of(files.manifest.model, stream=False)
 
     def known(self, index: int, request: TurnRequest[T]) -> TurnOutcome[Any] | MCPError | None:
-        """Return how a turn ended in an earlier run; `None`: the turn has not ended, and is to be run.
+        """Return how a turn ended in an earlier run; `None`: it is to be run.
 
         Raises `TraceError` if the turn's trace in the folder belongs to another request.
         """
@@ -197,10 +195,7 @@ class _Turns(Generic[T]):
         return None
 
     async def run(self, index: int, request: TurnRequest[T], resources: TurnResources) -> TurnOutcome[T]:
-        """Run a turn, from its trace if it has one, until the turn ends or waits.
-
-        Raises `TurnPostponed` if the turn waits for the reply to a request.
-        """
+        """Run a turn, from its trace if it has one; raises `TurnPostponed` if it waits for a reply."""
         number = index + 1
         path = self._files.turn(number)
         recorder = self._settings.wiring.recorder.for_another_trace()
@@ -258,11 +253,7 @@ class _Turns(Generic[T]):
     def _going_on(
         self, request: TurnRequest[T], part: RecordedTurn, waited: Waited, settings: TurnSettings
     ) -> HostTurn[T]:
-        """Return a turn that goes on by reading the reply to the last request of `waited`.
-
-        The turn's state machine first gets the recorded events again, which lead to the state in which the
-        turn waits.
-        """
+        """Return a turn that goes on by reading the reply to its last request."""
         wiring = settings.wiring
         asked: Envelope[Any] | None = part.asked
         if waited.unrecorded is not None:
@@ -294,8 +285,8 @@ def run_waiting(
 ) -> Generator[BatchItem[TurnOutcome[T]], None, None]:
     """Yield the result of each request, in order. Closing the iterator stops the work in this process.
 
-    The provider goes on with the batches that were sent to it. The next call with the same folder fetches the
-    replies. `batching` says where the requests wait, and how often the provider is asked about them.
+    The provider goes on with the batches that it has got; the next call with the same folder fetches the
+    replies.
 
     Raises:
         LLMError: The provider accepts no batch, or cannot be reached.
@@ -331,7 +322,7 @@ def _endpoint_of(settings: TurnSettings) -> LlmEndpoint:
 
 
 class _Rounds(Generic[T]):
-    """Starts turns, sends the waiting requests, and starts each turn again when its reply has arrived."""
+    """Starts turns, sends the waiting requests, and starts each turn again when its reply has come."""
 
     def __init__(
         self,
@@ -372,7 +363,6 @@ class _Rounds(Generic[T]):
         yield from self._in_order()
 
     def _in_order(self) -> Generator[BatchItem[TurnOutcome[T]], None, None]:
-        """Yield the next results, in the order of the requests, up to the first request without a result."""
         while self._following in self._done:
             yield self._done.pop(self._following)
             self._following += 1
@@ -420,15 +410,13 @@ class _Rounds(Generic[T]):
             item = BatchItem(index=index, error=BudgetSpent(f"Turn {index + 1} goes on waiting: {spent}."))
         except Exception as error:  # noqa: BLE001 - a failed turn must not end the others
             item = BatchItem(index=index, error=as_ours(error))
-        # After `BudgetSpent` the turn still waits: its next request does not fit into the budget now. So do
-        # not release the part of the budget that the turn has reserved.
+        # After `BudgetSpent` the turn still waits, and keeps what it has reserved.
         if not isinstance(item.error, BudgetSpent):
             self._turns.account.ended(index + 1)
         self._asked.pop(index, None)
         self._done[index] = item
 
     def _next_round(self) -> None:
-        """Send the waiting requests, wait until a batch has ended, and start the turns that got replies."""
 
         async def replies(resources: TurnResources) -> list[str]:
             del resources
@@ -444,8 +432,8 @@ class _Rounds(Generic[T]):
         except BatchRefused as refused:
             raise error_for(m.TurnFailed(turn=0, failure=refused.failure)) from refused
         indices = sorted({int(self._files.turn_of(item)) - 1 for item in settled} & self._waiting)
-        # `indices` is empty if an earlier process has fetched the replies and was then killed. Then start all
-        # waiting turns: they find their replies in the folder.
+        # `indices` is empty if an earlier process was killed after it had fetched the replies. Then start
+        # all waiting turns: their replies are in the folder.
         for index in indices or sorted(self._waiting):
             if len(self._running) >= self._concurrency:
                 self._take_one()
