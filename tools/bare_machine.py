@@ -3,7 +3,7 @@
     bare_machine.py                    `make play` and `make test` with 3.11, then with newer Pythons
     bare_machine.py 3.11 3.13          with these only, as far as this machine has them
     bare_machine.py --oldest FOLDER    with the oldest of them; puts what passes and what it covers there
-    bare_machine.py --newer            with the others
+    bare_machine.py --newest           with the newest, if it is not the oldest
 
 What is committed is cloned to a path with a space. The environment is empty but for PATH, HOME, LANG and
 TMPDIR, and PATH holds links to Python, make, sh and the coreutils: there is no ps, no git, no Node. If root
@@ -153,14 +153,17 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("versions", nargs="*", default=VERSIONS)
     parser.add_argument("--oldest", type=Path, metavar="FOLDER")
-    parser.add_argument("--newer", action="store_true")
+    parser.add_argument("--newest", action="store_true")
     asked = parser.parse_args(arguments)
     found = {version: python for version in asked.versions if (python := find(version))}
     for version in (version for version in asked.versions if version not in found):
         print(f"bare machine, Python {version}: not on this machine", flush=True)
     failed, first, last = not found, next(iter(found), None), next(reversed(found), None)
+    if asked.newest and first == last:
+        print("bare machine: no newer Python on this machine", flush=True)
+        return failed
     for version, python in found.items():
-        if (version == first and asked.newer) or (version != first and asked.oldest):
+        if (asked.oldest and version != first) or (asked.newest and version != last):
             continue
         folder = Path(tempfile.mkdtemp(prefix="grue-bare-"))
         try:
