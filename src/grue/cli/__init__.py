@@ -1,12 +1,11 @@
 """The command `grue`. This module decides what a Ctrl-C does while the command starts and while it exits.
 
-Python raises KeyboardInterrupt at any instruction. If it is raised during an import, the user sees a
-traceback, or the imported module turns it into another exception. So until a command has imported all that
-it needs, and again after its work is done, a Ctrl-C ends the process at once, with status 130. Servers that
-still run are then killed by the guard, a small process beside this one (`grue.runtime.processes.guard`).
+Python raises KeyboardInterrupt at any instruction. During an import, the user would see a traceback, or the
+imported module would turn it into another exception. So until a command has imported all that it needs, and
+again after its work is done, a Ctrl-C ends the process at once, with status 130. Servers that still run are
+then killed by the guard (`grue.runtime.processes.guard`).
 
-This code is in `__init__` because Python runs it before any other module of grue. A Ctrl-C before that
-interrupts Python's own start.
+This code is in `__init__` because Python runs it before any other module of grue.
 """
 
 import os
@@ -35,4 +34,4 @@ def _swap(expected: object, following: object) -> None:
     try:  # noqa: SIM105 - not with contextlib: a Ctrl-C could strike its import
         signal(SIGINT, following)
     except ValueError:
-        pass  # not the main thread, and only the main thread gets a KeyboardInterrupt
+        pass  # not the main thread, which alone gets a KeyboardInterrupt

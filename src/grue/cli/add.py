@@ -1,9 +1,8 @@
 """`grue add` and `grue remove`: write a server into `mcp_config.json`, and remove one from there.
 
 A server's description and its bundle are untrusted. So the user is shown the server's command before
-anything is written. Only then is the program started, in a sandbox. Only two things are downloaded: the
-description, from the registry or the URL that the user has named, and the bundle, if the user agrees to its
-address.
+anything is written. Only then is the program started, in a sandbox. Only the description is downloaded, from
+the registry or the URL that the user has named, and the bundle, if the user agrees to its address.
 """
 
 import io
@@ -78,7 +77,7 @@ class Adding(Struct, frozen=True, kw_only=True):
 def add_server(adding: Adding) -> bool:
     """Add a server; return `False` if the server was started and failed.
 
-    A server whose environment variables are not set yet is added without being started.
+    A server whose environment variables are not set yet is not started.
 
     Raises:
         MCPConfigError: The description, the file or an answer of the user is not usable, or the user did not
@@ -118,7 +117,7 @@ def add_server(adding: Adding) -> bool:
 
 
 def _own(adding: Adding, folder: Path) -> descriptions.Described | None:
-    """Describe the user's own script, or the server at a URL (`--use remote`); `None`: any other source."""
+    # A script of the user's own, or the server at a URL (`--use remote`).
     source = Path(adding.source)
     if adding.kind == "remote" and "://" in adding.source:
         name = adding.name or descriptions.default_name(_address(adding.source).hostname or "")
@@ -164,9 +163,7 @@ def _add_bundle(
 
 @contextmanager
 def _downloaded(offered: descriptions.OfferedBundle, adding: Adding) -> Iterator[Path]:
-    """Download a bundle if the user agrees, and yield the path of the file. The caller checks its digest.
-
-    The file is deleted at the end of the `with` block.
+    """Download a bundle if the user agrees, and yield its path until the end of the block, unchecked.
 
     Raises:
         MCPConfigError: The user did not agree, or the bundle cannot be downloaded.
@@ -231,12 +228,10 @@ def _add(
 
 
 def _with_file(mcp_config: Path | None) -> str:
-    """Return the option ` --mcp-config FILE`, for a command that a message suggests; for `None` nothing."""
     return "" if mcp_config is None else f" --mcp-config {shlex.quote(str(mcp_config))}"
 
 
 def _approved(name: str, path: Path, with_file: str) -> bool:
-    """Start the server and approve its tools; return `False` if it does not start."""
     config = GameConfiguration.of_project()
     known = known_servers(config, path)
     with ToolClient({name: known.usable(name)}, limits=turn_limits(config)) as client:
@@ -250,7 +245,7 @@ def _approved(name: str, path: Path, with_file: str) -> bool:
         say(line)
     others = [each for each in (*known.servers, *known.unusable) if each != name]
     if others and tool_lock_file.read_tool_lock(tool_lock_file.lock_path(path)) is None:
-        # Do not write a lock with this server alone: the tools of all others would count as not approved.
+        # With a lock of this server alone, the tools of all others would count as not approved.
         command = f"{GRUE} tools --lock{with_file}"
         say(f"The file's servers have no tool lock. To approve the tools of all: {command}")
     else:
@@ -287,8 +282,7 @@ def remove_server(name: str, mcp_config: Path | None) -> None:
         say(f"removed  its approved tools from {shown_path(lock)}")
     for kind in (descriptions.BUNDLES, descriptions.PACKAGES):
         folder = path.parent / kind / name
-        # Remove only what `grue add` can have made: a folder directly in `mcp_bundles` or `mcp_packages`, and
-        # no symbolic link.
+        # `grue add` makes folders directly in `mcp_bundles` or `mcp_packages`, and no symbolic links.
         if (
             Path(name).name == name
             and folder.is_dir()
@@ -309,8 +303,7 @@ def _description(adding: Adding, config: GameConfiguration) -> object:
                 "Its arguments, as in a shell (none: press Enter)", default="", show_default=False
             )
             arguments = shlex.split(typed)
-        # Make paths absolute: the agent may be started in another folder, and the sandbox lets the server use
-        # a file in its arguments only if the path is absolute.
+        # The agent may be started in another folder, and the sandbox opens absolute paths only.
         absolute = [
             _absolute(each) if "/" in each and Path(each).exists() else each for each in arguments or ()
         ]
@@ -361,7 +354,7 @@ def _check_answer(answer: object, name: str) -> None:
 
 
 def _fetched(url: str) -> object:
-    """Fetch a description of at most 1 MiB, with one request: redirects are errors, no API key is sent."""
+    """Fetch a description of at most 1 MiB, without redirects and without an API key."""
     content = io.BytesIO()
     _fetch(url, content, most=_MOST_FETCHED, within_s=_DESCRIPTION_S)
     where = printable(_address(url).hostname or "")
@@ -374,8 +367,8 @@ def _fetched(url: str) -> object:
 def _fetch(url: str, into: BinaryIO, *, most: int, within_s: float, redirects: int = 0) -> None:
     """Write the body at `url` into a file. Sends no API key.
 
-    A body of more than `most` bytes is an error, and so is one that has not arrived within `within_s`
-    seconds. At most `redirects` redirects are followed, but none from https to http.
+    More than `most` bytes, or more than `within_s` seconds, are an error. At most `redirects` redirects are
+    followed, but none from https to http.
     """
     import httpx
 
@@ -479,10 +472,7 @@ class _Answers:
         return tuple(shlex.split(typed)) if wanted.repeated else (typed,) if typed else ()
 
     def refuse_unused(self) -> None:
-        """Raise `MCPConfigError` for a `--set NAME=VALUE` whose name the description does not ask for.
-
-        The user may have misspelt the name, or meant an API key, which has to be set in the environment.
-        """
+        """Raise `MCPConfigError` for a `--set NAME=VALUE` that the description does not ask for."""
         for name in self._given.keys() - self._used:
             known = ", ".join(sorted(self._used)) or "nothing"
             raise MCPConfigError(
@@ -496,11 +486,7 @@ def _absolute(path: str) -> str:
 
 
 def _in_a_box(server: descriptions.Described) -> dict[str, Any]:
-    """Return the server's entry for `mcp_config.json`.
-
-    A program that is not the user's own gets a sandbox, and inherits only environment variables such as PATH
-    and HOME.
-    """
+    """Return the server's entry. A program not the user's own gets a sandbox and few variables."""
     entry = dict(server.entry)
     if server.kind in ("remote", _OWN):
         return entry
@@ -513,7 +499,7 @@ def _in_a_box(server: descriptions.Described) -> dict[str, Any]:
         read.insert(0, f"${{workspaceFolder}}/{descriptions.BUNDLES}/{server.name}")
     caches = _CACHES.get(entry["command"])
     if caches is not None:
-        # Give each server its own package cache: in a shared one it could change the packages of others.
+        # In a shared package cache, a server could change the packages of others.
         folder = f"${{workspaceFolder}}/{descriptions.PACKAGES}/{server.name}"
         entry["env"] = {**entry.get("env", {}), **{each: f"{folder}/{each.lower()}" for each in caches}}
         box |= {"preset": "web", "write": [folder]}
@@ -570,7 +556,7 @@ def _taken(name: str, path: Path) -> str:
 
 
 def _require_consent(adding: Adding, question: str, otherwise: str) -> None:
-    """Ask the user, unless `--yes` was given. If the answer is no, raise `MCPConfigError(otherwise)`."""
+    """Ask the user, unless `--yes` was given. Raise `MCPConfigError(otherwise)` if the answer is no."""
     if adding.yes:
         return
     if not _at_a_terminal():

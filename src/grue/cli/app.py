@@ -248,7 +248,7 @@ _WITH_RESUME = (
 
 
 def _refuse_beside_resume(context: typer.Context) -> None:
-    """Refuse all options but those of `_WITH_RESUME`: a resumed run uses the options of its first run."""
+    # A resumed run uses the options of its first run.
     given = [
         str(parameter.metavar) if parameter.param_type_name == "argument" else parameter.opts[0]
         for parameter in context.command.params

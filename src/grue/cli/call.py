@@ -1,7 +1,4 @@
-"""`grue call`: call one tool and print its result.
-
-The tool's arguments are read from the command line, with the types that the tool's schema asks for.
-"""
+"""`grue call`: call one tool and print its result."""
 
 import json
 from collections.abc import Sequence
@@ -30,8 +27,8 @@ def read_arguments(tool: m.ToolDefinition, text: str | None, pairs: Sequence[str
     Args:
         tool: The tool's definition from its server.
         text: A JSON object, or `None`.
-        pairs: `NAME=VALUE` each. If the schema asks for a string, VALUE is taken as text, otherwise it is
-            parsed as JSON. If the schema gives no type, VALUE is parsed as JSON where possible, else text.
+        pairs: `NAME=VALUE` each. VALUE is JSON, or text if the schema asks for a string. If the schema gives
+            no type, VALUE is JSON where possible, else text.
 
     Raises:
         MCPConfigError: An argument cannot be read; the text says what is expected.
@@ -90,7 +87,6 @@ def _value(pair: str, written: str, kinds: frozenset[str]) -> object:
 
 
 def _kinds(schema: object) -> frozenset[str]:
-    """Return the types that a JSON Schema allows, such as "string"; empty if it allows any."""
     if not isinstance(schema, dict):
         return frozenset()
     if isinstance(schema.get("enum"), list):
@@ -116,7 +112,7 @@ _KINDS = {
 
 
 def _kinds_of(value: object) -> frozenset[str]:
-    """Return the types of a JSON value in JSON Schema's words; for 1, "integer" and "number"."""
+    # In JSON Schema's words.
     if isinstance(value, float):
         return frozenset(["number", "integer"] if value.is_integer() else ["number"])
     return frozenset(_KINDS[type(value)])
@@ -155,7 +151,7 @@ def call_tool(
         given = read_arguments(tool, arguments, pairs)
         _require_all(client.recorder.redacted_body(tool), given)
         result = client.call(name, given, timeout_s)
-        # The result may contain secrets from this environment or from the server's configuration.
+        # A result may contain secrets from this environment or from the server's configuration.
         shown = client.recorder.redacted_body(result)
     if as_json:
         say(json.dumps(shown.to_dict()))
@@ -165,7 +161,6 @@ def call_tool(
 
 
 def _require_all(tool: m.ToolDefinition, arguments: m.JsonObject) -> None:
-    """If a required argument is missing, raise an error that lists all arguments of the tool."""
     missing = [printable(name) for name in required_of(tool) if name not in arguments]
     if missing:
         taken = "\n".join(arguments_of(tool, _WIDTH))[:_MOST_CHARS]

@@ -66,11 +66,7 @@ def boxes(servers: Mapping[str, McpServer], source: str) -> Iterator[Finding]:
 
 
 def machine(*, needed: bool) -> Finding:
-    """Report which sandbox limits this machine can enforce.
-
-    Args:
-        needed: Whether a server has a sandbox. Only then is a missing limit noted as a problem.
-    """
+    """Report which sandbox limits this machine can enforce. It is a problem only if a sandbox is `needed`."""
     have = coverage()
     missing = have.missing(hosts=True)
     about = f"Landlock {have.landlock or 'absent'}, seccomp {'present' if have.seccomp else 'absent'}"
@@ -91,7 +87,7 @@ class Launch(Struct, frozen=True):
     Attributes:
         launcher: npx or uvx.
         installed: Whether npx has installed the package already, so that the start downloads nothing. Always
-            false for uvx.
+            false for uvx, whose cache cannot be asked.
     """
 
     server: StdioServer
@@ -100,18 +96,17 @@ class Launch(Struct, frozen=True):
 
 
 def before_start(server: McpServer) -> Launch | None:
-    """Return how npx or uvx starts the server, for `boot_lines`; `None` if its command is neither of them."""
+    """Return how npx or uvx starts the server; `None`: its command is neither of them."""
     if not isinstance(server, StdioServer) or (launcher := launcher_of(server)) is None:
         return None
-    # Nothing tells whether uvx has cached the package. So `installed` is false for uvx, and `boot_lines`
-    # starts the server twice: if the second start is much faster, the first one has downloaded the package.
     return Launch(server, launcher, installed=launcher == "npx" and direct_command(server) is not None)
 
 
 def boot_lines(launch: Launch, opened: m.SessionOpened, limits: TurnLimits) -> Iterator[str]:
     """Yield lines that say how long each part of a server's start takes, and how to start it faster.
 
-    `opened` is the report of the first start. To compare with it, start the server up to twice more.
+    `opened` is the report of the first start. The server is started up to twice more to compare: a start
+    that is much faster has downloaded nothing.
     """
     launcher, first_s = launch.launcher, opened.elapsed_s
     again = None if launch.installed else _started(launch.server, limits)
@@ -139,7 +134,7 @@ def _advice(launcher: Launcher, direct: Direct, times: str) -> Iterator[str]:
     command = f'"command": {json.dumps(server.command, ensure_ascii=False)}'
     args = f'"args": {json.dumps(server.args, ensure_ascii=False)}'
     if hidden["args"] != server.args:
-        # Do not show the arguments, because one of them looks like an API key.
+        # One of the arguments looks like an API key.
         args = "with the arguments that follow the package now"
     how = "from uv's cache" if "--offline" in server.args else f"without {launcher}"
     yield printable(f"faster {how}, {times}: {command}, {args}")
@@ -147,7 +142,6 @@ def _advice(launcher: Launcher, direct: Direct, times: str) -> Iterator[str]:
 
 
 def _started(server: StdioServer, limits: TurnLimits) -> m.SessionOpened | None:
-    """Start a server and end it. Return what it reported at its start; `None`: it did not start."""
     with ToolClient({server.name: server}, limits=limits) as client:
         outcome = client.connect()[server.name]
     return outcome if isinstance(outcome, m.SessionOpened) else None
@@ -158,9 +152,9 @@ def _names(opened: m.SessionOpened) -> set[str]:
 
 
 def _interpreter_s(server: StdioServer) -> tuple[str, float] | None:
-    """Return the name of the interpreter in the program's `#!` line, and the seconds that it takes to start.
+    """Return the interpreter of the program's `#!` line, and its start time in seconds.
 
-    Returns `None` if the interpreter is neither Node.js nor Python, or if it fails.
+    `None`: the interpreter is neither Node.js nor Python, or it fails.
     """
     command = _shebang(Path(server.command))
     name = PurePath(command[-1]).name if command else ""
@@ -197,7 +191,7 @@ _MOST_PROGRAMS, _MOST_CHARS = 50, 200_000
 _MOST_FAULTS = 5
 
 _NOTICED_S = 0.1
-"""A start that takes longer than this, in seconds, is noticeable to a person."""
+"""A start of more seconds is noticeable to a person."""
 
 
 def examine(
@@ -205,8 +199,7 @@ def examine(
 ) -> bool:
     """Print each finding as soon as it is known, and return whether nothing is wrong.
 
-    Each argument that is `None` is taken from the project. Without `network`, neither the LLM's endpoint nor
-    any server that has a URL is contacted.
+    Arguments that are `None` come from the project. Without `network`, no URL is contacted.
     """
     counts: Counter[Verdict] = Counter()
     lacking = []
@@ -268,7 +261,7 @@ def _packages() -> Finding:
             continue
     try:
         require_mcp()
-        # Import the SDK now, so that the time of its import does not count as a server's start time.
+        # The time of this import must not count as a server's start time.
         importlib.import_module("mcp.client.session")
     except (MissingDependencyError, ImportError) as error:
         return Finding("WRONG", f"{', '.join(installed)}\n{error}")
@@ -294,7 +287,7 @@ class _Named(NamedTuple):
 
 
 def _programs() -> Iterator[_Named]:
-    """Yield the Python files of this folder that name an endpoint and a model. They are parsed, not run."""
+    # They are parsed, not run.
     programs = sorted(path for path in Path().glob("*.py") if not path.name.startswith("test_"))
     for path in programs[:_MOST_PROGRAMS]:
         with suppress(OSError, SyntaxError, ValueError, RecursionError):
@@ -313,13 +306,7 @@ def _settings_in(path: Path, program: ast.Module) -> Iterator[_Named]:
 
 
 def _named_llm(config: GameConfiguration, *, chosen: bool) -> Iterator[Finding]:
-    """Yield a finding for each endpoint that a Python file of this folder names.
-
-    Args:
-        config: The settings. If `chosen` is false, this function sets their endpoint to the first one that it
-            finds, so that later checks use that endpoint.
-        chosen: Whether the project or the command line names an endpoint.
-    """
+    # Unless the project or the command line has `chosen` an endpoint, later checks use the first one found.
     for named in dict.fromkeys(_programs()):
         what = f"{shown_path(named.path)} names {printable(named.model)} at {shown_endpoint(named.base_url)}"
         if chosen:
@@ -345,7 +332,7 @@ def _server_file(known: KnownServers, mcp_config: Path | None) -> Iterator[Findi
 
 
 def _lock(known: KnownServers, config: GameConfiguration, mcp_config: Path | None) -> Iterator[Finding]:
-    """Report a tool lock that cannot be read, or that is required and missing. No turn can start then."""
+    # No turn can start with such a lock.
     try:
         list(drifts(known, {}, config))
         if mcp_config is None and known.source != BUNDLED:
@@ -373,7 +360,7 @@ def _servers(known: KnownServers, config: GameConfiguration, *, network: bool) -
             outcomes = client.connect()
         client.recorder.settle()
     except MissingDependencyError:
-        return  # `_packages` has reported that `mcp` is missing
+        return  # `_packages` has reported it
     for name, outcome in outcomes.items():
         if isinstance(outcome, m.ServerFailure):
             yield Finding("WRONG", failure_text(outcome))
@@ -389,11 +376,8 @@ def _servers(known: KnownServers, config: GameConfiguration, *, network: bool) -
 def _tools(
     known: KnownServers, config: GameConfiguration, opened: m.SessionOpened, notices: list[str]
 ) -> Iterator[Finding]:
-    """Report the tools of a server that are malformed, or that differ from the approved definition.
-
-    The verdict is `WRONG` if a changed tool is refused, because the user can approve it with one command. A
-    malformed tool gives only a `note`: only the server's author can mend it, and the other tools work.
-    """
+    # A changed tool that is refused is `WRONG`, because the user can approve it. A malformed one is a `note`:
+    # only the server's author can mend it, and the other tools work.
     name = opened.server
     drifted: list[m.ToolDrifted] = []
     with suppress(MCPConfigError):  # `_lock` has reported that the lock cannot be used
@@ -410,7 +394,7 @@ def _tools(
 
 
 def saved_when_called(server: McpServer, opened: m.SessionOpened) -> Iterator[str]:
-    """Propose the setting "start": "when_called" for a server whose start takes noticeably long."""
+    """Propose "start": "when_called" for a server whose start takes noticeably long."""
     if opened.elapsed_s < _NOTICED_S or server.options.start in ("beside", "when_called"):
         return
     took = f"{opened.elapsed_s * 1000:.0f} ms"
@@ -436,7 +420,6 @@ def _server(opened: m.SessionOpened, closed: m.SessionClosed | None, source: str
 
 
 def _listing_cache() -> Iterator[Finding]:
-    """Report the cache of tool listings, if there is one, and the files in it that cannot be used."""
     cache = ListingCache()
     faults = list(cache.faults())
     count = cache.count()
@@ -449,7 +432,6 @@ def _listing_cache() -> Iterator[Finding]:
 
 
 def _keys(known: KnownServers) -> Iterator[Finding]:
-    """Report which API keys each server can see in its environment, by name, without their values."""
     for name, server in known.servers.items():
         if not isinstance(server, StdioServer):
             continue
@@ -467,7 +449,6 @@ def _keys(known: KnownServers) -> Iterator[Finding]:
 
 
 def _logins(known: KnownServers) -> Iterator[Finding]:
-    """Report each server with a URL for which a login is stored, and when the login expires."""
     for name, server in known.servers.items():
         try:
             told = stored_login(server) if isinstance(server, HttpServer) else None
@@ -506,14 +487,12 @@ def _node(known: KnownServers) -> Iterator[Finding]:
 
 
 def _plays_stories() -> bool:
-    """Return whether this folder has a Z-machine story file, or settings for the bundled game host."""
     project = project_tables()
     of_game = project is not None and any(root == ZORKGPT for root in project.roots.values())
     return of_game or any(re.fullmatch(r"\.(z[1-8]|dat)", each.suffix.lower()) for each in Path().iterdir())
 
 
 def _interpreters() -> Iterator[Finding]:
-    """Report which Z-machine interpreter plays which versions of story files, and why it was chosen."""
     try:
         plain, styled = choose_interpreter(3), choose_interpreter(5)
     except MissingDependencyError as error:

@@ -2,8 +2,8 @@
 
 They request the list of models, which no provider charges for, and then run three small turns: one that
 asks for a short reply, one with a tool, and one whose answer has a schema. If the model does not call the
-tool, the same prompt is sent once more without the tool. If both prompts have the same number of tokens, the
-endpoint does not pass tools on to the model. All these requests together cost a few dozen tokens.
+tool, the prompt's tokens with and without the tool tell whether the endpoint passes tools on.
+All these requests together cost a few dozen tokens.
 """
 
 import difflib
@@ -42,8 +42,7 @@ class Finding(Struct, frozen=True):
     Attributes:
         verdict: The result; `open` if the check could not decide.
         text: The first line says what was found, the further lines what to do.
-        lacking: What cannot be used because of the finding, such as "tools of files" for the server `files`.
-            The summary at the end of the output names it. Empty: everything can be used.
+        lacking: What cannot be used because of the finding, for the summary; empty: nothing.
     """
 
     verdict: Verdict
@@ -52,8 +51,8 @@ class Finding(Struct, frozen=True):
 
 
 _SHORT, _ROOM = 16, 400
-"""Limits of a reply, in tokens. `_SHORT`, for a short reply, is the smallest limit that every endpoint
-accepts. `_ROOM` is enough for a tool call or a JSON object."""
+"""Limits of a reply, in tokens. `_SHORT` is the smallest limit that every endpoint accepts; `_ROOM` is enough
+for a tool call or a JSON object."""
 
 _PATIENCE_S = 30.0
 _SYSTEM = "You are asked by a program that tries whether you can be reached. Be brief."
@@ -62,8 +61,7 @@ _SWATCH: m.JsonObject = {
     "properties": {"swatch": {"type": "string"}},
     "required": ["swatch"],
 }
-"""The schema of an answer. The request's text does not name the property `swatch`, so only a model that gets
-the schema will write it."""
+"""The schema of an answer. Only a model that gets the schema will write the property `swatch`."""
 
 _SAY, _CALL, _NAME = "Say: ok.", "Call the thermometer, and say what it shows.", "Name a colour."
 """`_SAY` and `_CALL` differ in length, so an endpoint that really counts tokens reports different counts."""
@@ -86,8 +84,7 @@ def look_at_llm(config: GameConfiguration, *, network: bool, named: bool) -> Ite
     Args:
         config: The settings.
         network: Whether requests may be sent to the endpoint.
-        named: Whether the user has chosen this endpoint: in `pyproject.toml`, in a Python file of the
-            folder or on the command line. `False`: it is the default endpoint.
+        named: Whether the user has chosen this endpoint. `False`: it is the default one.
     """
     url = shown_endpoint(config.client_base_url)
     try:
@@ -109,7 +106,7 @@ def look_at_llm(config: GameConfiguration, *, network: bool, named: bool) -> Ite
 
 
 def names_an_endpoint(config: GameConfiguration) -> bool:
-    """Return whether the project file has a table `llm`, or the game's endpoint is not the default one."""
+    """Return whether the project names an endpoint."""
     project = project_tables()
     return (
         bool(project and project.tables["llm"])
@@ -118,10 +115,7 @@ def names_an_endpoint(config: GameConfiguration) -> bool:
 
 
 def _patient(settings: LlmSettings) -> LlmSettings:
-    """Return settings with which a check ends soon: without retries after an error or a cut reply.
-
-    A time limit that the user has configured is kept, even if it is longer than `_PATIENCE_S`.
-    """
+    # Checks end soon: without retries after an error or a cut reply. A configured time limit is kept.
     written = settings.retry.timeout_s != RetryPolicy().timeout_s
     limit = settings.retry.timeout_s if written else _PATIENCE_S
     retry = structs.replace(settings.retry, max_retries=0, timeout_s=limit, length_retry_factor=1.0)
@@ -175,7 +169,6 @@ def _model_list(endpoint: LlmEndpoint, answer: Answered | Fault) -> Finding:
 
 
 def _brief(endpoint: LlmEndpoint) -> LlmEndpoint:
-    """Return the same endpoint with a limit of `_SHORT` tokens for a reply."""
     return LlmEndpoint(structs.replace(endpoint.settings, max_tokens=_SHORT))
 
 
@@ -210,9 +203,8 @@ def _tools(endpoint: LlmEndpoint, spoken: "_Tried") -> Finding:
 def _open_tools(endpoint: LlmEndpoint, spoken: "_Tried", failure: MCPError) -> Finding:
     """Return the finding about tools after the turn that offers a tool has failed with `failure`.
 
-    If that turn has timed out, run it again with a limit of `_SHORT` tokens for the reply, so that the reply
-    may come in time. The endpoint counts the prompt's tokens. If the tool adds hardly any, the model does not
-    see the tool (`_left_out`). `spoken` is an earlier turn without a tool.
+    If that turn has timed out, it is run again with a limit of `_SHORT` tokens, so that a reply may come in
+    time, with the number of the prompt's tokens.
     """
     open_question = isinstance(failure, LLMError) and failure.kind == "timed_out"
     brief = _Tried(_brief(endpoint), _CALL, tool=True) if open_question else None
@@ -231,9 +223,8 @@ def _not_shown(counts: tuple[int, int]) -> Finding:
 def _left_out(endpoint: LlmEndpoint, offered: "_Tried", spoken: "_Tried") -> tuple[int, int] | None:
     """If the model does not see an offered tool, return a prompt's tokens with the tool, and without it.
 
-    The model does not see the tool if both counts are about equal. `None`: the model sees the tool, or the
-    endpoint does not count tokens. In the second case it reports no count, or the same count for the two
-    different prompts `_CALL` and `_SAY`.
+    The counts are then about equal. `None`: the model sees the tool, or the endpoint does not count tokens,
+    so that it reports nothing, or the same for the different prompts `_CALL` and `_SAY`.
     """
     bare = _Tried(_brief(endpoint), _CALL)
     counts = [tried.replies[0].prompt_tokens if tried.replies else 0 for tried in (offered, bare, spoken)]
@@ -268,10 +259,7 @@ def _in_a_word(failure: MCPError) -> str:
 
 
 class _Tried:
-    """Runs a small turn and keeps the model's replies.
-
-    `failure` is the error of the turn; `None` if there was none or it was an `AnswerError`.
-    """
+    """Runs a small turn and keeps the model's replies, and the turn's error other than an `AnswerError`."""
 
     def __init__(self, endpoint: LlmEndpoint, user: str, *, tool: bool = False, answer: Any = None) -> None:
         self.replies: list[m.CompletionReceived] = []
@@ -286,7 +274,7 @@ class _Tried:
             try:
                 runner.run_turn(TurnRequest(system=_SYSTEM, user=user, answer=answer))
             except (AnswerError, LLMError) as error:
-                # An answer of the wrong form is no failure here: it shows that the model replies.
+                # An answer of the wrong form shows that the model replies.
                 self.failure = None if isinstance(error, AnswerError) else error
             except MCPError as error:
                 self.failure = error

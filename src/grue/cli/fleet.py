@@ -1,8 +1,7 @@
 """`grue fleet run`, `retry` and `stop`: run the episodes of a sweep and show the progress, or stop them.
 
 A sweep is a TOML file that names a function, its cases (combinations of settings), and how often each case is
-run. One call of the function for one case is an episode. A fleet runs the episodes of a sweep and keeps their
-traces and scores in a folder.
+run. One call of the function for one case is an episode.
 """
 
 import sys
@@ -43,8 +42,7 @@ class FleetRunOptions(Struct, frozen=True, kw_only=True):
 def run_fleet(options: FleetRunOptions, *, retry: bool = False) -> bool:
     """Run the missing episodes of a sweep and print the progress; return whether all episodes are done now.
 
-    Missing episodes are those that are neither done nor given up after three attempts. With `retry`, those
-    that were given up are run again, too.
+    With `retry`, those that were given up after three attempts are run again, too.
 
     Raises:
         FleetError, MCPConfigError: The sweep or the folder cannot be used.
@@ -146,7 +144,7 @@ def _summary(finished: Finished, options: FleetRunOptions) -> str:
 
 
 def warnings_of(sweep: Sweep) -> list[str]:
-    """Return a warning if the sweep sets `budget.money_usd`, but `budget.prices` lacks one of its models."""
+    """Return a warning if the sweep limits the money, but has no price for one of its models."""
     budget = sweep.budget
     if budget.money_usd is None:
         return []

@@ -55,8 +55,8 @@ def export_fleet(directory: Path, target: Path | None, form: str, score: str) ->
 def print_query(sql: str, places: Sequence[Path], *, as_json: bool) -> None:
     """Print the rows that a query finds: as a table with long values cut, or as one whole JSON object a line.
 
-    The query reads all of `places`. Each is a fleet, a run folder, a trace, a folder that holds some of
-    these, or a folder of exported tables.
+    Each of `places` is a fleet, a run folder, a trace, a folder that holds some of these, or a folder of
+    exported tables.
 
     Raises:
         FleetError: A place has no episodes, or the query is wrong.
@@ -78,7 +78,7 @@ def _episodes(place: Path) -> Iterator[EpisodeRow]:
     if (place / MANIFEST).is_file():
         yield from fleet_episodes(place)
     elif place.is_file() or (place / TRACE_FILE).is_file():
-        open_episode(place)  # raises: the user has named this file as a trace
+        open_episode(place)  # raises if the file is no trace
         yield run_episode(place)
     else:
         found = [*traces_in(place)]

@@ -77,7 +77,6 @@ def print_failures(
 
 
 def _said(result: Result, directory: Path) -> list[str]:
-    """Return a line with an episode's question and a line with its answer, as far as the trace has them."""
     try:
         said = read_said(result.run(directory))
     except TraceError:
@@ -91,10 +90,7 @@ def _said(result: Result, directory: Path) -> list[str]:
 
 
 def score_episodes(directory: Path, scorers: str, *, again: bool) -> bool:
-    """Score the finished episodes of a fleet, and print the progress and the result.
-
-    Returns:
-        `True` if no scorer has failed, and the budget in the scorers' file has sufficed for their requests.
+    """Score the finished episodes of a fleet; return whether no scorer has failed, and the budget sufficed.
 
     Raises:
         FleetError, MCPConfigError: The scorers or the folder cannot be used.

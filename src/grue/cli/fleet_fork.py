@@ -74,12 +74,7 @@ def fork_fleet(options: FleetForkOptions) -> bool:
 
 
 def _check(turn: TurnToFork, fork: ForkOptions, change: Change) -> None:
-    """Refuse, before anything is run, a change that fails in this turn, and so probably in all of them.
-
-    Raises:
-        MCPConfigError: A setting or the base URL cannot be used, there is no API key, or a script of
-            `--offline` has answered the turn.
-    """
+    """Refuse, before anything is run, a change that fails in this turn, and so probably in all of them."""
     recorded = read_run(turn.trace, turn.turn, turn.at)
     refuse_script(recorded, fork)
     model_for(recorded.asks, change.llm, fork.model, fork.base_url)
@@ -87,5 +82,4 @@ def _check(turn: TurnToFork, fork: ForkOptions, change: Change) -> None:
 
 
 def _name(place: Path) -> str:
-    """Return a name for the fleet's folder: for `runs/A/trace.jsonl` and `runs/A` it is `A`."""
     return place.parent.name if place.name == TRACE_FILE else place.stem

@@ -26,8 +26,7 @@ class Seen(Struct, frozen=True, kw_only=True):
     Attributes:
         tally: The numbers of episodes: in all, done, failed and so on.
         running: By the id of each running episode, when it was submitted, in monotonic seconds.
-        costs: The cost of the requests, as counted by the broker (`grue.fleet.broker`), which enforces the
-            fleet's limits. In a fleet without limits the broker counts nothing.
+        costs: The cost of the requests as the broker counts it, which it does in fleets with limits only.
         elapsed_s: How long this run of the fleet has lasted.
     """
 
@@ -38,12 +37,12 @@ class Seen(Struct, frozen=True, kw_only=True):
 
     @property
     def spent(self) -> Amount:
-        """The cost of all requests, as `costs` counts it; as `tally` does if `costs` counts no requests."""
+        """The cost of all requests, from `costs` if it counts any, else from `tally`."""
         return self.costs.spent if self.costs.spent.requests else self.tally.spent
 
     @property
     def left_s(self) -> float | None:
-        """An estimate of the seconds that the missing episodes will take; `None` if too few are done."""
+        """An estimate of the seconds that the missing episodes will take; `None`: too few are done."""
         tally = self.tally
         fresh = tally.done - tally.before
         missing = tally.total - tally.done - tally.given_up - tally.unpaid
@@ -51,7 +50,7 @@ class Seen(Struct, frozen=True, kw_only=True):
 
     @property
     def slowest(self) -> tuple[str, float] | None:
-        """The episode that has run longest, as (id, seconds); `None` if none has run for more than 10 s."""
+        """The episode that has run longest, as (id, seconds); `None`: none has run for more than 10 s."""
         if not self.running:
             return None
         id_, since = min(self.running.items(), key=lambda item: item[1])
@@ -72,7 +71,7 @@ class FleetProgress:
         self._drawn = 0
 
     def show(self, tally: Tally, running: dict[str, float], costs: Costs) -> None:
-        """Show how far the fleet is, but not more often than every `_SHOWN_EVERY_S` seconds."""
+        """Show how far the fleet is, if enough time has passed since the last call."""
         self._costs = costs
         now = time.monotonic()
         if now - self._shown_at >= _SHOWN_EVERY_S[self._terminal.redraws]:

@@ -72,9 +72,8 @@ def print_status(directory: Path, *, as_json: bool) -> None:
 
 def _say_outcomes(directory: Path, manifest: Manifest, outcomes: Counter[str]) -> None:
     done = outcomes["scored"] + outcomes["failed"]
-    # `manifest.total` is the number of episodes in the latest run. If the folder has more episodes, earlier
-    # runs had other cases. It is not known which episodes belong to the latest run, so do not print how many
-    # of its episodes are done.
+    # `manifest.total` is about the latest run. If the folder has more episodes, from earlier runs, it is not
+    # known which of them belong to the latest.
     if outcomes.total() > manifest.total:
         said = f"{done:,} episodes of {manifest.work} are done; the latest run was about {manifest.total:,}."
     else:
@@ -94,8 +93,8 @@ def print_table(
 
     Args:
         directory: The fleet's folder.
-        by: Names of settings; each combination of their values is a row. `None`: all settings with several
-            values, except `seed`; if that gives more than 24 rows, `cell_axes` chooses some of them.
+        by: Names of settings; each combination of their values is a row. `None`: those with several values,
+            except `seed`, but at most 24 rows.
         as_json: Print the rows as JSON.
         everything: Also count episodes that are not in the latest sweep.
 
@@ -163,8 +162,7 @@ def print_comparison(
 
     Raises:
         FleetError: A or B cannot be read, or they have no case in common.
-        MissingDependencyError: A margin is set, there are enough cases for a confidence interval, and numpy
-            or scipy is not installed.
+        MissingDependencyError: numpy or scipy, which a margin needs, is not installed.
     """
     a = Cell.of(first)
     b = Cell.of(second, a)
@@ -186,7 +184,7 @@ def _checked(worse: bool | None, margin: float) -> str:
 
 
 def print_episode(directory: Path, beginning: str) -> None:
-    """Print the episode whose id begins with `beginning`: its case, its attempts and their scores.
+    """Print the case, the attempts and the scores of the episode whose id begins with `beginning`.
 
     Raises:
         FleetError: There is no such episode, or one of its files is damaged.
@@ -210,17 +208,13 @@ def print_episode(directory: Path, beginning: str) -> None:
 
 
 def require_fleet(directory: Path) -> None:
-    """Check that a folder holds a fleet.
-
-    Raises:
-        FleetError: The folder holds no fleet.
-    """
+    """Raise `FleetError` if a folder holds no fleet."""
     if not (directory / MANIFEST).is_file():
         raise no_fleet(directory)
 
 
 def say_columns(rows: Sequence[Sequence[str]]) -> None:
-    """Print rows of printable words as a table, each column as wide as its longest word."""
+    """Print rows of printable words as a table."""
     widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         say("  ".join(pad(word, width) for word, width in zip(row, widths, strict=True)).rstrip())
@@ -268,6 +262,5 @@ def _print_rows(axes: list[str], rows: list[dict[str, Any]], ids: list[str]) -> 
 def _cell(found: Mapping[str, float] | None) -> str:
     if found is None:
         return "-"
-    # A single episode has no standard error.
     spread = f" ± {found['standard_error']:.2g}" if found["n"] > 1 else ""
     return f"{found['mean']:.4g}{spread}"

@@ -59,7 +59,7 @@ class Change(Struct, frozen=True, kw_only=True):
     Attributes:
         llm: Fields of `LlmSettings` with their new values.
         changes: Fields of `TurnLimits` and `FailurePolicy` with their new values.
-        system: The new system text.
+        system: The new system text; `None`: the recorded one.
         tool_results: New results of calls, by the id of the call.
         tools: The tools to offer instead of the recorded ones, by server.
     """
@@ -150,7 +150,7 @@ def _has_begun(folder: Path) -> bool:
 
 
 def refuse_script(recorded: RecordedRun, options: ForkOptions) -> None:
-    """Refuse to fork a turn that an `--offline` script has answered: a fork cannot run that script."""
+    """Refuse to fork a turn that a script of `--offline` has answered."""
     if recorded.asks is not None and recorded.asks.address == OFFLINE_URL and options.base_url is None:
         raise MCPConfigError(
             f"Turn {recorded.begun.turn} of {shown_path(options.trace)} was answered by the script of"
@@ -177,7 +177,6 @@ def change_of(options: ForkOptions) -> Change:
 
 
 def _servers(mcp_config: Path | None, needed: Iterable[str]) -> dict[str, ToolServer]:
-    """Return the configured servers. Raise `MCPConfigError` if the entry of one in `needed` is invalid."""
     known = known_servers(GameConfiguration.of_project(), mcp_config, unasked=True)
     return {**known.servers, **{name: known.usable(name) for name in needed if name in known.unusable}}
 
@@ -193,7 +192,6 @@ def _pairs(option: str, form: str, given: Sequence[str]) -> list[tuple[str, str]
 
 
 def _content(file: Path) -> object:
-    """Return a tool result from a file: parsed as JSON if its name ends in `.json`, otherwise as text."""
     text = text_of(file)
     assert text is not None, "a file is given"
     if file.suffix != ".json":
@@ -206,10 +204,7 @@ def _content(file: Path) -> object:
 
 
 def _tools(file: Path) -> dict[str, tuple[m.ToolDefinition, ...]]:
-    """Return the tools in a listing file. For a tool lock, read the listing beside it.
-
-    The name `lock` stands for the project's tool lock, unless there is a file called `lock`.
-    """
+    # For a tool lock, the listing beside it counts. `lock` is the project's, if there is no such file.
     if str(file) == LOCK and not file.exists():
         file = tool_lock_file.lock_path(GameConfiguration.of_project().mcp_config_path)
     listing = tool_lock_file.listing_path(file) if file.name == tool_lock_file.FILE_NAME else file

@@ -17,10 +17,7 @@ _OURS = ("grue.cli.chat.facts", *(host.facts for host in BUNDLED.values() if hos
 
 
 def load_hosts() -> None:
-    """Import the modules in which hosts define facts.
-
-    If the import of a module fails, the trace commands show the facts of its host as raw data.
-    """
+    """Import the modules in which hosts define facts. If an import fails, facts are shown as raw data."""
     for name in _OURS:
         with suppress(ImportError):  # the host needs an extra that is not installed
             import_module(name)

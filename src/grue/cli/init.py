@@ -1,7 +1,6 @@
 """`grue init`: write a small program, its test and `mcp_config.json`.
 
-A file that exists is never changed. MCP servers can be copied from the configuration of Claude, Cursor and
-other programs, without secrets (`grue.config.other_hosts`).
+A file that exists is never changed.
 """
 
 import json
@@ -101,11 +100,7 @@ _LOCAL_S = 0.5
 
 
 def _found_model() -> tuple[str, str]:
-    """Return the endpoint and the model to write into the new program.
-
-    If no API key is set and Ollama runs on this machine, return Ollama's endpoint and its first model;
-    otherwise `_DEFAULT`. The user is not asked, because both are easily changed in the written agent.py.
-    """
+    # Ollama, if no key is set and it runs here. Both values are easily changed in the written agent.py.
     if any(os.environ.get(name) for name in key_names(_DEFAULT[0])):
         return _DEFAULT
     with suppress(httpx.HTTPError, ValueError, KeyError, IndexError, TypeError):
@@ -121,9 +116,8 @@ def start_project(folder: Path, sources: Sequence[Path]) -> None:
 
     Args:
         folder: The project's folder; it is made if it does not exist.
-        sources: Configuration files of other MCP hosts, from which all servers are copied. If empty, look for
-            such files on this machine: at a terminal, ask whether to copy from each; elsewhere, print the
-            command that copies.
+        sources: Configuration files of other MCP hosts, from which all servers are copied. If empty, those
+            of this machine are offered.
 
     Raises:
         MCPConfigError: A source or the folder cannot be used.
@@ -161,7 +155,6 @@ def _write(path: Path, text: str) -> bool:
 
 
 def _own_server() -> dict[str, Any]:
-    """Return the configuration of the bundled server, with a sandbox if this machine can enforce one."""
     entry = {"command": own_python(), "args": ["-m", "grue.hosts.servers.think"]}
     return entry if missing_for(Sandbox()) else {**entry, "sandbox": "pure"}
 

@@ -1,13 +1,12 @@
 """The live view of `grue play`: the story of the episode and, at a terminal, status rows below it.
 
 The view is an observer of the trace. In the turn's thread it only queues each message; a thread of its own
-prints the story and the status ten times a second. So a stopped terminal (Ctrl-S) or a slow reader of a pipe
-delays only the end of the episode, not its turns, and a closed terminal or pipe ends only the view.
+prints ten times a second. So a stopped terminal (Ctrl-S) or a slow reader of a pipe delays only the end of
+the episode, not its turns, and a closed terminal or pipe ends only the view.
 
-At a terminal the status rows are overwritten in place. The cursor always rests at their beginning, so that
-erasing from the cursor to the end of the screen removes them, however a resized terminal has wrapped them.
-The size is queried at each drawing, so no signal handler is needed. The cursor is never hidden, so nothing
-has to be restored when the process ends, even if it is killed.
+The cursor rests at the beginning of the status rows, so that erasing from the cursor to the end of the screen
+removes them, however a resized terminal has wrapped them. It is never hidden, so nothing has to be restored
+when the process ends, even if it is killed.
 
 The first of the status rows shows the end of the text that is arriving, the second is the status line:
 
@@ -15,9 +14,6 @@ The first of the status rows shows the end of the text that is arriving, the sec
     "thinking":"The cat is on the trapdoor, so the sardines
   ⠹ thinking 3 s · turn 13/60 · 15/100 points · 14.2k tokens · $0.031
 ```
-
-In a narrow terminal, the least important parts of the status line are left out first. `grue play --json`
-prints the episode as JSON instead, one object per line.
 """
 
 import json
@@ -45,9 +41,7 @@ from grue.tracing.facts import EpisodeResumed
 from grue.tracing.message_words import DIM, YELLOW
 
 _LEFT_OUT = ("settings", "conditions")
-"""Fields of `EpisodeStarted` and `EpisodeResumed` that are not printed, because they hold the options that
-the user has chosen. The object `resumed` still names the options that have changed since the
-episode began."""
+"""Fields of `EpisodeStarted` and `EpisodeResumed` that are not printed: the user's own options."""
 
 
 class JsonPrinter:
@@ -63,7 +57,7 @@ class JsonPrinter:
 
 
 class JsonLines(JsonPrinter):
-    """Print the episode as JSON, one object a line.
+    """Prints the episode as JSON, one object a line.
 
     The `type` of the first object is `episode`, or `resumed` in a resumed episode. An object of type `turn`
     follows for each turn, and one of type `end` at the end.
@@ -74,7 +68,7 @@ class JsonLines(JsonPrinter):
         self._turn: dict[str, object] = {}
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Read the next message of the trace, and print the JSON object that it completes, if any."""
+        """Take the next message of the trace, and print the object that it completes, if any."""
         del line
         match envelope.body:
             case EpisodeStarted() as started:
@@ -108,10 +102,7 @@ class JsonLines(JsonPrinter):
                 self.write({"type": "end", **structs.asdict(ended)})
 
     def _finish_turn(self, after: Observed | None) -> None:
-        """Print the turn, if a decision was recorded in it.
-
-        `after` is the game's reply to the command; `None`: the game has not replied.
-        """
+        # Without `after`, the game has not replied.
         if "action" in self._turn:
             reply, score = (None, None) if after is None else (after.text, after.score)
             self.write({**self._turn, "reply": reply, "score_after": score})
@@ -172,7 +163,7 @@ def _status(progress: Progress, now: float, width: int, spinner: str) -> Row:
 def _parts(progress: Progress, now: float) -> list[tuple[int, str, str]]:
     """Return the parts of the status line in display order, each as (rank, text, style).
 
-    If the line is too long, the parts with the highest ranks are left out.
+    In a narrow terminal, the parts with the highest ranks are left out first.
     """
     parts = []
     doing = [*progress.doing.values()]
@@ -200,10 +191,7 @@ def _parts(progress: Progress, now: float) -> list[tuple[int, str, str]]:
 
 
 def _activity(doing: list[Doing], now: float) -> str:
-    """Describe what is under way: the latest step, and the other steps with the same `activity`.
-
-    For example `a.x, b.y 3 s of 10 s` for two tool calls.
-    """
+    # For example `a.x, b.y 3 s of 10 s` for two tool calls.
     last = doing[-1]
     alike = [one for one in doing if one.activity == last.activity]
     lasts_s = now - alike[0].since
@@ -236,7 +224,6 @@ def _cost(usage: m.Usage) -> str:
 
 
 def _tail(text: str, width: int) -> str:
-    """Return as much of the end of `text` as fits into `width` columns, with an ellipsis if it is cut."""
     text = text.lstrip()
     if cells(text) <= width:
         return text
@@ -252,12 +239,11 @@ _NARROWEST = 20
 
 
 class LiveView(Closing):
-    """Shows an episode while it is played. It is an observer of the trace, and a context manager.
+    """Shows an episode while it is played: an observer of the trace, and a context manager.
 
     Args:
         output: Where to print. Status rows are shown if `output.redraws`.
-        max_turns: The most turns that the episode may have; 0: not known yet. The fact `EpisodeStarted`
-            replaces this number.
+        max_turns: The most turns of the episode; 0: not known until `EpisodeStarted`.
         story: Converts messages of the trace into lines; by default the story of a game.
         clock: Returns monotonic seconds.
     """
@@ -278,8 +264,7 @@ class LiveView(Closing):
         self._shown: tuple[int, tuple[Row, ...]] = (0, ())
         self._closing = threading.Event()
         self._gone = False
-        # Make it a daemon thread: the interpreter's exit waits for all other threads, so with a stopped
-        # terminal it would hang. Only `close` waits for this thread.
+        # A daemon thread: the interpreter's exit waits for all others, and a stopped terminal would hold it.
         self._thread = threading.Thread(target=self._run, name="live-view", daemon=True)
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
@@ -293,10 +278,9 @@ class LiveView(Closing):
         return self
 
     def close(self) -> None:
-        """Print the rest of the story, erase the status rows, and wait until that is done.
+        """Print the rest of the story, and erase the status rows. A second call does nothing.
 
-        If the terminal is stopped or the pipe is full, this can take long; Ctrl-C ends the wait. A second
-        call does not wait.
+        If the terminal is stopped or the pipe is full, this can take long; Ctrl-C ends the wait.
         """
         if not self._closing.is_set():
             self._closing.set()
@@ -308,7 +292,7 @@ class LiveView(Closing):
                 self._draw()
             self._draw(last=True)
         except OSError:
-            pass  # Nobody reads the output any more. The episode continues without the view.
+            pass  # nobody reads the output any more, and the episode continues
         finally:
             self._gone = True
             self._arrived.clear()

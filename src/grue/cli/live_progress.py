@@ -1,8 +1,7 @@
 """The current state of an episode: which steps are under way, the turn, the score and the cost.
 
-This module does no I/O and reads no clock: times are arguments, in seconds of any monotonic clock. Texts from
-servers, tools and the model are untrusted, so unprintable characters are replaced here. `status_rows` in
-`live.py` displays the state.
+No I/O and no clock: times are arguments, in seconds of any monotonic clock. Texts from servers, tools and the
+model are untrusted, so unprintable characters are replaced here.
 """
 
 from collections.abc import Callable, Hashable
@@ -33,12 +32,11 @@ class Doing(Struct, frozen=True, kw_only=True):
 
     Attributes:
         activity: The kind of step.
-        since: When the step began. For a retry: the end of the pause before it, which may be in the future.
+        since: When the step began. A retry begins after a pause, perhaps in the future.
         name: The server or tool; empty if the step has none.
-        limit_s: The step's time limit, counted from `since`; `None` if the step has no limit of its own.
+        limit_s: The step's time limit, counted from `since`; `None`: none of its own.
         attempt: Number of the attempt, from 1.
-        text: The latest text of the step: a reply that is arriving, a call's arguments, or the progress that
-            a server has reported.
+        text: The latest text: a reply that is arriving, a call's arguments, or a server's progress.
     """
 
     activity: Activity
@@ -53,15 +51,14 @@ class Progress:
     """The state of an episode, updated by each message of its trace.
 
     Args:
-        max_turns: The turn limit of the episode; 0: not known yet. The fact `EpisodeStarted` replaces it.
+        max_turns: The turn limit of the episode; 0: not known until `EpisodeStarted`.
 
     Attributes:
         doing: The steps that are under way, oldest first, by the key that `StepTracker` gives a step.
         usage: Tokens and cost of all completions so far.
-        dropped: Number of replies of the model that were dropped. A reply is dropped if the model was asked
-            while a server was starting, with the tools that the server had listed before, and the server
-            then listed other tools.
-        deadline: The time at which the turn's time limit ends the turn; `None`: the turn has no limit.
+        dropped: Number of replies of the model that were dropped, because a server then listed other tools
+            than those that the request had offered.
+        deadline: When the turn's time limit ends the turn; `None`: it has no limit.
     """
 
     def __init__(self, max_turns: int = 0) -> None:
@@ -129,7 +126,7 @@ class Progress:
                 self.doing.clear()
                 self.deadline = None
             case m.TurnInterrupted() | m.DeadlinePassed():
-                # Do not show the other running steps any more: from now on the turn only closes its sessions.
+                # From now on the turn only closes its sessions.
                 self.doing = {"stop": Doing(activity="stopping", since=now)}
             case m.CallTools(timeout_s=timeout_s):
                 self._call_timeout_s = timeout_s

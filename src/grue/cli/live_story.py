@@ -23,8 +23,7 @@ BOLD, CYAN = "1", "36"
 _TEXT_CHARS = 300
 _NAME_CHARS = 60
 _SECOND_COLUMN = "\0"
-"""Stands for the second column of a wide character while a text is wrapped. It is not printable, so no
-printable text contains it."""
+"""Stands for the second column of a wide character while a text is wrapped; no printable text has it."""
 
 
 class Line(Struct, frozen=True):
@@ -58,28 +57,27 @@ class Line(Struct, frozen=True):
 def _wrapped(text: str, width: int, hanging: str) -> list[str]:
     if cells(text) <= len(text):
         return textwrap.wrap(text, width, subsequent_indent=hanging) or [""]
-    # `textwrap` counts characters, not columns. So put a placeholder after each character that is two columns
-    # wide. If `textwrap` ends a row between such a character and its placeholder, the row is one column wider
-    # than `textwrap` has counted. So wrap at `width - 1`.
+    # `textwrap` counts characters, not columns, so wide ones get a placeholder. If a row ends before one, it
+    # is a column wider than counted: hence `width - 1`.
     spaced = "".join(char + _SECOND_COLUMN * (cells(char) - 1) for char in text)
     rows = textwrap.wrap(spaced, width - 1, subsequent_indent=hanging)
     return [row.replace(_SECOND_COLUMN, "") for row in rows]
 
 
 def painted(text: str, style: str) -> str:
-    """Return `text` between escape sequences that set and reset `style`; unchanged if either is empty."""
+    """Return `text` between escape sequences that set and reset `style`."""
     return f"\x1b[{style}m{text}\x1b[0m" if style and text else text
 
 
 def call_text(call: m.ToolCalled) -> str:
-    """Return a call's argument `thought`, or if it has none, all arguments as JSON, as one printable line."""
+    """Return a call's argument `thought`, or else all arguments as JSON, as one printable line."""
     thought = call.arguments.get("thought")
     text = thought if isinstance(thought, str) else json.dumps(call.arguments, ensure_ascii=False)
     return printable(text, _TEXT_CHARS)
 
 
 def tool_name(call: m.ToolCalled) -> str:
-    """Return the name `SERVER.TOOL` of the called tool, with unprintable characters replaced."""
+    """Return the printable name `SERVER.TOOL` of the called tool."""
     return printable(f"{call.server}.{call.tool}", _NAME_CHARS)
 
 
@@ -88,8 +86,7 @@ class Story:
 
     Args:
         beside_status: Whether a status line shows running tool calls. If so, a call is printed when it has
-            ended, with its duration, and the progress that a server reports is left out. Otherwise a call is
-            printed when it begins, and progress when it is reported.
+            ended. Otherwise it is printed when it begins, and a server's progress when it is reported.
     """
 
     def __init__(self, *, beside_status: bool = False) -> None:
@@ -172,7 +169,7 @@ class Story:
             yield _tool_line(call, f" ({duration(duration_s)})")
 
     def _turn_over(self, body: m.TurnCompleted | m.TurnFailed) -> Iterator[Line]:
-        """Yield a line for each call that was still running when the turn ended."""
+        # Calls that were still running when the turn ended.
         del body
         for call in self._under_way.values():
             yield _tool_line(call, " (given up)")
@@ -185,7 +182,7 @@ class Story:
         yield from self._once(body)
 
     def _once(self, body: Struct) -> Iterator[Line]:
-        # A problem of a server is recorded anew in each turn. Print it only once.
+        # A problem of a server is recorded anew in each turn.
         if body not in self._told:
             self._told.add(body)
             yield from _problem(body)

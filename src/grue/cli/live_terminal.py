@@ -14,13 +14,11 @@ ASCII_SPINNER = "|/-\\"
 class Terminal:
     """An output stream, which may be a terminal, a pipe or a file.
 
-    A terminal can show status rows, unless `TERM` is `dumb`. A terminal that can show status rows also shows
-    colours, unless `NO_COLOR` is set.
+    A terminal shows status rows, unless `TERM` is `dumb`, and then colours, unless `NO_COLOR` is set.
 
     Args:
-        stream: Where to print. If the stream has a file descriptor, text is written to the descriptor: in
-            `stream.write`, a thread that waits for a stopped terminal would hold the stream's lock, which the
-            interpreter needs to exit.
+        stream: Where to print. Text is written to its file descriptor, if it has one: in `stream.write`, a
+            thread that waits for a stopped terminal would hold a lock that the interpreter needs to exit.
         environ: The environment, `os.environ` by default.
 
     Attributes:
@@ -38,7 +36,7 @@ class Terminal:
         self.spinner = SPINNER if self._can_show(SPINNER) else ASCII_SPINNER
 
     def size(self) -> os.terminal_size:
-        """Return the current size of the terminal; for other streams, `COLUMNS` x `LINES` or 80 x 24."""
+        """Return the size of the terminal; for other streams, `COLUMNS` x `LINES` or 80 x 24."""
         if self.redraws and self._fd is not None:
             try:
                 size = os.get_terminal_size(self._fd)
@@ -49,9 +47,7 @@ class Terminal:
         return shutil.get_terminal_size((80, 24))
 
     def write(self, text: str) -> None:
-        """Write `text` without buffering, with `?` for each character that the encoding lacks.
-
-        Blocks while the pipe or terminal takes no more.
+        """Write `text`, with `?` for each character that the encoding lacks. Waits for a slow reader.
 
         Raises:
             OSError: The reader is gone.
@@ -65,8 +61,7 @@ class Terminal:
             try:
                 left = left[os.write(self._fd, left) :]
             except BlockingIOError:
-                # Another program that shares the terminal has set O_NONBLOCK. Wait until the terminal can
-                # take more.
+                # Another program that shares the terminal has set O_NONBLOCK.
                 select.select([], [self._fd], [])
 
     def _can_show(self, text: str) -> bool:

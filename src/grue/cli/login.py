@@ -60,7 +60,7 @@ def stored_login(server: HttpServer) -> str | None:
 
 
 def stored(record: TokenRecord) -> str:
-    """Describe a stored token: when it expires, whether grue can renew it, its issuer and scope."""
+    """Describe a stored token, without its secret."""
     if not record.access_token:
         return "the login has ended"
     until = "a token without an end"

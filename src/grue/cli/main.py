@@ -18,11 +18,7 @@ All commands: grue --help
 
 
 def main() -> None:
-    """Run the command line and exit with its status: 0 finished, 1 failed, 2 usage, 130 interrupted.
-
-    While the process starts and while it exits, a Ctrl-C ends it at once. In between it raises
-    KeyboardInterrupt, so that the command cleans up.
-    """
+    """Run the command line and exit with its status: 0 finished, 1 failed, 2 usage, 130 interrupted."""
     quit_at_once()
     try:
         from grue import __version__
@@ -30,7 +26,7 @@ def main() -> None:
         if sys.argv[1:] == ["--version"]:
             sys.stdout.write(f"grue {__version__}\n")
             return
-        # For shell completion, the shell sets `_GRUE_COMPLETE` and calls the program without arguments.
+        # The shell sets `_GRUE_COMPLETE` and calls the program without arguments to complete a command.
         if not sys.argv[1:] and "_GRUE_COMPLETE" not in os.environ:
             sys.stdout.write(FIRST_STEPS.format(version=__version__))
             return

@@ -44,7 +44,7 @@ def serve(
 
         if sys.stdin.isatty():
             say("This serves the client that starts it; there is nothing to type. Ctrl-C ends it.", err=True)
-        quit_at_once()  # a thread blocks in reading standard input, and KeyboardInterrupt would not end it
+        quit_at_once()  # KeyboardInterrupt would not end the thread that reads standard input
         run_stdio(server)
         return
     try:
@@ -82,7 +82,7 @@ def _server(target: str | None, options: dict[str, Any]) -> "MockServer":
 
 
 def _module(name: str) -> ModuleType:
-    """Import the user's module or file. Any exception of its code becomes an `MCPConfigError`."""
+    # Any exception of the user's code becomes an `MCPConfigError`.
     if not name.endswith(".py"):
         sys.path.insert(0, "")
     elif not Path(name).is_file():

@@ -42,7 +42,7 @@ class Commands(TyperGroup):
     """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command. If there is none, but `_MEANT` has the name, the error says what to write."""
+        """Find the command. The error about a word in `_MEANT` says what to write."""
         try:
             return super().resolve_command(ctx, args)
         except _UsageError as error:
@@ -51,7 +51,7 @@ class Commands(TyperGroup):
             raise
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Find a command, and let `--help` show its parameters without Python's types (`_without_types`)."""
+        """Find a command, and let `--help` show its parameters without Python's types."""
         command = super().get_command(ctx, cmd_name)
         if command is not None:
             _without_types(command.get_params(ctx))
@@ -62,7 +62,7 @@ class Commands(TyperGroup):
         return _without_types(super().get_params(ctx))
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        """Parse the group's arguments. In a usage error's text, escape control characters, redact secrets."""
+        """Parse the group's arguments. Usage errors are printed without control characters and secrets."""
         with _plain_usage_errors():
             return super().make_context(*args, **kwargs)
 
@@ -74,7 +74,7 @@ class Commands(TyperGroup):
 
 
 def _without_types(params: list[Any]) -> list[Any]:
-    """Hide the types that typer shows in `--help`: `<bool>` for a flag, `<list[Path]>` for an argument."""
+    # Typer would show `<bool>` for a flag and `<list[Path]>` for an argument.
     for each in params:
         if each.param_type_name == "argument":
             each.display_type_rich = lambda ctx: None  # noqa: ARG005 - typer's name
@@ -95,7 +95,7 @@ def _plain_usage_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _plain_errors() -> Iterator[None]:
-    """Report an error as a sentence on stderr and exit with a status; `GRUE_DEBUG=1` adds the traceback."""
+    # `GRUE_DEBUG=1` adds the traceback.
     try:
         yield
     except (MCPConfigError, GameError) as error:
@@ -107,8 +107,7 @@ def _plain_errors() -> Iterator[None]:
     except KeyboardInterrupt as error:
         raise typer.Exit(INTERRUPTED) from error
     except BrokenPipeError as error:
-        # The program that read our output has closed the pipe. Redirect stdout, so that Python's flush at
-        # exit does not fail.
+        # The reader of our output has closed the pipe. Python's flush at exit must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(FAILED) from error
 

@@ -34,10 +34,7 @@ from grue.transports.llm.endpoint import api_key, require_key
 
 
 def pace(game: Game, pause_s: float) -> None:
-    """Make the game wait before each move, for people who watch a scripted model play (`--pace`).
-
-    Ctrl-C ends the wait. When the wait begins, the decision for the move is already in the trace.
-    """
+    """Make the game wait before each move, for people who watch a scripted model play (`--pace`)."""
     step = game.step
 
     def paced(command: str) -> Observation:
@@ -59,7 +56,7 @@ def play_episode(options: PlayOptions) -> EpisodeResult:
         return _play(options, None)
     past = read_past(options.resume)
     options = as_started(options, past)
-    # Relative paths and the project's settings belong to the folder in which the episode was started.
+    # Relative paths and the project's settings belong to the folder of the first start.
     with chdir(options.started_in or Path()):
         return _play(options, past)
 
@@ -84,8 +81,7 @@ def _play(options: PlayOptions, past: GamePast | None) -> EpisodeResult:
         for observer in backends:
             recorder.add(observer)
         if past is not None:
-            # Read the trace again: another process may have continued the episode before `RunFolder` locked
-            # the folder.
+            # Another process may have continued the episode before `RunFolder` locked the folder.
             past = read_past(folder_path)
         parts = _setup(options, past, recorder)
         setup = structs.replace(parts, game=game, client=client, mcp_manager=server)
@@ -96,7 +92,7 @@ def _play(options: PlayOptions, past: GamePast | None) -> EpisodeResult:
                 folder.discard()  # the episode has not begun, so there is nothing to keep
             raise
         if options.pace_s:
-            # Slow the game down only now: a resumed episode has repeated its old moves above, without pauses.
+            # A resumed episode has repeated its old moves above, without pauses.
             pace(game, options.pace_s)
         return _played(orchestrator, folder, view, options)
 
@@ -104,14 +100,13 @@ def _play(options: PlayOptions, past: GamePast | None) -> EpisodeResult:
 def _played(
     orchestrator: ZorkOrchestratorV2, folder: RunFolder, view: ExitStack, options: PlayOptions
 ) -> EpisodeResult:
-    """Play the episode. Write its result, also if an exception has ended the episode."""
     if options.output == "quiet":
         for change in orchestrator.changes:
             say(f"grue: {change.text}.", err=True)
     try:
         orchestrator.play_episode()
     except BaseException:
-        # Write the result, which says why the episode ended. If that fails, still raise the first error.
+        # The result says why the episode ended. If writing it fails, the first error is still raised.
         with suppress(TraceError):
             _finish(orchestrator, folder, view, options)
         raise
@@ -148,11 +143,7 @@ def _finish(
 
 
 def _configuration(options: PlayOptions) -> tuple[GameConfiguration, Any, str]:
-    """Return the settings, the bundled MCP server, and a notice that the episode uses this server.
-
-    If the user has configured other servers or turned MCP off, the server is `None` and the notice is empty.
-    The notice is also empty if the output is JSON or `--quiet`.
-    """
+    """Return the settings, and the bundled server with a notice, if it is used and the output has room."""
     config = GameConfiguration.of_project()
     model = options.model
     if options.offline:
@@ -175,7 +166,7 @@ def _configuration(options: PlayOptions) -> tuple[GameConfiguration, Any, str]:
     if options.output in ("json", "quiet"):
         return config, bundled_server(), ""
     why = "no MCP servers are configured"
-    if (file := config.mcp_config_path).is_file():  # unlike `grue tools`, `play` does not use it; say so
+    if (file := config.mcp_config_path).is_file():  # `grue tools` would use it
         why = f"{shown_path(file)} is not used without --mcp-config, or enabled = true"
     notice = (
         f"{why}, so the bundled server, {BUNDLED_NAME!r}, is used. For none: --no-mcp, or enabled = false"
@@ -198,10 +189,7 @@ def _client(options: PlayOptions, config: GameConfiguration, game: Game) -> LLMC
 
 
 def _show(recorder: Recorder, options: PlayOptions) -> ExitStack:
-    """Add an observer to `recorder` that shows the episode as `options.output` says, or none for `quiet`.
-
-    Closing the returned stack prints the lines that are still queued.
-    """
+    # Closing the returned stack prints the lines that are still queued.
     view = ExitStack()
     if options.output == "json":
         recorder.add(JsonLines(sys.stdout))

@@ -64,8 +64,7 @@ def as_started(options: PlayOptions, past: GamePast) -> PlayOptions:
     """Return the options for resuming an episode.
 
     Those in `RECORDED` are the ones with which the episode was started; but `turns` and `turn_timeout_s` are
-    taken from `options` if they are set there. All others, such as `output` and `stream`, are taken from
-    `options`. `started_in` is `None` if the folder in which the episode was started no longer exists.
+    taken from `options` if they are set there, as are all others.
 
     Raises:
         MCPConfigError: The episode was not started by `grue play`, or by another version of it.
@@ -94,7 +93,7 @@ def as_started(options: PlayOptions, past: GamePast) -> PlayOptions:
 
 
 def existing(folder: Path | None) -> Path | None:
-    """Return `folder` if it is an existing folder, otherwise `None`."""
+    """Return `folder` if it is a folder, otherwise `None`."""
     return folder if folder is not None and folder.is_dir() else None
 
 
@@ -102,22 +101,17 @@ S = TypeVar("S", bound=Struct)
 
 
 def recorded_options(options: Struct, names: Iterable[str]) -> m.JsonObject:
-    """Return what the trace records: the options called `names`, and the working directory (`started_in`)."""
+    """Return the options called `names`, and the working directory, as the trace records them."""
     given = {name: getattr(options, name) for name in names}
     chosen: m.JsonObject = msgspec.to_builtins(given, enc_hook=str)
     return {**chosen, "started_in": str(Path.cwd())}
 
 
 def started_options(recorded: m.JsonObject, kind: type[S], otherwise: str) -> S:
-    """Return the options that `recorded_options` has put into a trace.
-
-    Args:
-        recorded: The recorded options, as the trace has them.
-        kind: The class of the options.
-        otherwise: How the message of an error begins.
+    """Return the options that `recorded_options` has put into a trace; an error begins with `otherwise`.
 
     Raises:
-        MCPConfigError: The recorded values are not valid options of this class.
+        MCPConfigError: The recorded values are not valid options of the class `kind`.
     """
     try:
         return msgspec.convert(recorded, kind, dec_hook=lambda type_, value: type_(value))
@@ -126,5 +120,5 @@ def started_options(recorded: m.JsonObject, kind: type[S], otherwise: str) -> S:
 
 
 def run_folder(run: Path) -> Path:
-    """Return the absolute path of a run folder. `run` is the folder, or the trace file in it."""
+    """Return the absolute path of the run folder that `run`, a folder or the trace file in it, names."""
     return (run.parent if run.is_file() else run).absolute()

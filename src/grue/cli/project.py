@@ -32,8 +32,7 @@ class KnownServers(Struct, frozen=True, kw_only=True):
         servers: The servers with a valid configuration, by name, in the file's order.
         unusable: What is wrong with the configuration of each other server, by name.
         warnings: Warnings about settings in the file that have no effect.
-        passed_over: Path of a file of servers that exists but is not used, because the settings turn MCP off;
-            otherwise `None`.
+        passed_over: Path of a file of servers that is not used, because the settings turn MCP off; or `None`.
     """
 
     source: str
@@ -78,15 +77,12 @@ def known_servers(
 
     Args:
         config: The settings.
-        mcp_config: The file that the user named; `None` if none was named.
-        unasked: If `mcp_config` is `None`, whether to use the project's file of servers even if the settings
-            do not ask for it. `False`: use the file only if the settings say `enabled = true`. `True`: use
-            the file if it exists, unless pyproject.toml says `enabled = false` under `[tool.grue.mcp]`.
-            Commands about servers, such as `grue tools`, pass `True`.
+        mcp_config: The file that the user named; `None`: none.
+        unasked: Whether to use the project's file of servers even if the settings do not turn MCP on, as
+            commands about servers do. `enabled = false` in pyproject.toml still turns it off.
 
     Raises:
-        MCPConfigError: The file is missing or invalid. A server whose configuration is invalid raises no
-            error; it is in `unusable`.
+        MCPConfigError: The file is missing or invalid. A single invalid server goes into `unusable`.
     """
     there = config.mcp_config_path.is_file()
     used = takes_servers(config, project_tables()) if unasked else config.mcp_enabled
@@ -111,7 +107,7 @@ def known_servers(
 
 
 def own_python() -> str:
-    """Return the command of this interpreter: `python` if PATH finds it under that name, else its path."""
+    """Return the command of this interpreter: `python`, or its path if PATH has another `python`."""
     found = shutil.which("python")
     return "python" if found is not None and Path(found) == Path(sys.executable) else sys.executable
 
@@ -129,14 +125,14 @@ def no_such_server(name: str, known: KnownServers) -> str:
 
 
 def only_started(servers: Mapping[str, McpServer]) -> dict[str, StdioServer]:
-    """Return the servers that grue starts as processes, without those that it reaches by URL."""
+    """Return the servers that grue starts as processes."""
     return {name: each for name, each in servers.items() if isinstance(each, StdioServer)}
 
 
 def named_server(known: KnownServers, name: str, *, preset: bool = True) -> StdioServer:
     """Return the server of this name, which grue starts as a process.
 
-    `preset` says whether the user could have named a preset too; only the text of an error depends on it.
+    `preset` says whether the user could have named a preset too, for the error.
 
     Raises:
         MCPConfigError: No server has that name, its configuration is invalid, or grue reaches it by URL.
@@ -161,9 +157,10 @@ def named_server(known: KnownServers, name: str, *, preset: bool = True) -> Stdi
 def watched_server(known: KnownServers, name: str) -> tuple[StdioServer, Callable[[], str]]:
     """Return a copy of a server that is watched and has no sandbox, and a function that proposes a sandbox.
 
-    Call the function when the server has ended: it returns, as JSON, the sandbox that would have sufficed.
+    When the server has ended, the function returns the sandbox that would have sufficed, as JSON.
 
-    Raises `MCPConfigError` as `named_server` does.
+    Raises:
+        MCPConfigError: As `named_server`.
     """
     server = named_server(known, name, preset=False)
     watch = Watch()

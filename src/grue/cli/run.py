@@ -1,7 +1,4 @@
-"""`grue run`: run a task with the skill agent (`grue.hosts.skill_agent`), which plans its actions as JSON.
-
-Prints the turns, their steps, and the agent's messages.
-"""
+"""`grue run`: run a task with the skill agent (`grue.hosts.skill_agent`), which plans its actions as JSON."""
 
 import shutil
 import sys
@@ -104,10 +101,10 @@ def _step_line(result: StepExecutionResult) -> Line:
 
 
 class RunLines(JsonPrinter):
-    """Prints a run as JSON, one object a line: each event of the skill agent, and the result at the end."""
+    """Prints a run as JSON, one object a line: the events of the skill agent."""
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Print the events that a message of the trace records; most messages record none."""
+        """Print the events that a message of the trace records."""
         del line
         body = envelope.body
         if isinstance(body, _PRINTED):
@@ -125,10 +122,9 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     """The options of `grue run`; see its help.
 
     Attributes:
-        agent: The agent's file; `None`: `agent.yaml`, or the bundled example if there is no `agent.yaml` and
-            `offline` is set.
+        agent: The agent's file; `None`: `agent.yaml`, or with `offline` the bundled example if there is none.
         task: The task; empty: the task in the agent's file.
-        resume: The run folder of a run to resume; then its recorded agent and model replace those given here.
+        resume: The run folder of a run to resume, with its recorded agent and model.
         output: `live`: lines for people; `json`: objects for programs; `quiet`: only the result.
     """
 
@@ -204,7 +200,7 @@ def _run(options: RunOptions) -> RunResult:
 
 
 def _shown(recorder: Recorder, options: RunOptions, lines: RunLines) -> ExitStack:
-    """Show the run, as `options.output` says, until the returned stack is closed."""
+    # As `options.output` says, until the returned stack is closed.
     view = ExitStack()
     if options.output == "json":
         recorder.add(lines)
@@ -215,8 +211,7 @@ def _shown(recorder: Recorder, options: RunOptions, lines: RunLines) -> ExitStac
 
 
 def _remove_if_empty(folder: Path) -> None:
-    """Remove a run's folder if it is empty, because the run could not begin."""
-    with suppress(OSError):  # the folder does not exist; or the run had begun, and the folder has files
+    with suppress(OSError):  # the folder does not exist, or has files, because the run had begun
         folder.rmdir()
 
 

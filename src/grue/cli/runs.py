@@ -25,7 +25,7 @@ FORK = "-fork"
 
 _MOST_RESULT_BYTES = 2**20
 _MOST_READ_BYTES = 2**24
-"""How many bytes of traces without a result file the list reads in all, the latest traces first."""
+"""How many bytes of traces without a result file the list reads in all."""
 _HEADER = b'{"trace":"grue"'
 
 
@@ -60,7 +60,7 @@ def list_runs(folder: Path) -> None:
 
 
 def write_runs(folder: Path, open_browser: bool) -> None:
-    """Write an HTML index of the episodes in a folder and its subfolder `runs`, and a page for each episode.
+    """Write an HTML index of the episodes in a folder and its subfolder `runs`, and a page for each.
 
     Raises:
         MCPConfigError: There is no such folder, or no trace in it.
@@ -74,7 +74,6 @@ def write_runs(folder: Path, open_browser: bool) -> None:
 
 
 def _episodes(folder: Path, beside: Path) -> list[Path]:
-    """Return the episodes in two folders, the latest first. If there are none, raise `MCPConfigError`."""
     found = sorted([*traces_in(folder), *traces_in(beside)], key=_written, reverse=True)
     if found:
         return found
@@ -86,7 +85,6 @@ def _episodes(folder: Path, beside: Path) -> list[Path]:
 
 
 def _of_fleet(folder: Path) -> str:
-    """Return a hint on `grue fleet` if the folder is a fleet or holds fleets; otherwise an empty text."""
     fleets = [each for each in (folder, *sorted(folder.iterdir())) if holds(each, MANIFEST)]
     if not fleets:
         return ""
@@ -98,9 +96,7 @@ def _of_fleet(folder: Path) -> str:
 
 
 def latest_trace() -> Path:
-    """Return the latest episode in `runs` or in the working directory.
-
-    A fork that has failed is returned only if there are no other episodes.
+    """Return the latest episode in `runs` or in the working directory, a failed fork only if it is alone.
 
     Raises:
         MCPConfigError: There is no trace in these two folders.
@@ -123,7 +119,6 @@ def _is_failed_fork(path: Path) -> bool:
 
 
 def _overview(path: Path) -> Overview | None:
-    """Read a trace; return the counts and the ending of its episode, or `None` if it cannot be read."""
     overview = Overview()
     try:
         for envelope in open_episode(path):
@@ -173,7 +168,7 @@ def _written(path: Path) -> float:
 
 
 def _time_and_size(path: Path) -> tuple[float, int]:
-    """Return when a trace was last written, in seconds, and its size in bytes."""
+    # In seconds, and in bytes.
     try:
         found = (path / TRACE_FILE if path.is_dir() else path).stat()
     except OSError:  # the trace was removed meanwhile
@@ -197,7 +192,6 @@ def _outcome_of_trace(path: Path) -> str:
 
 
 def _outcome(path: Path) -> str:
-    """Return in words how an episode ended, according to its result file; empty if it has none."""
     try:
         written = read_regular(path / RESULT_FILE, _MOST_RESULT_BYTES)
         result = msgspec.json.decode(written, type=_Result)

@@ -108,7 +108,7 @@ def try_command(name: str, command: list[str], mcp_config: Path | None) -> int:
 
 
 def _waited(process: "subprocess.Popen[bytes]") -> int:
-    """Wait for a program and return its exit status. After Ctrl-C, wait 3 seconds and kill the program."""
+    """Wait for a program and return its exit status. After Ctrl-C, it has 3 seconds to end."""
     try:
         return process.wait()
     except KeyboardInterrupt:

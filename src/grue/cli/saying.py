@@ -1,8 +1,7 @@
 """Print text safely.
 
 A path, an error or a server's text may contain escape sequences, characters that change the writing
-direction, and secrets from the environment. `say` replaces all of these. The tables and live views do not use
-`say`: their own code makes such replacements.
+direction, and secrets from the environment. `say` replaces all of these.
 """
 
 import os
@@ -55,7 +54,7 @@ def shown(text: str) -> str:
 
 
 def say_page(page: Path, open_browser: bool, content: str = "") -> None:
-    """Print where an HTML page was written, followed by `content`, and open it in a browser if asked to."""
+    """Print where an HTML page was written, followed by `content`; open it in a browser if asked to."""
     say(f"Wrote {shown_path(page)}{content}")
     if open_browser and not webbrowser.open(page.absolute().as_uri()):
         say("There is no browser to show it; open the file yourself.", err=True)

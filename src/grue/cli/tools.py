@@ -1,7 +1,4 @@
-"""`grue tools`: list the tools of the configured servers.
-
-Reports each tool that differs from the tool lock. With `--lock`, writes the lock.
-"""
+"""`grue tools`: list the tools of the configured servers, and compare them with the tool lock or write it."""
 
 import json
 import shlex
@@ -39,17 +36,13 @@ _WORDS = {"added": "new", "removed": "removed", "changed": "changed"}
 
 
 class ListingNotices:
-    """An observer of the trace that collects notices about malformed tools.
-
-    Attributes:
-        of: Lists of notices, by the name of the server that has the malformed tools.
-    """
+    """An observer of the trace that collects notices about malformed tools, by server, in `of`."""
 
     def __init__(self) -> None:
         self.of: defaultdict[str, list[str]] = defaultdict(list)
 
     def __call__(self, envelope: Envelope[Any], _line: bytes) -> None:
-        """Take the next message of the trace, and keep it if it reports a malformed tool or schema."""
+        """Take the next message of the trace."""
         match envelope.body:
             case m.ServerNoted(kind="bad_tool" | "bad_schema" as kind, server=server, text=text):
                 effect = "" if kind == "bad_tool" else " (its results are not checked)"
@@ -77,10 +70,8 @@ def drifts(known: KnownServers, listings: Listings, config: GameConfiguration) -
 def approve(known: KnownServers, listings: Listings, secret: Collection[str] = ()) -> Iterator[str]:
     """Write the tools in `listings` into the tool lock, and yield a line for each change.
 
-    The lock has only digests; the whole definitions go into a listing file beside it.
-
     Args:
-        known: All servers of the file; for those that are not in `listings`, the lock is not changed.
+        known: All servers of the file; those that are not in `listings` keep what is locked.
         listings: The tools to approve, by server.
         secret: Names of servers whose definitions hold a secret; they are left out of the listing file.
 
@@ -126,8 +117,7 @@ Outcome = m.SessionOpened | m.ServerFailure | str
 def list_tools(server: str | None, mcp_config: Path | None, *, as_json: bool, lock: bool) -> bool:
     """Print all tools of a server, or of all servers; return whether all these servers could be started.
 
-    With `as_json`, print one JSON object and nothing else to standard output. With `lock`, approve the listed
-    tools: write them into the tool lock, and print what has changed there.
+    With `as_json`, print nothing but one JSON object to standard output. With `lock`, approve the tools.
 
     Raises:
         MCPConfigError: The configuration or the lock cannot be used, or there is no such server.
@@ -159,7 +149,7 @@ def list_tools(server: str | None, mcp_config: Path | None, *, as_json: bool, lo
 
 
 def _shown(outcome: Outcome, recorder: Recorder) -> Outcome:
-    """Redact an outcome, because a server's tools or errors may show API keys that the server was given."""
+    # A server's tools or errors may show API keys that the server was given.
     return recorder.redacted_text(outcome) if isinstance(outcome, str) else recorder.redacted_body(outcome)
 
 

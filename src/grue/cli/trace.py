@@ -42,9 +42,6 @@ class ShowOptions(Struct, frozen=True, kw_only=True):
 def show(options: ShowOptions) -> bool:
     """Print a trace as a table or as JSON Lines. At a terminal, rows of the table are cut to its width.
 
-    Without filters and without `follow`, a summary of the episode comes last. If no message matches the
-    filters, an error on standard error says which messages, turns, actors and kinds the trace has.
-
     Returns:
         `False` if no message matches the filters. With `follow` always `True`.
 
@@ -74,11 +71,8 @@ def show(options: ShowOptions) -> bool:
 
 
 def _say_if_repeated(episode: EpisodeReader, turns: range) -> None:
-    """If the user asked for one turn, and several turns have its number, print how to show only the last.
-
-    Several turns have the same number if a parked turn was resumed, or if turns were run by `Runner.map`,
-    because each call of `map` counts its turns from 1.
-    """
+    # Several turns have the number that the user asked for if a parked turn was resumed, or if `Runner.map`
+    # ran them, because each call of `map` counts its turns from 1.
     begun, last = [], 0
     for line in episode.lines() if len(turns) == 1 and turns.start else ():
         last = line.line.seq
@@ -97,7 +91,6 @@ def _say_if_repeated(episode: EpisodeReader, turns: range) -> None:
 
 
 def _what_there_is(episode: EpisodeReader) -> str:
-    """Return the numbers of messages and turns, the actors and the kinds of a trace, as sentences."""
     first = last = 0
     turns: set[int] = set()
     actors: Counter[str] = Counter()
@@ -118,7 +111,6 @@ def _what_there_is(episode: EpisodeReader) -> str:
 
 
 def _some(counts: Counter[str]) -> str:
-    """Return the most frequent names, in alphabetical order, and how many others there are."""
     names = sorted(printable(name, _NAME_CHARS) for name, _ in counts.most_common(_MOST_NAMES) if name)
     more = f" and {len(counts) - _MOST_NAMES} more" if len(counts) > _MOST_NAMES else ""
     return ", ".join(names) + more
@@ -150,8 +142,7 @@ def stats(file: Path, *, as_json: bool, width: int | None = None) -> None:
 def _lines(episode: EpisodeReader, wanted: Filter, options: ShowOptions) -> Iterable[str]:
     envelopes: Iterable[EpisodeEnvelope]
     if options.follow:
-        # `follow` calls this function to ask whether to stop. It never says so: only the end of the episode
-        # or a Ctrl-C stops `follow`.
+        # Only the end of the episode or a Ctrl-C stops `follow`.
         envelopes = filter(wanted.wants, episode.follow(lambda: False))
     else:
         envelopes = (line.envelope() for line in filter(wanted.wants_line, episode.lines()))
@@ -175,12 +166,12 @@ def _table(episode: EpisodeReader, wanted: Filter, width: int | None) -> Iterato
 
 
 def print_lines(lines: Iterable[str], *, at_once: bool = False) -> None:
-    """Print lines unchanged: the caller has replaced control characters. `at_once`: flush after each line."""
+    """Print lines unchanged: the caller has replaced control characters."""
     for line in lines:
         sys.stdout.write(f"{line}\n")
         if at_once:
             sys.stdout.flush()
-    # Flush here, so that a closed pipe raises BrokenPipeError now, and not at exit, where nobody handles it.
+    # A closed pipe raises BrokenPipeError now, and not at exit, where nobody handles it.
     sys.stdout.flush()
 
 

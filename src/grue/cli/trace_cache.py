@@ -28,11 +28,7 @@ def cache(file: Path, *, as_json: bool, width: int | None = None) -> None:
 
 
 def render(report: CacheReport, width: int | None = None) -> Iterator[str]:
-    """Yield the lines of the report.
-
-    First comes a row for each request, cut to `width` columns. Then come the prompts that repeat an earlier
-    prompt only in part: for each, the place where the two differ first. The last lines are the sums.
-    """
+    """Yield the lines of the report: a row for each request, the prompts that break off, and the sums."""
     yield printable(f"Prompts of {report.episode}", 200)
     rows = [_HEADINGS, *map(_row, report.prompts)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]

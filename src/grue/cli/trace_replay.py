@@ -39,8 +39,8 @@ def changes_from(
     Args:
         settings: `KEY=VALUE` each. KEY is a field of `FailurePolicy` or `TurnLimits`, or `budget.` and a
             field of the budget. VALUE is JSON or a word.
-        max_iterations: Has the same effect as `max_tool_iterations=N` in `settings`.
-        after_timeout: Has the same effect as `after_timeout=WORD` in `settings`.
+        max_iterations: The same as `max_tool_iterations=N` in `settings`.
+        after_timeout: The same as `after_timeout=WORD` in `settings`.
         system: A file with another system text.
 
     Raises:
@@ -60,7 +60,7 @@ def changes_from(
 
 
 def value_of(text: str) -> object:
-    """Parse the value of a setting as JSON. If it is not JSON, return the text itself."""
+    """Parse the value of a setting as JSON; any other text is the value itself."""
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:

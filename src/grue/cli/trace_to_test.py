@@ -1,7 +1,6 @@
 """`grue trace to-test`: write a pytest file that runs a recorded turn again, with the recorded replies.
 
-In the test, the model's replies are the recorded ones; your tools, your policy and grue are the current ones.
-The file is meant to be read and edited.
+The model's replies are the recorded ones; your tools, your policy and grue are the current ones.
 """
 
 import base64
@@ -84,8 +83,7 @@ def to_test(
     if path.exists():
         raise MCPConfigError(f"{path} exists already. Remove it, or choose another name with --out.")
     source = "\n".join(_lines(run, named, spec, path)) + "\n"
-    # The trace is already redacted, but only for secrets known when it was recorded. Redact the secrets in
-    # today's environment, too.
+    # The trace was redacted with the secrets that were known when it was recorded.
     source = Redaction(secrets_in(os.environ)).redact_text(source)
     try:
         for number, image in enumerate(run.begun.images, start=1):
@@ -101,7 +99,6 @@ def to_test(
 
 
 def _fault(path: Path, turn: int) -> str:
-    """Run the test in `path`; return its exception as text, or an empty text if it passes."""
     with ExitStack() as running:
 
         def scripted_llm(script: Any) -> Any:
@@ -120,7 +117,6 @@ def _fault(path: Path, turn: int) -> str:
 
 
 def _not_again(run: RecordedRun) -> str:
-    """Return why the turn cannot be run again with recorded replies; empty if it can."""
     end = _end(run)
     broken = next((call for call in _calls(run) if call.settlement in _NOT_AGAIN), None)
     if broken is not None:
@@ -175,11 +171,7 @@ def _place(place: str) -> tuple[str, str] | None:
 
 
 def _imported(module: str, name: str, what: str) -> Any:
-    """Import a value with the working directory on `sys.path`, as it is when the test runs.
-
-    Raises:
-        MCPConfigError: There is no such module or value.
-    """
+    # The working directory is on `sys.path`, as it is when the test runs.
     sys.path.insert(0, "")
     try:
         return getattr(importlib.import_module(module), name)
@@ -240,11 +232,7 @@ _ABOUT = (
 
 
 def _names(module: Any) -> list[str]:
-    """Return the names of a module's public classes and functions, which the test may have to import.
-
-    The decorator `tool` is left out. A test never uses it, but the word "tool" occurs in many recorded texts,
-    and each name that occurs in the test is imported.
-    """
+    # The test imports each name that occurs in it. Recorded texts often have the word `tool`.
     listed: list[str] = dir(module) if module is m else getattr(module, "__all__", None) or dir(module)
     own = [each for each in listed if isinstance(getattr(module, each), type | FunctionType)]
     return [each for each in own if getattr(module, each).__module__.startswith("grue.") and each != "tool"]
@@ -284,7 +272,7 @@ def _body(
 def _recorded_spec(run: RecordedRun) -> str:
     """Return Python source of an `AnswerSpec` that maps each recorded text of the model to its answer.
 
-    Returns an empty text if every answer was the model's text itself, so that no `AnswerSpec` is needed.
+    Empty if every answer was the model's text itself.
     """
     form, fallback = run.begun.answer, run.begun.fallback
     read = _read(run)
@@ -331,7 +319,6 @@ def _readings(run: RecordedRun) -> Iterator[str]:
 
 
 def _text(text: str) -> str:
-    """Return a string as a Python literal; a long one in several lines."""
     shown = pformat(text, width=100)
     return shown if len(shown) < 90 or not shown.startswith("(") else "(\n " + shown[1:-1] + "\n)"
 
@@ -460,7 +447,7 @@ def _test(
         yield "    )"
         fallback = ", fallback=True" if end.kind == "fallback" else ""
         yield f"    assert_answer(outcome, {_literal(end.answer)}{fallback})"
-        # The kind `degraded` is not asserted: a server did not start then, but in the test all servers start.
+        # `degraded` is not asserted: in the test all servers start.
         if end.kind in {"answered", "forced"}:
             yield f"    assert outcome.kind == {end.kind!r}, outcome.reason"
         yield from _cuts(run, end)
@@ -471,10 +458,7 @@ def _test(
 
 
 def _cuts(run: RecordedRun, end: m.TurnCompleted) -> Iterator[str]:
-    """Yield source lines that assert which tool results were cut for the model.
-
-    Yields none if the turn had the default `max_result_chars` and `long_results`.
-    """
+    # Which tool results were cut for the model; not if the limits were the usual ones.
     usual, limits = TurnLimits(), run.begun.limits
     if (limits.max_result_chars, limits.long_results) == (usual.max_result_chars, usual.long_results):
         return
@@ -487,7 +471,7 @@ def _cuts(run: RecordedRun, end: m.TurnCompleted) -> Iterator[str]:
 
 
 def _settings(run: RecordedRun) -> Iterator[str]:
-    """Yield source lines with the arguments of `Runner` that differ from their defaults."""
+    # The arguments of `Runner` that differ from their defaults.
     begun = run.begun
     limits = structs.replace(
         begun.limits, **{name: getattr(TurnLimits(), name) for name in _SET_BY_THE_RUNNER}
@@ -533,7 +517,6 @@ def _listed(run: RecordedRun) -> list[m.ToolDefinition]:
 
 
 def _history(run: RecordedRun) -> list[Any]:
-    """Return the texts, replies and tool results of the turn's conversation before the turn."""
     if not run.earlier:
         return []
     past = run.begun.history
@@ -548,7 +531,7 @@ def _history(run: RecordedRun) -> list[Any]:
 
 
 def _literal(value: Any) -> str:
-    """Return a value as Python source. In a Struct, fields that have their default are left out."""
+    # Fields of a Struct that have their default are left out.
     if isinstance(value, Struct):
         shown = [
             f"{field.name}={_literal(getattr(value, field.name))}"

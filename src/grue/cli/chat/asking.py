@@ -1,9 +1,8 @@
 """Carry questions from a turn to the person at the terminal, and the answers back.
 
 The turn runs in a thread of its own, but only the main thread reads the terminal: if two threads read it,
-each would get some of the keys. So the turn reports a `Question` as an event to the main thread, and waits
-until the main thread answers it (`Question.answer`). A cancelled turn stops waiting at once, and an answer
-that comes later is dropped.
+each would get some of the keys. A cancelled turn stops waiting for its answer at once, and an answer that
+comes later is dropped.
 """
 
 import asyncio
@@ -20,7 +19,7 @@ A = TypeVar("A")
 
 
 class Question(Generic[A]):
-    """A question to the user, reported as an event of the turn. The turn waits for `answer` to be called."""
+    """A question to the user, an event of the turn, which waits for the `answer`."""
 
     def __init__(self) -> None:
         self._answered: Future[A] = Future()
@@ -31,7 +30,7 @@ class Question(Generic[A]):
 
     def answer(self, answer: A) -> None:
         """Answer the question. Can be called in any thread."""
-        with contextlib.suppress(InvalidStateError):  # the turn was cancelled, so nobody waits for the answer
+        with contextlib.suppress(InvalidStateError):  # the turn was cancelled
             self._answered.set_result(answer)
 
 

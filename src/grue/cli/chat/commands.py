@@ -42,8 +42,8 @@ class ChatCommands:
     Args:
         talk: The conversation.
         screen: Where the output goes.
-        here: The folder in which the user started this process; `/save` writes there. The working directory
-            may be another one: a resumed chat changes to the folder in which it was first started.
+        here: The folder in which the user started this process, which may not be the working directory:
+            `/save` writes there.
     """
 
     def __init__(self, talk: Talk, screen: Screen, here: Path) -> None:

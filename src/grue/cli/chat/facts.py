@@ -51,7 +51,7 @@ class UserSaid(Fact, frozen=True, kw_only=True, tag="chat.Said"):
         return "quiet"
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return no lines, because `file` and `size` are only needed for `/undo`."""
+        """Return no lines."""
         return ()
 
 
@@ -70,12 +70,12 @@ class TakenBack(Fact, frozen=True, kw_only=True, tag="chat.TakenBack"):
     calls: tuple[str, ...] = ()
 
     def summary(self) -> str:
-        """Return the number of the turn, and the names of its tool calls, which cannot be undone."""
+        """Return the number of the turn, and the names of its tool calls."""
         remains = f"; done all the same: {', '.join(self.calls)}" if self.calls else ""
         return f"turn {self.turn} is no longer part of the conversation{remains}"
 
     def severity(self) -> Severity:
-        """Return `warn` if the turn has called tools, because their effects remain; otherwise `""`."""
+        """Return `warn` if the turn has called tools, whose effects remain."""
         return "warn" if self.calls else ""
 
 
@@ -97,7 +97,7 @@ class ChatPast(Past[EpisodeStarted], kw_only=True):
 
     Attributes:
         said: The turns that are still part of the conversation, oldest first.
-        calls: The names of the tools that each turn has called; the key is the turn's number.
+        calls: The names of the tools that each turn has called, by the turn's number.
         file: Name of the conversation's file; empty if nothing was said.
         model: The model that was last chosen by `/model`; empty if none was.
         turn: Number of the last turn.
@@ -110,7 +110,7 @@ class ChatPast(Past[EpisodeStarted], kw_only=True):
     turn: int = 0
 
     def take_fact(self, envelope: EpisodeEnvelope) -> None:
-        """Update this state from `envelope`, the next one in the trace."""
+        """Update this state from the next envelope of the trace."""
         self.turn = max(self.turn, envelope.turn)
         match envelope.body:
             case UserSaid() as said:

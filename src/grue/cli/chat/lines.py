@@ -26,7 +26,7 @@ _QUESTION_CHARS = 2000
 _DESCRIPTION_CHARS = 2000
 _SCHEMA_CHARS = 4000
 _READ_CHARS = 100_000
-"""Most characters of a result that are read. A result may be megabytes, but only one line is shown."""
+"""Most characters of a result that are read. Only one line is shown."""
 
 
 def started(event: ToolStarted) -> Line:
@@ -36,7 +36,7 @@ def started(event: ToolStarted) -> Line:
 
 
 def ended(event: ToolEnded) -> Line:
-    """Return the line for a call that has ended: its duration and shortened result, or why it failed."""
+    """Return the line for a call that has ended."""
     if event.duration_s is None:
         why = printable(event.result.error_message or "", _RESULT_CHARS)
         return Line(f"  ! {_name(event.name)} was not called: {why}", YELLOW, "    ")
@@ -48,7 +48,7 @@ def ended(event: ToolEnded) -> Line:
 
 
 def result_words(result: m.ToolCallResult) -> str:
-    """Return a tool result as one printable line. A long text is cut; an image becomes its type and size."""
+    """Return a tool result as one printable line; an image becomes its type and size."""
     parts = [*_parts(result.content), *(_block(block) for block in result.blocks)]
     text = printable(" ".join(part for part in parts if part), _RESULT_CHARS) or "nothing"
     total = sum(map(len, parts))
@@ -59,12 +59,7 @@ def result_words(result: m.ToolCallResult) -> str:
 
 
 def question_lines(question: ApprovalQuestion, rows: Iterable[str]) -> Iterator[Line]:
-    """Yield the lines that a person reads before approving a call: name, arguments, reason for asking.
-
-    Args:
-        question: The call.
-        rows: All arguments in printable rows, as `shown_whole` returns them.
-    """
+    """Yield what a person reads before approving a call; `rows` are all its arguments, printable."""
     yield Line(f"The model wants to call {printable(question.name)}", YELLOW)
     for row in rows:
         yield Line(f"  {row}", "", "  ")
@@ -79,10 +74,7 @@ def request_lines(message: str) -> Iterator[Line]:
 
 
 def tool_lines(tools: Sequence[m.ToolDefinition], wanted: str) -> Iterator[Line]:
-    """Yield a line for each tool whose name contains `wanted`.
-
-    If `wanted` is the full name of a tool, yield only that tool, with its input schema.
-    """
+    """Yield a line for each tool whose name contains `wanted`; if it is one's full name, also its schema."""
     found = [tool for tool in tools if wanted.casefold() in tool.name.casefold()]
     exact = [tool for tool in found if tool.name in (wanted, f"mcp.{wanted}")]
     if not found:
@@ -100,7 +92,7 @@ def tool_lines(tools: Sequence[m.ToolDefinition], wanted: str) -> Iterator[Line]
 
 
 def cost_lines(spent: Spent, budget: str) -> Iterator[Line]:
-    """Yield a line with the requests, tokens and cost so far, and the sentence `budget`, if not empty."""
+    """Yield a line with the requests, tokens and cost so far, and the sentence `budget`."""
     usage = spent.usage
     requests = counted(spent.requests, "request")
     cached = f" ({usage.cached_tokens:,} from the cache)" if usage.cached_tokens else ""
@@ -111,7 +103,7 @@ def cost_lines(spent: Spent, budget: str) -> Iterator[Line]:
 
 
 def undone_lines(first_words: str, calls: Sequence[str]) -> Iterator[Line]:
-    """Yield the lines about a turn that was taken back: its first words, and the tool calls that it made."""
+    """Yield the lines about a turn that was taken back."""
     yield Line(f"Taken back: {printable(first_words, 80)}", GREEN)
     if calls:
         names = ", ".join(_name(name) for name in dict.fromkeys(calls))
@@ -120,7 +112,7 @@ def undone_lines(first_words: str, calls: Sequence[str]) -> Iterator[Line]:
 
 
 def greeting(model: str, tools: Sequence[str], *, scripted: bool) -> Iterator[Line]:
-    """Yield the lines that a chat shows at its start: the model, the servers, and what some keys do."""
+    """Yield the lines that a chat shows at its start."""
     who = f"{printable(model, _NAME_CHARS)} (a script, no LLM)" if scripted else printable(model, _NAME_CHARS)
     with_tools = ", ".join(_name(name) for name in tools) if tools else "no tools"
     yield Line(f"{who} · {with_tools}", BOLD)
@@ -140,7 +132,6 @@ def notice(text: str) -> Line:
 
 
 def _parts(content: object) -> list[str]:
-    """Return the texts in a result's content; for an image or other media, its type and size in brackets."""
     if content is None:
         return []
     if isinstance(content, str):

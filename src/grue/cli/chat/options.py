@@ -28,10 +28,9 @@ class ChatOptions(Struct, frozen=True, kw_only=True):
     Attributes:
         mcp: Whether the chat has tools.
         instructions: The system text.
-        resume: The run folder of a chat to resume; then the options recorded there replace most of these.
+        resume: The run folder of a chat to resume; the options recorded there replace most of these.
         started_in: The folder in which the chat was started; `None`: the working directory.
-        learn: Name of a server that runs without a sandbox and is watched; the sandbox that it would have
-            needed is printed at the end.
+        learn: Name of a server that is watched without a sandbox, to print the one that it needs.
     """
 
     offline: bool = False
@@ -56,8 +55,7 @@ RECORDED = ("offline", "model", "base_url", "mcp_config", "mcp", "instructions",
 def as_started(options: ChatOptions, past: ChatPast) -> ChatOptions:
     """Return the options for resuming a chat: those of its first run, with the last chosen model.
 
-    `quiet`, and `turn_timeout_s` if it was given, are taken from `options`. If the folder in which the chat
-    was started no longer exists, `started_in` is `None`.
+    `quiet`, and `turn_timeout_s` if it was given, are taken from `options`.
 
     Raises:
         MCPConfigError: The options were recorded by another version of `grue chat`.
@@ -79,8 +77,7 @@ class ChatWiring(Struct, frozen=True, kw_only=True):
 
     Attributes:
         notes: Sentences about settings that have no effect, and about servers with an invalid configuration.
-        learned: A function that returns, as JSON, the sandbox that the server of `--learn` has turned out to
-            need; `None` without `--learn`.
+        learned: Returns, as JSON, the sandbox that the server of `--learn` needs; `None` without `--learn`.
     """
 
     endpoint: LlmEndpoint
@@ -137,7 +134,7 @@ def wire_chat(options: ChatOptions) -> ChatWiring:
 def _tool_policy(policy: ToolPolicy, *, ask: bool) -> ToolPolicy:
     """Return the policy of a chat. With `ask`, the user is asked about each call that `policy` would allow.
 
-    The policy never parks a turn, because the person to ask is at the terminal.
+    It never parks a turn, because the person to ask is at the terminal.
     """
     if ask:
         asking = (replace(rule, verdict="ask") if rule.verdict == "allow" else rule for rule in policy.rules)

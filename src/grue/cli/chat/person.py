@@ -1,10 +1,8 @@
 """Ask the person at the terminal: about tool calls, and for input that a server requests.
 
-`LineReader` reads the answers, and all other input of a chat, from a terminal or a pipe, with the standard
-library alone. `prompting.py` has the reader with editing and completion.
-
-A server's request is a form: a JSON Schema with properties of simple types. The server writes all of it, so
-it is untrusted.
+`LineReader` reads the answers, and all other input of a chat, with the standard library alone;
+`prompting.py` has the reader with editing and completion. A server writes all of its form, so that is
+untrusted.
 """
 
 import json
@@ -53,8 +51,7 @@ class Reader(Protocol):
     def answer(self, question: str, default: str = "") -> str | None:
         """Ask a question and return the answer, one line; `None` if the input has ended.
 
-        If an empty line is typed, the answer is `default`. A reader that can edit lines shows the `default`
-        as text to edit.
+        An empty line stands for `default`, or is `default` shown to be edited.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed.
@@ -95,10 +92,7 @@ class LineReader:
             forget_typed(self._source)
 
     def answer(self, question: str, default: str = "") -> str | None:
-        """Print `question` on stderr, and return the next line of the input; `None`: the input has ended.
-
-        An empty line is replaced by `default`.
-        """
+        """Print `question` on stderr, and return the next line, or `default`; `None`: the input has ended."""
         say(question, err=True)
         line = self._line()
         return None if line is None else line.strip() or default
@@ -106,7 +100,7 @@ class LineReader:
     def _line(self) -> str | None:
         line = self._source.readline(MAX_LINE + 1)
         if len(line) > MAX_LINE:
-            while line and not line.endswith(b"\n"):  # skip the rest of the line
+            while line and not line.endswith(b"\n"):
                 line = self._source.readline(MAX_LINE)
             raise MCPConfigError(f"A line of the input is longer than {MAX_LINE // 2**20} MiB: shorten it.")
         return line.decode("utf-8", errors="replace").rstrip("\r\n") if line else None
@@ -218,7 +212,7 @@ class Person:
         reader = self._reader()
         if not reader.asks:
             return question.deny(NOBODY)
-        # "Always" is for the tool's current definition: if the server changes it, the person is asked again.
+        # If the server changes the tool's definition, the person is asked again.
         tool = (question.name, question.definition_digest)
         if tool in self._always:
             return question.approve()
@@ -289,11 +283,7 @@ class Person:
                 self._screen.tell(lines.complaint(f"That cannot be used: {error}."))
 
     def _edited(self, question: ApprovalQuestion) -> ApprovalDecision | None:
-        """Let the person edit the arguments, and return the decision.
-
-        Returns `None` if the arguments cannot be shown because they hold a secret, if the edited text is not
-        a JSON object, or if the input has ended. The person is then asked about the call again.
-        """
+        """Let the person edit the arguments; `None`: they cannot be edited, so the person is asked again."""
         before = json.dumps(question.arguments, ensure_ascii=False)
         if not before.isprintable():
             before = json.dumps(question.arguments)

@@ -75,7 +75,7 @@ def _chat(options: ChatOptions, here: Path) -> bool:
                 screen.tell(lines.notice(f"{change.text}."))
             program.run()
         except BaseException as error:
-            # Write `result.json`, which says why the chat ended. If that fails, still raise `error`.
+            # `result.json` says why the chat ended. If writing it fails, `error` is still raised.
             with suppress(TraceError):
                 talk.finish("failed" if isinstance(error, MCPError) else "interrupted")
             raise
@@ -85,7 +85,7 @@ def _chat(options: ChatOptions, here: Path) -> bool:
             for row in wiring.learned().splitlines():
                 screen.tell(Line(row))
         if not talk.turn and options.resume is None and options.run_dir is None:
-            # Nothing was said, so nothing can be resumed: delete the run folder when its files are closed.
+            # Nothing was said, so nothing can be resumed.
             empty.callback(shutil.rmtree, talk.path, ignore_errors=True)
         elif not options.quiet:
             screen.tell(Line(f"To go on: {GRUE} chat --resume {where}", DIM))
@@ -94,7 +94,7 @@ def _chat(options: ChatOptions, here: Path) -> bool:
 
 def _require_prompt_toolkit() -> None:
     try:
-        import grue.cli.chat.prompting  # noqa: F401 - here, so that a lack is noticed before the start
+        import grue.cli.chat.prompting  # noqa: F401 - a lack is noticed before the start
     except ImportError as error:
         raise MissingDependencyError(
             "A chat at a terminal needs prompt_toolkit: pip install 'prompt_toolkit>=3.0.50,<4'."
@@ -158,7 +158,7 @@ class ChatProgram:
                 self._screen.end(None)
                 self._screen.tell(Line("(Ctrl-D or /quit leaves.)", DIM))
             except UnknownCommand as error:
-                # Do not set `failed`: a mistyped command is no failed turn, so the exit status stays 0.
+                # A mistyped command is no failed turn, so the exit status stays 0.
                 self._screen.end(None)
                 self._screen.tell(lines.complaint(str(error)))
             except MCPError as error:
@@ -179,7 +179,7 @@ class ChatProgram:
                 self._screen.on_event(event)
 
     def status(self) -> str:
-        """Return the text of the row below the prompt: the model, the number of turns, the cost."""
+        """Return the text of the row below the prompt."""
         cost = self.talk.spent.usage.cost_usd
         parts = [self.talk.model, counted(self.talk.turns, "turn")]
         if cost is not None:
@@ -205,7 +205,7 @@ class ChatProgram:
         self._screen.tell(lines.complaint(text))
 
     def _is_final(self, error: MCPError) -> bool:
-        """Return whether the chat reads a pipe, and every further line of it would fail with `error`, too."""
+        # In a pipe, every further line would fail with `error`, too.
         return (
             not self.reader.asks
             and isinstance(error, LLMError)

@@ -54,13 +54,11 @@ _STYLE = Style.from_dict(
 def typing_ahead_hidden() -> Iterator[None]:
     """Hide what the user types while no prompt is shown, such as during a turn. The next prompt shows it.
 
-    Otherwise the terminal would echo the keys into the program's output. The echo moves the cursor, which
-    prompt_toolkit does not notice, so it would draw its prompt over other text.
+    The terminal's echo would move the cursor, and prompt_toolkit would draw its prompt over other text.
     """
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
-    # The block ends by restoring the settings in `before`. They may be wrong: a chat that was killed earlier
-    # leaves the terminal in raw mode or without echo. So switch echo and line mode on in `before`.
+    # A chat that was killed earlier leaves the terminal in raw mode or without echo: restore a usable mode.
     for modes, wanted in _USABLE.items():
         before[modes] |= wanted
     termios.tcsetattr(descriptor, termios.TCSANOW, before)
@@ -113,7 +111,7 @@ class PromptReader:
             return None
 
     def forget(self) -> None:
-        """Discard what was typed before now, in the terminal's buffer and in that of prompt_toolkit."""
+        """Discard what was typed before now."""
         forget_typed(sys.stdin)
         clear_typeahead(self._short.input)
 
@@ -151,7 +149,7 @@ class ChatCompleter(Completer):
 
 def _matching(names: Iterable[str], begun: str) -> Iterable[Completion]:
     for name in names:
-        # Also match the part after the dot: for `server.tool`, people type only the beginning of `tool`.
+        # For `server.tool`, people type only the beginning of `tool`.
         if name.startswith(begun) or (begun and f".{begun}" in name):
             yield Completion(printable(name), start_position=-len(begun))
 
@@ -170,8 +168,7 @@ def _keys() -> KeyBindings:
         else:
             buffer.validate_and_handle()
 
-    # Alt-Enter begins a new line. Ctrl-J must not: if the user presses Enter during a turn, the next prompt
-    # reads it as Ctrl-J.
+    # Ctrl-J must not begin a new line: Enter pressed during a turn is read as Ctrl-J by the next prompt.
     @keys.add("escape", "enter")
     def _(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
@@ -185,7 +182,7 @@ def _continuation(width: int, line_number: int, is_soft_wrap: int) -> StyleAndTe
 
 
 class _PrivateHistory(FileHistory):
-    """A history file in which secrets are redacted. If it cannot be written, the history stays in memory."""
+    """A history file in which secrets are redacted; in memory, if the file cannot be written."""
 
     def __init__(self, path: Path, redaction: Redaction) -> None:
         super().__init__(path)
@@ -210,8 +207,6 @@ def _history(redaction: Redaction) -> History:
 
 
 def _shorten(path: Path) -> None:
-    """Cut a history file down to its newest entries, about half of `_MAX_HISTORY_BYTES`."""
     kept = path.read_bytes()[-_MAX_HISTORY_BYTES // 2 :]
-    # Each entry begins with an empty line and a comment. Drop the bytes before the first such place: they are
-    # the rest of an entry that was cut.
+    # Each entry begins with an empty line and a comment.
     write_whole(path, kept[max(0, kept.find(b"\n\n#")) :])

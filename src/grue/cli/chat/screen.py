@@ -1,7 +1,6 @@
 """The output of a chat: at a terminal each word as it arrives, in a pipe only whole answers.
 
-At a terminal a status row shows what the turn waits for. The row is erased before anything else is printed,
-so that the cursor is always where the next text belongs. The cursor is never hidden, so it need not be
+At a terminal a status row shows what the turn waits for. The cursor is never hidden, so it need not be
 restored.
 """
 
@@ -151,7 +150,7 @@ class TerminalScreen(Closing):
 
 
 class PipeScreen:
-    """Prints answers and the output of commands to standard output, everything else to standard error.
+    """Prints answers and the output of commands to standard output, the rest to standard error.
 
     If it is `quiet`, it does not print the tool calls of a turn.
     """
@@ -198,7 +197,7 @@ class PipeScreen:
 
 
 class _WaitingRow:
-    """A row at the cursor that says what the turn waits for, and for how long. A thread redraws it."""
+    """A row at the cursor that says what the turn waits for, and for how long."""
 
     def __init__(self, output: Terminal) -> None:
         self._output = output
@@ -211,7 +210,7 @@ class _WaitingRow:
         self._thread: threading.Thread | None = None
 
     def show(self, what: str) -> None:
-        """Show the row with this text. A background thread draws it, at its next tick."""
+        """Show the row with this text, from the next tick on."""
         if not self._output.redraws or self._closing.is_set():
             return
         with self._lock:
@@ -228,7 +227,7 @@ class _WaitingRow:
                 self._output.write("\r\x1b[K")
 
     def close(self) -> None:
-        """Erase the row and end its thread. A second call does nothing."""
+        """Erase the row and end its thread. Repeatable."""
         self.hide()
         self._closing.set()
         if self._thread is not None:

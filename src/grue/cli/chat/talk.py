@@ -1,11 +1,8 @@
 """`Talk`: a conversation with an agent, in a run folder. It does not use the terminal itself.
 
-The run folder has the same files as that of `grue play`, and in addition the conversation,
-`conversation.jsonl`. Before each turn, the size of that file is recorded in the trace. `/undo` copies the
-file up to that size, and the conversation continues in the copy. So `/undo` also works in a resumed chat for
-turns of the earlier run, and the trace keeps the turns that were taken back.
-
-`/save FILE.md` writes the conversation as Markdown (`transcript`).
+The run folder has the same files as that of `grue play`, and the conversation, `conversation.jsonl`. Before
+each turn, the size of that file is recorded in the trace. `/undo` copies the file up to that size, and the
+conversation continues in the copy. So `/undo` also works for turns of an earlier run.
 """
 
 import time
@@ -55,7 +52,7 @@ _TOLD = (
     m.FinalForced,
     m.McpDisabled,
 )
-"""Kinds of messages that a chat shows while a turn runs, such as a retry or a tool that has changed."""
+"""Kinds of messages that a chat shows while a turn runs."""
 
 
 def transcript(history: Iterable[m.ConversationItem | m.AssistantReply]) -> str:
@@ -78,7 +75,6 @@ def transcript(history: Iterable[m.ConversationItem | m.AssistantReply]) -> str:
 
 
 def _fenced(text: str) -> str:
-    """Return the text as a Markdown code block, with a fence that does not occur in the text."""
     fence = "```"
     while fence in text:
         fence += "`"
@@ -138,7 +134,7 @@ class Talk:
             self._folder = open_things.enter_context(
                 RunFolder(self.path, self._recorder, episode_id=self._id, resume=past is not None)
             )
-            # Read the chat again: another process may have continued it before `RunFolder` locked the folder.
+            # Another process may have continued the chat before `RunFolder` locked the folder.
             self._past = read_chat(self.path) if past else None
             self._told: set[str] = set()
             self._recorder.add(self._note)
@@ -187,7 +183,7 @@ class Talk:
         return self._loop.conversation
 
     def tools(self) -> tuple[m.ToolDefinition, ...]:
-        """Return the tools of all servers. Starts the servers if they have not been started.
+        """Return the tools of all servers, which are started if necessary.
 
         Raises:
             MCPServerStartupError: A server does not start.
@@ -211,7 +207,7 @@ class Talk:
         return self._loop.run(text, turn=self.turn)
 
     def undo(self) -> TakenBack | None:
-        """Take back the last turn: record and return the fact `TakenBack`. `None`: there is no turn.
+        """Take back the last turn, and return the recorded fact; `None`: there is no turn.
 
         Raises:
             ConversationError: The conversation's file cannot be copied.
@@ -329,8 +325,7 @@ class Talk:
         self._load(self.path / (past.file or FIRST_FILE))
         self.turn, self._said, self._calls = past.turn, past.said, past.calls
         self._loop.runner.spent = past.spent
-        # If the user chose another model by `/model` in the earlier run, compare with that model, and not
-        # with the one in `past.conditions`, with which the earlier run began.
+        # The model of `past.conditions` is the one with which the earlier run began.
         known = {**past.conditions, **({"model": past.model} if past.model else {})}
         self.changed = changed_conditions(known, conditions)
         resumed = EpisodeResumed(
@@ -359,7 +354,7 @@ class Talk:
         self._recorder.record(fact, sender="host", turn=self.turn if turn is None else turn)
 
     def _note(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Observe the trace: keep the names of the tools that a turn calls, and report each problem once."""
+        # Each problem is reported once.
         del line
         problem = problem_in(envelope.body) if isinstance(envelope.body, _TOLD) else ""
         of_this_turn = isinstance(envelope.body, m.FinalForced)
