@@ -1,10 +1,7 @@
 """`ConfinedFolder`: reads and writes files inside one folder, by paths that come from a model or a tool.
 
-No path can lead out of the folder.
-
-A path is walked name by name: each folder is opened relative to the one before, and links are not followed.
-So no other program can exchange a folder for a link after it was checked and before it is used. Every refusal
-is a sentence that can be shown to a model or a person; names in the sentence are printable.
+Each folder of a path is opened relative to the one before, and links are not followed. So no other program
+can exchange a folder for a link between the check and the use of a path.
 """
 
 import errno
@@ -36,14 +33,14 @@ _REASONS = {
 
 
 class RefusedPath(ValueError):  # noqa: N818 - named for what it reports
-    """A path or a file cannot be used; the text is a sentence that says why."""
+    """A path or a file cannot be used. The text is a printable sentence that says why."""
 
 
 class ConfinedFolder:
     """Files inside one folder. Paths are relative to that folder, with `/` between names.
 
     Args:
-        root: The folder. It may be a symbolic link, because the user has chosen it. Links in it are refused.
+            root: The folder. It may be a symbolic link, as the user's own choice. Links in it are refused.
         max_bytes: Largest file that is read or written.
     """
 
@@ -80,8 +77,7 @@ class ConfinedFolder:
     def write(self, path: str, text: str) -> int:
         """Replace a file, or create it with its parent folders, and return its length in bytes.
 
-        The text goes into a temporary file beside the old file, which then takes the old file's name. So
-        readers see the old text or the new one, also if this process is killed.
+        Readers see the old text or the new one, also if this process is killed.
 
         Raises:
             RefusedPath: The path leaves the folder or leads through a link, it names something other than a
@@ -102,8 +98,7 @@ class ConfinedFolder:
                 before = os.lstat(name, dir_fd=folder)
                 _require_file(path, before)
                 mode = stat.S_IMODE(before.st_mode)
-            # The temporary name depends only on the file's name. So if a write was cut off, the next write of
-            # the file replaces the temporary file that was left behind.
+            # With a name that stays the same, the next write replaces the draft of a write that was cut off.
             draft = f".{hashlib.sha256(name.encode()).hexdigest()[:16]}.part"
             write_whole(Path(name), content, mode=mode, fsync=True, draft=draft, dir_fd=folder)
         return len(content)
@@ -128,10 +123,7 @@ class ConfinedFolder:
 
     @contextmanager
     def _folder(self, names: list[str], *, create: bool = False) -> Iterator[int]:
-        """Open the folder at the path `names` below the root, and yield its file descriptor.
-
-        With `create`, make the folders of the path that do not exist.
-        """
+        """Yield the file descriptor of the folder at the path `names` below the root."""
         folder = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for name in names:
@@ -156,10 +148,7 @@ def _enter(name: str, folder: int) -> int:
 
 
 def _names(path: str, *, folder: bool = False) -> list[str]:
-    """Split a path into names. Raise `RefusedPath` if it may lead out of the folder, or is malformed.
-
-    `folder`: whether the path may be `.` or end with a slash, as only the path of a folder can.
-    """
+    """Split a path into names. With `folder`, the path may be `.` or end with a slash."""
     if not isinstance(path, str) or not path.isprintable():
         raise RefusedPath(f"{_shown(str(path))} has a control character in it.")
     if path.startswith("/"):

@@ -1,7 +1,6 @@
-"""The connection between a session actor and a tool server: what it must offer, and what it reports.
+"""The interface between a session actor and a tool server.
 
-To add a kind of tool server, implement `ToolConnection`, as an MCP client, a dictionary of functions and a
-pooled session do. The session actor (`actors/mcp_session.py`) uses servers through `ToolConnection` only.
+To add a kind of tool server, implement `ToolConnection`.
 """
 
 import contextlib
@@ -20,14 +19,14 @@ from grue.tool_sessions.failures import ToolRefusedError
 
 
 class ConnectionStatus(Struct, frozen=True, kw_only=True):
-    """The state of a connection, and of its server process if it has one, at the moment it was read.
+    """The state of a connection, and of its server's process if it has one, when it was read.
 
     Attributes:
         alive: Whether the connection can still be used, as far as is known without asking the server.
-        pid: Process id of the server; `None`: grue has not started a process for it.
-        exit: The process's exit status or signal; `None`: it still runs, or the server is no process.
-        ending: How the process ended, such as `polite` (by itself, when its stdin was closed) or `killed`;
-            `none`: it still runs, or the server is no process.
+            pid: Process id of the server; `None`: grue has not started a process for it.
+            exit: The process's exit status or signal; `None`: it still runs, or does not exist.
+            ending: How the process ended, such as `polite` (by itself, when its stdin was closed) or
+                `killed`.
         stderr_tail: The end of the process's standard error, with secrets redacted; untrusted.
         address: The URL of an MCP server over HTTP, without secrets; empty for other servers.
         box: In words, what the server can reach in its box; empty: the server runs in no box.
@@ -115,11 +114,7 @@ class ToolConnection(Protocol):
         ...
 
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
-        """Return the new list of tools if the server has announced a change since the last listing.
-
-        Return `None` if the server has announced no change, or if listing the tools again failed. Raises
-        nothing.
-        """
+        """Return the new tools. `None`: no change was announced, or listing failed. Raises nothing."""
         ...
 
     @property
@@ -129,8 +124,7 @@ class ToolConnection(Protocol):
 
 
 Connect: TypeAlias = Callable[[Note], ToolConnection]
-"""Makes a new connection that is not entered yet. The connection records the server's notices with the
-given `Note`."""
+"""Makes a connection that is not entered yet, and records the server's notices with the given `Note`."""
 
 
 @runtime_checkable
@@ -154,7 +148,7 @@ class ChecksArguments(Protocol):
 
 
 async def refusal(connection: ToolConnection, tool: str, arguments: m.JsonObject) -> str | None:
-    """Return why a connection would not send this call; `None` if it would, or cannot tell in advance."""
+    """Call `ChecksArguments.refusal`; `None` also means that the connection cannot tell in advance."""
     return await connection.refusal(tool, arguments) if isinstance(connection, ChecksArguments) else None
 
 
@@ -163,9 +157,7 @@ class HoldsTasks(Protocol):
     """A connection whose server may run a call as an MCP task, and deliver the result later."""
 
     async def finish_task(self, tool: str, task: m.ToolTask, timeout_s: float) -> m.ToolCallResult:
-        """Ask for the result of an MCP task, without calling the tool again.
-
-        A call of `tool` started the task in an earlier run of the host program.
+        """Ask for the result of a task of an earlier run of the host program, without calling the tool again.
 
         Raises the errors of `ToolConnection.call`.
         """
@@ -175,10 +167,7 @@ class HoldsTasks(Protocol):
 async def finish_task(
     connection: ToolConnection, tool: str, task: m.ToolTask, timeout_s: float
 ) -> m.ToolCallResult:
-    """Ask a connection for the result of an MCP task that an earlier process has started.
-
-    Raises `ToolRefusedError` if the connection has no tasks.
-    """
+    """Call `HoldsTasks.finish_task`; raises `ToolRefusedError` if the connection has no tasks."""
     if isinstance(connection, HoldsTasks):
         return await connection.finish_task(tool, task, timeout_s)
     raise ToolRefusedError(f"{INTERRUPTED}: it cannot be asked for a result later", code=-32601)
@@ -189,19 +178,14 @@ class TakesRequests(Protocol):
     """A connection that can send its server any request, not only tool calls (an MCP client)."""
 
     async def request(self, method: str, params: m.JsonObject, timeout_s: float) -> m.JsonObject:
-        """Send a request; return the raw result.
-
-        Raises `ToolTimedOutError`, `ToolRefusedError`, `ServerFailed`.
-        """
+        """Send a request and return the raw result; raises the errors of `ToolConnection.call`."""
         ...
 
 
 def exclusive(connection: ToolConnection | None) -> contextlib.AbstractAsyncContextManager[object]:
-    """Return a context manager for a batch of calls. Within its block, no other user's calls are made.
+    """Return a context manager for a batch of calls: in its block, no other user of the session makes calls.
 
-    A connection whose session can have several users has a method `exclusive`. The context manager comes from
-    this method: it waits until the other users' batches are done, and makes their next batches wait. For a
-    connection without this method, the context manager does nothing.
+    Entering it waits until the other users' batches are done. If the session has one user, it does nothing.
     """
     # Do not use `isinstance` with a protocol here: it takes longer than a typical call of a function tool.
     alone: Callable[[], contextlib.AbstractAsyncContextManager[object]] | None

@@ -1,7 +1,6 @@
 """The errors that a tool server can cause.
 
-`ServerFailed` ends the session; `ToolTimedOutError` and `ToolRefusedError` fail one call only. The text of a
-`ServerFailed` names the server, the phase, the cause and a remedy.
+`ServerFailed` ends the session; `ToolTimedOutError` and `ToolRefusedError` fail one call only.
 """
 
 from collections.abc import Sequence
@@ -55,7 +54,6 @@ SESSION_LOST = WireFault(
     ends_session=True,
     remedy="The server has restarted, or has given the session up; the next turn opens a new one.",
 )
-"""The fault of an HTTP server that does not know the session (any more)."""
 
 
 class ToolTimedOutError(MCPError, TimeoutError):
@@ -87,7 +85,7 @@ class ToolRefusedError(MCPError):
 
 
 def failure_text(failure: m.ServerFailure) -> str:
-    """Return a failure as text for the user: server, cause, command, end of standard error, remedy.
+    """Return a failure as text for the user.
 
     Source: R6.1, R14.5
     """
@@ -142,13 +140,8 @@ def remedy_for(
 ) -> str:
     """Return the advice for a failure, in one or two sentences.
 
-    Args:
-        command: The program without its arguments.
-        phase: The phase in which the server failed.
-        missing: Whether the program was not found.
-        slow_place: Where the server's start-up limit is set, if the server did not answer within it; `None`:
-            the failure has another cause.
-        wrote: Whether the server wrote to stderr, which is shown beside the advice.
+    `slow_place` names the setting of the start-up limit; `None`: the server did not exceed it. `wrote`: the
+    server wrote to stderr, which is shown beside the advice.
 
     Source: R14.1, R14.5
     """

@@ -1,20 +1,11 @@
-"""A tool server made of Python functions. It needs no process; a turn uses it like any other tool server.
+"""A tool server made of Python functions, which a turn uses like any other tool server.
 
-The functions' annotations determine the schemas that the model sees, and how a call's arguments are checked.
-msgspec reads most types: numbers, texts, lists, enums, dates, Structs, dataclasses, TypedDicts, their unions.
-pydantic reads a parameter whose type is pydantic's (a model, `Annotated[..., Field(...)]`), or cannot be read
-by msgspec, such as a union of two dataclasses. pydantic is imported only for such a parameter, because the
-import takes a tenth of a second.
+The functions' annotations determine the schemas that the model sees, and how arguments are checked. msgspec
+reads most types. pydantic reads its own types, and those that msgspec cannot read, such as a union of two
+dataclasses. Descriptions come from docstrings in the forms of Google, NumPy and Sphinx.
 
-Descriptions are read from the function's docstring, in the three forms in use: Google (`Args:` and indented
-`name (type): text`), NumPy (`Parameters` over dashes and `name : type` over indented text) and Sphinx
-(`:param type name: text`). Anything else is part of the tool's description. A docstring in another form is no
-error: its parameters just get no descriptions.
-
-A plain function runs in a daemon thread, so that a slow one does not block the event loop. At its time limit
-the call fails and the thread is abandoned, because Python cannot stop a thread. The function can learn of the
-time limit from a `ToolContext`. An abandoned thread does not keep the program alive. A coroutine function
-runs in the session's task and is cancelled at its limit.
+A plain function runs in a daemon thread, so that a slow one does not block the event loop. Python cannot stop
+a thread: at its time limit the call fails and the thread is abandoned.
 """
 
 import asyncio
@@ -207,7 +198,6 @@ def _is_context(annotation: Any) -> bool:
 
 
 def _own_text(annotation: Any) -> str:
-    """Return the text in `Annotated[T, "text"]`; empty: the annotation has no text."""
     if typing.get_origin(annotation) is not Annotated:
         return ""
     return next((part for part in annotation.__metadata__ if isinstance(part, str)), "")
@@ -224,8 +214,7 @@ def _fault(kind: Any) -> TypeError | None:
 
 
 def _default(value: object) -> object:
-    # Python evaluates a default once. Copy a mutable default for each call, because a function may modify it,
-    # and a later call must not see the change.
+    # Copy a mutable default: a call must not see what the function has changed in an earlier one.
     if isinstance(value, list | dict | set | bytearray):
         return msgspec.field(default_factory=functools.partial(copy.deepcopy, value))
     try:
@@ -237,7 +226,7 @@ def _default(value: object) -> object:
 
 _NOTICE_CHARS = 500
 _MAX_NOTICES = 500
-"""Most notices of one call; without a limit, a function that reports in a tight loop would fill the trace."""
+"""Without a limit, a function that reports in a tight loop would fill the trace."""
 
 ContextNotify: TypeAlias = Callable[[NoticeKind, str], None]
 
@@ -323,8 +312,7 @@ class ToolContext:
         if threading.get_ident() == self._loop_thread:
             self._deliver(kind, shown)
         elif not self.cancelled:
-            # The function's result reaches the loop by `call_soon_threadsafe` too, and the loop runs such
-            # calls in their order. So it gets the notices in order, and before the result.
+            # The result comes by `call_soon_threadsafe` too, so the loop gets the notices before it.
             with contextlib.suppress(RuntimeError):  # the event loop was closed meanwhile
                 self._loop.call_soon_threadsafe(self._deliver, kind, shown)
 
@@ -474,14 +462,7 @@ _ATTRIBUTE = "__grue_tool__"
 
 
 class ToolSettings(Struct, frozen=True, kw_only=True):
-    """The arguments of `@tool`.
-
-    Attributes:
-        name: The tool's bare name; `None`: the function's name.
-        description: What the model reads; `None`: the docstring up to its first section.
-        timeout_s: Time limit of a call; `None`: the turn's limit for calls.
-        annotations: What the tool does, for the tool policy; `None`: nothing is known.
-    """
+    """The arguments of `@tool`, which describes them."""
 
     name: str | None = None
     description: str | None = None
@@ -568,8 +549,6 @@ CatchAll: TypeAlias = Callable[[str, m.JsonObject], Any]
 
 
 class _Function(Struct, frozen=True):
-    """One function as a tool."""
-
     tool: str
     description: str
     parameters: Parameters
@@ -584,9 +563,8 @@ class FunctionTools(HostFunctions):
     Args:
         functions: Functions by tool name; or a list of functions, each with the name that `@tool` gives it,
             or else its own. Each parameter must be usable as a keyword argument and be annotated with a type
-            that msgspec or pydantic supports. A parameter of the type `ToolContext` is not shown to the
-            model. If a function is marked with `@tool`, the model reads the docstring up to its first
-            section, otherwise the first paragraph of the docstring.
+                that msgspec or pydantic supports. If a function is marked with `@tool`, the model reads the
+                docstring up to its first section, otherwise the first paragraph of the docstring.
         catch_all: Called with the bare name and the arguments of a tool that is not listed; `None`: such a
             call is refused. The model can know of such tools only from the host's instructions.
 
@@ -618,10 +596,8 @@ class FunctionTools(HostFunctions):
     ) -> "FunctionConnection":
         """Make the connection for one session.
 
-        Args:
-            server: The name that the program gives to this server.
-            before_calls: Awaited at the start of each batch; `None`: nothing is awaited.
-            note: Records what functions report through their `ToolContext`; `None`: reports are dropped.
+        `before_calls` is awaited at the start of each batch. Without `note`, the reports of `ToolContext` are
+        dropped.
         """
         return FunctionConnection(server, self._served, self.catch_all, before_calls, note)
 
@@ -648,11 +624,9 @@ class FunctionConnection:
         self._boxed = False
 
     def runs_in(self, box: str, *, enforced: bool) -> None:
-        """Declare that the functions only start programs, and that these programs run in a box.
+        """Declare that the functions only start programs, which run in a box.
 
-        Args:
-            box: The box in words, for the connection's status.
-            enforced: Whether this machine enforces the whole box.
+        `box` describes the box for the connection's status. `enforced`: this machine enforces the whole box.
         """
         self.status = ConnectionStatus(box=box)
         self._boxed = enforced
@@ -687,19 +661,13 @@ class FunctionConnection:
         return self.listing
 
     async def refresh_tools(self, timeout_s: float) -> None:
-        """Await `before_calls`. Return `None`, because the functions never change.
-
-        The session calls this at the start of each batch, before the batch's first call is recorded.
-        """
+        """Await `before_calls`: the session calls this before it records the first call of a batch."""
         del timeout_s
         if self._before_calls is not None:
             await self._before_calls()
 
     async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
-        """Return why a function does not accept the arguments; `None` if it accepts them.
-
-        Also returns `None` if there is no such function: `call` then refuses the call.
-        """
+        """Return why a function does not accept the arguments; `None`: it does, or is unknown."""
         if tool not in self._functions:
             return None
         try:
@@ -738,8 +706,7 @@ class FunctionConnection:
         self, tool: str, function: _Function | None, arguments: m.JsonObject, context: ToolContext
     ) -> functools.partial[Any]:
         converted, self._converted = self._converted, None
-        # The method `refusal` may have converted these arguments already. Then use its converted values:
-        # converting the arguments again would run the user's validators twice for one call.
+        # Converting the arguments again after `refusal` would run the user's validators twice for one call.
         checked = converted is not None and converted[0] is arguments
         given = converted[1] if converted is not None and checked else self._given(tool, arguments)
         if function is None:
@@ -750,10 +717,6 @@ class FunctionConnection:
         return functools.partial(function.call, **given)
 
     def _given(self, tool: str, arguments: m.JsonObject) -> dict[str, Any]:
-        """Convert the arguments to the types of the tool's parameters.
-
-        Raises `ToolRefusedError` if they do not fit, or if there is no such tool.
-        """
         function = self._functions.get(tool)
         if function is None:
             if self._catch_all is None:
@@ -782,8 +745,7 @@ async def _result_of(call: functools.partial[Any]) -> m.ToolCallResult:
         return tool_results.success(msgspec.to_builtins(value, enc_hook=_encodable))
     except BaseException as raised:
         error = single(raised)
-        # An exception of the user's function becomes an error result, except for those that must propagate: a
-        # cancellation of this task, and exceptions such as KeyboardInterrupt.
+        # Only a cancellation of this task and exceptions such as KeyboardInterrupt propagate.
         if ends_the_task(raised) or not isinstance(error, _RESULTS):
             raise
         return tool_results.call_failed(f"{type(error).__name__}: {error}")
@@ -793,8 +755,7 @@ def _in_thread(call: functools.partial[Any]) -> Any:
     try:
         return call()
     except BaseException as error:
-        # Wrap every exception, because some cannot pass from the thread to the coroutine that awaits it: a
-        # future refuses a StopIteration, and a GeneratorExit would end the coroutine.
+        # A future refuses a StopIteration, and a GeneratorExit would end the awaiting coroutine.
         raise HostCodeFailed(error) from error
 
 

@@ -1,7 +1,6 @@
-"""Base classes of the tools that a program brings itself: `FunctionTools` and `ShellTool`.
+"""Base classes of `FunctionTools` and `ShellTool`.
 
-By these classes, the engine distinguishes such tools from MCP servers without importing the tools themselves.
-So a program that has only MCP servers does not import the modules that read functions and their docstrings.
+With them the engine can tell such tools from MCP servers without the import of the tools' modules.
 """
 
 from collections.abc import Awaitable, Callable, Mapping

@@ -11,12 +11,7 @@ Notify: TypeAlias = Callable[[NoticeKind, str], None]
 
 
 class ServerNotice(Struct, frozen=True):
-    """One event of a server outside requests and replies.
-
-    Attributes:
-        kind: What the server did.
-        text: At most 500 characters, made printable. The text comes from the server and is untrusted.
-    """
+    """One notice. `text` comes from the server and is untrusted: printable, at most 500 characters."""
 
     kind: NoticeKind
     text: str

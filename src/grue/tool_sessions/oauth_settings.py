@@ -8,8 +8,6 @@ from msgspec import Struct
 from grue.errors import MCPConfigError
 
 Grant = Literal["authorization_code", "client_credentials", "identity_assertion"]
-"""Who authorises grue: a person in a browser (`grue login`), the credentials of a program, or a person's
-token of the company's identity provider."""
 
 TokenPlace = Literal["file", "keyring"]
 """Where tokens are kept: in a file that only its owner can read, or in the system's keyring."""

@@ -1,7 +1,6 @@
 """`PydanticParameter`: a parameter of a function tool whose type pydantic reads.
 
-Importing this module imports pydantic, which takes a tenth of a second. So other modules import it inside
-functions.
+Import this module inside functions only: importing pydantic takes a tenth of a second.
 """
 
 import contextlib
@@ -75,11 +74,7 @@ class PydanticParameter:
             raise InvalidArgumentsError("; ".join([*shown, *more])) from error
 
     def add_schema(self, components: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the parameter's schema, and `components` with the definitions that the schema refers to.
-
-        If `components` already uses the name of one of these definitions for a different definition, all of
-        the parameter's definitions get the prefix `PARAMETER.` before their names.
-        """
+        """Return the parameter's schema, and `components` with the definitions that the schema refers to."""
         schema, own = self._schema("")
         if any(components.get(name, definition) != definition for name, definition in own.items()):
             schema, own = self._schema(f"{self._name}.")

@@ -1,9 +1,6 @@
-"""Remove secrets from texts about a server: its command line, its standard error, its errors.
+"""Removes secrets from texts about a server: its command line, its standard error, its errors.
 
-A secret is the value of an environment variable with a name such as `API_KEY`
-(`runtime/secrets/secret_forms.py`), what follows such a name in a command line (`--api-key KEY`), a password
-in a URL, a word in the form of a provider's tokens, the value of an authorisation header, or a
-bearer token. `runtime/secrets/redaction.py` finds secrets in their encoded forms too.
+A secret is known by its name (`API_KEY`, `--api-key KEY`), its place (the password in a URL) or its form.
 """
 
 import re
@@ -21,8 +18,7 @@ _TOKEN = re.compile(
     r"\b(?:gh[opsur]_|github_pat_|glpat-|sk-|[rs]k_live_|xox[a-z]-|hf_|npm_|pypi-|AIza|AKIA|eyJ)[\w.-]{12,}"
     r"|(?<![\w/.+@-])(?=[^0-9]{0,63}[0-9])(?=[^A-Za-z]{0,63}[A-Za-z])[A-Za-z0-9_]{32,}(?![\w/.@-])"
 )
-"""A token in the form that well-known services use, or a long word of letters and digits that is not a
-path."""
+"""The forms of well-known services' tokens, and long words of letters and digits that are not paths."""
 
 
 class _Span(NamedTuple):
@@ -72,10 +68,7 @@ def _with_the_one_before(args: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _spans(before: str, arg: str) -> Iterator[_Span]:
-    """Yield the places of the secrets in `arg`, in order, without overlap.
-
-    `before` is the argument before `arg`: after `--token`, all of `arg` is a secret.
-    """
+    """Yield the places of secrets, in order, without overlap. After `--token`, all of `arg` is one."""
     if before.startswith("-") and "=" not in before and looks_secret(before):
         yield _Span(before.lstrip("-"), 0, len(arg))
         return
