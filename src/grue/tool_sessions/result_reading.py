@@ -1,9 +1,8 @@
 """Read parts of a tool's whole result, for the built-in tool `read_result`.
 
-A result may be megabytes of hostile text, and a model writes the arguments. So everything is bounded: the
-length of an answer by the caller's limit, a search by time. Patterns are matched by the linear-time engine
-that checks schemas (`protocol/tools/json_schema.py`), which accepts no look-around and no back references.
-Read results in a worker thread, because reading 10 MB takes some tens of milliseconds.
+A result may be megabytes of hostile text, and a model writes the arguments. So the length of an answer and
+the time of a search are bounded. Patterns have no look-around and no back references, because they are
+matched in linear time. Read results in a worker thread: 10 MB take some tens of milliseconds.
 """
 
 import functools
@@ -24,7 +23,7 @@ _BLOCK = 65_536
 """Characters that are searched at once for a line number or a pattern."""
 
 _LONGEST_LINE = 4_000
-"""Most characters of a line that are searched at once. A longer line is searched in overlapping pieces."""
+"""A longer line is searched in overlapping pieces of this length."""
 
 _OVERLAP = 400
 _SHOWN_OF_LINE = 300
@@ -86,10 +85,7 @@ class WholeResult:
         return self.text.count("\n") + 1
 
     def read(self, asked: Wanted, max_chars: int, *, clock: Callable[[], float] = time.monotonic) -> str:
-        """Return the part of the result that is asked for, in about `max_chars` characters at most.
-
-        Raises `CannotReadError` if the result has no such part, or the pattern or path cannot be used.
-        """
+        """Return the wanted part in about `max_chars` characters at most; raises `CannotReadError`."""
         room = max(1, max_chars - _HEADER)
         if asked.pattern is not None:
             return self._search(asked.pattern, asked.skip, room, clock)
@@ -151,10 +147,6 @@ class WholeResult:
     # --- Selecting by a JSON path ---
 
     def _parsed(self) -> object:
-        """Return the result's content. A text is decoded as JSON, but only its first level.
-
-        The first call decodes, and keeps the value for later calls.
-        """
         if isinstance(self._content, str):
             try:
                 self._content = _opened(msgspec.Raw(self._content.encode()))
@@ -191,10 +183,7 @@ class WholeResult:
 
 
 def _start_of(text: str, line: int) -> int:
-    """Return the position at which a line begins; -1 if the text has no such line.
-
-    To be fast, skip whole blocks of the text, whose line breaks are counted by one call each.
-    """
+    """Return where a line begins; -1: there is no such line. Skip whole blocks of the text, to be fast."""
     at, number = 0, 1
     while number < line and at < len(text):
         end = min(at + _BLOCK, len(text))
@@ -211,11 +200,7 @@ def _start_of(text: str, line: int) -> int:
 
 
 def _pieces(text: str, quick: _Test) -> Iterator[tuple[int, int, str]]:
-    """Split a text into lines, and long lines into pieces that overlap.
-
-    Yield the line number of each piece, its offset in the line, and its text. Blocks of lines for which the
-    function `quick` returns `False` are skipped.
-    """
+    """Yield line number, offset in the line and text of each piece. Skip blocks that `quick` excludes."""
     at, line = 0, 1
     while at < len(text):
         end = text.rfind("\n", at, at + _BLOCK) + 1 if at + _BLOCK < len(text) else len(text)
@@ -232,10 +217,7 @@ def _pieces(text: str, quick: _Test) -> Iterator[tuple[int, int, str]]:
 
 
 def _test_of(pattern: str) -> tuple[_Test, _Test]:
-    """Return two tests for a regular expression: an exact one for a part of a line, a quick one for a block.
-
-    A block of lines that fails the quick test has no match. A block that passes it may have one.
-    """
+    """Return an exact test for a part of a line, and a quick test that only excludes blocks of lines."""
     if len(pattern) > _LONGEST_PATTERN:
         raise CannotReadError(f"a pattern has at most {_LONGEST_PATTERN} characters")
     test = _compiled(pattern)
@@ -244,8 +226,7 @@ def _test_of(pattern: str) -> tuple[_Test, _Test]:
             "the pattern is not a regular expression, has look-around or back references, or is too large;"
             " to find a text as it is, put a backslash before each special character"
         )
-    # With (?m), ^ and $ match at each line of a block. But \A and \z match only at the ends of the block, so
-    # a pattern with them has no quick test.
+    # In a block, (?m) lets ^ and $ match at each line, but \A and \z match only at the block's ends.
     quick = None if re.search(r"\\[AzZ]", pattern) else _compiled(f"(?m){pattern}")
     return test, quick or _always
 
@@ -433,10 +414,8 @@ UNKNOWN = (
 class ResultReader:
     """Answers the model's calls of the built-in tool `read_result` in one turn.
 
-    Args:
-        result_of: Called with the handle of a tool call in this turn or in an earlier turn of the
-            conversation. Returns the call's whole result; `None` if no call has this handle.
-        max_chars: The most characters that one answer may have.
+    `result_of` returns the whole result of the call with a handle, in this turn or in an earlier turn of the
+    conversation; `None`: there is none.
     """
 
     def __init__(self, result_of: Callable[[str], m.ToolCallResult | None], max_chars: int) -> None:

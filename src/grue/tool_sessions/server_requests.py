@@ -1,7 +1,6 @@
 """The requests that a server may send to its client, as data: sampling, elicitation, roots.
 
-All are off by default. The client announces to a server that it answers a kind of request only if the host
-has a function for it.
+All are off by default: a server is told only of the kinds for which the host has a function.
 """
 
 from collections.abc import Awaitable, Callable
@@ -13,12 +12,7 @@ from grue import messages as m
 
 
 class SamplingRequest(Struct, frozen=True):
-    """A server asks for a completion by the host's model.
-
-    Attributes:
-        system: Instructions; empty: the server gives none.
-        messages: The conversation, oldest first; untrusted text.
-    """
+    """A server asks for a completion by the host's model. The texts are untrusted, the oldest first."""
 
     system: str
     messages: tuple[tuple[Literal["user", "assistant"], str], ...]

@@ -1,10 +1,6 @@
 """The address of a tool server, as data: a program to start (`StdioServer`) or a URL (`HttpServer`).
 
-No text made here, such as a `repr` or an error, may show a secret of an environment, an argument, a URL or a
-header.
-
-`InheritEnv` says which of the host's environment variables a server process inherits; decision record 013 has
-the reasons.
+No text made here, such as a `repr` or an error, may show a secret.
 """
 
 import os
@@ -33,8 +29,7 @@ from grue.tool_sessions.oauth_settings import OAuth
 from grue.tool_sessions.redaction import Redactor, secrets_of_arguments
 
 InheritEnv: TypeAlias = Literal["all", "no_keys", "safe", "none"]
-"""`all`: everything. `no_keys`: everything except the keys that grue uses for models and observers. `safe`:
-what programs commonly need. `none`: nothing.
+"""Which of the host's environment variables a server inherits: see `StdioServer`, and decision record 013.
 
 Source: R3.2
 """
@@ -56,8 +51,7 @@ OWN_KEYS = frozenset(
         "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
     )
 )
-"""The variables whose values grue itself uses, for model endpoints and observers. The key of every provider
-in the table of endpoints (`protocol/chat_wire/profiles.py`) is here, because grue may use any of them."""
+"""The variables that grue itself uses, with the key of every provider in the table of endpoints."""
 
 _SAFE = frozenset(("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER"))
 _SAFE_PREFIX = "LC_"
@@ -65,10 +59,9 @@ _SHELL_FUNCTION = "()"
 
 
 def inherited(environ: Mapping[str, str], how: InheritEnv) -> dict[str, str]:
-    """Return the part of the host's environment (`environ`) that a server gets.
+    """Return the part of the host's environment that a server gets.
 
-    `no_keys` leaves out the variables in `OWN_KEYS` (such as `OPENAI_API_KEY`), and every other variable that
-    has the same value as one of these. Raises `MCPConfigError` if `how` is not one of `InheritEnv`.
+    `no_keys` also leaves out variables that have the value of one of `OWN_KEYS`. Raises `MCPConfigError`.
     """
     match how:
         case "all":
@@ -89,11 +82,7 @@ def inherited(environ: Mapping[str, str], how: InheritEnv) -> dict[str, str]:
 
 
 def visible_keys(environment: Mapping[str, str], host: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of the variables of a process's `environment` that hold a key, sorted.
-
-    A variable holds a key if its name is in `OWN_KEYS` or looks like the name of a secret, or if it has the
-    same value as a variable of the host's environment (`host`) whose name is in `OWN_KEYS`.
-    """
+    """Return the sorted names of the variables that hold a key, by their names or by their values."""
     keys, values = OWN_KEYS, _own_values(host)
     return tuple(
         sorted(
@@ -105,11 +94,7 @@ def visible_keys(environment: Mapping[str, str], host: Mapping[str, str]) -> tup
 
 
 def is_own_key(name: str, environment: Mapping[str, str], host: Mapping[str, str]) -> bool:
-    """Return whether a variable of a process's `environment` holds a key that grue uses itself.
-
-    The variable holds such a key if `name` is in `OWN_KEYS` (such as `OPENAI_API_KEY`), or if it has the same
-    value as a variable of the host's environment (`host`) whose name is in `OWN_KEYS`.
-    """
+    """Return whether the variable `name` is one of `OWN_KEYS`, or has the value of one in `host`."""
     return name in OWN_KEYS or environment[name].strip() in _own_values(host)
 
 
@@ -193,11 +178,7 @@ class ServerOptions(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
         return timeout_s if self.call_timeout_s is None else min(timeout_s, self.call_timeout_s)
 
     def select(self, tools: tuple[m.ToolDefinition, ...], notify: Notify) -> tuple[m.ToolDefinition, ...]:
-        """Return the tools to offer, in the order of the listing.
-
-        An entry of `include` or `exclude` that matches no tool is reported as a `bad_tool` notice, because
-        the entry is misspelt or the server has changed.
-        """
+        """Return the tools to offer. Report an entry that matches no tool as a `bad_tool` notice."""
         names = [tool.tool for tool in tools]
         entries = [("include", each) for each in self.include or ()]
         entries += [("exclude", each) for each in self.exclude]

@@ -1,25 +1,17 @@
 """The session pool of an episode: sessions that are prewarmed, ended after their turn, or kept open.
 
-A connection must be entered and left by the same task, its owner. In the pool the owner is a task of the
-episode, not of a turn. That allows four things:
+A connection must be entered and left by the same task. Here this is a task of the episode, not of a turn, so
+that a session can open or close while no turn runs:
 
-- A session is opened between two turns, while the host does its own work (`ahead`). The next turn gets a
-  fresh process without waiting for its start.
-- A session for the next turn is opened during a turn, while that turn waits for its model (`beside`). So
-  turns without a pause between them need not wait either.
-- A session closes after its turn has returned. The next turn waits until all older processes are gone: before
-  its first tool call, or at its end if it makes no call.
-- A session serves turn after turn (`kept`), for servers that keep a memory. Calls outside turns use it too
+- `ahead`: A session is opened between two turns, while the host does its own work.
+- `beside`: A session for the next turn is opened while a turn waits for its model.
+- `kept`: A session serves turn after turn, for servers that keep a memory, and calls outside turns
   (`SharedSession`).
 
-The processes of one turn are a generation. At most three generations are alive: the previous turn's is
-closing, this turn's is in use, and the next turn's is starting or waiting. When a turn makes a tool call,
-processes of the next turn may be alive, but none of an earlier turn. A turn never uses a session that was
-started beside it, not even if its own session has died: the server started before the turn's calls, and may
-have read files that these calls have changed since.
-
-A session actor uses a leased connection like any other `ToolConnection`. The owners record what happens
-outside turns in the trace: `SessionPrewarmed`, `PrewarmLost`, `ServerEnded`.
+A turn waits until all older processes are gone: before its first tool call, or at its end if it makes none.
+So the processes of at most three turns are alive: closing, in use, and starting. A turn never uses a session
+that was started beside it, not even if its own has died: the server may have read files that the turn's calls
+have changed since.
 """
 
 import contextlib
@@ -49,8 +41,7 @@ from grue.tool_sessions.connection import (
 from grue.tool_sessions.failures import ServerFailed, ToolRefusedError
 
 _PREWARM_DELAY_S = 0.005
-"""How long a prewarm is delayed. Spawning holds the interpreter for a millisecond. Without the delay it would
-hold up the host's thread, which is about to receive its result, or the turn's request to the model."""
+"""Spawning holds the interpreter for a millisecond, while the host's thread is about to get its result."""
 
 Room: TypeAlias = Callable[["PooledConnection"], Awaitable[None]]
 """A function that waits until a connection may start its process."""
@@ -59,22 +50,16 @@ Room: TypeAlias = Callable[["PooledConnection"], Awaitable[None]]
 class PooledConnection:
     """A connection and its owner task. The owner task runs `run`; other tasks use the other methods.
 
-    Before the owner task starts the server's process, it awaits the function `room`, which waits until
-    the processes of three or more turns ago have ended.
-
     Attributes:
         connection: Open once `opened` is set, unless `failed` is set too.
         listing: The latest listing of the server; `None` until the connection is open.
-        failed: Why the connection could not be opened (`ServerFailed`), or the exception that crashed its
-            owner.
+        failed: Why opening failed (`ServerFailed`), or the exception that crashed the owner.
         opened: Set when opening has succeeded or failed.
-        wanted: Set by a turn that is waiting for this connection. Until it is set, the start of a prewarmed
-            connection is delayed, by at most 5 ms, so that the host gets the result of the last turn first.
+        wanted: Set by a turn that waits for this connection; ends the delay before a prewarmed one starts.
         gone: Set when the connection is closed and none of its processes is alive.
         turn: Number of the turn that uses the connection; 0: none.
         generation: Number of the turn that uses or will use the connection. The pool counts its turns from 1.
-        alone: A lock that is held during a batch of calls, because a kept session may have two users: a turn,
-            and a call outside turns.
+        alone: Held during a batch of calls, because a turn and a call outside turns may share a kept session.
     """
 
     def __init__(
@@ -105,8 +90,7 @@ class PooledConnection:
     async def current_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...]:
         """Return the server's current tools. They are listed again only if the server has announced a change.
 
-        The server announces a change only once, but the session may have several users. So each user has to
-        compare the result with the list that it saw last.
+        Each user of the session compares the result with the list that it saw last.
         """
         assert self.listing is not None, "only an open connection has tools"
         tools = await self.connection.refresh_tools(timeout_s)
@@ -126,9 +110,8 @@ class PooledConnection:
         A cancellation closes the connection too, within a time limit.
         """
         try:
-            # The scope covers the connection's whole life, not just its opening: the connection enters task
-            # groups when it opens and leaves them when it closes, and anyio requires scopes to nest. So the
-            # scope may end only after the connection has left its task groups.
+            # anyio requires scopes to nest, and the connection enters task groups when it opens and leaves
+            # them when it closes. So the scope covers the connection's whole life.
             with self._opening:
                 await self._hold_open()
         except ServerFailed as failed:
@@ -189,18 +172,16 @@ _STILL_THERE_S = 2.0
 _GENERATIONS = 3
 
 Sessions: TypeAlias = Literal["fresh", "ahead", "beside", "kept"]
-"""When a turn's session is opened: in the turn itself, after the previous turn, beside the previous turn, or
-in an earlier turn and kept since."""
+"""When a turn's session is opened: in the turn, after or beside the previous turn, or earlier (`kept`)."""
 
 
 class SessionPool:
     """Holds the open sessions of an episode. Use it only in the episode's event loop, for one turn at a time.
 
-    Each connection is opened and closed by a task in `group`, so cancelling the group closes all of them. No
-    connection is prewarmed when `expects_turn` returns `False`.
+    Cancelling `group` closes all connections. None is prewarmed while `expects_turn` returns `False`.
 
     Attributes:
-        sessions: Which sessions the pool has: `ahead`, `beside` or `kept`, as the module's docstring says.
+        sessions: Which sessions the pool has; see the module's docstring.
         opened: Servers with which a turn has had an open session.
     """
 
@@ -255,9 +236,7 @@ class SessionPool:
     ) -> "LeasedConnection":
         """Return a connection for one turn: the prewarmed or kept one, or else a new one.
 
-        A connection whose prewarming began during this turn is not returned: it is for the next turn.
-        Whatever the turn does with its connection, except closing it, must end before `deadline`, a time on
-        the event loop's clock.
+        The turn's use of the connection ends before `deadline` (event loop clock), except for closing it.
         """
         waiting = self._waiting.get(server)
         if waiting is not None and waiting.generation > self._generation:
@@ -268,10 +247,7 @@ class SessionPool:
         return LeasedConnection(self, waiting, LeaseRequest(server, connect, turn, deadline))
 
     def give_back(self, owned: PooledConnection, *, usable: bool) -> None:
-        """Take back a connection from a turn: keep it for later turns, or close it.
-
-        The connection is kept with `keep="sessions"`, if it is usable and no other one to its server is kept.
-        """
+        """Take back a connection from a turn: keep it if the pool keeps sessions, otherwise close it."""
         owned.turn = 0
         if self._leased.get(owned.server) is owned:
             del self._leased[owned.server]
@@ -282,19 +258,16 @@ class SessionPool:
             self.leave(owned)
 
     async def open_kept(self, server: m.ServerName, connect: Connect, timeout_s: float) -> PooledConnection:
-        """Return a server's kept session for a call outside turns. If there is none, open one.
+        """Return a server's kept session, open, for a call outside turns; if there is none, open one.
 
-        The session is open on return. A turn may use the session at the same time, so hold the session's lock
-        `alone` while you use it. Later turns lease the same session. Raises `ServerFailed` if no session can
-        be opened.
+        A turn may use the session too, so hold its lock `alone` while you use it. Raises `ServerFailed`.
         """
         while True:
             owned = self._current(server)
             if owned is None:
                 self.prepare(server, connect, timeout_s)
                 owned = self._waiting[server]
-            # A turn or another call may just be opening the session. Wait until the session is open, because
-            # only then is it known whether it is usable.
+            # Only when the session is open is it known whether it is usable.
             was_open = owned.opened.is_set()
             owned.wanted.set()
             await owned.opened.wait()
@@ -333,11 +306,9 @@ class SessionPool:
             self._forget_gone()
 
     async def _wait_for_room(self, starting: PooledConnection) -> None:
-        """Before a new connection starts, wait until the processes of three or more turns ago are gone.
+        """Wait until the processes of three or more turns ago are gone.
 
-        Only cancelled turns leave such processes, because a cancelled turn does not wait until the processes
-        of earlier turns are gone. Without this wait, many cancelled turns in a row could leave any number of
-        processes alive.
+        A cancelled turn does not wait for older processes: without this wait, many could pile up.
         """
         newest = starting.generation - _GENERATIONS
         while old := [each for each in self._leaving if each.generation <= newest and not each.gone.is_set()]:
@@ -423,9 +394,7 @@ class LeasedConnection(_SessionUser):
         if owned is None:
             return
         try:
-            # Wait until the processes that the pool is closing have ended. A turn with tool calls has done so
-            # before its first call. A series of turns without calls would otherwise leave more and more of
-            # them behind.
+            # A series of turns without tool calls would otherwise leave more and more processes behind.
             await self._pool.wait_closed()
         finally:
             self._pool.give_back(owned, usable=exc_type is None and not self._broken)
@@ -433,8 +402,8 @@ class LeasedConnection(_SessionUser):
     async def open(self, timeout_s: float) -> Listing:
         """Wait until the connection is open. If a prewarmed connection is lost, open a new one.
 
-        The time limit of a prewarmed connection began when its start began. The limit of a new connection is
-        `timeout_s`. Either wait ends at the turn's deadline at the latest.
+        The time limit of a prewarmed connection began with its start; `timeout_s` limits a new one. Either
+        wait ends at the turn's deadline at the latest.
         """
         listing = None if self._owned is None else await self._prepared(self._owned, timeout_s)
         if listing is not None:
@@ -474,16 +443,14 @@ class LeasedConnection(_SessionUser):
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
         """Wait until no process of an earlier turn is alive, then return the tools if they have changed.
 
-        The session actor calls this at the start of a batch, before it records the batch's first call. So
-        in the trace the end of a server's old process comes before the first call of its new process.
+        So in the trace the end of a server's old process comes before the first call of the new one.
         """
         await self._pool.wait_closed()
         return await super().refresh_tools(self._request.within(timeout_s))
 
     async def _prepared(self, owned: PooledConnection, timeout_s: float) -> Listing | None:
         """Return the listing of the prewarmed or kept connection; `None` if it cannot be used."""
-        # No `timeout_s` here: opening has its own limit, which started earlier and gives a better error when
-        # it expires. Only the turn's deadline limits this wait.
+        # No `timeout_s` here: opening has its own limit, which began earlier and gives a better error.
         owned.wanted.set()
         with anyio.move_on_after(self._request.within(float("inf"))):
             await owned.opened.wait()

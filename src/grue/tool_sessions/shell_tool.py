@@ -1,12 +1,8 @@
 """`ShellTool`: a tool server whose one tool runs commands on this machine. Off unless a host configures it.
 
-An allow-list of programs, a working folder and a small environment limit what a model can start. They do not
-limit what a started program does: it can read every file that this user can read. A box (`sandbox`) limits
-that too.
+An allow-list limits what a model can start, not what a started program does; a box (`sandbox`) limits that.
 
-A command is ended in the same way as a server process: it leads its own process group, and the guard process
-(`runtime/processes/guard.py`) kills that group if the host dies. However the command ended, no process that
-it started is alive afterwards.
+However a command ended, also if the host died, no process that it started is alive afterwards.
 """
 
 import os
@@ -129,11 +125,7 @@ class ShellTool(Struct, HostCommands, frozen=True, kw_only=True):
         return self.env
 
     def allowed(self) -> "tuple[_Allowed, ...] | None":
-        """Return the allowed commands, each with its program's path; `None`: every command is allowed.
-
-        Raises:
-            MCPConfigError: A program does not exist.
-        """
+        """Return the allowed commands with their programs' paths; `None`: all. Raises `MCPConfigError`."""
         if self.commands == "any":
             return None
         entries = [(entry,) if isinstance(entry, str) else tuple(entry) for entry in self.commands]
@@ -147,11 +139,7 @@ class ShellTool(Struct, HostCommands, frozen=True, kw_only=True):
     ) -> FunctionConnection:
         """Make the connection for one session.
 
-        Args:
-            server: The name that the program gives to this server.
-            registry: Lists the process of the running command, so that the runner can kill it without the
-                turn's event loop.
-            before_calls: Awaited at the start of each batch; `None`: nothing is awaited.
+        With `registry`, the runner can kill a running command without the turn's event loop.
         """
         connection = FunctionTools([_Commands(self, registry).tool()]).connect(server, before_calls)
         if self.sandbox is not None:
@@ -178,11 +166,7 @@ class ShellTool(Struct, HostCommands, frozen=True, kw_only=True):
 
 
 class _Allowed(Struct, frozen=True):
-    """An entry of the allow-list, and the path that its program was found at.
-
-    The path is looked up once. So if a command later puts another program with this name first on the PATH,
-    that program is not used.
-    """
+    """An entry of the allow-list. A program that is put first on the PATH later is not used."""
 
     words: tuple[str, ...]
     program: str
@@ -202,8 +186,6 @@ class _Program(Struct, frozen=True):
 
 
 class _Commands:
-    """Runs the commands of one session."""
-
     def __init__(self, spec: ShellTool, registry: ProcessRegistry) -> None:
         self._spec = spec
         self._registry = registry
@@ -268,9 +250,7 @@ class _Commands:
         finished: bool | None = None
         try:
             async with command:
-                # This time limit is inside `async with command`, so it does not apply to the closing of
-                # `command`: even after `timeout_s` the command has the time to exit that `spec.limits` gives
-                # it. Only the turn's time limit or a cancellation from outside can shorten that time.
+                # The closing of `command` is outside this limit: it has its own (`spec.limits`).
                 with anyio.move_on_after(spec.timeout_s):
                     finished = await command.finish(stdin.encode("utf-8", "replace"))
         except SpawnError as error:

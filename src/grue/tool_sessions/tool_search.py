@@ -1,9 +1,7 @@
 """`find_tools`: finds the tools that fit a few words, by an index of the tools' names and texts. No I/O.
 
-The index is BM25 over the words of each tool: its name counts most, then its server, its description, and the
-names of its arguments. Words are compared by their stems. A tool also fits if the query has a longer or
-shorter form of one of its words (`repo`, `repository`), or a verb of the same meaning (`delete`, `remove`).
-Such a word counts less than the tool's own word.
+The index is BM25 over the stems of each tool's words. Other forms of a word (`repo`, `repository`) and verbs
+of the same meaning (`delete`, `remove`) count less than the word itself.
 """
 
 import math
@@ -109,11 +107,7 @@ class ToolIndex:
 
 
 class ToolSearcher:
-    """Answers `find_tools` and `call_tool` in one turn.
-
-    `tools` is a function that returns the tools that may be called now. `most` limits how many of them an
-    answer to `find_tools` lists.
-    """
+    """Answers `find_tools`, with at most `most` of the tools that may be called now, and `call_tool`."""
 
     def __init__(self, tools: Callable[[], Sequence[m.ToolDefinition]], most: int) -> None:
         self._tools = tools
@@ -134,10 +128,7 @@ class ToolSearcher:
         return tool_results.success({"tools": [_told(tool) for tool in found]})
 
     def call_tool(self, arguments: m.JsonObject) -> m.ToolCallResult:
-        """Answer a call of the tool `call_tool` whose `name` is no known tool: suggest similar names.
-
-        If `name` is a known tool, this method is not called: the agent sends the call to the tool's server.
-        """
+        """Answer a `call_tool` of an unknown tool. The agent sends other calls to the tool's server."""
         name = arguments.get("name")
         if not isinstance(name, str) or not name:
             return tool_results.call_failed('call_tool wants {"name": "...", "arguments": {...}}')
