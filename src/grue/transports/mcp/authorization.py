@@ -1,8 +1,7 @@
 """Add a server's token to each HTTP request to it. `oauth.py` obtains the tokens.
 
-This module does not import the MCP SDK. `oauth.py` does, so it is imported only if a token may be stored, or
-when the server refuses a request. For other servers, this module only checks whether a file with tokens
-exists.
+This module does not import the MCP SDK: `oauth.py` does, and is imported only if a token may be stored, or
+when the server refuses a request.
 """
 
 import re
@@ -38,7 +37,7 @@ class Authorization:
     async def send(self, request: httpx2.Request, send: Send) -> httpx2.Response:
         """Send a request. If the server refuses the token, send the request once more with another token.
 
-        A request to another host, port or scheme than those of the server's URL is sent without a token.
+        A request to another origin than the server's is sent without a token.
 
         Raises:
             AuthorizationRefused: There is no token that the server accepts.

@@ -1,13 +1,8 @@
 """`McpClient`: an MCP session with one server, over the pipes of a process or over HTTP.
 
-`McpClient` takes the steps of a session, which are the same for all servers: reach the server, initialize,
-list the tools, call them, close. What depends on the transport is in a wire (`ProcessWire`, `HttpWire`): how
-messages travel, how the server ended, and what the user can do about a failure. One task must enter, use and
-leave the client.
-
-A process is spawned before the SDK is imported, so that the server starts during the import. Every failure is
-raised as one error, with its root cause in the text. Exceptions of the SDK and exception groups must not
-leave this module.
+What depends on the transport is in a wire (`ProcessWire`, `HttpWire`). A process is spawned before the SDK is
+imported, so that the server starts during the import. Exceptions of the SDK and exception groups must not
+leave this module: every failure is raised as one error, with its root cause in the text.
 """
 
 import time
@@ -57,8 +52,7 @@ _PARTS = "grue.transports.mcp.session_parts"
 _NOTICE_CHARS = 500
 _MESSAGE_CHARS = 100_000
 _MAX_NOTICES = 500
-"""Most notices of one kind that are recorded during one request. A flood of them would fill the trace and
-delay the turn."""
+"""A flood of notices of one kind during one request would fill the trace and delay the turn."""
 _METHOD_NOT_FOUND = -32601
 _INVALID_PARAMS = -32602
 _INTERNAL_ERROR = -32603
@@ -73,10 +67,6 @@ class McpClient:
     Entering spawns the server's process, if it has one. Leaving ends it within `options.limits`, even if the
     task is cancelled. Afterwards no process of its group is alive, and `status` says how it ended. For a
     server over HTTP, leaving ends the session at the server, which gets one second to answer.
-
-    Args:
-        server: How to reach the server, and its options.
-        registry: Holds the process until it is reaped.
 
     Raises:
         ServerFailed: On entering, with the phase `spawn`.
@@ -154,13 +144,10 @@ class McpClient:
     async def open(self, timeout_s: float) -> Listing:
         """Initialize the session and list all pages of the tools.
 
-        Args:
-            timeout_s: Time limit for entering the client, handshake and listing together. The time for
-                importing the SDK does not count.
+        `timeout_s` limits entering the client, handshake and listing together, without the import of the SDK.
 
         Raises:
-            ServerFailed: With the phase `initialize` or `list`: the server refused, timed out, died, or does
-                not speak MCP.
+            ServerFailed: With the phase `initialize` or `list`.
 
         Source: R3.3, R13.3, P8, P37
         """
@@ -211,17 +198,11 @@ class McpClient:
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
         """Call a tool and return its result, which may be an error result of the tool.
 
-        A call whose arguments do not match the tool's input schema is refused before it is sent, unless the
-        server's options say otherwise. A result that does not match the output schema becomes an error.
+        A call that the tool's input schema refuses is not sent, unless the server's options say otherwise. A
+        result that does not match the output schema becomes an error. If the server makes an MCP task of the
+        call, this method waits for the task's result. A cancellation is sent to the server too.
 
-        If the call is cancelled, the server is sent a cancellation. If the server makes an MCP task of the
-        call, this method waits for the task's result within the same time limit.
-
-        Args:
-            tool: Bare name, as the server knows it.
-            arguments: A JSON object.
-            timeout_s: Time limit, which holds even if the server has stopped reading. A smaller limit in the
-                server's options wins.
+        `timeout_s` holds even if the server has stopped reading; a smaller limit in its options wins.
 
         Raises:
             ToolTimedOutError: There was no answer in time; the server was sent a cancellation.
@@ -242,10 +223,7 @@ class McpClient:
         return result, await _off_loop(content_blocks, answer)
 
     async def finish_task(self, tool: str, task: m.ToolTask, timeout_s: float) -> m.ToolCallResult:
-        """Wait for the result of an MCP task that was created before the turn was interrupted.
-
-        The tool is not called again. Raises as `call` does.
-        """
+        """Wait for the result of an MCP task of an interrupted turn. Raises as `call` does."""
         timeout_s = self._server.options.call_limit(timeout_s)
         try:
             with anyio.fail_after(timeout_s):
@@ -254,13 +232,7 @@ class McpClient:
             raise ToolTimedOutError(tool, timeout_s) from error
 
     async def request(self, method: str, params: m.JsonObject, timeout_s: float) -> m.JsonObject:
-        """Send any request and return the raw result, for prompts, resources and completions.
-
-        Raises:
-            ToolTimedOutError: There was no answer in time; the server was sent a cancellation.
-            ToolRefusedError: The server answered with a JSON-RPC error, or its answer is not usable.
-            ServerFailed: The server died or the connection broke.
-        """
+        """Send any request, such as for prompts, and return the raw result. Raises as `call` does."""
         timeout_s = self._server.options.call_limit(timeout_s)
         try:
             with anyio.fail_after(timeout_s):
@@ -358,17 +330,15 @@ class McpClient:
             raise ToolRefusedError(text, code=error.code, details=details) from error
 
     async def _read(self, tool: str, answer: m.JsonObject) -> m.ToolCallResult:
-        """Convert a result into a `ToolCallResult`, and check it against the tool's output schema."""
         if is_kept_as_text(answer):
             self._notify("too_large", f"{tool}: a result with very many values is kept as its JSON text")
         result = await _off_loop(from_mcp, answer)
         return self._outputs.checked(tool, answer, result)
 
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
-        """List the tools again if the server has announced that they changed; otherwise return `None`.
+        """Return the tools if the server has announced a change; `None`: no change, or listing failed.
 
-        If listing fails, this records a notice and returns `None`. If the connection is broken, the next call
-        fails and reports the cause.
+        A failure is a notice only: if the connection is broken, the next call reports the cause.
         """
         from grue.transports.mcp import sdk
 
@@ -386,8 +356,7 @@ class McpClient:
     async def still_there(self, timeout_s: float) -> bool:
         """Return whether a session that was idle can still be used.
 
-        A session with a process can be used as long as the process runs. A server over HTTP may have
-        restarted and forgotten the session, so it is sent a ping.
+        A server over HTTP may have restarted and forgotten the session, so it is sent a ping.
         """
         from grue.transports.mcp import sdk
 
@@ -480,7 +449,6 @@ class McpClient:
         return ServerFailed(failure)
 
     def _notify(self, kind: NoticeKind, text: str) -> None:
-        """Pass a notice on. After `_MAX_NOTICES` of one kind during one request, drop the rest."""
         self._noticed[kind] += 1
         if self._options.on_notice is None or self._noticed[kind] > _MAX_NOTICES:
             return

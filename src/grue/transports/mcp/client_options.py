@@ -16,10 +16,7 @@ from grue.tool_sessions.server_requests import Abilities
 class Pinning(Struct, frozen=True, kw_only=True):
     """The tool definitions that the user has approved (the tool lock), and what to do with others.
 
-    Attributes:
-        pins: The approved definitions.
-        policy: What to do with a tool whose definition differs from the approved one.
-        on_drift: Called for each difference, once per session, in the event loop; must not block or raise.
+    `on_drift` is called for each difference, once per session, in the event loop; it must not block or raise.
     """
 
     pins: ServerPins
@@ -31,9 +28,6 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
     """Options of a client.
 
     Attributes:
-        limits: Time limits for ending a process, and size limits for any server's messages.
-        abilities: What the server may ask of the host: sampling, elicitation, roots.
-        max_pages: How many pages of the tool listing are read at most.
         on_notice: Called with each notice, in the event loop; must not block or raise.
         pinning: Which tool definitions are approved; `None`: all are accepted.
         before_import: Awaited before the SDK is imported, which then happens in a thread; `None`: the SDK is

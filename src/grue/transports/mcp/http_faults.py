@@ -1,8 +1,7 @@
 """The faults of HTTP exchanges: their texts, their remedies, and whether they end the session. No I/O.
 
-A fault ends the session if no further request can succeed: nobody answers, the session is unknown, access is
-refused or the URL is wrong. Any other bad answer fails only the request that it answers. A lost
-connection fails only the requests under way: the next request connects again.
+A fault ends the session if no further request can succeed, such as with a wrong URL. A lost connection fails
+only the requests under way: the next request connects again.
 """
 
 import re
@@ -47,8 +46,7 @@ TOO_MANY_MESSAGES = WireFault("it sent very many messages, and none of them was 
 def status_fault(status: int, text: str = "", challenge: str = "") -> WireFault:
     """Return the fault for a status from 400 on.
 
-    `text` is the message in the body, printable and short, or empty. `challenge` is the answer's header
-    `WWW-Authenticate`, which is untrusted.
+    `text`: the message in the body, printable and short. `challenge`: `WWW-Authenticate`, untrusted.
     """
     cause: str
     remedy: str | None
@@ -96,10 +94,7 @@ def _credentials(challenge: str) -> str:
 
 
 def sse_also_refused(declined: WireFault | None, fault: WireFault) -> WireFault:
-    """Return the fault of an address that accepts neither of the two transports.
-
-    `declined` is the fault with Streamable HTTP, `None` if that was not tried; `fault` is the fault with SSE.
-    """
+    """Return the fault of an address that accepts neither Streamable HTTP (`declined`) nor SSE (`fault`)."""
     if declined is None or declined.cause == fault.cause:
         return fault
     cause = f"{declined.cause}; over the older SSE transport: {fault.cause}"
@@ -132,10 +127,7 @@ def too_long_fault(max_bytes: int) -> WireFault:
 
 
 def transport_fault(error: Exception, where: str, connect_timeout_s: float) -> WireFault:
-    """Return the fault for a request that got no answer from `where`, a `host:port`.
-
-    `error` is the HTTP library's exception. Its chain of causes decides which fault is returned.
-    """
+    """Return the fault for a request that got no answer from `where` (`host:port`)."""
     causes = list(_chain(error))
     named = {type(each).__name__ for each in causes}
     host = where.rpartition(":")[0]
@@ -206,13 +198,8 @@ def login_fault(
 ) -> WireFault:
     """Return the fault of a server that needs a person's login, or credentials of another kind.
 
-    Args:
-        server: The server's name in the configuration.
-        status: The HTTP status of the server's refusal.
-        scope: If the login lacks scopes that the server wants: all scopes to ask for in `grue login --scope`;
-            `None`: the refusal is not about scopes.
-        had_token: Whether somebody has logged in before.
-        challenge: The header `WWW-Authenticate` of the server's refusal; untrusted.
+    `scope`: all scopes to ask for, if the login lacks some. `had_token`: somebody has logged in before.
+    `challenge`: the header `WWW-Authenticate`; untrusted.
     """
     scheme = challenge_scheme(challenge)
     if scheme and scheme.lower() != "bearer" and not had_token:
@@ -256,10 +243,7 @@ def insecure_fault(host: str) -> WireFault:
 
 
 def identity_fault(words: str) -> WireFault:
-    """Return the fault of an identity token that cannot be exchanged for a token of the server.
-
-    `words` say what is wrong, without any token.
-    """
+    """Return the fault of an identity token that cannot be exchanged. `words` say why, without a token."""
     return WireFault(
         words,
         ends_session=True,
@@ -278,10 +262,7 @@ def token_file_fault(folder: Path, why: str) -> WireFault:
 
 
 def keyring_fault(server: str, words: str | None) -> WireFault:
-    """Return the fault of a keyring that cannot be used.
-
-    `words` say what is wrong with the keyring; `None`: the package is not installed.
-    """
+    """Return the fault of a keyring that cannot be used. `words` say why; `None`: it is not installed."""
     if words is None:
         cause = f"the tokens of {server!r} are kept in the system's keyring, which needs the package keyring"
         return WireFault(cause, ends_session=True, remedy="Install it: pip install 'keyring>=25.5,<26'")

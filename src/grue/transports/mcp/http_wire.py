@@ -1,7 +1,6 @@
 """The wire to a server that is reached by URL: Streamable HTTP, and the older SSE transport.
 
-`sdk_http.py` runs the SDK's transports, and `http_faults.py` has the texts of failures. Nothing here may
-import `runtime/processes/`, except the limits.
+Nothing here may import `runtime/processes/`, except the limits.
 """
 
 import os

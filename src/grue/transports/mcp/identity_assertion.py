@@ -1,12 +1,8 @@
 """Cross-app access (SEP-990): a person's identity token is exchanged for a token of the server.
 
-There are two exchanges. At the identity provider the identity token becomes an identity assertion (ID-JAG,
-by RFC 8693), which names the authorization server and the MCP server that it is for. At the authorization
-server the assertion becomes an access token (RFC 7523). The SDK makes the second exchange; this module makes
-the first.
-
-The user configures the identity provider and the authorization server, so that an MCP server cannot choose
-where identity tokens, assertions or secrets are sent.
+The identity provider exchanges the identity token for an identity assertion (ID-JAG, RFC 8693); this module
+makes this exchange. The authorization server exchanges the assertion for an access token (RFC 7523); the SDK
+makes that one. Both are in the settings, so an MCP server cannot choose where secrets are sent.
 """
 
 import base64
@@ -56,8 +52,8 @@ class _TokenError(Struct):
 class IdentityProvider:
     """Requests identity assertions from the identity provider, in exchange for a person's identity token.
 
-    `exchange` sends an HTTP request, with limits of time and size, and returns the answer. `on_secret` is
-    called with the name and the value of each secret (identity token, assertion), before the secret is used.
+    `exchange` sends an HTTP request, with limits of time and size. `on_secret` is called with the name and
+    the value of each secret (identity token, assertion) before its use.
     """
 
     def __init__(self, auth: OAuth, exchange: Exchange, on_secret: Callable[[str, str], None]) -> None:

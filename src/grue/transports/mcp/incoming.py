@@ -1,10 +1,8 @@
 """Decode the bytes that a server has written into a message of the SDK. Never raises, whatever the bytes are.
 
-- An answer that is not usable becomes an error for its request, which would otherwise wait for its timeout.
+- An unusable or cut answer becomes an error for its request, which would otherwise wait for its timeout.
 - A message with more than `MAX_VALUES` values keeps its structured parts as JSON text. Decoding it would
-  block every thread of the host, and a decoded value takes many times the memory of its text.
-- Of a message that was too long, only the beginning and the end were kept. If they hold the id of a request,
-  that request fails at once.
+  block every thread of the host, and take many times the memory.
 """
 
 import json
@@ -23,7 +21,6 @@ from grue.runtime.large_data import CutLineError, count_of
 from grue.runtime.loops.beside_loop import aside
 
 MAX_VALUES = tool_results.MAX_JSON_VALUES
-"""A message with more values than this is not decoded completely."""
 
 _SMALL_BYTES = 16_384
 _SHOWN_CHARS = 200
@@ -54,10 +51,7 @@ async def read_any_message(line: bytes) -> types.JSONRPCMessage | None:
 
 
 def refusal_of_cut(cut: CutLineError, limit: int) -> types.JSONRPCError | None:
-    """Return the error for a request whose answer, the message `cut`, is longer than `limit` bytes.
-
-    `None`: the parts of the message that were kept do not hold the request's id.
-    """
+    """Return the error for a request whose answer is too long; `None`: the request is not known."""
     found = _ID_AT_START.match(cut.head) or _ID_AT_END.search(cut.tail)
     if found is None:
         return None
@@ -119,17 +113,13 @@ def _message_of(value: object) -> types.JSONRPCMessage | None:
 
 
 def is_usable(message: types.JSONRPCMessage) -> bool:
-    """Return whether the SDK can handle a message.
-
-    Its dispatcher crashes if a number in a progress notification does not fit into a float.
-    """
+    """Return whether the SDK can handle a message: a huge number in a progress notification crashes it."""
     if isinstance(message, types.JSONRPCNotification) and message.method == "notifications/progress":
         return _is_progress(message.params)
     return True
 
 
 def _is_progress(params: object) -> bool:
-    """Return whether the numbers in a progress notification are finite and not too large for a float."""
     if not isinstance(params, dict):
         return True
     try:
@@ -199,10 +189,7 @@ class _Error(Struct):
 
 
 def _decode_partly(line: bytes) -> object:
-    """Decode a server's answer that has more than `MAX_VALUES` values: keep its large parts as JSON text.
-
-    Return `None` for a message that is not an answer to a request.
-    """
+    """Decode an answer with very many values: keep large parts as JSON text. `None`: it is not an answer."""
     try:
         envelope = msgspec.json.decode(line, type=_Undecoded)
     except (ValueError, RecursionError):
@@ -246,8 +233,7 @@ def _block(written: bytes) -> object:
     if values_in(written) <= MAX_VALUES:
         return _decode(written)
     try:
-        # `values_in` also counts the commas in texts. So this may be a block with a long text and few values:
-        # try to decode it as one.
+        # `values_in` also counts the commas in texts: this may be a long text with few values.
         return msgspec.to_builtins(msgspec.json.decode(written, type=_Text))
     except (ValueError, RecursionError):
         return {"type": "text", "text": _json_text(written)}

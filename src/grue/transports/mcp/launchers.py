@@ -1,19 +1,12 @@
 """Find the program that npx or uvx starts, without running either of them, and say why it did not start.
 
-At every start of a server, `npx -y PACKAGE` and `uvx TOOL` look for a package, install it if need be, and
-start its program. The program itself is a file, which this module looks for where these launchers put it.
 Nothing is downloaded, and only files that exist are named. `grue doctor` prints the command line that starts
-the program without the launcher. If a server is missing and npx must not install it (`--no-install`), grue
-fails the start at once, because npx would need seconds to report it.
+the program without the launcher.
 
-If a server did not start, this module looks for two causes that the error of the server does not name:
+Two causes of a failed start are looked for, because the server's error does not name them:
 
-- npx's cache of the package is incomplete. npx installs the packages of a command in a folder of its own,
-  named for a hash of their names. If npx is killed meanwhile, the folder stays incomplete, and later starts
-  fail.
-- Node is too old for the server. A package states the Node versions that it needs in `engines.node` of its
-  `package.json`. This module looks for the `package.json` beside the script, in the `node_modules` folders of
-  the working directory and above, and in npx's cache.
+- npx's cache of the package is incomplete, because npx was killed while it installed the package.
+- Node is older than the package's `engines.node` says.
 
 Source: R14
 """
@@ -48,9 +41,7 @@ _LAST_WRITTEN = ".package-lock.json"
 def npx_cache_broken(server: StdioServer) -> str | None:
     """Return advice that names the broken cache folder, or `None` if the cache is not broken.
 
-    Args:
-        server: A server whose start failed, and whose process has ended. As long as npx runs, the folder of
-            an intact cache can be incomplete too, because npx is filling it.
+    Call this after the server's process has ended: a running npx may still be filling an intact cache.
     """
     if PurePath(server.command).name != "npx":
         return None
@@ -76,10 +67,7 @@ def _is_complete(folder: Path) -> bool:
 
 
 def _packages(args: Sequence[str], words: Container[str] = ()) -> Iterator[str]:
-    """Yield the packages that npx installs: each `--package`, or else the first argument.
-
-    Options do not count as arguments, nor do the `words`, such as the subcommand `exec` of `npm exec`.
-    """
+    """Yield the packages that npx installs: each `--package`, or else the first argument not in `words`."""
     rest = iter(args)
     named = False
     for arg in rest:
@@ -110,12 +98,7 @@ _REGISTRY_NAME = re.compile(r"(@[\w.~-]+/)?[\w.~-]+(@[\w.^~<>=*-]+)?")
 
 
 class Direct(Struct, frozen=True):
-    """A faster command line for a server: without its launcher (such as npx), or with less work for it.
-
-    Attributes:
-        server: The server with that command line.
-        note: What the user should know before using it.
-    """
+    """A faster command line for a server. `note` says what the user should know before using it."""
 
     server: StdioServer
     note: str
@@ -142,9 +125,7 @@ def direct_command(server: StdioServer) -> Direct | None:
 def missing_npx_package(server: StdioServer) -> str | None:
     """Return the name of the server's npx package if it is missing and npx must not install it; else `None`.
 
-    `None` is also returned if npx gets options that this module does not know. `--no-install` is the option
-    that forbids npx to install packages. The package is looked for in the folders of the project, among npm's
-    global packages and in npx's cache. This takes a few milliseconds at most.
+    npx would need seconds to report it. If npx gets options that are not known here, return `None`.
     """
     options = list(itertools.takewhile(lambda arg: arg.startswith("-") and arg != "--", server.args))
     if launcher_of(server) != "npx" or _NEVER_INSTALL.isdisjoint(options):
@@ -287,8 +268,7 @@ def _of_uvx(server: StdioServer) -> Direct | None:
     while rest and rest[0] in _UVX_FLAGS:
         flags.add(rest.pop(0))
     if not rest or not _is_plain(rest[0]) or rest[0].startswith("-") or "@" in rest[0]:
-        # The command names a version (`name@1.2`) or a package (`--from`). An installed program of this name
-        # is not used, because it may have another version or come from another package.
+        # An installed program of this name may have another version, or come from another package.
         return None
     tool, *more = rest
     own = _uv_tools(server) / tool / "bin" / tool
@@ -337,8 +317,7 @@ async def node_too_old(
 ) -> str | None:
     """Return advice for the user if Node is older than the server's package needs, or else `None`.
 
-    Runs `node --version`, which may take `limit_s`. Also returns `None` if the command does not run Node, or
-    if either version cannot be determined.
+    Runs `node --version`, which may take `limit_s`. `None` also means that a version is not known.
     """
     found = _wanted(server)
     if found is None:
@@ -355,10 +334,7 @@ async def node_too_old(
 
 
 def oldest_allowed(wanted: str) -> Version | None:
-    """Return the oldest version that a range such as `>=18.17 <21 || ^22` allows.
-
-    `None`: the range has no lower bound.
-    """
+    """Return the oldest version that a range such as `>=18.17 <21 || ^22` allows; `None`: no lower bound."""
     lowest = [_lower_bound(alternative) for alternative in wanted.split("||")]
     return min((bound for bound in lowest if bound), default=None) if all(lowest) else None
 
@@ -378,10 +354,7 @@ def _version(text: str) -> Version:
 
 
 def _wanted(server: StdioServer) -> tuple[str, str] | None:
-    """Return the npm package that a server's command runs, and the Node.js versions that it needs.
-
-    `None`: the package is not known, or states no versions (`engines.node`).
-    """
+    """Return the npm package that a command runs and its `engines.node`; `None`: one is not known."""
     program = PurePath(server.command).name
     if program in _RUNNERS:
         package = _without_version(next(_packages(server.args, _WORDS), ""))

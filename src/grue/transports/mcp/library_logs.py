@@ -1,8 +1,7 @@
 """Redirect the log records that the SDK and its HTTP libraries write while they work for a session of grue.
 
-Such a record can hold a secret (in the headers of a request), or megabytes that a server has written (in a
-malformed notification). So the session gets the record, and redacts and cuts it. The program's own handlers
-and standard error do not get it. Records that these libraries write for the program itself are not touched.
+Such a record can hold a secret, or megabytes that a server has written. So it goes to the session, which
+redacts and cuts it, and not to the program's own handlers. The program's own records are not touched.
 """
 
 import contextvars
@@ -39,10 +38,7 @@ _receiver = contextvars.ContextVar[Receive | None]("grue_library_logs", default=
 
 @contextmanager
 def library_logs_to(receive: Receive) -> Iterator[None]:
-    """Within the block, and in tasks started in it, pass the warnings of these libraries to `receive`.
-
-    Records below a warning are dropped.
-    """
+    """Within the block, and in tasks started in it, pass the warnings of these libraries to `receive`."""
     before = _receiver.set(receive)
     try:
         yield

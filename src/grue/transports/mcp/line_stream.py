@@ -14,10 +14,9 @@ from grue.transports.mcp.message_stream import MAX_UNASKED, MessageStream, encod
 
 
 class LineStream(MessageStream):
-    """A `MessageStream` over a process's pipes: one JSON-RPC message per line.
+    """Skips a line that is not a message, or is too large, with a notice.
 
-    A line that is not a message, or is too large, is skipped and reported by a notice. If the server writes
-    more than `MAX_UNASKED` lines in a row that answer no request, the stream breaks.
+    The stream breaks after `MAX_UNASKED` lines in a row that answer no request.
     """
 
     def __init__(self, process: ServerProcess, notify: Notify, max_message_bytes: int) -> None:
