@@ -1,17 +1,12 @@
-"""Read the tool definitions of a raw `tools/list`, page by page, and remember listings for later processes.
+"""Reads the tool definitions of `tools/list`, page by page, and stores listings for later processes.
 
-A malformed tool is left out.
-
-Listings are stored in the user's cache folder, a file for each server, for servers with `start="beside"`: a
-turn's first request offers the tools of the stored listing, before the server has started. The turn compares
-the stored listing with the server's real one before it calls any tool, so a wrong listing costs one request.
-Because a request costs money, a file is used only if no other user can have written it. A malformed file is
-not used either. A file also says which MCP revision the server spoke, so that the next process need not find
-out.
+With `start="beside"`, a turn's first request offers the tools of the stored listing, before the server has
+started. The turn compares them with the real listing before it calls any tool, so a wrong listing costs one
+request. That costs money, so a file is used only if no other user can have written it.
 
 A file's name is a keyed digest (HMAC) of how the server is started or reached, environment and headers
-included. The key is random and stays on the machine, so that nobody else can guess a secret by computing the
-names for many values. No value of the environment or the headers is stored.
+included. The key is random and stays on the machine, so that nobody can guess a secret by computing the names
+for many values.
 
 Source: P37
 """
@@ -56,11 +51,9 @@ class ListedTools(Struct, frozen=True):
     """The tools of a whole listing.
 
     Attributes:
-        tools: The well-formed tools, in the server's order.
         as_tasks: The bare names of the tools that have to be called as tasks (MCP revision 2025-11-25).
         ttl_s: For how many seconds the server says that the listing is valid; `None`: it does not say.
-        private: Whether the server says that the listing is only for the user who is logged in. If `ttl_s`
-            is `None`, this is `False`.
+        private: Whether the listing is only for the user who is logged in. `False` without `ttl_s`.
     """
 
     tools: tuple[m.ToolDefinition, ...] = ()
@@ -77,8 +70,7 @@ async def read_pages(
 ) -> ListedTools:
     """Read all pages of a listing. After a repeated cursor or `max_pages` pages, return what was read.
 
-    `ask` sends `tools/list` with the parameters that it gets; its errors are not caught. Each tool or page
-    that is left out is reported by a `bad_tool` notice.
+    The errors of `ask` are not caught. What is left out is reported by `bad_tool` notices.
 
     Raises:
         ValueError: A page has no list of tools at all.
@@ -113,10 +105,7 @@ async def read_pages(
 
 
 def _ttl_s(page: m.JsonObject) -> float | None:
-    """Return the seconds for which a page may be used again; `None`: not stated.
-
-    0 counts as not stated: the SDK's servers send it unless their author sets something else.
-    """
+    """Return how long a page is valid. 0 counts as not stated: the SDK's servers send it by default."""
     stated = page.get("ttlMs")
     if not isinstance(stated, int | float) or isinstance(stated, bool) or not 0 < stated < math.inf:
         return None
@@ -132,11 +121,7 @@ def _only_as_tasks(page: m.JsonObject) -> Iterator[str]:
 
 
 def read_tools(page: Mapping[str, Any], server: m.ServerName, notify: Notify) -> Iterator[m.ToolDefinition]:
-    """Yield the well-formed tools of a page. Report each malformed one by a `bad_tool` notice.
-
-    Raises:
-        ValueError: The page has no list of tools at all.
-    """
+    """Yield the well-formed tools of a page; report others. Raises `ValueError` if it has no list."""
     tools = page.get("tools")
     if not isinstance(tools, list):
         raise ValueError("tools is not a list")
@@ -178,7 +163,6 @@ def as_listed(tool: m.ToolDefinition) -> m.JsonObject:
 
 
 def _annotations(stated: Any) -> ToolAnnotations | None:
-    """Return the hints that are booleans. A hint of another type counts as not stated."""
     if not isinstance(stated, dict):
         return None
     hints = {field: stated.get(key) for field, key in _HINTS.items() if isinstance(stated.get(key), bool)}
@@ -218,12 +202,7 @@ class _File(Struct, frozen=True):
 
 
 class ListingCache:
-    """The cache of tool listings: a folder with one file for each server.
-
-    Args:
-        folder: Where the files are; `None`: `$GRUE_CACHE/listings`, or `grue/listings` in the user's cache
-            folder.
-    """
+    """The cache of tool listings: a folder with one file for each server, by default `cache_folder()`."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or cache_folder()
@@ -237,11 +216,9 @@ class ListingCache:
             return None
 
     def save(self, server: McpServer, seen: SeenListing) -> None:
-        """Store the listing that a server has sent, unfiltered.
+        """Store the unfiltered listing of a server. If the folder cannot be used, do nothing.
 
-        The server's file is replaced as a whole. If the listing is private to the logged-in user, the file is
-        removed instead: another user may log in later, and there is only one file for the server. If the
-        folder cannot be used, nothing is stored and nothing is raised.
+        If the listing is private to the logged-in user, remove the file instead: another user may log in.
         """
         document = _File(1, [as_listed(tool) for tool in seen.tools], seen.protocol_version, seen.expires_at)
         try:
@@ -285,13 +262,7 @@ class ListingCache:
             return 0
 
     def _path(self, server: McpServer, *, make_key: bool = False) -> Path | None:
-        """Return the path of a server's file, whose name is an HMAC of the server's settings.
-
-        If the folder has no key for the HMAC, make one if `make_key` is set, and otherwise return `None`.
-
-        Raises:
-            OSError, ValueError: The folder or the key cannot be used.
-        """
+        """Return the path of a server's file; `None`: there is no key. Raises `OSError` or `ValueError`."""
         try:
             _require_own_folder(self.folder)
             key = _content(self.folder / _KEY_FILE)
@@ -325,12 +296,7 @@ def _identity(server: McpServer) -> bytes:
 
 
 def _content(path: Path) -> bytes:
-    """Return the content of a file that only this user can have written.
-
-    Raises:
-        OSError, ValueError: The file does not exist, is a link, is too large, is no regular file, or belongs
-            to another user.
-    """
+    """Return the content of a file that only this user can have written; raises `OSError`, `ValueError`."""
     # A link could lead to a file that somebody else may write, and opening a pipe would block.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
     with os.fdopen(descriptor, "rb") as file:

@@ -1,7 +1,6 @@
 """Log in to a server by URL, as a person with a browser, and log out again.
 
-`grue login` and `grue logout` call `log_in` and `log_out`; hosts may call them too. After a login the browser
-goes back to an address on this machine (RFC 8252), where this module waits for it.
+After a login the browser goes back to an address on this machine (RFC 8252), where this module waits for it.
 """
 
 import html
@@ -33,14 +32,8 @@ _PAGE = "<!doctype html><meta charset=utf-8><title>grue</title><p>{words}</p>"
 class Loopback(ThreadingHTTPServer):
     """A server on 127.0.0.1 to which the browser returns after the login. A context manager.
 
-    Args:
-        port: The server's port; 0: any free port.
-
-    Attributes:
-        returned: The query parameters of the address that the browser returned to; each is cut if too long.
-
-    Raises:
-        OSError: The port is taken.
+    With port 0, it takes any free port. `returned` holds the query parameters of the address that the browser
+    returned to. Raises `OSError` if the port is taken.
     """
 
     daemon_threads = True
@@ -76,10 +69,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 10.0
 
     def do_GET(self) -> None:
-        """Keep the query of the first request to `_PATH`, and answer with a page.
-
-        Answer every other request with 404.
-        """
+        """Keep the query of the first request to `_PATH`; answer any other request with 404."""
         parts = urlsplit(self.path)
         if parts.path != _PATH or not self.server.first.acquire(blocking=False):
             self.send_error(404)
@@ -208,10 +198,7 @@ async def _refusal(server: HttpServer) -> httpx2.Response:
 
 
 async def _answer_without_handshake(client: httpx2.AsyncClient, url: str) -> httpx2.Response:
-    """Return the answer of a server that refuses the handshake over Streamable HTTP.
-
-    Such a server speaks MCP revision 2026-07-28, which has no handshake, or the older SSE transport.
-    """
+    """Ask a server that refuses the handshake: by MCP revision 2026-07-28, then by the SSE transport."""
     response = await _modern_answer(client, url, "server/discover")
     if response.is_success:
         response = await _modern_answer(client, url, "tools/list")

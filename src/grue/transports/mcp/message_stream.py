@@ -23,15 +23,12 @@ _TOOLS_CHANGED = "notifications/tools/list_changed"
 class MessageStream(ABC):
     """The read and the write stream that the SDK expects, in one object. Sending never blocks.
 
-    Closing does nothing, because the wire closes the connection.
-
     Attributes:
         broken: Why nothing more can be exchanged; `None` while the stream works.
         tools_changed: Whether the server has announced changed tools since a reader last set this to `False`.
-            The stream sets it to `True` when it reads the announcement. The SDK handles notifications in a
-            task of its own, and another task may send a call before that one runs.
-        last_request_id: The id of the last tool call that was sent. The client sets it to an empty text
-            before a call, so it stays empty if that call is not sent.
+            Set when the announcement is read: the SDK handles notifications in another task, and a call
+            could be sent before that.
+        last_request_id: The id of the last tool call that was sent; the client empties it before a call.
     """
 
     broken: str | None
@@ -82,10 +79,7 @@ class MessageStream(ABC):
 
 
 def is_closed(error: SdkError, stream: MessageStream) -> bool:
-    """Return whether `error` was raised because the stream is broken.
-
-    A server may answer with an error of the same code, `CONNECTION_CLOSED`. Then the stream is intact.
-    """
+    """Return whether `error` means that the stream is broken. A server may send the same code itself."""
     return (
         stream.broken is not None
         and error.code == types.CONNECTION_CLOSED

@@ -1,17 +1,11 @@
-"""The authorisation of one server's requests: obtain tokens, and renew one when it expires or is refused.
+"""Obtains the tokens of one server, and renews a token when it expires or is refused.
 
-The SDK's OAuth providers know the protocol: discovery, registration, the grants, the checks of issuer and
-resource. A provider is a generator that yields requests, and `_drive` sends them. A provider also yields the
-request to the MCP server itself. `_drive` does not send this one, but answers it with the refusal that the
-transport has received for it; the transport repeats the request later. The SDK does not know when a stored
-token expires, where to refresh it, or that other processes use it; `token_store.py` does.
+The SDK's OAuth providers know the protocol. A provider is a generator of requests, which `_drive` sends. It
+also yields the request to the MCP server: `_drive` answers it with the refusal that the transport has
+received, and the transport repeats the request later.
 
-A turn never asks a person. If only a person can help, the fault says which command to run.
-
-An authorization server's answer is adapted before the SDK reads it. The SDK compares issuers letter by
-letter, although some servers add a slash at the end of an issuer in one place and not in another. And it
-computes the time at which a token expires, which fails if the lifetime is huge. The SDK's errors quote the
-answers, which may hold tokens, so these errors are not shown.
+A turn never asks a person. If only a person can help, the fault says which command to run. The SDK's errors
+quote answers, which may hold tokens, so these errors are not shown.
 """
 
 import functools
@@ -110,10 +104,10 @@ def _tls() -> ssl.SSLContext:
 
 
 def adapted(answer: httpx2.Response, issuers: Sequence[str]) -> httpx2.Response:
-    """Return a server's reply, which has OAuth metadata or tokens, in a form that the SDK can read.
+    """Return an answer with OAuth metadata or tokens in a form that the SDK can read.
 
-    A reply that is not a JSON object is returned unchanged. If the issuer in a reply differs from one of the
-    known `issuers` only by a slash at the end, the known issuer replaces it.
+    The SDK compares issuers letter by letter, but some servers add a slash at the end in one place only: an
+    issuer gets the form that it has in `issuers`. The SDK fails if a token's life is huge: it is limited.
     """
     try:
         said = msgspec.json.decode(answer.content)
@@ -198,13 +192,7 @@ _SDK_ERRORS = (
 
 
 class Person(Struct, frozen=True):
-    """How a person is asked to log in.
-
-    Attributes:
-        redirect_uri: Where the browser returns to.
-        show: Shows the address to open.
-        returned: Waits for the browser's return.
-    """
+    """How a person logs in: `show` gets the address to open, `returned` waits for the browser's return."""
 
     redirect_uri: str
     show: Callable[[str], object]
@@ -242,22 +230,14 @@ class Authorizer:
         return record.access_token if record else ""
 
     def give_up(self, refusal: httpx2.Response) -> NoReturn:
-        """Give up, because the server refuses even a token that was just issued.
-
-        Raises:
-            AuthorizationRefused: Always.
-        """
+        """Raise `AuthorizationRefused`, because the server refuses even a token that was just issued."""
         if self._auth.grant != "authorization_code":
             what = "the token's scope" if refusal.status_code == httpx2.codes.FORBIDDEN else "a new token"
             raise AuthorizationRefused(oauth_fault(f"the server refuses {what} (HTTP {refusal.status_code})"))
         raise AuthorizationRefused(self._login_fault(refusal, self._record))
 
     async def login(self, refusal: httpx2.Response, person: Person, scope: str | None) -> TokenRecord:
-        """Ask a person to authorise grue, and store the tokens.
-
-        Raises:
-            AuthorizationRefused: The authorization server refuses the login.
-        """
+        """Ask a person to authorise grue, and store the tokens; raises `AuthorizationRefused`."""
         provider = self._provider(await call_in_daemon_thread(self.store.load), person, scope)
         await self._drive(provider, refusal)
         async with self.store.locked():
@@ -282,11 +262,8 @@ class Authorizer:
     async def renew(self, used: str, refusal: httpx2.Response | None = None) -> str:
         """Return another token than `used`, which the server has refused, or which expires soon.
 
-        Args:
-            used: The token of the request; empty if the request had none.
-            refusal: The server's answer to the refused request: its status is 403 if the token's scope is too
-                small, else 401. `None`: no request was refused; `used` expires soon. If `used` cannot be
-                renewed then, this method returns `used`.
+        `used` is empty if the request had no token. Without `refusal`, `used` expires soon; it is returned if
+        it cannot be renewed.
 
         Raises:
             AuthorizationRefused: No other token can be obtained.
@@ -442,11 +419,7 @@ class Authorizer:
         return provider
 
     async def _drive(self, provider: httpx2.Auth, refusal: httpx2.Response | None) -> None:
-        """Send the requests that the provider yields, until it has a token for the refused request.
-
-        Raises:
-            AuthorizationRefused: No token was obtained; the exception's attribute `fault` says why.
-        """
+        """Send the provider's requests until it has a token, or raise `AuthorizationRefused`."""
         request = refusal.request if refusal is not None else httpx2.Request("POST", self._server.url)
         flow = provider.async_auth_flow(request)
         self._last_status = None
@@ -479,7 +452,6 @@ class Authorizer:
         return [issuer for issuer in (self._auth.issuer, getattr(context, "auth_server_url", None)) if issuer]
 
     async def _exchange(self, request: httpx2.Request) -> httpx2.Response:
-        """Send a request of the OAuth flow, and return the answer; limited in time and size."""
         host = request.url.host
         if request.url.scheme != "https" and host not in LOOPBACK and self._server.url.startswith("https"):
             raise AuthorizationRefused(insecure_fault(host))
@@ -510,10 +482,7 @@ def _record(url: str, tokens: OAuthToken, issuer: str) -> TokenRecord:
 
 
 class _Storage:
-    """The storage from which the SDK reads tokens and the client's registration.
-
-    It stores nothing itself: `Authorizer` stores new tokens and a new registration.
-    """
+    """What the SDK reads tokens and the client's registration from. `Authorizer` stores new ones."""
 
     def __init__(self, auth: OAuth, record: TokenRecord | None, person: Person | None) -> None:
         self._auth = auth
@@ -583,7 +552,6 @@ def _authorization_code(
 
 
 def _with_scope(address: str, scope: str | None) -> str:
-    """Return the address of the login, with the scope that the user has asked for."""
     url = httpx2.URL(address)
     if scope is None:
         return address

@@ -56,8 +56,7 @@ class ProcessWire:
     def redactor(self) -> Redactor:
         """Removes this server's secrets from texts.
 
-        These are the secrets in the server's settings and in the host's environment. A server may know the
-        secret in a variable that it does not inherit: it may have read the secret in a file, for example.
+        The host's whole environment counts: a server may know a secret that it has not inherited from it.
         """
         return Redactor({**os.environ, **self._server.named_values()})
 
@@ -76,9 +75,7 @@ class ProcessWire:
         return f"the connection broke during {method}: {why}"
 
     async def remedy(self, phase: ServerPhase, *, missing: bool = False, timed_out: bool = False) -> str:
-        """Return the advice for the user.
-
-        If a server did not start, check npx's cache, and whether Node is too old for the server.
+        """Return the advice for the user. Look for a broken npx cache and too old a Node.js first.
 
         Source: R14
         """
@@ -110,8 +107,7 @@ class ProcessWire:
     def refusals(self, text: str, *, died: bool = False) -> str:
         """Return a line for each access that the server's sandbox is known to have refused.
 
-        `text` is what the server has written, with its error messages. `died`: whether the server itself has
-        failed, and not only one tool call.
+        `text` is what the server has written. `died`: the server itself has failed, and not only a tool call.
         """
         if not self._server.sandbox:
             return ""
@@ -147,10 +143,7 @@ class ProcessWire:
 
 
 def _check_npx_package(server: StdioServer) -> None:
-    """Raise `SpawnError` if the server's npm package is missing and npx is not allowed to install it.
-
-    Otherwise npx would be started, and would fail only after some seconds.
-    """
+    """Raise `SpawnError` if npx must not install a missing package: npx would fail after seconds only."""
     package = launchers.missing_npx_package(server)
     if package is not None:
         raise SpawnError(

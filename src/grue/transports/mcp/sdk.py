@@ -1,22 +1,9 @@
 """Run the official MCP SDK over a stream of messages: requests, notices, change streams, headers.
 
-This module, `message_stream.py`, `line_stream.py`, `incoming.py` and `sdk_http.py` import `mcp` when they are
-loaded, which is slow. Import them inside functions.
+Import this module inside functions: it imports `mcp`, which is slow.
 
-`Link` is a session over the SDK's dispatcher, which reads from and writes to a server process directly,
-without tasks or queues in between. Sending never blocks: if it did, a server that has stopped reading would
-block the SDK, and the SDK's timeouts and cancellations would not take effect.
-
-`Subscriptions` holds the streams of change notices that a session listens to. `subscriptions/listen` of
-revision 2026-07-28 opens a stream. The server acknowledges this request at once, but answers it only when the
-stream ends. So the host gets the acknowledgement as the result, and another task waits for the answer. The
-changes themselves reach the session as notifications, and become `updated` notices there, as with
-`resources/subscribe` of older revisions.
-
-`ParamHeaders` makes the HTTP headers that mirror arguments of a tool call (`x-mcp-header` of the revision
-2026-07-28). A server marks parameters in a tool's input schema, so that load balancers can route a call by
-their values. The server refuses a call without these headers. Only the tool listing says which parameters are
-marked.
+Sending never blocks: if it did, a server that has stopped reading would block the SDK, and the SDK's timeouts
+and cancellations would not take effect.
 """
 
 import asyncio
@@ -60,12 +47,10 @@ from grue.transports.mcp.message_stream import MessageStream, is_closed
 __all__ = ["Link", "SdkError", "Welcome", "is_closed"]
 
 _HANDSHAKE_UNKNOWN = (types.METHOD_NOT_FOUND, types.UNSUPPORTED_PROTOCOL_VERSION, types.HEADER_MISMATCH)
-"""Error codes with which servers of the revision 2026-07-28 refuse a handshake. Over HTTP, some of them check
-the headers first, and report that headers are missing which only requests of their revision have."""
+"""Error codes with which servers of revision 2026-07-28 refuse a handshake; some check the headers first."""
 _NEWEST = "2026-07-28"
 _DISCOVERY_S = 5.0
-"""How long a server may take to answer a discovery in the revision that it spoke last. The limit is short,
-because the server may speak another revision by now and not answer."""
+"""Short, because a server that spoke this revision last may speak another by now, and not answer."""
 _MAX_INPUT_ROUNDS = 10
 """How often a request is repeated with the input that the server asked for."""
 
@@ -139,8 +124,7 @@ class Link:
         # Pass `None`, not `exc_info`: the session's task group would wrap the exception in an ExceptionGroup.
         await self._subscriptions.__aexit__(None, None, None)
         if self._free_slots.value == _MAX_CONCURRENT:
-            # No request of the server is being answered, and our own requests have ended, so nothing more is
-            # sent. Close the server's input now, so that its process exits while the session is closed here.
+            # Nothing more is sent. Let the server's process exit while the session is closed here.
             self.stream.end_input()
         with library_logs_to(self._library_logged):
             await self._session.__aexit__(None, None, None)
@@ -198,9 +182,8 @@ class Link:
     async def _ask_user(self, request: ElicitationRequest) -> m.JsonObject | Declined:
         """Call the host's `elicit` and return its answer. A Ctrl-C during `elicit` ends the tool call.
 
-        The SDK runs this method in a task of its own. A `KeyboardInterrupt` that left this task would stop
-        the event loop at once, before the session is closed. So the exception is stored, and raised in the
-        task that waits for the server's answer to the call.
+        The SDK calls this in a task of its own. A `KeyboardInterrupt` that left the task would stop the event
+        loop before the session is closed. So it is raised in the task that waits for the tool call.
         """
         assert self._abilities.elicit is not None, "only then is this called"
         try:
@@ -222,12 +205,9 @@ class Link:
     async def initialize(self) -> Welcome:
         """Agree on a protocol revision: by the `initialize` handshake, or else by `server/discover`.
 
-        From revision 2026-07-28 on there is no handshake, only `server/discover`. If the server spoke such a
-        revision when it was last seen, `server/discover` is tried first. If that fails, or gets no answer
-        within a few seconds, the handshake follows.
-
-        With any other server, the handshake is tried first. A new server refuses it at once; an old server
-        that ignores unknown requests would leave `server/discover` unanswered until the timeout.
+        From revision 2026-07-28 on there is no handshake, only `server/discover`. This is tried first only if
+        the server spoke such a revision when it was last seen: an old server may ignore unknown requests, and
+        leave it unanswered until the timeout. A new server refuses a handshake at once.
 
         Raises:
             SdkError: The server refused, or the connection broke.
@@ -246,9 +226,7 @@ class Link:
                 raise
             instructions = (await self._session.discover()).instructions
         except RuntimeError as unusable:
-            # The SDK raises `RuntimeError` if the server's answer to `initialize` names a revision that the
-            # SDK does not accept in this answer. If the answer names the newest revision, which has no
-            # `initialize`, send `discover` instead.
+            # The SDK does not accept that an answer to `initialize` names the newest revision.
             if not str(unusable).endswith(_NEWEST):
                 raise
             instructions = (await self._session.discover()).instructions
@@ -294,17 +272,14 @@ class Link:
         return None if calls is None else "experimental"
 
     async def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        """Send a request and return the raw result, which the SDK's typed methods would not return unchanged.
+        """Send a request and return the raw result, which the SDK's typed methods would change.
 
-        A server of the revision 2026-07-28 may ask for input first. If the host offers that input, the
-        request is sent again with it. Cancelling sends `notifications/cancelled` to the server.
-
-        `subscriptions/listen` opens a stream of change notices; its result is what the server agreed to
-        send. `notifications/cancelled` ends such a stream.
+        If a server asks for input that the host offers, the request is sent again with it. A cancellation is
+        sent to the server. `subscriptions/listen` opens a stream, and `notifications/cancelled` ends it.
 
         Raises:
             SdkError: The server answered with an error, asks for input that the host does not offer, or the
-                connection broke (`is_closed` returns whether it broke).
+                connection broke (`is_closed`).
         """
         if method == LISTEN:
             return await self._subscriptions.start(params)
@@ -328,10 +303,9 @@ class Link:
     async def _goes_on_without_session(self, error: SdkError) -> bool:
         """If the server has lost the session, try once to go on without one; return whether that works.
 
-        Several servers behind one address may share the requests. A request can then reach a server that does
-        not know the session, because another of the servers has opened it. If the servers also support
-        revision 2026-07-28, which has no sessions, no session is needed. Once a tool was called, the loss is
-        reported instead, because the session may have held state. A second loss is reported, too.
+        A request may reach another server behind the same address, which does not know the session. Without
+        sessions (revision 2026-07-28) it can answer. Once a tool was called, the loss is reported instead,
+        because the session may have held state.
         """
         fault = error.data
         lost = isinstance(fault, WireFault) and fault.cause == SESSION_LOST.cause
@@ -374,11 +348,7 @@ class Link:
         return more
 
     async def respond(self, questions: object) -> dict[str, Any]:
-        """Return the answers to a server's requests for input, by the names of these requests.
-
-        Raises:
-            SdkError: The server asks for an input that the host does not offer, or a request cannot be read.
-        """
+        """Return the answers to a server's requests for input, by their names; raises `SdkError`."""
         try:
             wanted = types.InputRequiredResult.model_validate(
                 {"resultType": "input_required", "inputRequests": questions}, by_name=False
@@ -432,10 +402,11 @@ MAX_STREAMS = 32
 class Subscriptions:
     """The open streams of change notices of one session.
 
-    An async context manager: leaving it ends all streams, and tells the server that they have ended. The same
-    task must enter and leave it; any task may call `start`.
+    The server acknowledges `subscriptions/listen` at once, but answers it only when the stream ends. So the
+    host gets the acknowledgement as the result, and another task waits for the answer.
 
-    For each stream that ends while the session goes on, `notify` receives an `updates_ended` notice.
+    The same task must enter and leave this context manager; any task may call `start`. Leaving it ends all
+    streams. A stream that ends by itself is reported by an `updates_ended` notice.
     """
 
     def __init__(self, session: ClientSession, notify: Notify) -> None:
@@ -457,13 +428,7 @@ class Subscriptions:
     async def start(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Open a stream, wait for the server's acknowledgement, and return what the server has agreed to.
 
-        Cancelling this call ends the stream.
-
-        Args:
-            params: As in the specification: `notifications` says what to listen to.
-
-        Returns:
-            `subscriptionId`, and `notifications`: the part of the request that the server agreed to.
+        `params` and the result are those of the specification. Cancelling this call ends the stream.
 
         Raises:
             SdkError: The server refused, the session has too many streams or too old a revision, `params` are
@@ -490,14 +455,7 @@ class Subscriptions:
         return stream.agreed
 
     def end(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """End a stream.
-
-        Args:
-            params: Those of `notifications/cancelled`: `requestId` is the stream's `subscriptionId`.
-
-        Raises:
-            SdkError: No stream with this id is open.
-        """
+        """End the stream whose `subscriptionId` is the `requestId` of `params`; raises `SdkError`."""
         scope = self._open.pop(str(params.get("requestId")), None)
         if scope is None:
             raise SdkError(types.INVALID_PARAMS, f"no stream {params.get('requestId')!r} is open")
@@ -536,14 +494,7 @@ class Subscriptions:
 
 
 class _Stream:
-    """One stream on which the server reports changes, such as a new list of tools.
-
-    Attributes:
-        scope: The cancel scope of the stream; cancelling it ends the stream.
-        settled: Set once the server has agreed to the stream, or the stream has failed.
-        agreed: The result for the client: the stream's id, and the kinds of changes that the server reports.
-        refused: Why the server has opened no stream; `None`: it has opened one, or has not answered yet.
-    """
+    """One stream of change notices. `settled` is set once the server has agreed to it, or it has failed."""
 
     def __init__(self) -> None:
         self.scope = anyio.CancelScope()
@@ -569,9 +520,9 @@ _NAME_CHARS = 80
 
 
 class ParamHeaders:
-    """Knows which parameters of a server's tools are marked with `x-mcp-header`, and makes headers of them.
+    """Makes the HTTP headers that mirror marked arguments of a tool call (`x-mcp-header`).
 
-    A tool with wrong marks is left out, and reported by the notice `bad_tool`.
+    Load balancers route calls by these headers. A server refuses a call without them.
     """
 
     def __init__(self, notify: Notify) -> None:
@@ -579,10 +530,9 @@ class ParamHeaders:
         self._marked: dict[str, dict[tuple[str, ...], str]] = {}
 
     def listed(self, page: dict[str, Any], *, over_http: bool) -> dict[str, Any]:
-        """Remember which tool parameters on a page of `tools/list` have `x-mcp-header`, and return the page.
+        """Remember the marked parameters on a page of `tools/list`, and return the page.
 
-        Over HTTP, a tool with an invalid `x-mcp-header` is removed from the page, as the specification
-        demands. Other transports have no headers, so for them the page is returned unchanged.
+        Over HTTP, a tool with invalid marks is left out and reported, as the specification demands.
         """
         tools = page.get("tools")
         if not over_http or not isinstance(tools, list):

@@ -1,19 +1,11 @@
 """The SDK's HTTP transports as a `MessageStream` that fails in the same way as a process's pipes.
 
 The transports run in their own task, with an unbounded queue for each direction, so that neither sending nor
-ending a session waits for the server. They get an HTTP client (`_Client`) that hides every fault from them:
-with most faults they would end with an exception group, log a traceback, or never answer. Instead, the client
-delivers the fault to the session as the answer to the request that failed.
+ending a session waits for the server. Their HTTP client (`_Client`) answers a failed request with its fault:
+with most faults, the transports would end with an exception group, log a traceback, or never answer.
 
-If the transport is `auto` and the address refuses the first request of Streamable HTTP, the stream starts
-again with the older SSE transport, as the specification recommends for old servers.
-
-A stream of server-sent events is filtered before the SDK reads it, so that it cannot block the event loop.
-The SDK parses an event in one step in the event loop, and skips comments without a pause. So this module
-drops the comments, with pauses for other tasks, and parses large events itself. In place of a large event the
-SDK's transport gets a small stand-in with the same id. When the transport delivers the stand-in, it is
-replaced by the large message (`HttpStream.large`). Errors that the SDK's transports make up are replaced by
-our own faults and texts.
+The SDK parses an event in one step in the event loop, and skips comments without a pause. So events are
+filtered first: comments are dropped, and a small stand-in replaces a large event, which is parsed here.
 """
 
 import functools
@@ -85,10 +77,7 @@ def _fault_of(error: types.ErrorData) -> WireFault | None:
 
 
 def refusal_in(error: Exception) -> types.JSONRPCError | None:
-    """Return an error reply in place of an answer that the SDK could not parse.
-
-    `error` is the SDK's exception. `None`: the message that it could not parse is not an answer to a request.
-    """
+    """Return an error reply in place of an answer that the SDK could not parse; `None`: it is no answer."""
     if not isinstance(error, pydantic.ValidationError):
         return None
     values = (each["input"] for each in error.errors())
@@ -112,16 +101,9 @@ Answer = types.JSONRPCResponse | types.JSONRPCError
 class FilteredEvents(httpx2.AsyncByteStream):
     """The events in the body of a response, without comments.
 
-    A large answer is put into `answers`, and a small event with the answer's id takes its place.
-
-    Args:
-        source: The original body.
-        request_id: Id of the request that the body answers; `None`: the body is the stream of the server's
-            own messages.
-        answers: Gets the large answers, by their ids.
-        notify: Receives a notice for each event that is left out.
-        limits: Two lengths in bytes. An event longer than the first is left out. An event longer than the
-            second ends the stream with an error.
+    A large answer is put into `answers`, and a small event with its id takes its place. `request_id` is the
+    request that the body answers; `None`: the body is the stream of the server's own messages. An event
+    longer than the first of `limits` is left out with a notice; one longer than the second ends the stream.
     """
 
     def __init__(
@@ -184,11 +166,7 @@ class FilteredEvents(httpx2.AsyncByteStream):
         return self._stand_in(message, others)
 
     def _stand_in(self, answer: Answer | None, others: bytes) -> bytes:
-        """Keep a large answer in `_answers`, and return a small event in its place.
-
-        The small event has the fields `others` of the large one. If `answer` is `None`, return a comment (a
-        line that begins with a colon), which readers of the stream ignore.
-        """
+        """Keep a large answer, and return a small event in its place; without an answer, return a comment."""
         if answer is None:
             self._notify("noise", "a large event that is not a message")
             return b": left out\n\n"
@@ -202,7 +180,6 @@ class FilteredEvents(httpx2.AsyncByteStream):
 
 
 def _data_and_others(event: bytes) -> tuple[bytes, bytes]:
-    """Return the data of an event, and its other fields as they were written."""
     data, others = [], []
     for line in event.splitlines():
         if line.startswith(b"data:"):
@@ -218,8 +195,7 @@ _SESSION_ID = "mcp-session-id"
 _ERROR_TEXT_CHARS = 200
 _ERROR_TEXT_BYTES = 65_536
 _IDLE_S = 3.0
-"""How long an unused connection is kept. Common servers close an unused connection after five seconds, and a
-request that is sent at that moment is lost, so we close it earlier."""
+"""Common servers close an unused connection after 5 s. A request that is sent at that moment is lost."""
 
 _MAX_UNREAD = 1000
 """How many messages of the server are queued for the session before reading pauses."""
@@ -240,12 +216,8 @@ class HttpStream(MessageStream):
     """A `MessageStream` over HTTP.
 
     Attributes:
-        broken: Why nothing more can be exchanged; `None` while the stream works.
         remedy: What the user can do about the broken stream, if the fault says so.
         large: Answers too large for the SDK, by the id of the small message that stands in for each.
-        notify: Receives the server's notices.
-        authorization: Adds tokens to requests; `None`: the headers of the configuration are enough.
-        transport: The transport that is used now.
         sessionless: Whether requests leave out the session's id, although the server has given one.
         declined: Why the address refused Streamable HTTP; `None` if it did not, or if SSE was configured.
     """
@@ -282,8 +254,8 @@ class HttpStream(MessageStream):
     async def carry(self) -> None:
         """Connect, and carry messages both ways until `leave` is called or the connection breaks.
 
-        Never raises. This method is shielded from cancellation, because ending the session takes an HTTP
-        exchange, which a cancelled task could not make. `leave` always ends this method.
+        Never raises. Shielded from cancellation, because a cancelled task could not end the session at the
+        server. `leave` always ends this method.
         """
         try:
             with library_logs_to(self.logged), self._scope:
@@ -309,10 +281,7 @@ class HttpStream(MessageStream):
         self._inbound.close()
 
     def answer(self, request_id: int | str, message: types.JSONRPCMessage) -> None:
-        """Deliver a message that the server sent in the response to a request.
-
-        If it is an answer, its id becomes `request_id`, whatever id the server gave it.
-        """
+        """Deliver a message from the response to a request. An answer gets the id of that request."""
         if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
             message.id = request_id
         self._deliver(SessionMessage(message))
@@ -323,10 +292,7 @@ class HttpStream(MessageStream):
         self._deliver(SessionMessage(types.JSONRPCError(jsonrpc="2.0", id=request_id, error=error)))
 
     def falls_back(self, fault: WireFault, status: int) -> bool:
-        """Decide whether to try the older SSE transport, after the server has refused the first request.
-
-        If so, end this attempt, store `fault` as `declined`, and return true.
-        """
+        """Decide whether to try the older SSE transport. If so, end this attempt and store `fault`."""
         if self._server.transport != "auto" or self.transport == "sse" or status not in _MAY_SPEAK_SSE:
             return False
         self.declined = fault
@@ -408,8 +374,7 @@ class HttpStream(MessageStream):
             refusal = refusal_in(item)
             if refusal is not None:
                 self._deliver(SessionMessage(refusal))
-        # The transport delivers no further message, so end it. If the transport raises an exception while it
-        # ends, `carry` reports this exception as the reason why the stream broke.
+        # If the transport raises an exception while it ends, `carry` reports why the stream broke.
         self._finished.set()
 
     async def _send_all(self, write: Any) -> None:
@@ -420,7 +385,6 @@ class HttpStream(MessageStream):
             await write.send(item)
 
     async def _wait_for_room(self) -> None:
-        """Wait until at most `_MAX_UNREAD` messages are queued for the session, or the stream is broken."""
         while self.broken is None and self._arrived.statistics().current_buffer_used > _MAX_UNREAD:  # noqa: ASYNC110
             await anyio.sleep(_ROOM_POLL_S)
 
@@ -436,8 +400,7 @@ class HttpStream(MessageStream):
 class _Client(httpx2.AsyncClient):
     """An HTTP client for one server. It raises no transport error, but returns a response in its place.
 
-    The client's own timeout applies to connecting, and to notifications, which have no answer. A request has
-    the time limit of the caller that waits for the answer.
+    Its own timeout is for connecting and for notifications. A request has the time limit of its caller.
     """
 
     def __init__(self, stream: HttpStream, server: HttpServer, limits: ProcessLimits) -> None:
@@ -488,8 +451,7 @@ class _Client(httpx2.AsyncClient):
         elif request.method == "GET" and self._stream.transport == "sse":
             self._stream.break_off(sse_also_refused(self._stream.declined, fault))
             return httpx2.Response(503, request=request)
-        # A GET asks for an optional stream of the server's own messages. A 405 tells the SDK that the server
-        # offers no such stream, so it goes on without one.
+        # A 405 tells the SDK that the server offers no stream of its own messages.
         return httpx2.Response(405, request=request) if request.method == "GET" else _empty_success(request)
 
     async def _judge(
@@ -497,20 +459,17 @@ class _Client(httpx2.AsyncClient):
     ) -> httpx2.Response | WireFault:
         """Return `response`, or another one that the SDK's transport can use, or the fault of the request."""
         following = response.next_request
-        # Let the SDK follow a redirect to the same server with the same method; its next request comes here
-        # again. Refuse any other redirect: a POST would become a GET (301, 302, 303), or the user's headers,
-        # with their secrets, would go to another host.
+        # The SDK may follow a redirect to the same server with the same method. With any other, a POST would
+        # become a GET, or the user's headers, with their secrets, would go to another host.
         if following is not None and _same_target(request, following):
             return response
         awaited = _is_awaited(request, head)
-        # The request has asked for no compression. Refuse a compressed body, because a few bytes may expand
-        # to gigabytes before a limit counts them.
+        # A few compressed bytes may expand to gigabytes before a limit counts them.
         if awaited and response.is_success and _is_compressed(response):
             await response.aclose()
             return COMPRESSED
         if awaited and response.is_success and _content_type(response) == _EVENTS:
-            # A stream in response to a POST answers the request that was posted; the stream of a GET answers
-            # no request. Do not close the stream here, because the SDK's transport reads it to its end.
+            # The stream of a GET answers no request. The SDK's transport reads and closes it.
             answered = head.id if request.method == "POST" else None
             limits = (self._max_message_bytes, self._max_event_bytes)
             stream = self._stream
@@ -523,8 +482,7 @@ class _Client(httpx2.AsyncClient):
             # A GET asks for an event stream with the server's own messages. This answer is no event stream.
             if response.is_success and request.method == "GET":
                 return content_fault(response.status_code, _content_type(response))
-            # Ignore the body in two cases. A notification has no answer. With the old transport (`sse`), the
-            # answer comes on the stream of the GET, and the body of the POST's response means nothing.
+            # A notification has no answer. With the old transport, an answer comes on the stream of the GET.
             if not awaited or (response.is_success and self._stream.transport == "sse"):
                 return _empty_success(request)
             return await self._read(request, response, head)
@@ -534,10 +492,7 @@ class _Client(httpx2.AsyncClient):
     async def _read(
         self, request: httpx2.Request, response: httpx2.Response, head: "_Head"
     ) -> httpx2.Response | WireFault:
-        """Read a response's body. Return the response that the SDK gets instead, or the fault.
-
-        Only the answer to `initialize` is in that response. Any other message goes to the stream directly.
-        """
+        """Return the response for the SDK, with the answer to `initialize` only, or the fault."""
         body = await _body(response, self._max_message_bytes if response.is_success else _ERROR_TEXT_BYTES)
         if body is None:
             return too_long_fault(self._max_message_bytes)
@@ -584,7 +539,6 @@ async def _head(request: httpx2.Request) -> _Head:
 
 
 def _same_target(request: httpx2.Request, following: httpx2.Request) -> bool:
-    """Return whether a redirect keeps server and method. Only such a redirect is followed."""
     before, after = request.url, following.url
     same = (before.scheme, before.host, before.port) == (after.scheme, after.host, after.port)
     return same and request.method == following.method and after.userinfo in (b"", before.userinfo)
@@ -603,10 +557,7 @@ def _is_awaited(request: httpx2.Request, head: _Head) -> bool:
 def _refusal(
     request: httpx2.Request, response: httpx2.Response, message: types.JSONRPCMessage | None, body: bytes
 ) -> WireFault | None:
-    """Return the fault for a response whose status is 400 or higher.
-
-    `None`: `message`, the JSON-RPC error in the body, is passed to the caller instead.
-    """
+    """Return the fault for a status from 400 on; `None`: the caller gets the JSON-RPC error `message`."""
     status = response.status_code
     error = message.error if isinstance(message, types.JSONRPCError) else None
     if request.method == "POST" and (_SESSION_ID in request.headers or _url_has_session(request.url)):
@@ -633,10 +584,7 @@ def _is_compressed(response: httpx2.Response) -> bool:
 
 
 async def _body(response: httpx2.Response, limit: int) -> bytes | None:
-    """Return the body of a response, at most `limit` bytes.
-
-    If the body is longer, return `None` for a success, and the first `limit` bytes for an error.
-    """
+    """Return the body. If it is longer than `limit`: `None` for a success, its beginning for an error."""
     if _is_compressed(response):
         return b""  # an error (a compressed success was refused before), whose status is enough
     body = bytearray()

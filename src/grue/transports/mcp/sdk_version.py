@@ -30,10 +30,7 @@ def require_mcp() -> None:
 
 
 def _version_by_folder() -> str:
-    """Return the version in the name of the package's metadata folder; empty: no such folder was found.
-
-    `importlib.metadata` finds the same folder, but importing that module takes longer than the whole check.
-    """
+    """Return the version in the name of the metadata folder: `importlib.metadata` is slow to import."""
     for place in sys.path:
         with contextlib.suppress(OSError):  # this user may not read the folder
             for folder in Path(place).glob("mcp-*.dist-info"):
@@ -42,7 +39,6 @@ def _version_by_folder() -> str:
 
 
 def _version_by_metadata() -> str:
-    """Return the version that `importlib.metadata` finds; empty: the SDK is not installed."""
     import importlib.metadata
 
     try:

@@ -3,16 +3,10 @@
 `McpClient` imports this module only after it has spawned the server's process, so that the slow import of the
 SDK runs while the server starts.
 
-The arguments and the results of calls are checked against the schemas that a session's tools declare. Some
-servers hang, crash or misbehave on arguments that their schema refuses, which costs the whole time limit of a
-call. The model gets the fault at once instead, and can correct the call.
+Calls are checked against the tools' schemas, because some servers hang, crash or misbehave on arguments that
+their schema refuses. The model gets the fault at once instead, and can correct the call.
 
-Schemas and results come from the server and are untrusted; `protocol/tools/json_schema.py` has the limits.
-Arguments and results that cannot be checked pass, with a notice.
-
-A task is a tool call that the server has accepted and answers later. `TaskOfCall` follows a task to its end.
-`protocol/tools/server_tasks.py` interprets the server's answers about a task, and has the two forms of tasks
-that MCP defines. The states and what can happen in each:
+A task is a tool call that the server has accepted and answers later. Its states, and what can happen in each:
 
 | state             | what happens                             | then                                      |
 |-------------------|------------------------------------------|-------------------------------------------|
@@ -65,11 +59,7 @@ __all__ = ["LOST", "InputSchemas", "OutputSchemas", "TaskOfCall", "created_task"
 
 
 class _Schemas:
-    """One schema for each of a session's tools, compiled when it is used for the first time.
-
-    A schema that cannot be compiled or used is ignored for the rest of the session. Each schema or value that
-    cannot be checked is reported by a `bad_schema` notice.
-    """
+    """One schema for each of a session's tools. What cannot be checked is reported (`bad_schema`)."""
 
     _field: ClassVar[Literal["input_schema", "output_schema"]]
     _value: ClassVar[str]
@@ -89,15 +79,7 @@ class _Schemas:
             del self._checks[name]
 
     def fault(self, tool: str, value: object) -> str | None:
-        """Check `value` by the schema of `tool`, and return the value's first fault.
-
-        `None`: the value has no fault, or cannot be checked. The values of a tool that is not listed are not
-        checked.
-
-        Args:
-            tool: The tool's bare name.
-            value: The arguments of a call, or its result.
-        """
+        """Return the first fault of a tool's value; `None`: it has none, or cannot be checked."""
         check = self._check(tool)
         try:
             return None if check is None else check(value)
@@ -108,7 +90,6 @@ class _Schemas:
         return None
 
     def _check(self, tool: str) -> Check | None:
-        """Return the check of a tool's values; `None` if the tool has no schema that can be used."""
         if tool in self._schemas and tool not in self._checks:
             try:
                 self._checks[tool] = check_of(self._schemas[tool])
@@ -137,10 +118,7 @@ class OutputSchemas(_Schemas):
     _field, _value = "output_schema", "a result"
 
     def checked(self, tool: str, answer: m.JsonObject, result: m.ToolCallResult) -> m.ToolCallResult:
-        """Return the result of a call, or an error with the same content if it does not match the schema.
-
-        `answer` is the result object of `tools/call`; `result` is the same result, decoded.
-        """
+        """Return the result, or an error with the same content if it does not match the schema."""
         if result.is_error or self._check(tool) is None:
             return result
         fault: str | None = None
@@ -164,13 +142,9 @@ LOST = f"{INTERRUPTED}: its server no longer knows the task"
 class TaskOfCall:
     """Follows one MCP task to its end.
 
-    Args:
-        task: The task's handle.
-        form: The form of tasks in the session's protocol revision.
-        ask: Sends a request about the task, given its method and parameters, and returns the raw result.
-            Raises `ToolRefusedError` and `ServerFailed`.
-        respond: Returns the answers to the server's questions, by their names.
-        progress: Called with the server's status message of the task, whenever that message changes.
+    `ask` sends a request about the task, and returns the raw result; it raises `ToolRefusedError` and
+    `ServerFailed`. `respond` returns the answers to the server's questions, by their names. `progress` gets
+    each new status message.
     """
 
     def __init__(
@@ -194,13 +168,8 @@ class TaskOfCall:
     async def result(self, *, at_once: bool = False) -> m.JsonObject:
         """Wait for the result and return it, as `tools/call` would have returned it.
 
-        Sends `tasks/cancel` if the caller is cancelled, if the server answers a question about the state of
-        the task with an error, or if host code that answers the server's questions fails. The server has one
-        second to confirm the cancellation.
-
-        Args:
-            at_once: Ask for the task's state at once, and not only after the server's polling interval. For a
-                task that was created some time ago.
+        Sends `tasks/cancel`, which the server has 1 s to confirm, if the caller is cancelled, the state
+        cannot be learned, or host code fails. `at_once`: ask before the first polling interval has passed.
 
         Raises:
             ToolRefusedError: The task has failed or was cancelled by its server, or the server has no result.
@@ -230,12 +199,7 @@ class TaskOfCall:
                     return ended
 
     async def _state(self) -> TaskMove:
-        """Ask for the task's state, and return what to do next.
-
-        If the server's answer does not contain the state, return a `WaitFor`, to ask again later. After
-        several such answers in a row, raise `ToolRefusedError`. If the server does not know the task, return
-        a `TaskFailed`.
-        """
+        """Ask for the task's state, and return what to do next; raises `ToolRefusedError`."""
         try:
             answer = await self._ask("tasks/get", {"taskId": self._task.task_id})
             move = next_move(answer, self._form, self._answered)
@@ -263,7 +227,6 @@ class TaskOfCall:
         self._answered.update(questions)
 
     async def _collected(self) -> TaskFinished | TaskFailed:
-        """Request the task's result. If the server answers with an error, return a `TaskFailed`."""
         try:
             return TaskFinished(await self._ask("tasks/result", {"taskId": self._task.task_id}))
         except ToolRefusedError as refused:

@@ -1,14 +1,11 @@
 """The stored tokens of servers over HTTP: a file for each server, which only its owner can read.
 
-`KeyringStore` keeps them in the system's keyring instead, for servers with `"keep_tokens_in": "keyring"`.
+All processes of a machine share the stored tokens. A process that renews a token holds the file's lock: many
+authorization servers accept a refresh token only once, so two processes that send the same token would both
+lose the login.
 
-All processes of a machine share the stored tokens. A process that renews a token holds the file's lock
-meanwhile: many authorization servers accept a refresh token only once, so if a second process sent the same
-token, both processes would lose the login. Tokens are in no trace, no log and no configuration.
-
-The package `keyring` finds the system's keyring: Secret Service or KWallet on Linux, the Keychain on macOS.
-The package is imported when tokens are read or written for the first time. A keyring cannot be locked for a
-renewal, so an empty file is locked in its place.
+`KeyringStore` keeps the tokens in the system's keyring: Secret Service or KWallet on Linux, the Keychain on
+macOS. A keyring cannot be locked for a renewal, so an empty file is locked in its place.
 """
 
 import base64
@@ -47,11 +44,7 @@ class _Claims(Struct):
 
 
 def identity_token(auth: OAuth) -> str:
-    """Return the configured identity token, or the token that its file has now.
-
-    Raises:
-        AuthorizationRefused: The file cannot be read, or is empty.
-    """
+    """Return the configured identity token, or what its file has now; raises `AuthorizationRefused`."""
     if auth.identity_token_file is None:
         return auth.identity_token or ""
     try:
@@ -65,10 +58,9 @@ def identity_token(auth: OAuth) -> str:
 
 
 def identity_digest(auth: OAuth) -> str:
-    """Return a digest that identifies the person, so that persons never share stored tokens.
+    """Return a digest of the person, so that persons never share stored tokens; empty: none is known.
 
-    The digest is the same for all identity tokens that a provider issues to one person. It is empty if the
-    grant uses no identity token. If the token's file cannot be read, the digest matches no stored token.
+    If the token's file cannot be read, the digest matches no stored token.
     """
     if auth.grant != "identity_assertion":
         return ""
@@ -91,22 +83,17 @@ _LOCK_POLL_S = 0.02
 _LOCK_WAIT_S = 30.0
 _LAST_S = 253_402_214_400.0  # the end of the year 9999
 _EARLY_S = 30.0
-"""A token is renewed this long before it expires, so that it does not expire while a request is on its
-way."""
+"""Early enough that a token does not expire while a request is on its way."""
 
 
 class TokenRecord(Struct, kw_only=True, omit_defaults=True):
     """The stored login for one server.
 
     Attributes:
-        url: The server's URL.
         access_token: Sent to the server; empty if the last token was refused and could not be renewed.
-        refresh_token: Renews the access token.
         expires_at: When the access token expires, in seconds since the epoch by this machine's clock; `None`:
             the server did not say.
         obtained_at: When the access token was issued, by the same clock.
-        scope: The scopes that the access token grants.
-        issuer: The URL of the authorization server.
         client: The client's registration, if grue has registered it.
         metadata: The metadata document of the authorization server, which names its endpoints.
         resource: The metadata document of the MCP server, which names its authorization server.
@@ -148,13 +135,10 @@ class TokenRecord(Struct, kw_only=True, omit_defaults=True):
 
 
 class TokenStore:
-    """The stored tokens of one server.
+    """The stored tokens of one server: others for each URL, client id, grant and person.
 
-    `locked`, `save` and `remove` raise `AuthorizationRefused` if the files cannot be written.
-
-    Args:
-        server: The server. For each URL, client id, grant and person the tokens are stored separately.
-        folder: Where the files are; `None`: `$GRUE_TOKENS`, or `grue/tokens` in the user's data folder.
+    `locked`, `save` and `remove` raise `AuthorizationRefused` if the files cannot be written. By default the
+    files are in `tokens_folder()`.
     """
 
     def __init__(self, server: HttpServer, folder: Path | None = None) -> None:
@@ -303,10 +287,9 @@ class KeyringStore(TokenStore):
         return f"the system's keyring ({self._asked(lambda ring: ring.get_keyring().name)})"
 
     def _asked(self, ask: Callable[[Any], T]) -> T:
-        """Call `ask` with the package `keyring`, and translate its errors.
+        """Call `ask` with the package `keyring` in a daemon thread, and translate its errors.
 
-        `ask` runs in a daemon thread, so that a keyring that waits for a person to unlock it does not keep
-        the caller waiting beyond the limit, nor the interpreter from exiting.
+        A keyring that waits to be unlocked must keep neither the caller waiting nor the interpreter alive.
         """
 
         def work() -> T:
