@@ -6,10 +6,8 @@ A file of requests goes through these states:
                   │ the process was killed, or the provider did not reply:
                   │ look for the batch at the provider, and send the file only if there is no batch
 
-So no batch is sent twice. Before a batch is sent, a record is written which says that the batch may have been
-sent. The provider's reply has the batch's id, which is added to the record. A process that finds a record
-without an id first looks for the batch at the provider. `batch_folder.py` reads and writes the files, and
-`protocol/chat_wire/batch_forms.py` has the formats of the providers.
+So no batch is sent twice: a record is written before a batch is sent, and gets the batch's id from the
+provider's reply. A process that finds a record without an id first looks for the batch at the provider.
 """
 
 import math
@@ -44,8 +42,8 @@ T = TypeVar("T")
 _PIECE = 2**20
 _MOST_LINE = 64 * 2**20
 _READS = 3
-_MOST_PAGES = 1000
 """How often damaged or incomplete results are read. After that a request without a result has failed."""
+_MOST_PAGES = 1000
 
 _SKEW_S = 600.0
 """How many seconds the provider's clock may differ from ours."""
@@ -83,11 +81,7 @@ class BatchDesk:
         self._path = FORMATS[folder.manifest.wire].path_of(folder.manifest.model, stream=False)
 
     async def send(self) -> None:
-        """Send all files of requests in the folder that were not sent before.
-
-        Raises:
-            BatchRefused: The provider refuses a batch, or cannot be reached.
-        """
+        """Send all files of requests that were not sent before; raises `BatchRefused`."""
         for each in list(self._folder.unsent()):
             record = replace(each, begun_at=time.time(), key=f"{self._folder.manifest.run}-{each.number}")
             await self._submit(self._folder.keep(record))
@@ -95,10 +89,7 @@ class BatchDesk:
     async def replies(self) -> list[str]:
         """Wait until a batch has ended, store the results of its requests, and return the requests' ids.
 
-        Return an empty list at once if no batch is under way.
-
-        Raises:
-            BatchRefused: As `look`.
+        Return an empty list at once if no batch is under way. Raises as `look` does.
         """
         delay_s = self._batching.first_look_s
         while self._under_way():
@@ -110,9 +101,7 @@ class BatchDesk:
         return []
 
     async def look(self) -> list[str]:
-        """Ask the provider once about each batch. Store the results of those that have ended.
-
-        Return the ids of the requests that have a result now.
+        """Ask the provider once about each batch; store new results, and return the ids of their requests.
 
         Raises:
             BatchRefused: The provider has not answered for `Batching.patience_s`, or has not ended a batch
@@ -126,12 +115,8 @@ class BatchDesk:
     async def _submit(self, record: Submission, *, unsure: bool = False) -> Submission:
         """Send a file of requests to the provider, which makes a batch of it.
 
-        `unsure`: the provider may have received the file already. So first look for the file's batch in the
-        provider's list of batches. Of a batch that is still running, it may be unknown whether it is the
-        file's. Then send nothing and return the record unchanged: the next `look` tries again.
-
-        Raises:
-            BatchRefused: The provider refuses the file, or has not answered for `Batching.patience_s`.
+        `unsure`: the file may have been sent already, so look for its batch first. While a running batch may
+        be the file's, return the record unchanged: the next `look` tries again. Raises `BatchRefused`.
         """
         patience = self._patience()
         while True:
@@ -161,13 +146,7 @@ class BatchDesk:
         return await self._endpoint.call("POST", self._form.path, upload=self._list_of(record.number))
 
     async def _found(self, record: Submission) -> BatchState | None:
-        """Find the batch of a file of requests in the provider's list of batches; `None`: it is not there.
-
-        An earlier process may have sent the file, and may have been killed before it stored the batch's id.
-
-        Raises:
-            _NotEnded: A batch that may be the file's is running.
-        """
+        """Find a file's batch at the provider; raises `_NotEnded` if a running batch may be it."""
         known = {each.batch_id for each in self._folder.submissions.values()}
         running = False
         async for batch in self._batches(record.begun_at - _SKEW_S):
@@ -185,11 +164,7 @@ class BatchDesk:
         return None
 
     async def _batches(self, since: float) -> AsyncIterator[BatchState]:
-        """Yield the provider's batches that were made since a time, the newest first.
-
-        Raises:
-            BatchRefused: The list has no end. A gateway may ignore which page is asked for.
-        """
+        """Yield the batches since a time, the newest first. A list without end raises `BatchRefused`."""
         after, name = "", "after" if isinstance(self._form, OpenAIBatches) else "after_id"
         for _ in range(_MOST_PAGES):
             page = {"limit": "100"} | ({name: after} if after else {})
@@ -257,10 +232,7 @@ class BatchDesk:
         return settled
 
     async def _read_into(self, draft: Path, state: BatchState, missing: set[str]) -> bool:
-        """Write the results of requests in `missing` into `draft`, and remove their ids from `missing`.
-
-        Return whether all lines of the results could be read.
-        """
+        """Write the missing results into `draft`; return whether all lines of the results could be read."""
         sound, items = True, len(missing)
         with self._folder.using(), draft.open("wb") as file:
             for path in state.results:
@@ -280,14 +252,7 @@ class BatchDesk:
             return None
 
     async def _lines(self, path: str, items: int) -> AsyncIterator[bytes]:
-        """Yield the lines of a result file, which has the results of `items` requests.
-
-        A line of more than 64 MiB is yielded as an empty line. If the file is longer than `items` times
-        64 MiB, everything after that is yielded as one empty line.
-
-        Raises:
-            _BrokenOff: The download ended before the end of the file.
-        """
+        """Yield the lines of a result file, one of more than 64 MiB as empty; raises `_BrokenOff`."""
         rest = bytearray()
         skipping = False
         async for piece in self._endpoint.download(path, items * _MOST_LINE):
@@ -339,12 +304,7 @@ class BatchDesk:
     ) -> T:
         """Send a request until the provider answers it, and return the answer, parsed by `read`.
 
-        Use this only for requests that may be sent twice.
-
-        Raises:
-            BatchRefused: The provider refuses the request, or has not answered it within
-                `Batching.patience_s`. Or `read` cannot parse the answer, which the error's text calls `what`,
-                such as "an uploaded file".
+        Use this only for requests that may be sent twice. Raises `BatchRefused`, which names `what` was read.
         """
         patience = self._patience()
         while True:
@@ -391,11 +351,7 @@ class _Patience:
         self._tries = 0
 
     async def after(self, fault: Fault) -> None:
-        """Wait after a failure, or give up.
-
-        Raises:
-            BatchRefused: The failures have lasted for `Batching.patience_s`.
-        """
+        """Wait, or raise `BatchRefused` if the failures have lasted for `Batching.patience_s`."""
         if time.monotonic() > self._until:
             raise BatchRefused(self._endpoint.describe(fault))
         retry, wait_s = self._endpoint.settings.retry, fault.retry_after_s

@@ -7,10 +7,8 @@
     DIR/submissions/0001.json    the state of requests/0001.jsonl: written before it is sent, then updated
     DIR/replies/0001.jsonl       the result of each of these requests: written when their batch has ended
 
-A request's id is made of the run, the turn, the number of the request in the turn, a digest of its body, and
-the number of the attempt at the turn. So if a process makes a request that an earlier process has made, it
-finds the earlier one here, and nothing is sent again. This module reads and writes these files. It sends
-nothing (`batch_desk.py` does) and decides nothing about turns.
+A request's id is made of the run, the turn, its number in the turn, a digest of its body, and the number of
+the attempt at the turn. So a process finds a request that an earlier one has made, and sends nothing again.
 """
 
 import fcntl
@@ -41,11 +39,7 @@ FORMAT = 1
 class BatchManifest(Struct, frozen=True, kw_only=True):
     """The content of `batch.json`: the model that a folder's requests are for.
 
-    Attributes:
-        run: Id of the folder. It is a part of each request's id, so that no other folder has the same ids.
-        address: The URL of the endpoint, without credentials.
-        model: The model.
-        wire: The wire format.
+    `run` is a part of each request's id, so that no other folder has the same ids.
     """
 
     format: int = FORMAT
@@ -59,15 +53,11 @@ class Submission(Struct, frozen=True, kw_only=True):
     """The state of a file of requests that is sent as a batch.
 
     Attributes:
-        number: Number of the file.
-        items: How many requests the file has.
         state: `sending`: the file may have been sent, or not. `sent`: the provider has it. `settled`: the
             results of its requests are in the folder.
-        key: Sent as metadata of the batch. If the provider keeps metadata, the batch is found again by this
-            key.
+            key: Sent as metadata of the batch, to find it again if the provider keeps metadata.
         begun_at: When the file was first sent, in seconds since the epoch.
         file_id: The provider's id of the file; empty: the provider takes no files, or it was not uploaded.
-        batch_id: The provider's id of the batch.
     """
 
     number: int
@@ -89,14 +79,9 @@ _NUMBERED = re.compile(r"(\d{4,})\.jsonl?(on)?")
 class BatchFolder(Closing):
     """A folder of waiting requests, locked for this process. Enter it with `with`.
 
-    Any method raises `BatchFolderError` if a file cannot be read or written.
-
-    A folder that does not exist is created. `form` is the provider's format of a batch, with its limits. A
-    batch has at most `most_items` requests; `None`: as many as the provider takes.
-
-    Raises:
-        BatchFolderError: The folder holds requests to another model, is in use or damaged, or cannot be
-            written.
+    A folder that does not exist is created. A batch has at most `most_items` requests; `None`: as many as the
+    provider takes. All methods raise `BatchFolderError`, for example if the folder is in use, or holds
+    requests to another model.
     """
 
     def __init__(
@@ -183,11 +168,7 @@ class BatchFolder(Closing):
         return item in self._wanted
 
     def want(self, item: str, path: str, body: bytes) -> None:
-        """Store a request. Once this has returned, the request is in the file even if the process is killed.
-
-        Raises:
-            TraceError: The file cannot be written.
-        """
+        """Store a request, so that it survives the end of this process; raises `TraceError`."""
         line = self.form.line(item, path, body)
         full = self._count >= self._most_items or self._size + len(line) > self.form.most_bytes
         if self._file is None or (full and self._count):
@@ -311,11 +292,7 @@ class BatchFolder(Closing):
                 self._read_replies(number)
 
     def _read_requests(self, path: Path) -> None:
-        """Read the ids of the requests in a file. If the last line is incomplete, cut it off.
-
-        A process that is killed while it writes a request leaves such a line. The turn then makes the request
-        again.
-        """
+        """Read the ids of a file's requests. Cut off a last line that a killed process left incomplete."""
         number, whole = int(path.stem), 0
         with path.open("rb+") as file:
             for line in file:

@@ -1,18 +1,10 @@
 """`LlmEndpoint`: the settings, the connections and the profile of one LLM endpoint during an episode.
 
-An `LlmEndpoint` has the URLs, the headers and the profile of the endpoint. TLS, proxies and the reuse of
-connections are in `exchange.py`. What a request or a reply means is decided in `protocol/chat_wire/`.
-
 An endpoint outlives turns. The first user that enters it opens its connections, and the last one that leaves
-it closes them. The LLM actor of each turn enters it; the runner enters it too if connections are kept between
-turns. Each event loop has its own connections.
+it closes them. Each event loop has its own connections.
 
-The API key is chosen from the environment here, by one rule for code, configuration and commands. A key is
-only ever sent to the provider that it belongs to.
-
-A turn whose replies come from a batch has a `ReplyRoom`. `LlmEndpoint.post` asks the room for the reply
-instead of the network. If the reply has not come yet, the room stores the request, and the turn is stopped.
-The turn goes on from its trace when the reply has come.
+The API key is chosen from the environment here, by one rule for code, configuration and commands. In a turn
+whose replies come from a batch, a `ReplyRoom` takes the place of the network.
 """
 
 import functools
@@ -102,10 +94,8 @@ def needs_key(base_url: str) -> bool:
 def api_key(base_url: str, environ: Mapping[str, str]) -> str | None:
     """Return the key for `base_url`, or `None` if the environment has none for that host.
 
-    An empty variable counts as not set.
-
     Raises:
-        MCPConfigError: The key cannot be sent in a header. The error names the variable and never its value.
+        MCPConfigError: The key cannot be sent in a header.
     """
     for name in key_names(base_url):
         key = environ.get(name, "").strip()
@@ -121,9 +111,7 @@ def api_key(base_url: str, environ: Mapping[str, str]) -> str | None:
 
 
 def require_key(base_url: str, key: str | None, otherwise: str = "") -> None:
-    """Check that there is a key for an endpoint that needs one.
-
-    `otherwise` is added to the error's sentence, and says what else the user can do.
+    """Check that there is a key for an endpoint that needs one. `otherwise` ends the error's sentence.
 
     Raises:
         MCPConfigError: The endpoint needs a key, and `key` is empty. The error names the variables to set.
@@ -158,8 +146,7 @@ _FILE_TIMEOUT_S = 3600.0
 
 _HIDDEN = "[redacted]"
 MIN_SECRET = 8
-"""Shortest value that is redacted. Shorter ones are placeholders such as `none`, and redacting these would
-garble the endpoint's texts."""
+"""Shortest value that is redacted. Shorter ones are placeholders such as `none`."""
 
 _FURTHER_SAMPLING = ("seed", "frequency_penalty", "presence_penalty", "n", "service_tier")
 """Fields of `extra_body` that spans have names for."""
@@ -229,7 +216,6 @@ class LlmSettings(ModelSettings, metaclass=OwnKeywords, frozen=True, kw_only=Tru
             raise MCPConfigError(_SCHEME_MISSING + meant)
 
     def __rich_repr__(self) -> list[tuple[str, object]]:
-        """Return the names and values of the fields, with secrets redacted."""
         shown = {
             "base_url": shown_endpoint(self.base_url),
             "api_key": _HIDDEN if self.api_key else self.api_key,
@@ -253,7 +239,6 @@ class LlmSettings(ModelSettings, metaclass=OwnKeywords, frozen=True, kw_only=Tru
         return {name: value for name, value in named.items() if len(value) >= MIN_SECRET}
 
     def __repr__(self) -> str:
-        """Return the fields as `__rich_repr__` shows them, without secrets."""
         return f"LlmSettings({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
 
@@ -266,25 +251,17 @@ class RequestPostponed(Exception):  # noqa: N818 - what has happened to the requ
 
 
 class ReplyRoom(Protocol):
-    """Stores the requests of one turn or episode, which a provider answers in a batch, hours later.
-
-    For a stored request whose reply has arrived, it returns the reply.
-    """
+    """Stores requests, which a provider answers in a batch hours later, and returns the replies."""
 
     async def reply_to(self, endpoint: "LlmEndpoint", body: bytes, request: int) -> Answered | Fault:
-        """Return the reply to a request, given its whole body and its number in the turn.
-
-        Raises:
-            RequestPostponed: The reply has not arrived yet. The request is stored.
-        """
+        """Return the reply to a request, or store the request and raise `RequestPostponed`."""
 
     def read(self, model: str, outcome: RequestOutcome) -> None:
         """Count the cost of a batch's reply, which the caller has read."""
 
 
 reply_room: ContextVar[ReplyRoom | None] = ContextVar("reply_room", default=None)
-"""The `ReplyRoom` that stores the requests of the current turn; `None`: the room that `set_process_room` has
-set, if it has set one."""
+"""The `ReplyRoom` of the current turn; `None`: the one that `set_process_room` has set, if any."""
 
 _of_process: list[ReplyRoom] = []
 
@@ -321,18 +298,15 @@ class LlmEndpoint:
         jitter: Returns a random number from 0 to 1, for the delays between retries.
 
     Attributes:
-        jitter: As given.
-        profile: What the endpoint supports. It is corrected when an error of the endpoint shows that the
-            endpoint supports something else.
-        first_profile: The value of `profile` before the first request.
-        left_out: Settings that are not sent because the profile does not support them. The LLM actor has
-            reported each of them with `SettingsLeftOut`, and does not report it again.
-        chain: This endpoint, and the endpoints of `LlmSettings.then`.
-        breaker: How often this endpoint has failed in a row, and until when another endpoint of the chain
-            is asked first.
-        judged_tools: Whether the LLM actor no longer checks that the model receives the tools: the model has
-            called a tool, or the actor has reported with `ToolsUnseen` that the model seems not to receive
-            them.
+            profile: What the endpoint supports. It is corrected when an error of the endpoint shows that the
+                endpoint supports something else.
+            first_profile: The value of `profile` before the first request.
+            left_out: Settings that the profile does not support. Each was reported once, by
+                `SettingsLeftOut`.
+            chain: This endpoint, and the endpoints of `LlmSettings.then`.
+            breaker: How often this endpoint has failed in a row, and until when another one is asked first.
+            judged_tools: Whether the LLM actor no longer checks that the model receives the tools: the model
+                has called one, or `ToolsUnseen` was reported.
 
     Raises:
         MCPConfigError: The base URL, a header or a field of `extra_body` cannot be used.
@@ -407,10 +381,7 @@ class LlmEndpoint:
                 await connections.close()
 
     async def prepare(self) -> None:
-        """Import the modules for the connection and create its object, so that the first request is faster.
-
-        The network connection itself is opened by the first request.
-        """
+        """Import the connection's modules and create its object. The first request opens the connection."""
         async with self:
             with self._open().lease():
                 pass
@@ -425,14 +396,8 @@ class LlmEndpoint:
     ) -> Awaitable[Answered | Fault]:
         """Send one request and return its answer or the fault. A cancellation drops the connection.
 
-        In a turn whose requests go through the batch API, nothing is sent: the reply is read from the batch.
-        If it is not there yet, `RequestPostponed` is raised.
-
-        Args:
-            body: A request in the profile's format.
-            streamed: Receives the reply if it is streamed; `None`: no stream is expected.
-            on_sent: Called when the request has been written, or has failed.
-            request: The request's number in the turn.
+        `body` is in the profile's format. `streamed` gets a streamed reply; `None`: no stream is expected.
+        `on_sent` is called when the request is written, or has failed. `request`: its number in the turn.
 
         Raises:
             RuntimeError: The endpoint was not entered.
@@ -465,12 +430,7 @@ class LlmEndpoint:
     ) -> Answered | Fault:
         """Send a request that asks no model, such as one about a batch, and return its answer or the fault.
 
-        Args:
-            method: The HTTP method.
-            path: The path below the base URL.
-            params: Query parameters, in addition to those of the base URL.
-            content: The body, as JSON; `None`: the request has no JSON body.
-            upload: A body that comes from a file. The time limit for it is an hour at least.
+        `path` is the path below the base URL, `content` JSON. An `upload` may take an hour at least.
         """
         retry = self.settings.retry
         if upload is not None:
@@ -547,18 +507,16 @@ class LlmEndpoint:
         )
 
     def first(self, now_s: float) -> "LlmEndpoint":
-        """Return the endpoint of the chain to ask first in a turn. `now_s` is on the event loop's clock.
+        """Return the endpoint to ask first: the first of the chain that has not just failed, or else `self`.
 
-        Return the first one in the chain that has not just failed (see `breaker`), or `self` if all of them
-        have just failed.
+        `now_s` is on the event loop's clock.
         """
         return self.chain[first_to_ask([each.breaker for each in self.chain], now_s)]
 
     def after(self, tried: "Sequence[LlmEndpoint]", now_s: float, *, tools: bool) -> "LlmEndpoint | None":
-        """Return the endpoint of the chain to ask next; `None`: no endpoint is left.
+        """Return the endpoint of the chain to ask after those in `tried`; `None`: no endpoint is left.
 
-        The request has been sent to the endpoints `tried` without success. `now_s` is on the event loop's
-        clock. With `tools` the request offers tools, so the next endpoint must take them.
+        With `tools`, it must take tools. `now_s` is on the event loop's clock.
         """
         places = {at for at, each in enumerate(self.chain) if not tools or each.takes_tools}
         done = {at for at, each in enumerate(self.chain) if each in tried}
@@ -572,18 +530,12 @@ class LlmEndpoint:
 
     @property
     def price(self) -> Price | None:
-        """The user's price of the model; `None`: the user has set none.
-
-        In a turn whose requests are sent in batches, this is the price for batches.
-        """
+        """The user's price of the model, for batches if the turn uses them; `None`: the user has set none."""
         price = price_of(self.settings.prices, self.settings.model)
         return price.in_batches if price is not None and current_room() is not None else price
 
     def counts_cost(self) -> bool | None:
-        """Return whether the cost of a reply is known at every endpoint of the chain (`reports_cost`).
-
-        `False`: it is missing at one endpoint. `None`: for some endpoints only the first reply will show it.
-        """
+        """Return whether the cost is known at every endpoint of the chain; `None`: not yet for some."""
         counted = [each.reports_cost for each in self.chain]
         return None if None in counted and False not in counted else all(counted)
 
@@ -634,10 +586,9 @@ class LlmEndpoint:
         self._says_tools, self._list_read, self.judged_tools = None, False, False
 
     def recall(self, first: WireProfile, learned: WireProfile) -> None:
-        """Use the profile that an earlier process has learned, unless this process has learned one already.
+        """Use the profile that an earlier process has learned, unless this process has learned one.
 
-        The earlier process began with the profile `first`, and ended with the profile `learned`. If this
-        process began with another profile than `first`, `learned` is not used.
+        It is used only if both processes began with the profile `first`.
         """
         if self.profile == self.first_profile == first:
             self.profile = learned
@@ -645,10 +596,8 @@ class LlmEndpoint:
     def adapt_to_error(self, fault: Fault, followed: WireProfile | None = None) -> bool:
         """Adapt the profile to an error that the endpoint sent; return whether to retry with the new profile.
 
-        Args:
-            fault: The error.
-            followed: The profile with which the failed request was encoded; `None`: the current profile.
-                Another conversation may have changed the endpoint's profile after the request was encoded.
+        `followed` is the profile with which the failed request was encoded. Another conversation may have
+        changed the endpoint's profile since.
         """
         if adapt_profile(followed or self.profile, fault.status, fault.message) is None:
             return False
@@ -692,10 +641,7 @@ class LlmEndpoint:
 
 
 async def _body_of(reply: HttpReply, until: float, most_bytes: int) -> AsyncIterator[bytes | Fault]:
-    """Yield the body of a reply in pieces; if there is a fault, it is the last item.
-
-    Raises `TimeoutError` if the body does not end before `until`, on the event loop's clock.
-    """
+    """Yield a reply's body in pieces, or a `Fault`; raises `TimeoutError` at `until` (event loop clock)."""
     if not 200 <= reply.status < 300:
         refused = await refusal(reply)
         yield fault_of_status(refused.status, refused.body, refused.location, refused.retry_after_s)
@@ -723,7 +669,6 @@ def _below(base_url: httpx.URL, path: str) -> httpx.URL:
 
 
 def _usable_url(base_url: str) -> httpx.URL:
-    """Return the base URL as a URL, or raise `MCPConfigError` if it cannot be used."""
     text = base_url.strip()
     try:
         url, in_range = httpx.URL(text), urlsplit(text).port != 0
@@ -756,7 +701,6 @@ def _refuse_credentials(names_user: bool, query: list[str]) -> None:
 
 
 def _redaction(settings: LlmSettings) -> Redaction:
-    """Return the redaction for the endpoint's texts, with the secrets of the environment and the settings."""
     headers = {name: value.strip() for name, value in settings.extra_headers.items()}
     sent = {name: value for name, value in headers.items() if len(value) >= MIN_SECRET}
     return Redaction({**secrets_in(os.environ), **sent, **settings.named_values()})

@@ -1,27 +1,16 @@
 """HTTP with an LLM endpoint: its connections, and one exchange, which returns the whole reply or a fault.
 
-This module must not retry and must not interpret a reply; `actors/llm.py` and `protocol/chat_wire/` do that.
+This module must not retry and must not interpret a reply.
 
-A `Connection` uses httpx's transport, which has TLS, proxies and the reuse of connections, and translates the
-transport's failures. It speaks HTTP/1.1 only, because the rules for kept connections in this module are those
-of HTTP/1.1. It does not use `httpx.AsyncClient`, which would add cookies, and redirects, which would send the
-key elsewhere.
+It uses httpx's transport, not `httpx.AsyncClient`, which would add cookies, and redirects, which would send
+the key elsewhere. It speaks HTTP/1.1 only: the rules for kept connections here are those of HTTP/1.1.
 
-Time limits apply to the whole exchange, to the wait for its first byte and to each pause in a stream. A limit
-for single reads would not be enough: a reply that arrives byte by byte could then last for ever. If an
-exchange ends early, by a cancellation for example, its connection is closed, which also makes the endpoint
-stop generating.
+Time limits apply to the whole exchange, to the wait for its first byte and to each pause in a stream. With
+limits for single reads, a reply that arrives byte by byte could last for ever. An exchange that ends early
+closes its connection, which also makes the endpoint stop generating.
 
-A program that shares limits between processes, such as a fleet, sets a gate for each process. The LLM actor
-and the Zork host's client then ask the gate before each request, wait until the request may start, and report
-the result of the request to the gate. Without a gate, requests are sent at once. The gate is independent of
-the budget of a turn or an episode, which the agent checks. `grue.runtime.processes.server_gate` has the gate
-for server processes.
-
-A body is decompressed in small steps and up to a size limit. This protects against decompression bombs: a few
-hundred bytes can expand to gigabytes, above all if a body is compressed several times. HTTP libraries
-decompress a whole chunk at once, at every stage. Here a step returns at most `STEP_BYTES`, and the output of
-every stage is limited to the size limit of the body.
+A body is decompressed in small steps and up to a size limit: a few hundred bytes can expand to gigabytes, and
+HTTP libraries decompress a whole chunk at once.
 """
 
 import contextlib
@@ -73,12 +62,9 @@ class BodyTooLongError(EncodingError):
 
 
 class ContentDecoder:
-    """Decompresses one body.
+    """Decompresses one body. No stage may put out more than `max_bytes`; `None` sets no limit.
 
-    Args:
-        codings: The value of `Content-Encoding`. Unknown names are ignored, as HTTP libraries do, because
-            some servers put a character set there.
-        max_bytes: Largest output of any stage; `None` sets no limit.
+    Unknown codings are ignored, because some servers put a character set there.
 
     Raises:
         EncodingError: The body was compressed more than `MAX_STAGES` times.
@@ -93,13 +79,7 @@ class ContentDecoder:
         self._stages = [_Stage(_WINDOWS[name], max_bytes) for name in reversed(known)]
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
-        """Decompress `chunk` and yield the output in pieces of at most `STEP_BYTES`.
-
-        Raises:
-            EncodingError: The chunk cannot be decompressed.
-            BodyTooLongError: A decompressor has put out more than `max_bytes`. Each coding in
-                `Content-Encoding` has its own decompressor.
-        """
+        """Decompress `chunk`, and yield pieces of at most `STEP_BYTES`; raises `EncodingError`."""
         return self._through(chunk, 0)
 
     def _through(self, data: bytes, stage: int) -> Iterator[bytes]:
@@ -166,8 +146,7 @@ _KEPT_S = 5.0
 """How many seconds an idle connection may be used again. Endpoints close idle connections later than that."""
 
 _CHUNKS_AT_ONCE = 64
-"""How many pieces of a chunked body are read without a pause for other tasks. 64 KiB that arrive at once may
-hold ten thousand pieces, and httpx itself does not pause between them."""
+"""64 KiB that arrive at once may hold ten thousand pieces, and httpx does not pause between them."""
 
 _MAY_HIDE_BYTES = 32 * 2**10
 """After a reply of this length, further bytes may still wait in the event loop; see `HttpReply.close`."""
@@ -189,10 +168,7 @@ class Connections:
 
     A single pool of httpx with many connections would check all of them, with a system call for each idle
     one, whenever a request begins or ends. With 100 agents these checks took a third of the CPU time.
-
-    Attributes:
-        entered: How many users the connections have now. The last one to leave closes them.
-    """
+"""
 
     def __init__(self, new: "Callable[[], Connection]") -> None:
         self.entered = 0
@@ -219,11 +195,7 @@ class Connections:
 
 
 class Connection:
-    """Sends one request at a time to one endpoint.
-
-    `proxy` is the URL of the proxy; `None`: no proxy is used. `transport` is the user's httpx transport, to
-    which requests are given; `None`: they go over the network.
-    """
+    """Sends one request at a time to one endpoint, through a proxy or the user's transport if given."""
 
     def __init__(
         self, *, https: bool, proxy: str | None = None, transport: httpx.AsyncBaseTransport | None = None
@@ -232,11 +204,10 @@ class Connection:
         self._transport = transport or _network(https=https, proxy=proxy)
 
     async def send(self, request: httpx.Request, on_sent: Callable[[], None] | None = None) -> "HttpReply":
-        """Send a request and return its reply, whose body is still to be read.
+        """Send a request, its headers unchanged, and return its reply, whose body is still to be read.
 
-        The headers are sent unchanged. A cancellation closes the connection. `on_sent` is called when the
-        request has been written. A transport that the user has given does not report this, so with such a
-        transport `on_sent` is called before the request is sent.
+        A cancellation closes the connection. `on_sent` is called when the request has been written; with the
+        user's transport, which does not report this, before the request is sent.
 
         Raises:
             ExchangeError: No reply has arrived.
@@ -267,9 +238,7 @@ class Connection:
 
 
 class _Connecting:
-    """Limits the time of a whole connect: name lookup, TCP, proxy and TLS together.
-
-    httpx limits only each single step. `on_sent` is called when the request has been written.
+    """Limits the time of a whole connect: name lookup, TCP, proxy and TLS. httpx limits each step alone.
 
     Attributes:
         scope: The cancel scope in which the request is sent. Its deadline is removed after the connect.
@@ -321,12 +290,7 @@ class _Unusable(httpx.AsyncBaseTransport):
 
 
 class HttpReply:
-    """A reply whose body is still to be read. The caller must close it.
-
-    Attributes:
-        status: HTTP status.
-        headers: Values by the name in lower case. The values of a repeated header are joined by commas.
-    """
+    """A reply whose body is still to be read. The caller must close it. Header names are in lower case."""
 
     def __init__(self, response: httpx.Response) -> None:
         self._response = response
@@ -335,15 +299,13 @@ class HttpReply:
         self.headers = dict(response.headers.items())
         self._read_already = response.is_stream_consumed
         if self._read_already:
-            # A scripted transport made this response, and httpx has decompressed its body already. Remove the
-            # header, so that the body is not decompressed a second time.
+            # httpx has decompressed the body of a scripted transport's response already.
             self.headers.pop("content-encoding", None)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body as it was sent: if it has a `Content-Encoding`, it is not decompressed here.
+        """Yield the body as it was sent, still compressed; raises `ExchangeError`.
 
-        The caller decompresses it with a `ContentDecoder`, because httpx would decompress each chunk at once,
-        however large the output is. Raises `ExchangeError`.
+        Use a `ContentDecoder`: httpx would decompress each chunk at once, however large the output is.
         """
         response = self._response
         body = response.aiter_bytes(STEP_BYTES) if self._read_already else response.aiter_raw()
@@ -361,9 +323,8 @@ class HttpReply:
     async def close(self) -> None:
         """Give the connection back for another request, or close it if it cannot be used again.
 
-        httpx itself closes the connection if the reply was not read to its end. It does not notice bytes that
-        arrived after the end of the reply: h11 keeps them, and httpx would take them for the reply to the
-        next request. So `_silent` looks for such bytes.
+        httpx does not notice bytes that arrived after the end of the reply: h11 keeps them, and httpx would
+        take them for the reply to the next request. So `_silent` looks for such bytes.
         """
         await self._response.aclose()
         stream = self._response.extensions.get("network_stream")
@@ -373,9 +334,8 @@ class HttpReply:
     async def _silent(self, stream: Any) -> bool:
         """Return whether no bytes have been read from the socket after the end of the reply.
 
-        Such bytes would be in the buffers of h11, of TLS, or of the event loop, which reads up to 256 KiB at
-        once while httpx asks for 64 KiB. Bytes that are still in the socket need no check here, because httpx
-        looks for them before the next request.
+        Such bytes are in the buffers of h11, of TLS, or of the event loop, which reads up to 256 KiB at once.
+        httpx itself looks for bytes that are still in the socket.
         """
         try:
             if _H11(self._response).trailing_data[0]:
@@ -442,11 +402,7 @@ def _deadline(limit_s: float | None) -> float:
 
 @functools.cache
 def tls() -> ssl.SSLContext:
-    """Return the TLS context of all HTTPS connections, shared because loading certificates takes 20 ms.
-
-    It trusts what httpx trusts: the certificates that the environment names (`SSL_CERT_FILE`,
-    `SSL_CERT_DIR`), or else the certificates that come with httpx.
-    """
+    """Return the TLS context of all HTTPS connections, shared because loading certificates takes 20 ms."""
     return httpx.create_ssl_context()
 
 
@@ -460,8 +416,7 @@ MAX_REPLY_BYTES = 64 * 2**20
 """Longest reply that is read, streamed or not."""
 
 MAX_BODY_BYTES = 8 * 2**20
-"""Longest body of a reply. For a streamed reply this limits the assembled body, which is much smaller than
-the events together."""
+"""Longest body of a reply. That of a streamed reply is assembled, and much smaller than the events."""
 
 LONG_BYTES = 256 * 2**10
 """A longer reply is decoded in a worker thread, so that the event loop is not blocked."""
@@ -488,7 +443,6 @@ class Answered(Struct, frozen=True):
     """A reply of the endpoint, whatever its status.
 
     Attributes:
-        status: HTTP status.
         body: The decompressed body. A streamed reply is assembled into the body that an unstreamed one has.
         retry_after_s: The delay that the endpoint asks for before the next request.
         cost_usd: What the completion has cost, if a header of the reply says so (LiteLLM's proxy sends one).
@@ -505,14 +459,9 @@ class Answered(Struct, frozen=True):
 
 
 class Upload(Struct, frozen=True):
-    """A body that is sent from a file, piece by piece.
+    """A body that is sent from a file: `head`, the content of `source`, and `tail`.
 
-    Attributes:
-        head: The bytes of the body before the file's content.
-        source: The file.
-        tail: The bytes of the body after the file's content.
-        content_type: The content type of the whole body.
-        commas: Send the lines of the file as items of a JSON list, separated by commas.
+    `commas`: the lines of the file are sent as items of a JSON list, separated by commas.
     """
 
     head: bytes
@@ -535,8 +484,7 @@ class Upload(Struct, frozen=True):
             while piece:
                 following = file.read(_UPLOADED_BYTES)
                 if self.commas:
-                    # Each line of the file is one JSON item. To send the items as a list, replace each line
-                    # break by a comma, and remove the last line break.
+                    # Replace each line break by a comma, but leave out the last one.
                     piece = piece.replace(b"\n", b",") if following else piece[:-1].replace(b"\n", b",")
                 yield piece
                 await anyio.lowlevel.checkpoint()
@@ -545,12 +493,9 @@ class Upload(Struct, frozen=True):
 
 
 class Streamed(Struct, frozen=True):
-    """The receivers of a streamed reply.
+    """The receivers of a streamed reply: `show` gets each piece of text as it arrives.
 
-    Attributes:
-        assembler: Assembles the events into a body.
-        show: Called with each piece of text as it arrives.
-        asked: Whether the request asks for a stream. Some endpoints stream a reply unasked.
+    `asked`: the request asks for a stream. Some endpoints stream a reply unasked.
     """
 
     assembler: Assembler
@@ -567,8 +512,7 @@ async def exchange(
 ) -> Answered | Fault:
     """Send a request over one of the connections, and return the answer or the fault.
 
-    `patience` has the time limits. `streamed` receives a streamed reply; `None`: the request asks for no
-    stream. `on_sent` is called when the request is written, and once more when the exchange ends.
+    `on_sent` is called when the request is written, and once more when the exchange ends.
     """
     request.extensions["timeout"] = timeouts_of(patience)
     try:
@@ -709,12 +653,7 @@ def _answered(reply: HttpReply, body: bytes, first_chunk_s: float | None) -> Ans
 class _Incoming:
     """A reply while it arrives. It counts as a stream if events arrive, whatever its content type is.
 
-    Args:
-        streamed: Receives the events; `None`: no stream is expected.
-        named: Whether the content type is `text/event-stream`.
-
-    Attributes:
-        first_event_at: When the first event arrived, on the event loop's clock; `None` before that.
+    `named`: the content type is `text/event-stream`. `first_event_at` is on the event loop's clock.
     """
 
     def __init__(self, streamed: Streamed | None, *, named: bool) -> None:
@@ -763,10 +702,7 @@ class _Incoming:
                 self.streamed.show(delta)
 
     async def body(self) -> bytes | None:
-        """Return the reply's body; that of a stream is assembled from its events.
-
-        `None`: the stream has ended before the reply was complete.
-        """
+        """Return the reply's body, or `None` if a stream has ended before the reply was complete."""
         if self.streamed is not None and not self._is_object:
             await self._end(self.streamed)
             if self._is_stream:
@@ -816,8 +752,7 @@ class _Incoming:
             except DamagedStream as error:
                 raise DamagedStream(f"event {self._events} {error}") from error
             if assembler.held > MAX_BODY_BYTES:
-                # Refuse the reply before its pieces are joined, because joining is one call into C that takes
-                # long for a long text.
+                # Refuse the reply before its pieces are joined, in one call into C that takes long.
                 raise OversizedStream(f"the reply is longer than {MAX_BODY_BYTES} bytes")
             if assembler.finished:
                 break
@@ -875,12 +810,9 @@ def fault_of(error: TimeoutError | ExchangeError, timeout_s: float) -> Fault:
 
 
 class WantedRequest(Struct, frozen=True, kw_only=True):
-    """A request that is about to be sent.
+    """A request that is about to be sent. Its prompt has at most `prompt_bytes` tokens.
 
-    Attributes:
-        model: The model that is asked.
-        prompt_bytes: Length of the body in bytes. The prompt cannot have more tokens than that.
-        max_tokens: Most tokens of the reply; `None`: the endpoint decides.
+    `max_tokens` limits the reply; `None`: the endpoint decides.
     """
 
     model: str
@@ -889,15 +821,9 @@ class WantedRequest(Struct, frozen=True, kw_only=True):
 
 
 class RequestOutcome(Struct, frozen=True, kw_only=True):
-    """The result of a request.
+    """The result of a request; `None`: unknown, or no reply has arrived.
 
-    Attributes:
-        sent: Whether a part of the request may have been sent. A request that was not sent costs nothing.
-        status: HTTP status; `None`: no reply has arrived.
-        retry_after_s: The wait that the endpoint asked for.
-        input_tokens: Tokens of the prompt, as counted by the endpoint; `None`: unknown.
-        output_tokens: Tokens of the reply; `None`: unknown.
-        cost_usd: What the request cost, as the endpoint reports it; `None`: unknown.
+    `sent`: a part of the request may have been sent. A request that was not sent costs nothing.
     """
 
     sent: bool = True
@@ -916,7 +842,10 @@ class Permit(Protocol):
 
 
 class RequestGate(Protocol):
-    """Decides when a request may be sent. May be called in any event loop and thread."""
+    """Decides when a request may be sent, for processes that share limits, such as a fleet's.
+
+    May be called in any event loop and thread.
+    """
 
     async def admit(self, wanted: WantedRequest) -> "Permit | str":
         """Wait until the request may be sent. Return a permit, or a sentence that says why it is refused.
@@ -950,10 +879,7 @@ def not_sent(why: str) -> Fault:
 
 
 def request_outcome(answer: Answered | Fault, reply: Reply | Fault) -> RequestOutcome:
-    """Return what to tell the `RequestGate` about a request that was sent: its status, tokens and cost.
-
-    `answer` is the endpoint's answer, and `reply` is what was decoded from it.
-    """
+    """Return what to tell the `RequestGate` about a request; `reply` was decoded from `answer`."""
     usage = reply.usage if isinstance(reply, Reply) else None
     return RequestOutcome(
         status=answer.status,
