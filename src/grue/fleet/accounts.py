@@ -2,9 +2,7 @@
 
 The ledger is an append-only file. Before a request starts, a line with the most that it can cost is written,
 and when the request has ended, a line with its cost. So a later run of the fleet knows what may have been
-spent, even if a process was killed. `broker.py` computes whether a request may start; this module waits until
-it may. A worker asks before it starts a request or a server process; `broker_server.py` and `ray_engine.py`
-pass such a question on to this module.
+spent, even if a process was killed.
 """
 
 import itertools
@@ -50,16 +48,10 @@ class Reservation(Struct, frozen=True):
 class Accounts:
     """Decides when requests and server processes may start, and charges the requests. Not thread-safe.
 
-    Args:
-        folder: The fleet's folder. The ledger in it says what earlier runs have cost.
-        limits: The limits on budget, rate and server processes.
+    `broker` has the limits, and what was reserved and spent. `places` has the server processes by machine.
 
     Raises:
         FleetError: The ledger cannot be read or written.
-
-    Attributes:
-        broker: The limits, and what has been reserved and spent.
-        places: The server processes that run on each machine, and the cap on their number.
     """
 
     def __init__(self, folder: FleetFolder, limits: Limits) -> None:
@@ -89,9 +81,8 @@ class Accounts:
     async def admitted(self, wanted: WantedRequest) -> Reservation | str:
         """Wait until a request may start. Return its reservation, or why the request is refused.
 
-        Requests start in the order in which this method was called: only the first request in the queue asks
-        the broker. So the others use no CPU time while they wait, and small requests cannot overtake a large
-        one for ever.
+        Requests start in the order of the calls: small requests cannot overtake a large one for ever, and
+        only the first request in the queue uses CPU time.
         """
         async with self._first:
             return await self._admitted(wanted)
@@ -157,14 +148,8 @@ class Accounts:
 class Claims:
     """The requests and server processes that one worker runs or has asked for.
 
-    A question of the worker is: may this request, or a server process, start? The worker gives each question
-    a number. It sends the number again when the request or the server process has ended, or when the worker
-    no longer waits for the answer.
-
-    Args:
-        accounts: Answers the questions.
-        worker: Name of the worker.
-        machine: Name of the machine on which the worker starts servers.
+    The worker gives each question a number. It sends the number again when the request or the server process
+    has ended, or when it no longer waits for the answer.
     """
 
     def __init__(self, accounts: Accounts, worker: str, machine: str = "") -> None:
@@ -177,18 +162,16 @@ class Claims:
     def begin(self, id_: int) -> anyio.CancelScope:
         """Record a question, and return the cancel scope for the task that will answer it.
 
-        The caller calls this before it starts the task: the worker may withdraw the question before the task
-        runs, and `give_back` then needs the scope to cancel the task.
+        Call this before the task starts: the worker may withdraw the question before the task runs.
         """
         scope = self._waiting[id_] = anyio.CancelScope()
         return scope
 
     async def answer(self, id_: int, wanted: WantedRequest | None, scope: anyio.CancelScope) -> str:
-        """Wait until a request or a server process may start.
+        """Wait until a request may start, or a server process if `wanted` is `None`.
 
-        `wanted` is the request; `None`: the question is about a server process. Return an empty text, or the
-        reason for a refusal. If the worker withdraws the question meanwhile, the reservation for the request,
-        or the place for the server process, is given back.
+        Return an empty text, or the reason for a refusal. If the worker withdraws the question meanwhile,
+        what it was granted is given back.
         """
         given: Reservation | str | None = GONE
         with scope:
@@ -205,11 +188,7 @@ class Claims:
         return ""
 
     def give_back(self, id_: int, outcome: RequestOutcome) -> None:
-        """If the question `id_` still waits for its answer, withdraw it.
-
-        If it was answered with a permission, the request or the server process has ended: charge the request,
-        or free the server's place.
-        """
+        """Withdraw a question. If it was granted, charge the request, or free the server's place."""
         waiting = self._waiting.pop(id_, None)
         if waiting is not None:
             waiting.cancel()
@@ -223,20 +202,16 @@ class Claims:
     def lost(self) -> None:
         """Give back all that the worker holds, because the worker has ended.
 
-        For each of its requests under way, the most that the request can cost is charged. Its servers count
-        as ended: they are about to end, because a separate process, the guard, kills them.
+        A request under way is charged with the most that it can cost. The guard process kills the servers.
         """
         for id_ in (*self._waiting, *self._given):
             self.give_back(id_, RequestOutcome())
 
 
 def read_ledger(folder: FleetFolder) -> Amount:
-    """Return the number of a fleet's requests so far, their tokens and their cost.
+    """Return the number of a fleet's requests so far, their tokens and their cost; raises `FleetError`.
 
     A request without a `settled` line counts with the most that it can cost.
-
-    Raises:
-        FleetError: The ledger cannot be read.
     """
     open_: dict[str, Amount] = {}
     spent = Amount()
@@ -253,8 +228,7 @@ def read_ledger(folder: FleetFolder) -> Amount:
 def _lines(path: Path) -> Iterator[_Line]:
     """Yield the lines of a ledger, without a last line that was cut short by a kill.
 
-    If such a line began as a `reserved` line, its request was never sent and need not be counted: a request
-    starts only after its line is written.
+    The request of such a line was never sent: a request starts only after its line is written.
     """
     if not path.exists():
         return
