@@ -168,7 +168,7 @@ class Connections:
 
     A single pool of httpx with many connections would check all of them, with a system call for each idle
     one, whenever a request begins or ends. With 100 agents these checks took a third of the CPU time.
-"""
+    """
 
     def __init__(self, new: "Callable[[], Connection]") -> None:
         self.entered = 0
