@@ -1,14 +1,8 @@
 """The agent actor: runs one turn by driving the turn's state machine.
 
-The actor receives an event, passes it to `step` in `protocol/tool_loop.py`, and performs the commands that
-`step` returns: it sends them to the LLM actor or to a session actor, or records them. The decisions are all
-in `protocol/tool_loop.py`; change them there. This module performs the commands, and handles deadlines and
-cancellation.
-
-The deadline and the actor's own cancellation reach the state machine as events too. Otherwise there would be
-a second way to end a turn, one that skips the machine's rules: sessions would stay open, and the trace would
-not say why the turn ended. So a cancelled agent first shields itself, steps once with `TurnInterrupted`,
-waits for its sessions to close (at most `_closing_s`), and only then lets the cancellation continue.
+All decisions are made by `step` in `protocol/tool_loop.py`. This module performs the commands that `step`
+returns, and handles deadlines and cancellation. Both reach the state machine as events, so that it closes
+the sessions and the trace says why the turn ended.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -54,26 +48,19 @@ class AgentActor(Actor[m.TurnEvent]):
     """Runs one turn: receives a `RunTurn`, and replies when the turn has ended, is parked or awaits a batch.
 
     Args:
-        mailbox: Receives `RunTurn` and all events of the turn.
-        llm: Mailbox of the LLM actor, which takes `RequestCompletion` and `CheckToolSupport`.
-        sessions: Mailboxes of the session actors, by server.
-        check: The host's check of a final text.
-        note: Writes a message that has no receiver into the trace.
         deadline: When the turn's work must end, on the event loop's clock; `inf`: never. Closing the sessions
             may take longer.
 
     Attributes:
         approval: Mailbox of the actor that asks a person. Set it before the actor runs, if the turn's policy
             can ask.
-        presumed: The tools that grue expects the turn's servers to list. The first request may offer them
-            before the servers have started. Set it before the actor runs.
+        presumed: The tools that grue expects the turn's servers to list. Set it before the actor runs.
         forked: The `TurnForked` to record after `RunTurn`, if the turn is a fork from the beginning of a
             recorded turn; else `None`.
         on_step: Called after each event, if set.
         end: The actor's reply to `RunTurn`; `None` while the turn runs.
-        last_request: The last request that was sent to the LLM actor; `None`: none has been sent yet.
         said: The turn's part of the conversation, in order: requests, replies, and a `ReplyDropped` for each
-            reply that was discarded, because servers listed other tools than the request offered.
+            reply that was discarded.
     """
 
     def __init__(
@@ -106,11 +93,7 @@ class AgentActor(Actor[m.TurnEvent]):
 
     @property
     def is_presuming(self) -> bool:
-        """Whether the reply to the current request may still be dropped.
-
-        It is dropped if the servers list other tools than the request offered. Until they have listed their
-        tools, the reply's text is not shown to the host.
-        """
+        """Whether the reply to the current request may still be dropped: its tools are only presumed."""
         return isinstance(self._state, Presuming | AwaitingDrop)
 
     @property
@@ -121,14 +104,14 @@ class AgentActor(Actor[m.TurnEvent]):
 
     @property
     def awaits_model(self) -> bool:
-        """Whether the agent waits for a reply of the model. Servers may still be starting meanwhile."""
+        """Whether the agent waits for a reply of the model."""
         state = self._state
         presuming = isinstance(state, Presuming) and state.reply is None
         return presuming or isinstance(state, AwaitingCompletion | AwaitingSummary)
 
     @property
     def tools(self) -> tuple[m.ToolDefinition, ...]:
-        """The tools of the turn's servers. May be read from any thread, since states are immutable."""
+        """The tools of the turn's servers. Any thread may read it: states are immutable."""
         state = self._state
         return () if isinstance(state, Idle | Finished) else state.turn.tools
 
@@ -150,11 +133,9 @@ class AgentActor(Actor[m.TurnEvent]):
         return next((record.result for record in records if record.call_id == call_id), None)
 
     def recall(self, asked: Envelope[m.TurnEvent], events: Iterable[m.TurnEvent]) -> None:
-        """Pass a recorded turn's events to the state machine, and do not perform the commands it returns.
+        """Pass a recorded turn's events, from `RunTurn` on, to the state machine. Perform no commands.
 
-        Args:
-            asked: The envelope of the recorded `RunTurn`. Its reply channel gets the reply at the turn's end.
-            events: The events that the recorded agent received, from `RunTurn` on.
+        The turn's end is sent to the reply channel of `asked`, the recorded `RunTurn`.
         """
         self._asked = asked
         for event in events:
@@ -191,14 +172,13 @@ class AgentActor(Actor[m.TurnEvent]):
                 # this pause the loop would await nothing, and no other task could run.
                 await self._pace.pause()
             elif place:
-                # Recording a message of megabytes takes some milliseconds, so let other tasks run before the
-                # next command. The pause cannot be cancelled: a trace with only some of the commands that
-                # follow from an event could not be replayed.
+                # Recording a message of megabytes takes some milliseconds, so let other tasks run first. The
+                # pause cannot be cancelled: a trace with only some of the commands that follow from an event
+                # could not be replayed.
                 await self._pace.pause_shielded()
             await self._perform(command, envelope.seq)
         if isinstance(following, AwaitingClose | Waiting):
-            # The turn does not ask the model again. End the LLM actor already now, so that its connections
-            # close while the sessions close.
+            # The turn does not ask the model again, so its connections can close while the sessions close.
             self._llm.close()
         # Handle `forked` and `presumed` as events of the turn, so that a replay finds them in the trace. Do
         # this after the commands of `RunTurn`, so that it does not delay the start of the servers.
@@ -279,7 +259,6 @@ class AgentActor(Actor[m.TurnEvent]):
 
     @property
     def _is_over(self) -> bool:
-        """Whether this process is done with the turn: the turn has ended, or waits for a provider's batch."""
         state = self._state
         return isinstance(state, Finished) or (isinstance(state, Waiting) and not state.pending)
 
@@ -300,7 +279,6 @@ class AgentActor(Actor[m.TurnEvent]):
 
 
 def _closing_s(limits: TurnLimits) -> float:
-    """Return how long a cancelled turn waits for its sessions to close."""
     if limits.turn_timeout_s is None and limits.teardown_s is not None:
         return limits.teardown_s
     return _CLOSING_S

@@ -1,7 +1,6 @@
 """The approval actor: asks a person about a reply's tool calls, or tells the agent to park the turn.
 
 This is a separate actor because a person may take long, and the agent must still notice its deadline.
-`engine/approval.py` chooses who answers the questions, before the turn starts.
 """
 
 from collections.abc import Awaitable, Callable
@@ -13,17 +12,11 @@ from grue.runtime.actor import Actor, Mailbox
 from grue.runtime.trace.recorder import Envelope
 
 Answer: TypeAlias = Callable[[tuple[ApprovalQuestion, ...]], Awaitable[m.CallsDecided | m.ApprovalPostponed]]
-"""Answers all questions about one reply."""
+"""Answers all questions about the tool calls of one reply."""
 
 
 class ApprovalActor(Actor[m.AskApproval]):
-    """Answers `AskApproval`, in which the agent asks whether tool calls may be made.
-
-    Args:
-        mailbox: Receives the questions.
-        agent: Mailbox of the agent, which gets the answers.
-        answer: Called with the questions about the calls in one reply of the model; returns the answers.
-    """
+    """Answers `AskApproval`, in which the agent asks whether tool calls may be made."""
 
     def __init__(
         self, mailbox: Mailbox[m.AskApproval], *, agent: Mailbox[m.TurnEvent], answer: Answer
@@ -33,6 +26,6 @@ class ApprovalActor(Actor[m.AskApproval]):
         self._answer = answer
 
     async def receive(self, envelope: Envelope[m.AskApproval]) -> None:
-        """Ask the host about the calls of one reply of the model, and send the agent what it decides."""
+        """Ask about the calls of one reply, and send the agent the answer."""
         answer = await self._answer(envelope.body.questions)
         await self._agent.send(answer, sender=self.name, cause=envelope.seq)

@@ -1,7 +1,7 @@
 """The actor of the built-in tools: answers calls of tools that grue serves itself.
 
-To the agent this actor is one more tool server, so calls of built-in tools are batched, recorded, replayed
-and counted like any other calls. The actor has no session to open or close: it accepts only `CallTools`.
+To the agent it is one more tool server, so these calls are batched, recorded, replayed and counted like any
+others.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,14 +27,7 @@ AnswersCall: TypeAlias = Callable[[m.JsonObject], m.ToolCallResult]
 
 
 class BuiltInTools(Actor[m.SessionCommand]):
-    """Serves the built-in tools of one turn.
-
-    Args:
-        mailbox: Receives the batches.
-        agent: Gets the results.
-        note: Records each call.
-        answers: The functions that answer the calls, by the tool's name.
-    """
+    """Serves the built-in tools of one turn. It accepts only `CallTools`."""
 
     def __init__(
         self,

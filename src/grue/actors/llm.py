@@ -1,12 +1,8 @@
 """The LLM actor: keeps the conversation, sends requests to the endpoint and reports replies to the agent.
 
-Read it to see what happens between `RequestCompletion` and `CompletionReceived`. One completion may take
-several HTTP requests, for example because of retries; `Asking` sends them. To ask a model in your own way,
-write an `LlmFactory`: it makes an actor that answers `RequestCompletion`. grue's own is `EndpointActors`.
-
-The actor makes no decisions. `protocol/chat_wire/` encodes requests and decodes replies,
-`protocol/turn/completion_attempts.py` decides what to do after a failed or a cut reply, the agent decides
-what the next request says, and `transports/llm/` does the HTTP.
+One completion may take several HTTP requests; `Asking` sends them. `protocol/chat_wire/` encodes requests and
+decodes replies, and `protocol/turn/completion_attempts.py` decides what follows a failed or a cut reply. To
+ask a model in your own way, write an `LlmFactory`.
 """
 
 import contextlib
@@ -79,15 +75,12 @@ class Asking:
 
     Args:
         endpoint: Sends the requests. It has to be open already.
-        conversation: The conversation to send; the texts and tool results in `command.new` are part of it
-            already.
-        command: The agent's request for a completion.
-        say: Called with each note for the trace: retries, cut replies, streamed text.
-        on_sent: Called whenever an HTTP request has been written; `None`: nothing is called.
+        conversation: The conversation to send; it already contains `command.new`.
+        say: Records a note in the trace.
+        on_sent: Called whenever an HTTP request has been written.
         choice: Which of the offered tools the model has to call; `None`: the model decides.
         lost: What this completion has cost so far at other endpoints, which failed.
-        retry: The limits and the backoff of the retries; `None`: those of the endpoint's settings.
-        sleep: Waits for a number of seconds between two requests.
+        retry: `None`: that of the endpoint's settings.
 
     Attributes:
         unreported: An estimate of the cost so far, which is reported if the completion fails or is cancelled.
@@ -127,12 +120,12 @@ class Asking:
         self.unreported = self._lost
 
     def take_back(self) -> None:
-        """If text of the reply has been streamed, record a `TextDelta` that tells readers to discard it."""
+        """If text of the reply has been streamed, tell readers of the trace to discard it."""
         if self._shown:
             self._carry_out(TakeBackShown())
 
     async def outcome(self) -> Reply | m.LlmFailure:
-        """Send the request, and after a failure again, until there is a reply or no retry is left."""
+        """Send requests until there is a reply or no retry is left."""
         settings = self._endpoint.settings
         state: AttemptState = Sent(settings=settings, retry=self._retry, clears=self._command.clears)
         event = await self._exchange(settings)
@@ -183,7 +176,7 @@ class Asking:
                         self._show(delta)
 
     def _adapt(self, fault: Fault) -> None:
-        """Adapt the endpoint's profile to the refusal `fault`, and record the change as `FormAdapted`."""
+        """Adapt the endpoint's profile to a refusal, and record the change."""
         before, prompt = self._conversation.profile, self._conversation.prompt
         self._endpoint.adapt_to_error(fault, before)
         self._conversation.adopt(self._endpoint.profile)
@@ -217,8 +210,8 @@ class Asking:
         reply = await self._posted(body, streamed, permit)
         self.unreported = before
         if isinstance(reply, Fault) and reply.received:
-            # The reply broke off or did not end in time. Providers bill the part that arrived, but its usage
-            # is not known, because it comes at the end of a reply. So the usage is estimated.
+            # Providers bill the part of a broken reply that arrived. Its usage comes at the end of a reply,
+            # so it is estimated.
             tokens = math.ceil(reply.received / per_token)
             lost = most_usage(len(body), per_token, tokens, self._price)
             self._lost, self.unreported = self._lost + lost, before + lost
@@ -265,11 +258,7 @@ class Asking:
         return RequestFailed(fault=fault, failure=self._endpoint.describe(fault), profile=profile)
 
     async def _posted(self, body: bytes, streamed: Streamed | None, permit: Permit | None) -> Reply | Fault:
-        """Send the request and read the reply.
-
-        `permit` is the `RequestGate`'s permission to send; `None`: there is no gate. Afterwards,
-        `permit.settle` is called with the outcome, even if an exception was raised.
-        """
+        """Send the request and read the reply. Report the outcome to `permit`, whatever happens."""
         outcome = RequestOutcome()
         try:
             answer = await self._endpoint.post(body, streamed, self._on_sent, request=self._command.request)
@@ -301,8 +290,7 @@ class Asking:
             location, asked_s = answer.location, answer.retry_after_s
             return fault_of_status(answer.status, answer.body, location, asked_s, time.time())
         history = self._conversation.history
-        # A call without an id gets an id that contains this number. So the number must rise from turn to
-        # turn: otherwise two calls of the conversation could get the same id.
+        # This number becomes part of the ids of calls without an id. So it must rise from turn to turn.
         request = max(self._command.request, history.replies + 1)
         return self._conversation.read(
             answer.body,
@@ -324,7 +312,7 @@ class Asking:
 
 
 def _unshown(_: Delta) -> None:
-    """Ignore a piece of a streamed reply: nobody asked for the text as it arrives."""
+    """Ignore a piece of a streamed reply."""
 
 
 _Outcome: TypeAlias = (
@@ -337,10 +325,7 @@ def offer_changed(
     before: tuple[m.ToolDefinition, ...],
     now: tuple[m.ToolDefinition, ...],
 ) -> m.OfferChanged | None:
-    """Return how the tools of a request (`now`) differ from those of the previous request (`before`).
-
-    Return `None` if they do not differ, or if no earlier request of the conversation has offered tools.
-    """
+    """Return how a request's tools differ from those before; `None`: not, or none were offered before."""
     if before is now or not before:
         return None
     told = [{tool.name: (tool.description, tool.input_schema) for tool in tools} for tools in (before, now)]
@@ -363,8 +348,8 @@ async def _save_nothing() -> None:
 class LentConversation(Struct):
     """A conversation that an LLM actor uses during one turn.
 
-    The entries of earlier turns are encoded already, and are not encoded again. So the time for encoding does
-    not grow from turn to turn.
+    The entries of earlier turns are already encoded, so that the time for encoding does not grow from turn to
+    turn.
 
     Attributes:
         id: The id by which the turn's requests name the conversation.
@@ -385,11 +370,8 @@ class LentConversation(Struct):
     async def ask(self, command: m.RequestCompletion, *, long: bool = False) -> EncodedConversation:
         """Add a request's texts and tool results to the conversation, save them, and return what to send.
 
-        If `command.aside` is set, they are added to a copy, nothing is saved, and the copy is returned.
-
-        Args:
-            command: The request.
-            long: Whether the texts may be megabytes long. Then they are encoded in a thread.
+        If `command.aside` is set, they are added to a copy, nothing is saved, and the copy is returned. If
+        the texts may be `long` (megabytes), they are encoded in a thread.
         """
         if command.aside:
             return self.encoded.aside(command.new, command.mode)
@@ -408,13 +390,8 @@ class LentConversation(Struct):
     ) -> m.CompletionReceived:
         """Add the reply to `asked`, save the conversation, and return the event for the agent.
 
-        If `command.aside` is set, `asked` is a copy of the conversation, and nothing is saved.
-
-        Args:
-            command: The request.
-            asked: The conversation that `ask` returned for the request.
-            reply: The reply.
-            elapsed_s: Seconds since the LLM actor received the request, retries included.
+        `asked` is the conversation that `ask` returned; nothing is saved if `command.aside` is set.
+        `elapsed_s` is the time since the LLM actor received the request, retries included.
         """
         kept = asked.keep(reply)
         if not command.aside:
@@ -438,7 +415,7 @@ class LentConversation(Struct):
         )
 
     async def change(self, command: m.RewriteHistory) -> None:
-        """Shorten the conversation's history by `command.change`, and save the change."""
+        """Change the conversation's history, and save the change."""
         self.encoded.change(command.change)
         await self.save()
 
@@ -447,9 +424,7 @@ class _Asked(Struct):
     """A request whose items have been added to its conversation.
 
     Attributes:
-        conversation: The conversation to send; a copy if `command.aside` is set.
-        lent: The conversation that the request names.
-        asking: Sends the request to the model that is asked now.
+        conversation: The conversation to send; a copy of that in `lent` if `command.aside` is set.
         begun: When the request was received, on the event loop's clock.
         failures: The failures of the models that have been asked so far.
     """
@@ -466,14 +441,11 @@ class LlmActor(Actor[m.LlmCommand]):
     """Requests completions one at a time: from an endpoint or, if that fails, from its next fallback.
 
     Args:
-        mailbox: Receives the requests.
-        agent: Gets the replies.
         endpoint: The endpoint to ask. `endpoint.chain` contains this endpoint and its fallbacks. Their
             connections are open while the actor runs. With `Runner(keep="loop")` they are open before and
             stay open.
-        note: Records retries, cut replies and streamed text in the trace.
         lent: The conversation that the turn continues; `None`: the turn begins one of its own.
-        on_sent: Called whenever a request has been written; `None`: nothing is called.
+        on_sent: Called whenever an HTTP request has been written.
     """
 
     def __init__(
@@ -498,7 +470,7 @@ class LlmActor(Actor[m.LlmCommand]):
         self._unreported = m.Usage()
 
     def around(self) -> contextlib.AbstractAsyncContextManager[object]:
-        """Return the context manager that keeps the connections of the endpoint and its fallbacks open."""
+        """Keep the connections of the endpoint and its fallbacks open."""
         return self._chain
 
     async def receive(self, envelope: Envelope[m.LlmCommand]) -> None:
@@ -523,11 +495,7 @@ class LlmActor(Actor[m.LlmCommand]):
                 await self._report(await self._answer(asked, outcome), envelope)
 
     async def _outcome(self, asked: _Asked) -> Reply | m.LlmFailure:
-        """Ask the current model. If it fails, ask the other models of the chain, one after another.
-
-        Return the first reply, or a failure if no model replies. After a failure for which `moves_on` is
-        false, such as a refused request, no other model is asked.
-        """
+        """Ask the current model. After a failure for which `moves_on` is true, ask the next of the chain."""
         tried: list[LlmEndpoint] = []
         while True:
             outcome = await asked.asking.outcome()
@@ -546,10 +514,7 @@ class LlmActor(Actor[m.LlmCommand]):
             await self._move(asked, following, outcome)
 
     async def _move(self, asked: _Asked, following: LlmEndpoint, failure: m.LlmFailure) -> None:
-        """Ask `following` from now on, because the endpoint before it has failed with `failure`.
-
-        The conversation is encoded again in the wire format of `following`.
-        """
+        """Ask `following` from now on, because the endpoint before it has failed with `failure`."""
         asking, conversation, command = asked.asking, asked.conversation, asked.command
         asking.take_back()
         self._endpoint = following
@@ -590,11 +555,9 @@ class LlmActor(Actor[m.LlmCommand]):
     ) -> None:
         """Ask the model in another task. Meanwhile, wait in `mailbox.receive()` for a `DropCompletion`.
 
-        When the model's reply has come, `receive` is not cancelled, because that may lose a message. This
-        method waits until `receive` returns: the agent sends its next message, or closes the mailbox.
-
-        A `DropCompletion` cancels only the exchange with the endpoint. It does not interrupt what comes
-        before (adding the request's items to the conversation) or after (reporting the reply).
+        When the model's reply has come, `receive` is not cancelled, because that may lose a message. The
+        agent's next message ends it, or the close of the mailbox. A `DropCompletion` cancels only the
+        exchange with the endpoint, not the changes of the conversation before and after it.
         """
         asked = await self._ask(command, envelope)
         droppable = anyio.CancelScope()
@@ -648,7 +611,6 @@ class LlmActor(Actor[m.LlmCommand]):
     async def _answer(
         self, asked: _Asked, reply: Reply | m.LlmFailure
     ) -> m.CompletionReceived | m.CompletionFailed:
-        """Add the model's reply to the conversation, and return the event for the agent."""
         command = asked.command
         if isinstance(reply, m.LlmFailure):
             return m.CompletionFailed(request=command.request, failure=reply, usage=asked.asking.unreported)
@@ -716,10 +678,7 @@ class LlmActor(Actor[m.LlmCommand]):
 
 
 def _patience(endpoint: LlmEndpoint) -> RetryPolicy:
-    """Return the retry policy for a request to an endpoint that has fallbacks.
-
-    If the endpoint's last request failed, this one is not retried, so that a fallback is asked soon.
-    """
+    """Retry no request to an endpoint whose last request failed, so that a fallback is asked soon."""
     retry = endpoint.settings.retry
     return replace(retry, max_retries=0) if endpoint.breaker.failures else retry
 
@@ -732,8 +691,7 @@ LlmFactory: TypeAlias = Callable[[Mailbox[m.LlmCommand], Mailbox[m.TurnEvent], N
 class LendingFactory(Protocol):
     """An `LlmFactory` whose actors can continue a conversation that began before their turn.
 
-    `Runner.conversation` and `Runner.resume` require one. A factory of your own has to implement the members
-    below.
+    `Runner.conversation` and `Runner.resume` require one.
     """
 
     @property
@@ -749,21 +707,21 @@ class LendingFactory(Protocol):
     def lending(self, lent: LentConversation) -> LlmFactory:
         """Return a factory for one turn, whose actor continues `lent`.
 
-        For a request with the conversation id `lent.id`, the actor calls `lent.ask` and `lent.answered`. The
-        histories of other conversations are kept by the actor itself.
+        For a request with the conversation id `lent.id`, the actor calls `lent.ask` and `lent.answered`. It
+        keeps the histories of other conversations itself.
         """
         ...
 
 
 class EndpointActors:
-    """The `LlmFactory` of an endpoint: makes LLM actors that send their requests to it.
+    """The `LlmFactory` of an endpoint.
 
     Args:
-        endpoint: The endpoint.
+        endpoint: The endpoint of the actors.
         lent: The conversation that the turn continues; `None`: the turn begins one of its own.
-        on_sent: Called whenever a request has been written; `None`: nothing is called.
+        on_sent: Called whenever an HTTP request has been written.
         first: For a turn that an earlier process began: the recorded request that has no reply yet. The actor
-            carries it out before all others. `None`: the turn is new.
+            carries it out before all others.
     """
 
     def __init__(
@@ -788,7 +746,7 @@ class EndpointActors:
 
     @property
     def profile(self) -> WireProfile:
-        """The endpoint's capabilities, as far as they are known."""
+        """The endpoint's capabilities."""
         return self._endpoint.profile
 
     @property
@@ -801,17 +759,13 @@ class EndpointActors:
         return EndpointActors(self._endpoint, lent)
 
     def asking_first(self, lent: LentConversation, first: Envelope[m.LlmCommand]) -> "EndpointActors":
-        """Return a factory for a turn that an earlier process began.
-
-        The actor that the factory makes carries out `first`, the recorded request without a reply, before all
-        others.
-        """
+        """Return a factory whose actor first carries out `first`, a recorded request without a reply."""
         return EndpointActors(self._endpoint, lent, first=first)
 
     def reporting_sent(self, on_sent: Callable[[], None]) -> "EndpointActors":
-        """Return a factory whose actors call `on_sent` whenever they have sent a request."""
+        """Return a factory whose actors call `on_sent` whenever they have written a request."""
         return EndpointActors(self._endpoint, self._lent, on_sent)
 
     def support_check(self) -> SupportCheck:
-        """Return when a turn checks whether the model can call tools; `"skip"`: never (`SupportCheck`)."""
+        """Return when a turn checks whether the model can call tools."""
         return self._endpoint.support_check()

@@ -1,13 +1,9 @@
 """The session actor: owns one tool server, opens and closes it, and makes its calls one at a time.
 
-`_attempt` opens the connection, serves every message of the session and closes the connection again, all in
-one call. All of this has to happen in one task: a connection holds cancel scopes and task groups, and anyio
-requires the task that entered them to leave them.
-
-`protocol/turn/connection.py` decides what to do after a failed connect, `protocol/tools/calls.py` which
-calls of a batch are made. The actor uses the server only through `ToolConnection`
-(`tool_sessions/connection.py`), so an MCP client, a dictionary of functions and a host's own object work
-alike, and the agent sees no difference.
+`_attempt` opens the connection, serves the session and closes the connection in one call, because anyio
+requires the task that entered a cancel scope to leave it. `protocol/turn/connection.py` decides what follows
+a failed connect, `protocol/tools/calls.py` which calls of a batch are made. The server is used only through
+`ToolConnection` (`tool_sessions/connection.py`).
 """
 
 import contextlib
@@ -64,10 +60,7 @@ class SessionActor(Actor[m.SessionCommand]):
     """Serves one tool server's sessions, one after the other.
 
     Args:
-        mailbox: Receives the commands. Its name is the server's name in the configuration.
-        agent: Gets the events of the session.
-        connect: Makes a new connection for each attempt.
-        note: Writes a message that has no receiver into the trace.
+        mailbox: Its name is the server's name in the configuration.
         connection: The connection state of this server from earlier turns of the episode.
         deadline: When everything except closing must end, on the event loop's clock; `inf`: never.
         around_call: Called with a call's sequence number in the trace. Returns a context manager in which the
@@ -78,8 +71,7 @@ class SessionActor(Actor[m.SessionCommand]):
         listed: The tools that the server listed last; `None`: it has listed none so far, or it also serves
             tools that it does not list.
         reopens: The command to open the session, if a fork begins at a point where the recorded session was
-            open; else `None`. The agent gets no `SessionOpened` for this command, because it has already
-            read the recorded one.
+            open. The agent has read the recorded `SessionOpened` already, and gets no other.
     """
 
     def __init__(
@@ -116,9 +108,8 @@ class SessionActor(Actor[m.SessionCommand]):
                 await self._open(self.reopens, None)
             yield
         except anyio.get_cancelled_exc_class():
-            # The agent waits for `SessionClosed` before it ends the turn. Its command `CloseSession` may be
-            # in this mailbox, which nobody reads any more. So do not wait for that command: otherwise the
-            # agent would wait until its time limit.
+            # The agent waits for `SessionClosed` before it ends the turn. Its `CloseSession` may be in this
+            # mailbox, which nobody reads any more.
             if not self._closed_reported:
                 await self._report_closed(None)
             raise
@@ -151,25 +142,20 @@ class SessionActor(Actor[m.SessionCommand]):
             case ReportOpened():
                 pass  # `_attempt` has sent `SessionOpened` already
             case None:
-                # The turn's deadline has passed, which is no failure of the server. So restore the connection
-                # state from before this command. The agent gets no report: it has the same deadline.
+                # The turn's deadline has passed, which is no failure of the server. The agent gets no report:
+                # it has the same deadline.
                 self.connection = before
 
     async def _attempt(
         self, attempt: Attempt, command: m.OpenSession, cause: int | None
     ) -> ConnectionCommand | None:
-        """Connect and, if that succeeds, serve the session to its end.
-
-        Returns:
-            The next command of the connection's state machine; `None` if the turn's deadline has passed.
-        """
+        """Connect and serve the session to its end; `None`: the turn's deadline has passed."""
         started = current_time()
         with calling(self._connect, "the server"):
             self._connected = connection = self._connect(self._note)
         closing: float | None = None
-        # Compute the limit before `__aenter__`, because `open` counts from there. If it were computed later,
-        # from the time until the turn's deadline, it would pass before the deadline. Then the agent would be
-        # told that the server has failed, although the turn is out of time.
+        # `open` counts from `__aenter__`. A limit computed later would pass before the turn's deadline, and
+        # the agent would be told that the server has failed.
         limit_s = self._within(command.timeout_s)
         try:
             async with connection:
@@ -244,7 +230,7 @@ class SessionActor(Actor[m.SessionCommand]):
         return None
 
     async def _call_all(self, connection: ToolConnection | None, batch: m.CallTools, cause: int) -> None:
-        """Settle a batch's calls by the rules of `protocol/tools/calls.py`. `None`: make no call."""
+        """Settle a batch's calls; without a connection, none is made."""
         # A program may make calls outside turns through the same session (`keep="sessions"`). With
         # `exclusive`, its calls wait until the batch is done.
         async with exclusive(connection):
@@ -280,21 +266,15 @@ class SessionActor(Actor[m.SessionCommand]):
             await self._report(m.ToolsChanged(server=self._server, tools=tools), cause)
 
     def _is_as_decided(self, call: m.ServerCall) -> bool:
-        """Return whether the tool is unchanged since the model, the policy or a person decided on the call.
-
-        In the meantime the server may have changed or removed the tool, and the tool lock may refuse the new
-        definition.
-        """
         return is_as_decided(call, self._server, self._tools, serves_unlisted=self._serves_unlisted)
 
     def _named(self, tools: tuple[m.ToolDefinition, ...]) -> tuple[m.ToolDefinition, ...]:
-        """Return the tools with this session's server as `server`: a host's connection may name another."""
         return tuple(
             tool if tool.server == self._server else replace(tool, server=self._server) for tool in tools
         )
 
     async def _refused(self, connection: ToolConnection, call: m.ToolCalled) -> m.ToolSkipped | None:
-        """Return the `ToolSkipped` of a call that the connection refuses to send; `None`: it can be sent."""
+        """Return why the connection refuses to send the call; `None`: it can be sent."""
         if call.task is not None:
             return None
         reason = await refusal(connection, call.tool, call.arguments)
@@ -351,7 +331,7 @@ class SessionActor(Actor[m.SessionCommand]):
             result=result,
             duration_s=lasted(),
             request_id=sent_id,
-            # Without `sent_id` the call was not sent: then the code is the client's own, and is left out.
+            # Without `sent_id` the call was not sent: then the code is the client's own.
             error_code=error_code if sent_id else None,
         )
 

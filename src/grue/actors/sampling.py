@@ -1,8 +1,7 @@
 """MCP sampling: answers the requests of servers for a completion of the host's model.
 
-Each request has its own conversation and goes to a separate LLM actor. So it never changes the turn's
-conversation, and a slow completion delays only the server that asked for it. Sampling is off if
-`TurnLimits.max_samplings` is 0.
+Each request has its own conversation and goes to a separate LLM actor, so that a slow completion delays only
+the server that asked for it. Sampling is off if `TurnLimits.max_samplings` is 0.
 """
 
 from grue import messages as m
@@ -13,8 +12,7 @@ from grue.tool_sessions.server_requests import Declined, Sample, Sampled, Sampli
 class CurrentSampler:
     """Forwards sampling requests to the turn that is running.
 
-    Servers get this object, and not the `Sampler` of one turn, because a pooled session may be opened before
-    the turn that uses it and may outlive that turn.
+    Servers get this object because a pooled session may outlive its turn, or be opened before it.
 
     Attributes:
         sampler: The running turn's sampler; `None` if no turn runs, or the turn allows no sampling.
@@ -26,11 +24,9 @@ class CurrentSampler:
     def on_behalf_of(self, server: m.ServerName, *, beside: "Sampler | None" = None) -> Sample:
         """Return the function that answers the sampling requests of one server.
 
-        Args:
-            server: The name of the server.
-            beside: If the session is opened ahead, for the next turn: the sampler of the running turn. Until
-                the running turn has ended, the server's requests are declined, because they would count
-                against the limits of the wrong turn. `None`: the session is not opened ahead.
+        `beside` is set if the session is opened ahead, for the next turn: it is the sampler of the running
+        turn. Until that turn has ended, the requests are declined, so that they do not count against its
+        limits.
         """
 
         async def sample(request: SamplingRequest) -> Sampled | Declined:
@@ -42,12 +38,7 @@ class CurrentSampler:
 
 
 class Sampler:
-    """Answers the sampling requests of one turn.
-
-    Args:
-        llm: Mailbox of the LLM actor that asks the model.
-        most: How many requests are answered in this turn; further ones are declined.
-    """
+    """Answers at most `most` sampling requests in one turn, and declines further ones."""
 
     def __init__(self, llm: Mailbox[m.LlmCommand], most: int) -> None:
         self._llm = llm

@@ -1,5 +1,4 @@
 """The decisions of grue as pure code: state machines, wire formats, limits and text.
 
-Modules here do no I/O, read no clock, use no randomness and do not log. The actors call them and act on the
-result.
+Modules here do no I/O, read no clock, use no randomness and do not log.
 """

@@ -1,9 +1,7 @@
 """Find the JSON object in a model's final answer, which may be plain, in a code fence or inside prose.
 
-`has_shape` judges whether a reply has the shape of the schema that its request was sent with. Some endpoints
-accept a schema and ignore it, so the model never sees the wanted shape. If the first reply has another shape,
-later requests state the schema as text. `has_shape` only looks for the names of required members. Whether the
-text is accepted as the answer is decided later, by the host's own check.
+Some endpoints accept a schema and ignore it, so the model never sees the wanted shape. `has_shape` notices
+this from the names of required members. Whether the text is accepted is decided by the host's own check.
 """
 
 import json
@@ -17,7 +15,7 @@ from grue.protocol.json_text import is_deep
 SCHEMA_IN_WORDS = (
     "Your answer has to be one JSON object and nothing else. It has to match this JSON Schema:\n{schema}"
 )
-"""States the schema of an answer to the model, where an endpoint does not enforce the schema on the model."""
+"""States the schema of an answer where an endpoint does not enforce it."""
 
 SCHEMA_BESIDE_TOOLS = (
     "Call tools as long as you need them. Your final answer has to be one JSON object and nothing else."
@@ -38,8 +36,8 @@ def json_objects(text: str) -> Iterator[dict[str, object]]:
     """Yield the JSON objects that could be the answer in `text`, the likeliest first.
 
     The order is: the whole text; each fenced block; each object in the prose, the last one first, because a
-    model that thinks aloud answers at the end. Objects inside other objects and objects nested too deeply are
-    left out. Only the last `MAX_CHARS` characters are read, in time linear in their number.
+    model that thinks aloud answers at the end. Only the last `MAX_CHARS` characters are read, in time linear
+    in their number.
 
     Source: R15.1
     """
@@ -74,9 +72,8 @@ def _embedded(text: str) -> list[dict[str, object]]:
         try:
             value, end = decoder.raw_decode(text, start.start())
         except json.JSONDecodeError as error:
-            # Subtract what this attempt has cost. The decoder has parsed the characters from the brace to the
-            # error. For its message, which names a line, it has also counted the newlines from the beginning
-            # of the text. Counting is about 100 times as fast as parsing.
+            # The decoder has parsed the characters from the brace to the error. For its message it has also
+            # counted the newlines from the beginning of the text, about 100 times as fast.
             budget -= error.pos - start.start() + error.pos // 100
             end = start.end()
         except (ValueError, RecursionError):
@@ -96,12 +93,8 @@ _MOST_OBJECTS = 5
 def has_shape(schema: m.JsonObject, content: str) -> bool:
     """Return whether a text contains a JSON object with all members that the schema requires.
 
-    If the schema requires no member, the object must have at least one of the schema's `properties`. If there
-    are no `properties` either, any object will do.
-
-    Args:
-        schema: The schema of the answer. If it does not have `"type": "object"`, the result is `True`.
-        content: The text of the reply. If it is very long, it is not searched: the result is `True`.
+    If the schema requires no member, one of its `properties` is enough. The result is `True`, too, if the
+    schema is not of an object, or the text is very long.
     """
     if schema.get("type") != "object" or len(content) > _MOST_JUDGED:
         return True

@@ -1,8 +1,4 @@
-"""Encode and decode JSON, and values that are not quite JSON: NaN, lone surrogates, bytes, Python objects.
-
-A value that is nested too deeply is refused, because encoding it would exhaust the stack. A text with too
-many values is refused, because decoding cannot be interrupted.
-"""
+"""Encode and decode JSON, and what is not quite JSON: NaN, lone surrogates, bytes, Python objects."""
 
 import base64
 import hashlib
@@ -20,7 +16,7 @@ from grue.runtime.large_data import count_of
 from grue.runtime.safe_text import well_formed
 
 MAX_DEPTH = 100
-"""Deepest nesting of a JSON value. Encoding a value that is nested deeper would exhaust the stack."""
+"""Deepest nesting of a JSON value. Encoding a deeper value would exhaust the stack."""
 
 MAX_CHARS = 8 * 2**20
 """Most characters in the arguments of all calls of one reply together."""
@@ -39,7 +35,7 @@ _MOST_VALUES = 500_000
 
 
 def to_json(value: object) -> bytes:
-    """Encode any value. Values that JSON cannot express (NaN, lone surrogates) are replaced."""
+    """Encode any value, with the replacements of `json_value` where JSON cannot express it."""
     try:
         return _ENCODER.encode(value)
     except (UnicodeEncodeError, TypeError):
@@ -50,8 +46,7 @@ def from_json(body: bytes) -> object:
     """Decode JSON, and the near-JSON that some endpoints send: NaN, lone surrogates, a byte order mark.
 
     Raises:
-        ValueError: The body is not even near-JSON, is nested more than `MAX_DEPTH` deep, or holds too many
-            values.
+        ValueError: The body is not even near-JSON, too deeply nested, or holds too many values.
     """
     if len(body) > _LONG_BYTES and is_crowded(body, _MOST_VALUES):
         raise ValueError(f"it holds more than {_MOST_VALUES} values")
@@ -77,12 +72,11 @@ def _readable(value: object, depth: int = MAX_DEPTH, *, called: bool = False) ->
     """Replace what `json.loads` accepts although it is not JSON.
 
     `NaN` and infinities become `null`, except in the arguments of a tool call, where `null` would change what
-    the call does. Arguments that contain such a number become a string, and the code that reads them later
-    refuses the call.
+    the call does. Such arguments become a string, and the code that reads them later refuses the call.
 
-    Each wire format has a different key for arguments, but each has the key `name` in the same object. So in
-    an object with the key `name`, every other value is treated as arguments. `called`: `value` is part of
-    arguments that were searched already and contain no such number.
+    The wire formats have different keys for arguments, but each has the key `name` in the same object. So
+    next to the key `name`, every value is treated as arguments. `called`: `value` is part of arguments that
+    were searched already.
     """
     match value:
         case dict() | list() if depth < 1:
@@ -113,7 +107,7 @@ def strict_value(text: str) -> object:
     """Return the value of `text`, read as strict JSON.
 
     Raises:
-        ValueError: The text is not JSON, is too large, or is nested more than `MAX_DEPTH` deep.
+        ValueError: The text is not JSON, too large, or too deeply nested.
     """
     if len(text) > MAX_CHARS or is_crowded(text):
         raise ValueError("too large")
@@ -139,8 +133,8 @@ def json_value(value: object, *, depth: int = MAX_DEPTH) -> object:
     """Return `value` as a JSON value, with replacements for values that JSON cannot express.
 
     NaN and infinities become `None`; lone surrogates become U+FFFD; bytes become base64; keys become text.
-    Integers with more digits than Python writes become hexadecimal text. Values nested more than `depth` deep
-    become a text that says so. Any other object becomes its `str`.
+    Integers with more digits than Python writes become hexadecimal text. Values nested too deeply become a
+    text that says so. Any other object becomes its `str`.
     """
     match value:
         case None | bool():
@@ -185,15 +179,14 @@ def _children(value: object) -> Iterable[object]:
 
 
 _MAX_INT_BITS = 14_000
-"""A longer integer is written in hexadecimal. Python writes at most 4,300 decimal digits of an integer, and
-JSON readers accept about as many."""
+"""Python writes at most 4,300 decimal digits of an integer; a longer one is written in hexadecimal."""
 
 _TOO_DEEP = "[nested too deeply]"
 
 
 def is_crowded(text: str | bytes, most: int = MAX_VALUES) -> bool:
     """Return whether JSON text contains more than `most` values; stops counting when it does."""
-    # There are no more values than quotes, opening brackets and commas, and these are counted fast.
+    # There are no more values than these characters, which are counted fast.
     if len(text) <= most or count_of(text, '"[{,') <= most:
         return False
     found = _IN_TEXT.finditer(text) if isinstance(text, str) else _IN_BYTES.finditer(text)
@@ -208,9 +201,6 @@ def past_space(text: str, at: int) -> int:
 
 
 def digest(value: object) -> str:
-    """Return the SHA-256 of a JSON value's canonical form, as `sha256:…`.
-
-    In the canonical form keys are sorted, there is no white space, and everything beyond ASCII is escaped.
-    """
+    """Return the SHA-256 of a JSON value with sorted keys, in ASCII and without white space: `sha256:…`."""
     canonical = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return f"sha256:{hashlib.sha256(canonical.encode('ascii')).hexdigest()}"

@@ -1,7 +1,6 @@
 """Decide whether to send a request to an endpoint again, and how long to wait before that.
 
-`chat_wire/failures.py` says what kind of failure a refusal is. From this kind, `next_delay` computes how long
-to wait. The time and the random jitter are arguments.
+`chat_wire/failures.py` says what kind of failure a refusal is.
 """
 
 import math
@@ -33,7 +32,7 @@ _NAMED_WAIT = (
     r"|(\d{1,6} ?(?:秒钟?|分钟|小时))(?:之?后|再)"
 )
 _CLOCK_WAIT = r"(?:again|retry|replenished|resets?) (?:in|after) (?:(\d{1,3})\.)?(\d{1,2}):(\d{2}):(\d{2})\b"
-"""A wait as Azure's gateway writes it: `days.hours:minutes:seconds`, without the days if there are none."""
+"""A wait as Azure's gateway writes it: `days.hours:minutes:seconds`, or without the days."""
 
 _DRAFTED = r"\b(?:r|remaining) ?= ?0\b[^,\n]{0,20}[;,] ?(?:t|reset) ?= ?(\d{1,9})\b"
 _NUMBERED_WAIT = (
@@ -96,10 +95,9 @@ def next_delay(
 ) -> float | None:
     """Return the seconds to wait before the next request, or `None` to give up.
 
-    After an invalid reply the request is sent only once more. The reply may have been damaged on the way; but
-    an endpoint that sends a web page instead of a completion will do so every time. If the endpoint cannot be
-    reached, the request is sent once more after half a second: most often the address is wrong, or no
-    endpoint runs there.
+    After an invalid reply the request is sent only once more: the reply may have been damaged on the way, but
+    an endpoint that sends a web page does so every time. So it is if the endpoint cannot be reached: most
+    often the address is wrong, or no endpoint runs there.
 
     Args:
         policy: The limits and the backoff.
@@ -119,8 +117,7 @@ def next_delay(
         return None
     if failure.kind == "unreachable":
         delay = min(delay, _UNREACHABLE_DELAY_S)
-    # The jitter never shortens the delay: a request before the time that the endpoint has asked for would be
-    # refused again.
+    # The jitter never shortens the delay: an earlier request would be refused again.
     return delay * (1 + policy.jitter_factor * jitter)
 
 
@@ -146,11 +143,7 @@ def asked_wait(headers: Mapping[str, str], now: float) -> float | None:
     """Return the seconds that the headers of a refusal ask for, or `None` if they ask for none.
 
     `Retry-After` and its forms in milliseconds come first. Without them, the wait is until the last of the
-    used-up limits is reset; a limit is used up if nothing remains of it (`x-ratelimit-remaining-tokens: 0`).
-
-    Args:
-        headers: The headers, with names in lower case.
-        now: The current time, in seconds since the epoch.
+    used-up limits is reset. `headers` have names in lower case; `now` is in seconds since the epoch.
     """
     for name in ("retry-after-ms", "x-ms-retry-after-ms"):
         milliseconds = _number(headers.get(name))
@@ -192,14 +185,11 @@ def _seconds(duration: str) -> float:
 
 
 def _until(value: str, now: float) -> float | None:
-    """Return the seconds until a limit is reset; `None`: `value` cannot be read.
-
-    `value` is a duration such as "6m0s", a number of seconds, or a time.
-    """
+    """Return the seconds until a limit is reset; `None`: `value` cannot be read."""
     number = _number(value)
     if number is not None:
-        # Up to 1e8 (three years) the number is a duration in seconds. Above it is a time since the epoch, and
-        # above 1e11 that time is in milliseconds.
+        # Up to 1e8 (three years) the number is a duration in seconds. Above it is a time since the epoch,
+        # above 1e11 in milliseconds.
         moment = number / 1000 if number > 1e11 else number
         return max(0.0, moment - now) if moment > 1e8 else moment
     text = value.strip()
@@ -223,12 +213,7 @@ def _number(text: str | None) -> float | None:
 
 
 def retry_after(header: str | None, now: float) -> float | None:
-    """Return the seconds that a `Retry-After` header asks for, or `None` if it cannot be read.
-
-    Args:
-        header: A number of seconds, or an HTTP date.
-        now: The current time, in seconds since the epoch.
-    """
+    """Return the seconds that a `Retry-After` header asks for, or `None` if it cannot be read."""
     if header is None:
         return None
     text = header.strip()

@@ -1,18 +1,16 @@
 """The turn as a pure state machine: `step(state, event) -> (state, commands)`.
 
-`step` is the machine's table of transitions. It calls functions in `turn/sessions.py`, `turn/asking.py`,
-`turn/tools.py` and `turn/end.py`. They only decide: they do no I/O, read no clock and do not log. The agent
-actor feeds events to `step` and carries out its commands. The rules:
+`step` is the machine's table of transitions. The agent actor feeds it events and carries out its commands.
+The rules:
 
 1.  Each tool call of a reply gets exactly one tool message, in the order of the calls, before the next
     request: providers reject a conversation with an unanswered call.
 2.  The calls of a reply are grouped into runs: consecutive calls to the same server. A run is sent as one
     batch. The next run is sent when every call of the run before is settled. A call to an unknown tool or
-    with unreadable arguments is answered here and is not sent to any server.
+    with unreadable arguments is answered here.
     Before any call is sent, the `ToolPolicy` judges all calls of the reply. A denied call is answered here.
     If some calls have to be approved, no call of the reply is sent before a person has decided on all of
-    these (`turn/tools.py`). Decisions that come when none is awaited are noted and ignored. Calls that the
-    policy marks as `parallel` may run at the same time, each at another server.
+    these. Calls that the policy marks as `parallel` may run at the same time, each at another server.
 3.  After a timeout the session skips the other calls of the batch, and this machine skips the runs that are
     not yet sent; calls under way at other servers finish. Then the model is asked again. With
     `FailurePolicy(after_timeout="force")` it is asked for its final answer; with `"continue"` no call is
@@ -35,25 +33,23 @@ actor feeds events to `step` and carries out its commands. The rules:
     offers tools waits for the result.
 9.  With a `ContextPolicy`, each request is made to fit into the context window before it is sent
     (`context/fit.py`). History changes only by a `RewriteHistory`. A summary is requested in a copy of the
-    conversation; if that request fails, the turn goes on without a summary.
+    conversation; if that request fails, the turn goes on without one.
 10. Presumed tools (`ToolsPresumed`) are those that the servers have listed before this turn. With them the
     first request is sent while the sessions open. Its reply is acted on only when all sessions have reported.
-    If it calls a tool whose definition has changed, it is dropped (`turn/sessions.py`), at most once a turn.
+    If it calls a tool whose definition has changed, it is dropped, at most once a turn.
 11. Every session that the turn opened is closed before the turn ends, however it ends. A deadline or an
     interruption can arrive in any state and ends the turn. Events that arrive after that are ignored. So is
     a second `SessionClosed`: a session that is cancelled reports its close without being asked.
 12. A server that starts when it is called (`RunTurn.when_called`) is started by the first reply that calls
-    it, after all calls of that reply have been decided on. Its calls are sent when it has listed its tools
-    (`turn/tools.py`).
+    it, after all calls of that reply have been decided on. Its calls are sent when it has listed its tools.
 13. A turn that forks a recorded turn gets the recorded events again, up to the fork. Until then its commands
     are not carried out. At the fork, `TurnForked` replaces limits, policies and tools.
 14. If a request is to be answered by a batch of the provider, the sessions are closed and the turn waits. A
     later process gets the recorded events again and goes on in the same state, except that each server
     starts when it is called.
 
-The states (`turn/states.py`) are named for what they wait for. Commands are in order, each note for the trace
-before the command that it explains. A pair of state and event that `step` does not list raises
-`IllegalEvent`.
+The states are in `turn/states.py`. Commands are in order, each note for the trace before the command that it
+explains.
 
 ```
                                                AwaitingSummary
@@ -81,20 +77,19 @@ from grue.protocol.turn import states as s
 _UNEXPECTED_AT_THE_END = (m.RunTurn, m.SessionClosed)
 
 AGENT = "agent"
-"""The name of the actor that runs the machine."""
 
 NOTED_EVENTS = (m.DeadlinePassed, m.TurnInterrupted, m.ToolsPresumed, m.TurnForked, m.WaitEnded)
-"""Events of the machine that do not come through the agent's mailbox; the agent records them as notes."""
+"""Events that do not come through the agent's mailbox; the agent records them as notes."""
 
 
 class IllegalEvent(Exception):  # noqa: N818 - a bug in the caller, and no error to handle
-    """The event cannot happen in this state. The error's text names the event and the state."""
+    """The event cannot happen in this state."""
 
 
 def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
     """Return the next state, and the commands to carry out, in order.
 
-    The comment `rule N: ...` at a case refers to rule N in this module's docstring.
+    `rule N` in a comment refers to rule N in this module's docstring.
 
     Raises:
         IllegalEvent: The event cannot happen in this state.

@@ -1,12 +1,9 @@
 """The wire format of Anthropic's messages, `POST {base_url}/messages`.
 
-Instructions are a field of their own and not a message. All items between two replies form one user message
-with tool results first, because the endpoint requires all results in the message that follows the calls.
-Thinking blocks are signed by the endpoint and have to be sent back unchanged.
-
-The order of a stream's events is fixed: a message starts, its blocks start and stop one after the other, each
-delta adds to a block that is open, the message gets its stop reason. A stream that breaks this order has
-lost or garbled an event, and raises `DamagedStream`.
+Instructions are a field of their own. All items between two replies form one user message with tool results
+first, because the endpoint requires all results in the message that follows the calls. Thinking blocks are
+signed by the endpoint and have to be sent back unchanged. A stream whose events are not in the documented
+order has lost or garbled an event, and raises `DamagedStream`.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -42,7 +39,7 @@ _ADDS_TO = {
     "thinking": frozenset({"thinking_delta", "signature_delta"}),
     "tool_use": frozenset({"input_json_delta"}),
 }
-"""The kinds of deltas that texts, thoughts and tool calls consist of. Other blocks may have other kinds."""
+"""The kinds of deltas that each kind of block consists of. Other blocks may have other kinds."""
 
 _BLOCK_KINDS = frozenset(_ADDS_TO)
 _KINDS = frozenset(
@@ -76,8 +73,8 @@ class _Block(Struct):
         text = "".join(self.pieces.get("partial_json", []))
         if not text.strip():
             return self.fields | begun
-        # Arguments that are cut short or are not strict JSON are kept as text. The call is then rejected
-        # later, with an error that the model reads.
+        # Arguments that are cut short or not strict JSON stay text. The call is then rejected with an error
+        # that the model reads.
         try:
             return self.fields | begun | {"input": strict_value(text)}
         except ValueError:
@@ -85,7 +82,7 @@ class _Block(Struct):
 
 
 class AnthropicAssembler:
-    """Assembles a message from its events. A delta is added to the open block with the same `index`."""
+    """Assembles a message from its events."""
 
     def __init__(self) -> None:
         self.finished = False
@@ -272,7 +269,7 @@ class AnthropicMessages(w.WireFormat):
     def encode_items(
         self, items: Sequence[w.WireItem], marked: Collection[int], profile: WireProfile
     ) -> w.EncodedItems:
-        """Encode the items. Consecutive items of one role form one message; instructions go into `system`."""
+        """Encode the items; consecutive items of one role form one message."""
         system: list[bytes] = []
         messages: list[tuple[str, list[m.JsonObject]]] = []
         for position, item in enumerate(items):
@@ -330,7 +327,6 @@ class AnthropicMessages(w.WireFormat):
 # --- Requests ---
 
 _THINKS = ("thinking", "adaptive")
-"""The values of `reasoning` with which a profile accepts a request to think."""
 
 _THOUGHTS = ("thinking", "redacted_thinking")
 
@@ -440,8 +436,7 @@ def _read(answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply:
         match block.get("type"):
             case "tool_use":
                 calls.append(w.read_call(block.get("id"), block.get("name"), block.get("input"), ids, names))
-                # Keep only the call's place among the blocks, and the id that grue has given it.
-                # `encode_reply` takes the rest from `Reply.tool_calls`.
+                # Keep only the call's place, and its id in grue. The rest is in `Reply.tool_calls`.
                 kept.append({"type": "tool_use", "id": calls[-1].call_id})
             case "text":
                 text = w.text_of(block)
@@ -449,21 +444,18 @@ def _read(answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply:
                 if text and not text.isspace():
                     kept.append({"type": "text", "text": text})
             case "thinking" | "redacted_thinking":
-                # Keep thoughts unchanged and in their place: after a tool call the endpoint requires them,
-                # and checks their signature.
+                # After a tool call the endpoint requires thoughts unchanged and in their place.
                 kept.append(block)
             case _:
-                # Leave out blocks of other kinds, because the endpoint would refuse them in a request.
+                # The endpoint would refuse blocks of other kinds in a request.
                 continue
     said = "".join(w.text_of(block) for block in blocks if block.get("type") == "text")
     stop = w.as_text(answer.get("stop_reason"))
     finish = _FINISHES.get(stop, stop) if stop else None
     if finish == "length" and calls and blocks[-1].get("type") == "tool_use":
         # Only the last block can be cut. Its arguments may be valid JSON although a part is missing.
-        # Then `unless_cut` adds a mark that makes them invalid, so that the call is not made.
         calls = list(w.unless_cut(calls, blocks[-1].get("input")))
-    # A refusal has HTTP status 200. If the reply has a text, that is the part that was written before the
-    # endpoint stopped the reply. It is not an answer.
+    # A refusal has HTTP status 200. Its text was written before the endpoint stopped the reply.
     why = w.as_text(w.as_object(answer.get("stop_details")).get("explanation"))
     refused = stop == "refusal"
     return w.Reply(

@@ -1,13 +1,12 @@
 """The batch APIs of providers, which take many requests at once and answer within a day, at half the price.
 
 OpenAI takes a file with a line for each request, and a batch that names the file. Anthropic takes all
-requests in one body. Both give the results as lines, in any order. This module writes and reads these forms;
-`transports/llm/batch_desk.py` sends and fetches them.
+requests in one body. Both give the results as lines, in any order.
 
-If a process is killed while it submits a batch, a later process looks for the batch in the provider's list.
-OpenAI keeps the metadata that was sent with a batch, so the batch is found by the key that grue has put into
-the metadata (`KEY`). Anthropic keeps no metadata. There grue takes a batch for its own if it was made after
-grue began to submit, has the same number of requests, and has results with the ids of grue's requests.
+A process that is killed while it submits a batch leaves the batch in the provider's list. OpenAI's batches
+are found by the key in their metadata (`KEY`). Anthropic keeps no metadata: there, a batch is grue's own if
+it was made after grue began to submit, has the same number of requests, and has results with the requests'
+ids.
 """
 
 from collections.abc import Mapping
@@ -35,15 +34,13 @@ class BatchState(Struct, frozen=True, kw_only=True):
     """What a provider says about a batch.
 
     Attributes:
-        id: The batch's id.
-        state: `running`; `ended`: the results can be read; `refused`: no request of the batch was processed.
+        state: `refused`: no request of the batch was processed.
         key: The key that grue has put into the batch's metadata; empty: there is none.
         created_at: When the batch was made, as the provider writes it.
         total: How many requests the batch has; `None`: the provider does not say.
-        results: Ids or paths of the files with the batch's results.
+        results: API paths of the files with the batch's results.
         why: What the provider says about a batch that was refused or that ended early.
-        left: What happened to the requests that have no result: the batch has `expired` or was `cancelled`
-            before they were processed. Empty: the provider does not say.
+        left: What happened to requests before they were processed; empty: the provider does not say.
     """
 
     id: str
@@ -57,15 +54,12 @@ class BatchState(Struct, frozen=True, kw_only=True):
 
 
 class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The outcome of one request of a batch. grue keeps the outcomes in files, each as a line of JSON.
+    """The outcome of one request of a batch. It is stored as a line of JSON.
 
     Attributes:
         item: The request's id.
-        status: HTTP status of the reply; `None`: there was no reply.
-        body: The reply.
-        kind: If there was no reply: the kind of failure, as in `Fault`.
-        reason: If there was no reply: why the request failed, as in `Fault`.
-        message: If there was no reply: the provider's text about the failure.
+        status: HTTP status of the reply; `None`: there was no reply, and `kind`, `reason` and `message` say
+            why, as in `Fault`.
     """
 
     item: str
@@ -77,12 +71,12 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def fault(self) -> Fault:
-        """Why the request has no reply, as a `Fault`. Use it only if `status` is `None`."""
+        """Why the request has no reply. Only if `status` is `None`."""
         return Fault(kind=self.kind, message=self.message, reason=self.reason, remedy=_AGAIN)
 
 
 def lost(item: str, left: Literal["", "expired", "cancelled"], why: str = "") -> Result:
-    """Return the result of a request that has no reply; `left` says what happened to the request."""
+    """Return the result of a request that has no reply."""
     match left:
         case "expired":
             words = "the batch expired before this request was processed"
@@ -96,27 +90,19 @@ def lost(item: str, left: Literal["", "expired", "cancelled"], why: str = "") ->
 
 
 class OpenAIBatches:
-    """OpenAI's batch API, for chat completions and responses.
-
-    Attributes:
-        most_items: How many requests a batch may have.
-        most_bytes: How many bytes the requests of a batch may have together.
-    """
+    """OpenAI's batch API, for chat completions and responses."""
 
     most_items = 50_000
     most_bytes = 200 * 10**6
     path = "/batches"
 
     def line(self, item: str, path: str, body: bytes) -> bytes:
-        """Return a request as a line of the batch's file; `path` is the API path to post the request to."""
+        """Return a request as a line of the batch's file."""
         head = msgspec.json.encode({"custom_id": item, "method": "POST", "url": f"/v1{path}"})
         return head[:-1] + b',"body":' + body + b"}\n"
 
     def created(self, file_id: str, path: str, key: str) -> bytes:
-        """Return the body of the request that creates a batch from an uploaded file.
-
-        `key` is stored in the batch's metadata.
-        """
+        """Return the body of the request that creates a batch from an uploaded file."""
         return msgspec.json.encode(
             {
                 "input_file_id": file_id,
@@ -183,7 +169,7 @@ class _OpenAILine(Struct):
 
 
 class AnthropicBatches:
-    """Anthropic's batch API, for messages. The attributes are those of `OpenAIBatches`."""
+    """Anthropic's batch API, for messages."""
 
     most_items = 100_000
     most_bytes = 256 * 10**6
@@ -254,7 +240,7 @@ def batch_form_of(wire: str) -> BatchForm:
     """Return the batch API of the providers that use a wire format.
 
     Raises:
-        MCPConfigError: The providers of this format take no batches.
+        MCPConfigError: They take no batches.
     """
     form = FORMATS[wire].batches
     if form is None:
@@ -263,9 +249,7 @@ def batch_form_of(wire: str) -> BatchForm:
 
 
 def batches_in(form: BatchForm, body: bytes) -> tuple[list[BatchState], str]:
-    """Return the batches on a page of a provider's list, and the id with which to ask for the next page.
-
-    The id is empty if this is the last page.
+    """Return the batches on a page of a provider's list, and the id of the next page; empty: none follows.
 
     Raises:
         ValueError: The page cannot be read.

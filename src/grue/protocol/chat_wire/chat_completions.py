@@ -1,9 +1,8 @@
 """The wire format of OpenAI-style chat completions, `POST {base_url}/chat/completions`, and of its streams.
 
-Chunks have no sequence numbers, so a lost chunk is noticed only if the remaining chunks break one of these
-rules: every call begins with its name; the indexes of calls count up one by one (some servers send the same
-index for all calls, or none); the reply ends with a `finish_reason`. A stream that breaks a rule raises
-`DamagedStream`. So does a stream with several choices, because their texts would be mixed into one.
+Chunks have no sequence numbers, so a lost chunk is noticed only if the others break a rule: every call begins
+with its name; the indexes of calls count up one by one (some servers send the same index for all calls, or
+none); the reply ends with a `finish_reason`. A stream that breaks a rule raises `DamagedStream`.
 """
 
 import math
@@ -23,11 +22,11 @@ from grue.protocol.tools.names import WireNames
 
 _ECHOED = ("reasoning_details", "reasoning_content")
 _OF_CALLS = "tool_calls"
-"""Key in a reply's echo for the fields of calls other than name and arguments, by call id."""
+"""Key in a reply's echo for further fields of calls, by call id."""
 
 
 class ChatCompletions(w.WireFormat):
-    """The format that most endpoints use. Known deviations of endpoints are accepted."""
+    """The format that most endpoints use."""
 
     name = "chat_completions"
     path = "/chat/completions"
@@ -108,8 +107,7 @@ def _head(request: w.WireRequest) -> m.JsonObject:
     if profile.reasoning == "reasoning_effort":
         fields["reasoning_effort"] = effort
     elif profile.reasoning == "reasoning" and (effort or budget):
-        # A request may name an effort or a number of tokens, not both. The number is more exact, so it is
-        # used.
+        # A request may name an effort or a number of tokens, not both. The number is more exact.
         fields["reasoning"] = {"max_tokens": budget} if budget else {"effort": effort}
     return fields
 
@@ -235,7 +233,7 @@ def _refusal_part(content: object) -> str | None:
 def _tokens(choice: m.JsonObject) -> m.ReplyTokens | None:
     """Read the tokens of a reply, as vLLM and llama.cpp report them; `None` if not all of them can be read.
 
-    The ids cannot be derived from the text, because different tokens can spell the same text.
+    The ids cannot be derived from the text: different tokens can spell the same text.
     """
     if not (choice.get("logprobs") or choice.get("token_ids")):
         return None
@@ -247,8 +245,7 @@ def _tokens(choice: m.JsonObject) -> m.ReplyTokens | None:
     logprobs = tuple(float(each) for each in values if isinstance(each, int | float) and math.isfinite(each))
     read = m.ReplyTokens(
         ids=known if len(known) == len(ids) else (),
-        # After a stop word, or in a cut stream, the number of ids may differ from that of log-probabilities.
-        # Then nobody knows which of them belong together, so the log-probabilities are dropped.
+        # After a stop word, or in a cut stream, the numbers may differ: nobody knows which belong together.
         logprobs=logprobs if len(logprobs) == len(values) and len(known) in (0, len(values)) else (),
     )
     return read if read.ids or read.logprobs else None
@@ -283,8 +280,8 @@ _KEPT = ("error", "id", "model", "usage", "service_tier", "system_fingerprint")
 """Members of chunks that belong to the whole completion; the last value of each counts."""
 
 _LARGE_WEIGHT = 16 * 2**10
-"""A member of a chunk whose `weight` is more than this is added to `held` each time that it comes. A smaller
-one replaces its earlier value in `held`, because endpoints repeat small members, such as `usage`."""
+"""A larger member of a chunk counts in `held` each time that it comes. Of a smaller one only the last value
+counts, because endpoints repeat small members, such as `usage`."""
 
 _MOST_READ = 64 * 2**20
 """Most characters of arguments that are read, some of them repeatedly, to see whether a call is complete."""
@@ -303,8 +300,7 @@ class _Call(Struct):
     Attributes:
         index: The call's index in the stream; `None`: the stream gives none.
         whole: The arguments, if they came as a JSON object and not as text.
-        closed: Whether the next call has begun and the arguments were complete then. Later pieces must not
-            add to them.
+        closed: The arguments are complete; later pieces must not add to them.
         chunk: The number of the chunk that brought the call's last piece.
     """
 
@@ -319,12 +315,10 @@ class _Call(Struct):
 
     @property
     def written(self) -> str:
-        """The JSON text of the arguments, as far as it has arrived."""
         return "".join(self.texts)
 
     @property
     def complete(self) -> bool:
-        """Whether the call's arguments are a complete JSON object."""
         return self.whole is not None or strict_object(self.written) is not None
 
     def as_json(self) -> m.JsonObject:
@@ -335,7 +329,7 @@ class _Call(Struct):
 
 
 class ChatAssembler:
-    """Assembles a completion from chunks: joins the texts, and adds each piece of a tool call to its call."""
+    """Assembles a completion from chunks."""
 
     def __init__(self) -> None:
         self.finished = False
@@ -375,15 +369,13 @@ class ChatAssembler:
             self.finished = True
         choices = chunk.get("choices")
         if choices is None and not chunk.get("error") and error_in(chunk) is not None:
-            # The event is an error in an unusual shape, such as {"detail": ...}, which has none of the known
-            # fields.
+            # The event is an error in an unusual shape, such as {"detail": ...}.
             self._top["error"] = chunk.get("base_resp") or chunk
             self.finished = True
         if choices is not None and not isinstance(choices, list):
             raise DamagedStream("has choices that are not a list")
-        # Reading a choice takes as much time as reading a chunk, and no endpoint needs several choices in a
-        # chunk. So add the size of all choices but the first to `held`: a stream with many choices then soon
-        # reaches the limit on `held`, at which it is ended.
+        # No endpoint needs several choices in a chunk, and reading them takes time. They count in `held`, so
+        # that a stream with many choices soon reaches its limit.
         self.held += sum(map(w.weight, choices[1:])) if choices else 0
         self._calls.chunk += 1
         return [delta for choice in w.listed(choices) for delta in self._add(_member(choice, "choice"))]
@@ -407,9 +399,8 @@ class ChatAssembler:
 
     def _keep(self, key: str, value: object) -> None:
         size = w.weight(value)
-        # A later value of a field replaces the earlier value, so `held` counts only the last value. But each
-        # large value is counted, even if it is replaced later: computing its size takes time, and in this way
-        # the limit on `held` limits the time too.
+        # Only the last value of a field counts in `held`. But a large value counts even if it is replaced:
+        # computing its size takes time, which the limit on `held` limits too.
         self.held += size if size > _LARGE_WEIGHT else size - self._weights.get(key, 0)
         self._weights[key] = size if size <= _LARGE_WEIGHT else 0
         self._top[key] = value
@@ -451,7 +442,7 @@ class ChatAssembler:
     def _add_tokens(self, choice: m.JsonObject) -> None:
         ids = w.listed(choice.get("token_ids"))
         content = w.listed(w.as_object(choice.get("logprobs")).get("content"))
-        # Leave out the alternatives to each token: they are many times as long, and nothing uses them.
+        # Leave out the alternatives to each token, which are many times as long.
         logprobs = [
             {name: entry[name] for name in _TOKEN if name in entry} for entry in map(w.as_object, content)
         ]
@@ -466,12 +457,8 @@ class _Calls:
 
     A piece belongs to the call with its index; without an index, to the call with its id; without either, to
     the last call. But some servers send neither a new index nor an id with a new call. So a piece that has a
-    name but no id begins a new call in two cases: the call that it would belong to has a piece in the same
-    chunk already, or the arguments of that call are complete. Otherwise the piece continues that call: its
-    name is the rest of the call's name, or the same name again.
-
-    Attributes:
-        chunk: Number of the chunk whose pieces are being added.
+    name but no id begins a new call if the call that it would belong to has a piece in the same chunk
+    already, or complete arguments.
     """
 
     def __init__(self) -> None:
@@ -538,10 +525,9 @@ class _Calls:
         return other if other is not None and other.index == index else None
 
     def _is_another(self, known: _Call, call_id: str, name: str, arguments: object) -> bool:
-        """Return whether a piece begins a new call, although its index or id is that of the call `known`.
+        """Return whether a named piece begins a new call, although its index or id is that of `known`.
 
-        Called for pieces with a name. Some servers give all calls the same index; others repeat the name in
-        every piece of a call.
+        Some servers give all calls the same index; others repeat the name in every piece of a call.
 
         Raises:
             DamagedStream: The piece names another tool, but the arguments of `known` are not complete.
@@ -551,8 +537,7 @@ class _Calls:
         elif known.chunk == self.chunk:
             return True
         elif self._is_complete(known):
-            # Some gateways repeat the name in every piece of a call, and the last piece has no arguments.
-            # So a piece with the same name and no arguments does not begin another call.
+            # Some gateways repeat the name in every piece of a call; the last piece has no arguments.
             return name != known.name or bool(arguments)
         else:
             same = name == known.name or not known.written.strip()
@@ -563,8 +548,8 @@ class _Calls:
     def _is_complete(self, call: _Call) -> bool:
         if call.whole is None and not (call.texts and call.texts[-1].rstrip().endswith("}")):
             return False
-        # A harmful reply can repeat the name and end with a brace in every piece. Then all arguments so far
-        # are parsed again for each piece. So the number of characters that are parsed here is limited.
+        # A harmful reply can name the call and end with a brace in every piece. Then all arguments so far are
+        # parsed again for each piece.
         self._read += len(call.written)
         if self._read > _MOST_READ:
             raise OversizedStream("the reply names its tool calls too often")

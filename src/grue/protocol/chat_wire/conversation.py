@@ -1,27 +1,18 @@
 """A conversation with an endpoint, which encodes each message once and builds the request bodies.
 
-How one message is written is up to the wire formats. An `EncodedConversation` has state but does no I/O: add
-messages with `ask`, send what `body` returns, and give replies to `read` and `keep`. The conversation is in
-its `history`, as plain data; the encoded messages are made from the history and the profile alone.
+How one message is written is up to the wire formats. Add messages with `ask`, send what `body` returns, and
+give replies to `read` and `keep`. The encoded messages are made from the `history` and the profile alone.
 
 - The assistant's message is encoded when the results of its calls are known. It contains only the calls that
   have a result, because providers refuse a call id without one.
-- Cache markers are put on the system text and on the newest messages, four at most. When newer messages get
-  markers, older messages lose theirs; all other bytes of a message stay the same. Endpoints find a cached
-  text again even if it no longer has its marker.
-- The encoded messages are valid for one profile. When the profile changes, all messages are encoded again.
-- Images and files from a tool are put into its result. If the wire format allows only text in a result, they
-  are put into a user message, after the results of all calls of the same reply.
-- If an endpoint refuses or ignores the field for an answer's schema, the schema is sent as text. A request
-  with tools never has that field, so every endpoint gets the schema of such a request as text. The text is
-  part of the user message of the first request that asks for this schema, and later requests do not repeat
-  it. So earlier messages do not change.
-- An echo holds the parts of a reply that the provider needs again in later requests, such as thoughts and
-  signatures. It goes back to the format and the model that it came from, and to no other.
-
-A request contains all messages, so joining them anew for each request would take longer the longer the
-conversation is. `EncodedMessages` joins older messages once and keeps the result, so a request joins only a
-few parts. It also moves the cache markers from message to message.
+- Cache markers are put on the system text and on the newest messages, four at most. When older messages lose
+  theirs, all their other bytes stay the same. Endpoints find a cached text again without its marker.
+- If the wire format allows only text in a tool's result, images and files are put into a user message, after
+  the results of all calls of the same reply.
+- If an endpoint refuses or ignores the field for an answer's schema, or the request offers tools, the schema
+  is sent as text. The text is part of the user message of the first request that asks for this schema, so
+  that earlier messages do not change.
+- An echo goes back to the format and the model that it came from, and to no other.
 """
 
 import re
@@ -51,18 +42,17 @@ MARK = b',"cache_control":' + to_json(w.EPHEMERAL)
 class EncodedMessages:
     """The messages of a prompt as JSON, in order. Only the newest `room` cache markers are kept.
 
-    Args:
-        room: How many messages may have a cache marker. May be lowered before the first marker is added.
+    A request contains all messages. Older messages are joined once, so that a request joins only a few parts.
 
     Attributes:
+        room: How many messages may have a cache marker. May be lowered before the first marker is added.
         size: Bytes of all messages.
     """
 
     def __init__(self, room: int) -> None:
         self.room = room
         self.size = 0
-        # `_between[0]` has the messages before the first marked message, and `_between[n]` those that follow
-        # `_marked[n - 1]`.
+        # `_between[n]` has the messages after `_marked[n - 1]`, and `_between[0]` those before the first.
         self._between: list[list[bytes]] = [[]]
         self._marked: list[bytes] = []
 
@@ -77,9 +67,8 @@ class EncodedMessages:
     def add(self, messages: Sequence[bytes], *, marked: bool = False) -> None:
         """Add encoded messages. With `marked`, the last one that has a cache marker becomes a marked message.
 
-        Only the newest `room` marked messages keep their markers. A marker is cut out of the encoded message.
-        The message is not encoded again, because that would change other bytes too: a text without a marker
-        is encoded as a string, and a text with a marker as a list of parts.
+        An old marker is cut out of the encoded message. Encoding the message again would change other bytes:
+        a text without a marker is a string, and one with a marker a list of parts.
         """
         places = [at for at, message in enumerate(messages) if marked and MARK in message]
         for at, message in enumerate(messages):
@@ -101,9 +90,8 @@ class EncodedMessages:
 def _append(parts: list[bytes], part: bytes) -> None:
     """Add a part, and join the last two parts while the first of them is less than twice as long as the last.
 
-    So the number of parts grows with the logarithm of the number of messages, and so does the number of
-    times that a message is copied. Two parts are not joined if they have `STEP` bytes or more together,
-    because copying so many bytes at once would block other threads.
+    So the number of parts grows with the logarithm of the number of messages. Two parts with `STEP` bytes or
+    more together stay apart: copying so many bytes at once would block other threads.
     """
     parts.append(part)
     while len(parts) > 1 and len(parts[-2]) < 2 * len(parts[-1]) and len(parts[-2]) + len(parts[-1]) < STEP:
@@ -120,22 +108,20 @@ _MOST_PER_TOKEN = 8
 """Most bytes of encoded text per token that any tokenizer reaches."""
 
 _PIECE = re.compile(r"[^\w\s]?\w+|[^\w\s]+")
-"""A word with at most one mark before it, or only marks: at least one token for any tokenizer."""
+"""Each match is at least one token for any tokenizer."""
 
 _TOOL_PIECES, _ARGUMENT_PIECES = 5, 3
-"""Fewest tokens of a tool and of an argument besides its name and its description, however a template writes
-them: brackets, a type, separators."""
+"""Fewest tokens of a tool and of an argument besides its name and its description, in any template."""
 
 _MOST_COUNTED = 100_000
-"""With more bytes of texts than this, the tools are too small a part of the prompt for a token count to show
-whether it includes them."""
+"""With more bytes of texts than this, a token count cannot show whether it includes the tools."""
 
 _TELLING_TOOLS = 200
-"""If the encoded tools have fewer bytes than this, a token count cannot show whether it includes them."""
+"""With fewer bytes of tools than this, a token count cannot show whether it includes them."""
 
 
 class Prompt(NamedTuple):
-    """The parts of a request that the model reads, as JSON, in the order in which a prompt cache has them."""
+    """The parts of a request that the model reads, as JSON, in the order of a prompt cache."""
 
     tools: bytes
     system: bytes
@@ -147,7 +133,7 @@ def _pieces(text: str) -> int:
 
 
 def _least_tokens(tool: m.ToolDefinition) -> int:
-    """Return the fewest tokens that this tool can take in a prompt, with any chat template and tokenizer."""
+    """Return the fewest tokens that this tool takes in a prompt, with any chat template and tokenizer."""
     arguments = tool.input_schema.get("properties")
     named = arguments if isinstance(arguments, dict) else {}
     told = (each.get("description") for each in named.values() if isinstance(each, dict))
@@ -179,10 +165,7 @@ def _in_valid_text(reply: w.Reply, profile: WireProfile) -> w.Reply:
 
 
 def _without_text(echo: m.JsonObject, profile: WireProfile) -> m.JsonObject:
-    """Return what may be sent of a reply's `echo` after the reply's text was changed.
-
-    This is `{}` if the echoes of the wire format contain the text, and otherwise the whole echo.
-    """
+    """Return what may be sent of a reply's `echo` after the reply's text was changed."""
     return {} if FORMATS[profile.wire].echoes_text else echo
 
 
@@ -190,18 +173,15 @@ class EncodedConversation:
     """The messages of a conversation so far, encoded for one endpoint.
 
     Args:
-        profile: What the endpoint accepts.
         model: The model, as the settings name it. Thoughts of another model are not sent to it.
         history: The history so far; default: an empty one.
-        names: The wire names of an earlier part of the conversation; default: none yet.
+        names: The wire names of an earlier part of the conversation.
         given_markers: How many cache markers the caller will set in its texts (`SystemText.cache_points`,
             `UserText.cache_points`). They take precedence over the markers that the conversation sets.
 
     Attributes:
-        history: The entries of the conversation, as plain data.
         tools: The tools that were offered last.
-        bytes_per_token: Bytes per token, by the endpoint's count of the last request; `None`: there was no
-            count.
+        bytes_per_token: By the endpoint's count of the last request; `None`: there was no count.
         unread_thoughts: How many replies have thoughts that this endpoint cannot read.
     """
 
@@ -244,17 +224,16 @@ class EncodedConversation:
         self._encode_all()
 
     def change(self, change: m.Cleared | m.Shortened | m.Summarised) -> None:
-        """Shorten the history as `change` says (`History.change`), and encode all messages again."""
+        """Change the history (`History.change`), and encode all messages again."""
         self.history.change(change)
         self._encode_all()
 
     def aside(
         self, new: Sequence[m.ConversationItem], mode: m.OfferTools | m.RequireAnswer
     ) -> "EncodedConversation":
-        """Return a copy of the conversation, with `new` added, for one request such as that for a summary.
+        """Return a copy with `new` added, for one request such as that for a summary.
 
-        The conversation itself does not change. If no request has followed the last reply yet, the copy
-        does not contain that reply.
+        If no request has followed the last reply yet, the copy does not contain that reply.
         """
         other = self.branch()
         other.history.unread = None
@@ -275,8 +254,8 @@ class EncodedConversation:
     def offer(self, tools: tuple[m.ToolDefinition, ...]) -> None:
         """Offer these tools from the next request on.
 
-        A tool whose description and arguments are equal to those that were offered before is written in the
-        same bytes, even if its server lists the keys of its schema in another order now.
+        A tool with the same description and arguments as before is written in the same bytes, even if its
+        server lists the keys of its schema in another order now.
         """
         before = {tool.name: tool for tool in self.tools}
         self.tools = tuple(_as_before(tool, before.get(tool.name)) for tool in tools)
@@ -294,11 +273,11 @@ class EncodedConversation:
         return not answering or (self.profile.tools_with_forced and self._has_calls)
 
     def close(self, end: m.TurnEnd | None) -> None:
-        """End a turn as `History.close` does: a tool call without a result gets an error as its result."""
+        """End a turn as `History.close` does."""
         self._encode(self.history.close(end))
 
     def branch(self) -> "EncodedConversation":
-        """Return a copy. Items that are added to the copy or to the original do not change the other."""
+        """Return an independent copy."""
         other = EncodedConversation(
             self.profile,
             model=self.model,
@@ -351,14 +330,13 @@ class EncodedConversation:
         """Read the body of the reply, without adding it to the conversation.
 
         Act only on the reply that this method returns: its calls are removed if the endpoint stopped the
-        reply, its text is valid Unicode, and thoughts between marks such as `<think>` and `</think>` are
-        moved from the text to `reasoning`.
+        reply, its text is valid Unicode, and thoughts in the text are moved to `reasoning`.
 
         Args:
             body: The body; it is untrusted and may be any bytes.
             request: Number of the request in its turn.
             used_ids: Call ids that the turn has used so far.
-            text_tool_calls: What happens if a tool call is written as text (`ModelSettings.text_tool_calls`).
+            text_tool_calls: As in `ModelSettings`.
         """
         try:
             reply = self.format.decode(body, self.names, request=request, used_ids=used_ids)
@@ -378,8 +356,8 @@ class EncodedConversation:
             return reply
         answering = isinstance(self._mode, m.RequireAnswer)
         wire_names = () if answering else map(self.names.to_wire, [tool.name for tool in self.tools])
-        # If the request offers no tools (`RequireAnswer`), only JSON within marks such as `<tool_call>` is
-        # taken for a call, because JSON without marks may be the answer.
+        # If the request offers no tools, only JSON within marks such as `<tool_call>` is a call: JSON without
+        # marks may be the answer.
         found = read_written(text, self.tools, wire_names, bare=not answering)
         if found is None:
             return reply
@@ -407,8 +385,7 @@ class EncodedConversation:
     def drop_attachments(self) -> m.Rewritten | None:
         """Replace the newest attachments by lines of text; return the change, or `None` if there are none.
 
-        Call this after the endpoint refused a request. Older attachments stay, because the endpoint accepted
-        them before.
+        The endpoint has just refused them. It accepted older attachments before.
         """
         at = self._newest_attachments()
         if at is None:
@@ -437,7 +414,7 @@ class EncodedConversation:
         """Return whether the endpoint's token count shows that the prompt did not contain the tools.
 
         It does if the count is smaller than the number of words and punctuation marks in the texts and the
-        tools, and no reply has called a tool so far. A count that is too small even for the texts alone shows
+        tools, and no reply has called a tool so far. A count that is too small for the texts alone shows
         nothing: some endpoints always report the same number.
         """
         tools = len(self._encoded_tools) if isinstance(self._mode, m.OfferTools) else 0
@@ -452,11 +429,10 @@ class EncodedConversation:
 
     @property
     def _prompt_size(self) -> int:
-        """Bytes of the encoded texts and tools."""
         return self._messages.size + sum(map(len, self._system)) + len(self._encoded_tools)
 
     def keep(self, reply: w.Reply) -> m.AssistantReply:
-        """Make a history entry of the reply and return it. The next `ask` adds the entry to the history."""
+        """Return a history entry of the reply, which the next `ask` adds to the history."""
         echo = m.Echo(wire=self.profile.wire, model=self.model, data=reply.echo) if reply.echo else None
         if reply.prompt_tokens > 0:
             self.bytes_per_token = self._prompt_size / reply.prompt_tokens
@@ -507,17 +483,13 @@ class EncodedConversation:
         self._messages.add(encoded.messages, marked=bool(newest))
 
     def _named(self, item: m.ConversationItem) -> w.WireItem:
-        """Return a tool message with the name of its tool, and any other item as it is."""
         if not isinstance(item, m.ToolMessage):
             return item
         name = self._called.get(item.call_id, w.NAMELESS)
         return w.NamedResult(**msgspec.structs.asdict(item), name=name)
 
     def _system_to_mark(self, items: tuple[w.WireItem, ...]) -> tuple[int, ...]:
-        """Return the position of the conversation's first system text, which gets grue's own cache marker.
-
-        Empty: the text is not in `items`, its caller has set markers in it, or no further marker may be set.
-        """
+        """Return where the first system text is, if it gets grue's own cache marker."""
         if self._system_seen or not self._messages.room:
             return ()
         for at, item in enumerate(items):
@@ -529,10 +501,7 @@ class EncodedConversation:
         return ()
 
     def _place_to_mark(self, items: tuple[w.WireItem, ...]) -> tuple[int, ...]:
-        """Return the position of the item for grue's own cache marker: the last item that can have one.
-
-        Empty: no item can have one, grue may set no marker, or the caller has marked a user text.
-        """
+        """Return the position of the last item that can have grue's own cache marker."""
         if not self._messages.room or any(
             isinstance(item, m.UserText) and item.cache_points for item in items
         ):
@@ -541,7 +510,7 @@ class EncodedConversation:
         return tuple(at for at, item in enumerate(items) if isinstance(item, kinds))[-1:]
 
     def _with_given_markers(self, items: tuple[w.WireItem, ...]) -> tuple[w.WireItem, ...]:
-        """Remove the caller's `cache_points` that exceed the number of markers that the endpoint accepts."""
+        """Remove the caller's `cache_points` that exceed the number that the endpoint accepts."""
         kept: list[w.WireItem] = []
         for item in items:
             if isinstance(item, m.SystemText | m.UserText) and item.cache_points:
@@ -552,10 +521,7 @@ class EncodedConversation:
         return tuple(kept)
 
     def _bridged(self, items: tuple[w.WireItem, ...]) -> tuple[w.WireItem, ...]:
-        """Insert an assistant's text between tool results and user messages, if the profile asks for it.
-
-        Some endpoints refuse a user message directly after a tool result (`assistant_after_results`).
-        """
+        """Insert an assistant's text before a user message that some endpoints refuse after tool results."""
         bridged: list[w.WireItem] = []
         for item in items:
             if (
@@ -584,6 +550,5 @@ class EncodedConversation:
         last = said.items[-1] if said.items else None
         if not isinstance(last, m.UserText):
             return (*said.items, words)
-        # Put the user's text and the schema into one message, because the templates of some local models
-        # refuse two user messages in a row.
+        # The templates of some local models refuse two user messages in a row.
         return (*said.items[:-1], msgspec.structs.replace(last, text=f"{last.text}\n\n{words.text}"))

@@ -1,18 +1,11 @@
 """Read the errors of an endpoint, and describe them for a person: what failed, and what to do about it.
 
-This module also has the advice for each kind of failure. An endpoint's text is untrusted and may repeat the
-API key. It is therefore redacted, cut, and stripped of control characters.
+An endpoint's text is untrusted and may repeat the API key. It is redacted, cut, and stripped of control
+characters.
 
-Each refusal has a reason, such as `credit`, `rate`, `key` or `model` (`FailureReason`). To recognise another
-error text, add a pattern; `tests/unit/protocol/chat_wire/provider_errors.jsonl` has the errors of many
-providers. Status codes hardly help: a 429 may mean used-up credit or a limit that is over in a second, and a
-400, a 403 or a 404 may mean nearly anything. So the text decides first: the first pattern in the table that
-matches. The status decides only if no pattern matches. URLs in the text are ignored, because many texts about
-a rate limit link to the provider's billing page.
-
-A request that is longer than the model's context window is recognised by the error text (`is_too_long`),
-because no status or code is common to all endpoints. If the text names the sizes of the window and of the
-prompt, they show how much has to be cleared.
+To recognise another error text, add a pattern; `tests/unit/protocol/chat_wire/provider_errors.jsonl` has the
+errors of many providers. The text decides first, because status codes hardly help: a 429 may mean used-up
+credit or a limit that is over in a second, and a 400, a 403 or a 404 nearly anything.
 """
 
 import math
@@ -43,8 +36,8 @@ DOCTOR_CHECKS = " `grue doctor` checks it."
 def says(pattern: str, words: str) -> re.Match[str] | None:
     """Search an endpoint's text for a pattern, ignoring case.
 
-    The patterns here and in `profiles.py` are strings, which `re` compiles at their first use and caches.
-    Compiling all of them at import would take tens of milliseconds, and most programs never read a refusal.
+    The patterns here and in `profiles.py` are strings: compiling all of them at import would take tens of
+    milliseconds, and most programs never read a refusal.
     """
     return re.search(pattern, words, re.IGNORECASE)
 
@@ -133,7 +126,7 @@ _GARBLED = _words(
     r"\b(?:tool_use_failed|json_validate_failed|output_parse_failed|MALFORMED_FUNCTION_CALL)\b",
     r"failed to parse input at pos",
 )
-"""Signs that the model's own output was invalid. After a retry the output may be valid."""
+"""Signs that the model's own output was invalid. After a retry it may be valid."""
 
 _BY_WORDS: tuple[tuple[FailureReason, str], ...] = (
     ("reply", _GARBLED),
@@ -151,7 +144,7 @@ _BY_WORDS: tuple[tuple[FailureReason, str], ...] = (
     ("credit", _PERHAPS_MONEY),
     ("overloaded", _BUSY),
 )
-"""The reason that each pattern stands for. The first pattern that is found in a text decides."""
+"""The first pattern that is found in a text decides."""
 
 
 def reason_of(status: int, words: str, codes: str = "", asked_s: float | None = None) -> FailureReason:
@@ -161,7 +154,7 @@ def reason_of(status: int, words: str, codes: str = "", asked_s: float | None = 
         status: The HTTP status of the reply or, for a reply with 200, the status that its error object names;
             200 if it names none.
         words: The provider's message.
-        codes: The codes, types and statuses in the error object, in one text.
+        codes: The codes, types and statuses in the error object.
         asked_s: The wait that the reply asks for, in seconds.
     """
     text = _LITELLM.sub(" ", f"{_URL.sub(_fragment, words)}\n{codes}")
@@ -197,7 +190,7 @@ def kind_of(reason: FailureReason) -> FailureKind:
 
 
 def reason_of_kind(kind: FailureKind) -> FailureReason:
-    """Return the reason to give for a kind of failure if no reply of the endpoint names a reason."""
+    """Return the reason for a kind of failure if no reply of the endpoint names one."""
     match kind:
         case "refused":
             return "request"
@@ -213,29 +206,21 @@ def reason_of_kind(kind: FailureKind) -> FailureReason:
 def kind_of_status(status: int, words: str = "") -> FailureKind:
     """Return the kind of failure that an HTTP status other than 2xx stands for.
 
-    Args:
-        status: The status of the reply, or of the error object inside it.
-        words: The provider's message and code. A 429 can also mean that the credit is used up, and a 400 that
-            the model's output was garbled.
+    `words` are the provider's message and code: a 429 can also mean that the credit is used up, and a 400
+    that the model's output was garbled.
     """
     return kind_of(reason_of(status, words))
 
 
 def _fragment(url: re.Match[str]) -> str:
-    """Return what replaces a URL in an error text: a blank, or `#token-limit` if the URL contains that.
-
-    `#token-limit` is kept because it is a sign of a rate limit.
-    """
+    # Many texts link to the provider's billing page. `#token-limit` is a sign of a rate limit.
     return "#token-limit" if "#token-limit" in url[0] else " "
 
 
 def _of_limit(text: str, asked_s: float | None) -> FailureReason:
-    """Return what a 429 means: used-up credit, a busy server, or a rate limit.
-
-    Vague words about money, such as "billing", count only if nothing points to a rate limit.
-    """
-    # Two refusals mention money although they are about a rate: OpenRouter's text about its daily limit says
-    # that credits would raise the limit, and DashScope calls its limit of tokens a quota.
+    """Return what a 429 means. Vague words about money count only if nothing points to a rate limit."""
+    # OpenRouter's text about its daily limit says that credits would raise the limit, and DashScope calls
+    # its limit of tokens a quota.
     if says(_MONEY, text) and "-per-day" not in text and "#token-limit" not in text:
         return "credit"
     if says(_BUSY, text):
@@ -249,14 +234,12 @@ def _of_words(status: int, text: str) -> FailureReason | None:
         return "credit"
     found = next((reason for reason, pattern in _BY_WORDS if says(pattern, text)), None)
     if status in (400, 422) and found in ("model", "permission", "credit") and says(_A_FIELD, text):
-        # The text names a field of the request, so the refusal is about that field, unless the text also
-        # speaks clearly of money or permission.
+        # The text names a field of the request, so the refusal is about that field.
         return found if says(_MONEY, text) or says(_NOT_ALLOWED, text) else "request"
     return found
 
 
 def _of_failing(status: int, text: str) -> FailureReason:
-    """Return why a server failed: it is overloaded, unless its text names another reason."""
     if says(_GARBLED, text):
         return "reply"
     if says(_TOOLS, text):
@@ -270,8 +253,8 @@ def _of_failing(status: int, text: str) -> FailureReason:
 
 def _of_status(status: int, text: str) -> FailureReason:
     match status:
-        # 200: the reply is an error object that names no status; take the failure for a temporary one. 409:
-        # something is locked for a moment.
+        # 200: the error object names no status, so the failure counts as temporary. 409: something is locked
+        # for a moment.
         case 200 | 409:
             return "overloaded"
         case 404 if says(r"\bmodel\b", text):
@@ -289,7 +272,6 @@ def _of_status(status: int, text: str) -> FailureReason:
 
 
 _MOST_READ = 20_000
-"""Most characters of an endpoint's text that are read."""
 
 _MOST_JUDGED = 8000
 """Most characters of a text that are searched for a reason, so that none keeps the event loop busy."""
@@ -299,12 +281,12 @@ MAX_WORDS = 600
 
 
 class Fault(Struct, frozen=True, kw_only=True):
-    """The reason why a request gave no completion, as far as the reply or the connection shows.
+    """Why a request gave no completion, as far as the reply or the connection shows.
 
     Attributes:
         message: The endpoint's text, unchanged, or what happened to the connection.
         status: HTTP status of the reply, or of the error object inside it.
-        reason: Why the request failed; `None`: it follows from `kind` and `status`.
+        reason: `None`: it follows from `kind` and `status`.
         retry_after_s: The wait that the endpoint asked for, in a header or in its text.
         received: Characters of a streamed reply that had arrived before the failure. They are billed.
         used_up: Whether the time limit of the whole request (`RetryPolicy.timeout_s`) has passed.
@@ -335,8 +317,7 @@ def fault_of_status(
         body: The reply's body: JSON in one of many shapes, a web page, or nothing.
         location: The address that a redirect points to.
         retry_after_s: The wait, in seconds, that the headers ask for.
-        now_s: The current time, in seconds since the epoch. If the body says at which time to try again,
-            the wait is the time from `now_s` until then. `None`: a time in the body is ignored.
+        now_s: The current time, in seconds since the epoch. `None`: a time in the body is ignored.
     """
     if 300 <= status < 400:
         words = f"redirects to {location or 'nowhere'}"
@@ -352,21 +333,14 @@ def fault_of_status(
 
 
 def fault_of_error(error: object) -> Fault:
-    """Read an error object that came with HTTP status 200, as a body or within a stream.
-
-    If the object names another status, it is read like the body of a reply with that status. Otherwise the
-    kind of failure is read from its text. If the text does not show it, the failure counts as temporary.
-    """
+    """Read an error object that came with HTTP status 200, as a body or within a stream."""
     return _fault(_error_status(error) or 200, error_words(error), _codes(error), _wait_of(error))
 
 
 def fault_in(answer: m.JsonObject, missing: str) -> Fault:
     """Read an object that came with HTTP status 200 and is not a completion: an error in any shape.
 
-    Args:
-        answer: The body.
-        missing: The part of a completion that the body lacks, such as "no choices"; used as the message if
-            the body has no error text.
+    If the body has no error text, the message is `missing`: what a completion has and the body lacks.
     """
     fault, said = error_in(answer), _said_beside(answer)
     return fault or Fault(kind="invalid_reply", status=200, message=f"not a completion: {said or missing}")
@@ -403,15 +377,11 @@ def _longest(*waits: float | None) -> float | None:
 
 
 def _wait_of(error: object) -> float | None:
-    """Return the wait that an error object asks for in any of its fields, such as Google's `RetryInfo`."""
     return wait_in(beginning(to_json(error).decode("utf-8", "replace"), _MOST_READ))
 
 
 def _wait_in_headers(error: object, now_s: float | None) -> float | None:
-    """Return the wait that the upstream provider asks for, in seconds; `None`: the error does not say it.
-
-    OpenRouter's errors contain the headers of the provider's response.
-    """
+    # OpenRouter's errors contain the headers of the provider's response.
     match error:
         case {"error": {"metadata": {"headers": dict() as headers}}} if now_s is not None:
             return asked_wait({str(name).lower(): str(value) for name, value in headers.items()}, now_s)
@@ -420,7 +390,6 @@ def _wait_in_headers(error: object, now_s: float | None) -> float | None:
 
 
 def _codes(error: object) -> str:
-    """Return the codes, types and statuses of an error object and of the errors inside it, in one text."""
     match error:
         case [first, *_]:
             return _codes(first)
@@ -476,7 +445,6 @@ def _text(value: object) -> str:
 
 
 def _error_status(error: object) -> int | None:
-    """Return the HTTP status in an error object's code, or else the status of its type (`STATUS_OF_TYPE`)."""
     if not isinstance(error, dict):
         return None
     code = error.get("code")
@@ -524,10 +492,10 @@ def describe(
     """Return the description of a fault: safe to show, with a remedy.
 
     Args:
-        fault: The fault.
+        fault: What failed.
         base_url: The configured base URL.
         model: The model that was requested.
-        profile: The endpoint's profile, which names the environment variable of the key.
+        profile: Names the environment variable of the key.
         redacted: Redacts the endpoint's text. It is called before the text is cut, so that no part of a
             secret remains.
         key: A sentence about where the API key was looked for; empty: the host gave the key.
@@ -583,8 +551,7 @@ def _remedy(
         # Redirects are not followed, because the request's API key would be sent to the other address.
         case "model" | "address" if fault.status is not None and 300 <= fault.status < 400:
             return "Set the base URL to where it redirects, if you trust that."
-        # Providers answer 404 both for a model that does not exist and for a model that the account may not
-        # use.
+        # Providers answer 404 also for a model that the account may not use.
         case "model":
             return (
                 f"Check the model name '{model}' and the base URL, and whether the key's account may use it."
@@ -613,7 +580,7 @@ def _remedy(
             return "Correct the script of the test."
         case "request":
             return "Check the model and its settings against the endpoint's words."
-        # The connection broke after the endpoint had been reached, so do not advise to check the base URL.
+        # The endpoint had been reached, so the base URL is right.
         case "connection" if fault.kind != "unreachable":
             return "Try again later; if it happens again, check the network and the proxies."
         case "connection" if is_loopback(base_url):
@@ -625,14 +592,13 @@ def _remedy(
                 "Raise timeout_seconds under retry (in code RetryPolicy(timeout_s=...)), set max_tokens, or"
                 " choose a faster model."
             )
-        # Some endpoints, such as Groq, check the calls that the model writes. If a call is malformed, they
-        # answer the request with a 400 instead of a completion.
+        # Some endpoints, such as Groq, answer a malformed call of the model with a 400.
         case "reply" if fault.status not in (None, 200):
             return "Choose a model that is better at calling tools."
         # Endpoints do not send garbled bytes, so a proxy or a gateway has probably changed the stream.
         case "reply" if fault.kind == "damaged":
             return "Check the proxies and gateways before the endpoint, or do not stream."
-        # If the status is 200 and the body is no completion, it is often a web page: the base URL lacks /v1.
+        # A body with status 200 that is no completion is often a web page: the base URL lacks /v1.
         case "reply":
             return "Check the base URL: that of an OpenAI-compatible API usually ends in /v1."
     assert_never(reason)
@@ -682,12 +648,10 @@ _TOO_LONG = (
     r"|request too large for [^\n]{0,200}requested"  # OpenAI, Groq: over the limit per minute
 )
 _MORE_THAN_A_MINUTE = r"request too large for"
-"""Matches the refusal of a request that alone exceeds the limit of tokens per minute. Waiting does not help:
-the request has to be shorter."""
+"""The refusal of a request that alone exceeds the limit of tokens per minute: waiting does not help."""
 
 _RATE = r"per (?:minute|hour|day)|\bTPM\b|\bTPD\b|rate.?limit|please wait"
-"""Matches refusals because of a limit of tokens per time. They may contain the words of `_TOO_LONG` too, but
-for them waiting helps."""
+"""Refusals because of a limit of tokens per time, for which waiting helps. They may match `_TOO_LONG` too."""
 
 _SIZE = r"([1-9][\d,]{1,9})"
 _WINDOW = (
@@ -713,7 +677,7 @@ _WINDOW = (
     rf"|limit:? {_SIZE}"
 )
 _MESSAGES = rf"\b{_SIZE} (?:in the messages|of text input|in the prompt|tokens from the input messages)"
-"""Matches the prompt's size in texts that first name the size of prompt and reply together."""
+"""The prompt's size in texts that first name the size of prompt and reply together."""
 
 _PROMPT = (
     rf"resulted in {_SIZE}"
@@ -736,10 +700,7 @@ _MOST_READ_OF_OVERFLOW = 4000
 def is_too_long(words: str, status: int | None = None) -> bool:
     """Return whether an endpoint has refused a request because it is too long.
 
-    Args:
-        words: The codes of the refusal, if it has any, and its text.
-        status: The refusal's HTTP status. 413 alone means that the request is too long, even if a proxy sends
-            it.
+    `words` are the refusal's codes and text. The status 413 is enough, even if a proxy sends it.
     """
     words = words[:_MOST_READ_OF_OVERFLOW]
     told = says(_TOO_LONG, words) and (says(_MORE_THAN_A_MINUTE, words) or not says(_RATE, words))
@@ -747,7 +708,7 @@ def is_too_long(words: str, status: int | None = None) -> bool:
 
 
 def overflow_of(words: str) -> ContextOverflow:
-    """Return the sizes of the window and the prompt, as far as the text of an overflow error names them."""
+    """Return the sizes that the text of an overflow error names."""
     words = words[:_MOST_READ_OF_OVERFLOW]
     prompt = _first(_MESSAGES, words) or _first(_PROMPT, words)
     return ContextOverflow(window_tokens=_first(_WINDOW, words), prompt_tokens=prompt)

@@ -9,10 +9,8 @@ from grue.protocol.chat_wire.responses import Responses
 from grue.protocol.chat_wire.wire_format import WireFormat
 
 WireName = Literal["chat_completions", "responses", "messages"]
-"""The wire formats: OpenAI's chat completions, which most endpoints use, OpenAI's responses, and Anthropic's
-messages."""
+"""OpenAI's chat completions, which most endpoints use, OpenAI's responses, and Anthropic's messages."""
 
 _ALL: list[WireFormat] = [ChatCompletions(), Responses(), AnthropicMessages()]
 
 FORMATS: Mapping[str, WireFormat] = {each.name: each for each in _ALL}
-"""The formats by name."""

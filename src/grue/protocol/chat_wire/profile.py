@@ -1,7 +1,6 @@
 """The capabilities of an endpoint, as data, and how its address is shown.
 
-`WireProfile` has a field for each property in which endpoints differ. To add a provider, add a row to
-`profiles.py`.
+To add a provider, add a row to `profiles.py`.
 """
 
 import re
@@ -18,9 +17,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """How much the model is to think before it answers."""
 
 TextToolCalls = Literal["ask", "run", "keep"]
-"""What happens if a model writes a tool call as text. `ask`: the model is asked to make a real call. `run`:
-the call is made if it is whole and strictly in its form; if not, as `ask`. `keep`: the text counts as any
-other."""
+"""See `ModelSettings.text_tool_calls`."""
 
 SAMPLING = frozenset({"temperature", "top_p", "top_k", "min_p", "max_tokens", "stop"})
 
@@ -37,8 +34,8 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
         reasoning_tokens: Most tokens for thinking, for endpoints that accept such a limit.
         extra_body: Further fields of each request, sent unchanged.
         text_tool_calls: What happens if the model writes a tool call as text, as it may if the endpoint does
-            not know its chat template. `ask` asks the model to make a real call; `run` makes the call if it
-            is complete and exactly in a known form, and otherwise asks; `keep` treats it as any other text.
+            not know its chat template. `ask`: the model is asked to make a real call. `run`: the call is made
+            if it is complete and exactly in a known form, else as `ask`. `keep`: it is a text as any other.
     """
 
     model: str
@@ -69,10 +66,10 @@ class WireProfile(Struct, frozen=True, kw_only=True):
             `-`, as many endpoints require; `learn`: `server.tool` until the endpoint refuses a name, and then
             encoded.
         sampling: The sampling fields that the endpoint accepts; others are left out.
-        max_tokens_field: The name of the field for the longest reply, in formats that have more than one.
+        max_tokens_field: The name of the field for the longest reply, in formats that have several.
         default_max_tokens: The limit to send if the settings have none; `None` sends none.
         max_output_tokens: The largest limit that the endpoint accepts; `None` if that is not known.
-        system_role: The role of instructions, in formats that have more than one.
+        system_role: The role of instructions, in formats that have several.
         reasoning: How to request thinking: the field `reasoning_effort`, the object `reasoning`, Anthropic's
             `thinking`, or its `adaptive` thinking, which has no budget and is all that newer models accept;
             `none` sends nothing.
@@ -135,18 +132,14 @@ class WireProfile(Struct, frozen=True, kw_only=True):
 
     @property
     def name_style(self) -> Literal["canonical", "encoded"]:
-        """How tool names are sent now.
-
-        If `names` is `learn`, names are sent as `canonical`. Once the endpoint refuses one, the profile is
-        replaced by one whose `names` is `encoded`.
-        """
+        """How tool names are sent now."""
         return "encoded" if self.names == "encoded" else "canonical"
 
     def limit(self, settings: ModelSettings) -> int | None:
-        """Return the limit on the reply's tokens that a request states; `None`: the request states none."""
+        """Return the limit on the reply's tokens to send; `None`: none."""
         wanted = settings.max_tokens
         if not wanted and self.default_max_tokens is not None:
-            # The limit includes the tokens for thinking, so the thinking budget is added to the default.
+            # The limit includes the tokens for thinking.
             wanted = self.default_max_tokens + (settings.reasoning_tokens or 0)
         if "max_tokens" not in self.sampling:
             return None
@@ -168,14 +161,14 @@ class WireProfile(Struct, frozen=True, kw_only=True):
 
 
 def left_out(profile: WireProfile, settings: ModelSettings) -> frozenset[str]:
-    """Return the names of the sampling settings that have a value but that the endpoint does not accept."""
+    """Return the names of the sampling settings that are set, but not accepted by the endpoint."""
     return frozenset(
         name for name in SAMPLING - profile.sampling if getattr(settings, name) not in (None, ())
     )
 
 
 def with_inputs(profile: WireProfile, inputs: Collection[str]) -> WireProfile:
-    """Return the profile for an endpoint that accepts text and only these other inputs, such as `image`."""
+    """Return the profile for an endpoint that accepts only these inputs besides text."""
     return msgspec.structs.replace(
         profile, images="image" in inputs, audio="audio" in inputs, files="file" in inputs
     )
