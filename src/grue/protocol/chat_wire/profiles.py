@@ -1,23 +1,16 @@
 """What an endpoint accepts, and whether its model can call tools: tables, and what is learned from refusals.
 
 To add a provider, add a row to `PROFILES`, and the name of its key's environment variable to `OWN_KEYS` in
-`tool_sessions/server_specs.py`. The names of providers are those of OpenTelemetry's conventions for GenAI
-(`gen_ai.provider.name`). A provider that the conventions do not name gets its own name here.
+`tool_sessions/server_specs.py`. Providers are named as in OpenTelemetry's conventions for GenAI.
 
-To handle another kind of refusal, add an adaptation. Each adaptation recognises one kind of refusal by its
-text and removes the refused feature from the profile. A profile can only lose features, so a request is
-repeated a bounded number of times. Later requests to the endpoint use the adapted profile too.
+To handle another kind of refusal, add an adaptation. It recognises the refusal by its text and removes the
+refused feature from the profile. A profile can only lose features, so a request is repeated a bounded number
+of times. Later requests to the endpoint use the adapted profile too.
 
-Whether a model can call tools is known from three sources, in this order: the setting
-`mcp_force_tool_support`, the model list of the endpoint (the reply to `GET {base_url}/models`), and the table
-of names below, which is only a heuristic. To add a model family, add a row to it.
-
-The table of names is matched against the last segment of the model's path in lower case, so that the vendor's
-name does not matter. Rows are tried from top to bottom; the rows for models without tools come before those
-for models with tools. The rows for models without tools cover whole families, so they also match some models
-that do call tools, such as the reasoning variants of Grok and Ministral. For these the endpoint's model list
-or the setting overrides the table. A model that no row matches is taken to call tools: if it does not, the
-first request fails with the provider's reason.
+Whether a model can call tools is known from the setting `mcp_force_tool_support`, the endpoint's model list,
+or, as a heuristic, the table of names below. The rows for models without tools come first and cover whole
+families, so they also match some models that do call tools. A model that no row matches is taken to call
+tools: if it does not, the first request fails with the provider's reason.
 
 Source: R4.5, R12, P13
 """
@@ -66,12 +59,8 @@ _BY_HOST = {
 def provider_name(base_url: str, wire: str) -> str:
     """Return the provider's name by OpenTelemetry's conventions (`gen_ai.provider.name`).
 
-    An unknown host gets the name of the provider whose wire format it uses. In the conventions the name tells
-    which further attributes a span may have; the host itself is in `server.address`.
-
-    Args:
-        base_url: The endpoint's base URL. Subdomains of a known host match too.
-        wire: The name of the wire format.
+    An unknown host gets the name of the provider whose wire format it uses, because the name tells which
+    further attributes a span may have.
     """
     host = (urlsplit(base_url.strip()).hostname or "").rstrip(".")
     known = (name for suffix, name in _BY_HOST.items() if host == suffix or _ends(host, suffix))
@@ -114,12 +103,12 @@ OPENAI_CHAT = _like_openai(
     given_cache_markers=0,
 )
 
-# OpenAI's default profile uses /responses, because OpenAI's newest models accept tools only there.
+# OpenAI's newest models accept tools only on /responses.
 OPENAI = msgspec.structs.replace(
     GENERIC_RESPONSES, name="openai", key_variable="OPENAI_API_KEY", reports_cost="never", files=True
 )
 
-# Anthropic's newer models refuse sampling settings such as `temperature`, so no Anthropic model is sent any.
+# Anthropic's newer models refuse sampling settings such as `temperature`.
 ANTHROPIC = msgspec.structs.replace(
     GENERIC_MESSAGES,
     name="anthropic",
@@ -199,13 +188,7 @@ def wire_of(base_url: str) -> str | None:
 
 
 def profile_for(base_url: str, model: str = "", wire: str | None = None) -> WireProfile:
-    """Return the profile for an endpoint and a model.
-
-    Args:
-        base_url: The endpoint's base URL.
-        model: The endpoint's name for the model; a few models need a different profile.
-        wire: The wire format; `None`: the format that the base URL suggests.
-    """
+    """Return the profile for an endpoint and a model; `wire=None`: the format that the base URL suggests."""
     host = (urlsplit(base_url.strip()).hostname or "").rstrip(".")
     wire = wire or wire_of(base_url)
     for known, rows in PROFILES.items():
@@ -233,8 +216,7 @@ def _for_model(profile: WireProfile, model: str) -> WireProfile:
 
 
 Adaptation: TypeAlias = Callable[[WireProfile, str], WireProfile | None]
-"""The type of an adaptation. It returns the adapted profile, or `None` if the text gives no reason to change
-it."""
+"""Returns the adapted profile, or `None` if the text gives no reason to change it."""
 
 _BLAMES_CONTENT = frozenset({400, 413, 415, 422})
 _SPEAKS_OF_FORM = frozenset({400, 404, 415, 422, 500})
@@ -257,8 +239,7 @@ _UNKNOWN = (
     r"unsupported|not support|unknown|unrecognized|unexpected|not (be )?(permitted|allowed)|deprecated"
     r"|cannot|can't|no longer|extra"
 )
-"""Words that refuse a field itself. Words about a value out of range are not among them: then the field
-stays, because the user has to correct the value."""
+"""Words that refuse a field itself. A value out of range is for the user to correct."""
 
 _RENAMED = r"max_tokens\W[^\n]{0,120}max_completion_tokens"
 _TOO_MANY = (
@@ -309,7 +290,7 @@ _STREAM_ONLY = (
     r"|(?:enable|set|use) (?:the )?`?stream(?:ing)?\b|non-stream\w*[^\n]{0,30}not support"
     r"|not support[^\n]{0,30}non-stream|for non-streaming"
 )
-"""Matches refusals by endpoints that can only stream. Other refusals that name streams mean the opposite."""
+"""Refusals by endpoints that can only stream. Other refusals that name streams mean the opposite."""
 
 _STOP = r"\bstop(_sequences)?\b"
 
@@ -319,9 +300,7 @@ def adapt_profile(profile: WireProfile, status: int | None, words: str) -> WireP
 
     Args:
         profile: The profile that the refused request followed.
-        status: The refusal's HTTP status; it decides which changes are tried. After a 404: another wire
-            format, and fewer kinds of input. After a 415 or a 500: only fewer kinds of input, because
-            llama.cpp answers images with a 500. After a 400 or a 422: all changes.
+        status: The refusal's HTTP status; it decides which changes are tried.
         words: The provider's message.
     """
     if status not in _SPEAKS_OF_FORM:
@@ -404,8 +383,7 @@ def _sampling(profile: WireProfile, words: str) -> WireProfile | None:
         return None
     named = [name for name in sorted(profile.sampling - {"stop"}) if re.search(rf"\b{name}\b", words)]
     named += ["stop"] if "stop" in profile.sampling and says(_STOP, words) else []
-    # If several are named, as in "temperature and top_p cannot both be specified", leave out only one of
-    # them.
+    # If several are named, as in "temperature and top_p cannot both be specified", leave out only one.
     return replace(profile, sampling=profile.sampling - {named[-1]}) if named else None
 
 
@@ -443,14 +421,14 @@ _ADAPTATIONS: tuple[Adaptation, ...] = (
     _stream,
     _media,
 )
-"""The adaptations in the order in which they are tried, the most specific first."""
+"""The most specific adaptations are tried first."""
 
 _OF_STATUS: dict[int, tuple[Adaptation, ...]] = {
     404: (_other_wire, _media),
     415: (_media,),
     500: (_media,),
 }
-"""The adaptations to try after a refusal with this status. After any other status, all are tried."""
+"""After any other status, all adaptations are tried. llama.cpp answers images with a 500."""
 
 
 class ListedModel(Struct, frozen=True):
@@ -554,7 +532,7 @@ NAME_RULES: tuple[NameRule, ...] = (
 
 @functools.lru_cache(maxsize=64)
 def rule_for(model: str) -> NameRule | None:
-    """Return the first row of `NAME_RULES` that matches `model`, or `None` if no row does.
+    """Return the first row of `NAME_RULES` that matches `model`.
 
     Source: R12.1-3
     """
@@ -570,8 +548,8 @@ def supports_tool_calling(
     Args:
         model: The name as the endpoint takes it, with or without a vendor's path ("openai/gpt-4o").
         config: If its `mcp_force_tool_support` is set, the answer is yes without a check; default: not set.
-        endpoint_says: What the endpoint's model list says; `None` (the default) if it says nothing. It takes
-            precedence over the name.
+        endpoint_says: What the endpoint's model list says; `None` if it says nothing. It takes precedence
+            over the name.
 
     Source: R12, P13
     """
@@ -584,11 +562,8 @@ def checked_support(
 ) -> m.ToolSupportChecked:
     """Return whether `model` may be offered tools, and which source decided that.
 
-    Args:
-        model: The name as the endpoint takes it.
-        endpoint: The base URL without credentials.
-        forced: Whether the configuration skips every check.
-        endpoint_says: What the endpoint's model list says; `None` if it says nothing.
+    `forced`: the configuration skips every check. `endpoint_says`: what the endpoint's model list says;
+    `None` if it says nothing.
 
     Source: R12, D8
     """

@@ -1,18 +1,13 @@
 """The wire format of OpenAI's responses, `POST {base_url}/responses`.
 
-The endpoint stores nothing (`store: false`), so every request contains the whole history, as in the other
-formats. The endpoint returns a model's reasoning encrypted. The encrypted reasoning has to be sent back
-unchanged, before the calls that followed it.
+The endpoint stores nothing (`store: false`), so every request contains the whole history. Encrypted reasoning
+has to be sent back unchanged, before the calls that followed it.
 
-The last event of a stream has the complete response. The events before it are used to show the text as it
-arrives, and to check the response: the pieces of a text or of a call's arguments must add up to the text or
-arguments in the last event, and the same calls must be in both, with the same names and arguments. If they
-differ, the events or the response are damaged, and the stream is rejected.
-
-Calls are told apart by their ids, because a gateway may number and order the items of the events differently
-from those of the response. A gap in the sequence numbers of the events is no damage by itself, because a
-gateway may leave events out. It counts as damage only if the last event does not repeat the items: then
-nothing else would show that an item was lost.
+The last event of a stream has the complete response. It is checked against the events before it, which show
+the text as it arrives: if texts, calls or arguments differ, the stream is rejected. Calls are told apart by
+their ids, because a gateway may number and order the items of the events in its own way. A gap in the
+sequence numbers counts as damage only if the last event does not repeat the items, because a gateway may
+leave events out.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence, Sized
@@ -70,12 +65,11 @@ class _CallEvents(Struct):
     """What the events so far contain about one tool call.
 
     Attributes:
+        ids: The ids that events give to the call.
         name: The tool's name; `None`: no event has named it.
-        pieces: The arguments, in pieces.
         whole: All arguments, from one event; `None`: no event has contained all of them.
         done: Whether the event that ends the call has arrived.
         told: Whether the call was also found in the response that the last event contains.
-        ids: The ids that events give to the call.
     """
 
     ids: frozenset[str] = frozenset()
@@ -103,7 +97,6 @@ class _CallEvents(Struct):
         self.whole = arguments
 
     def agrees(self, item: m.JsonObject) -> bool:
-        """Return whether `item`, of the complete response, has this call's name and arguments."""
         said = "".join(self.pieces) if self.whole is None else self.whole
         return item.get("type") == _CALL and (self.name, said) == (item.get("name"), item.get("arguments"))
 
@@ -126,10 +119,7 @@ class ResponsesAssembler:
 
     @property
     def held(self) -> int:
-        """The size of the reply so far: that of its pieces, its items or its response, whichever is largest.
-
-        The stream sends the same text in all three forms. The sum of the sizes would count it three times.
-        """
+        """The size of the pieces, the items or the response. The stream sends the same text in all three."""
         return max(self._held.values())
 
     @property
@@ -141,8 +131,8 @@ class ResponsesAssembler:
         """Add the next event, and return the text in it.
 
         Raises:
-            DamagedStream: The event is damaged, an earlier event is missing, or the last event's response
-                differs from what the earlier events contained.
+            DamagedStream: The event is damaged, an earlier one is missing, or the response differs from the
+                earlier events.
         """
         said = intact(event.object, _EVENT)
         kind = w.as_text(said.get("type")) or event.kind
@@ -170,10 +160,10 @@ class ResponsesAssembler:
         return to_json(self._response)
 
     def _count(self, number: object) -> None:
-        """Compare an event's sequence number with the last one, and remember the first gap.
+        """Remember the first gap in the sequence numbers.
 
-        Most servers count up by one; some give all events the same number. A gateway may give one kind of
-        event a fixed number, so a number below the last one is no gap.
+        Some servers give all events the same number. A gateway may give one kind of event a fixed number, so
+        a number below the last one is no gap.
         """
         if not isinstance(number, int):
             return
@@ -214,8 +204,7 @@ class ResponsesAssembler:
             place = index if isinstance(index, int) else len(self._items)
             if place in self._items and not _differs(self._items[place], item):
                 raise DamagedStream(f"ends item {place} a second time")
-            # Another item may have this place already: some gateways give two items the same index, and some
-            # send no index, so that `place` is a guess. Take the next free place.
+            # Some gateways give two items the same index, and some send no index. Take the next free place.
             while place in self._items:
                 place += 1
             self._room(self._items)
@@ -227,11 +216,9 @@ class ResponsesAssembler:
             call.add(item if done else {"name": item.get("name")})
 
     def _call_of(self, said: m.JsonObject, item: m.JsonObject | None = None) -> _CallEvents:
-        """Return the call that the event `said` is about; a new one if no earlier event was about this call.
+        """Return the call that the event is about; a new one if no earlier event was about it.
 
-        `item` is the item that the event begins or ends; `None`: the event does neither. The call is found by
-        the event's `output_index` together with its ids: some servers give several calls the same id, and
-        others give them the same index.
+        Some servers give several calls the same id, and others give them the same index.
         """
         ids = _ids(item) if item is not None else _ids({"id": said.get("item_id")})
         index = said.get("output_index")
@@ -265,19 +252,18 @@ class ResponsesAssembler:
         repeated = [_item(item) for item in w.listed(response.get("output"))]
         output = repeated or [_item(item) for item in self._items.values()]
         if self._gap and not repeated:
-            # An event is missing. The last event does not repeat the items, so nothing shows what was lost.
+            # The last event does not repeat the items, so nothing shows what was lost.
             raise DamagedStream(f"follows a gap: one {self._gap}")
-        # Compare each item of the response with the events before it, but do not require that the response
-        # has all items of these events: some servers leave items out.
+        # The response may lack items: some servers leave them out.
         for index, item in enumerate(output):
             _compare(item, self._texts.get(index, []), self._items.get(index, {}))
         self._compare_calls(output, whole=status == "completed")
         self.finished = True
 
     def _compare_calls(self, output: list[m.JsonObject], *, whole: bool) -> None:
-        """Check that the last event, whose items are `output`, has the same calls as the events before it.
+        """Check that the last event has the same calls as the events before it.
 
-        `whole`: the response is complete. If it was cut, it may lack a call whose end has not arrived.
+        A response that was cut (not `whole`) may lack a call whose end has not arrived.
         """
         for index, item in enumerate(output):
             call = self._told(item, index)
@@ -290,11 +276,7 @@ class ResponsesAssembler:
                 raise DamagedStream("lacks a tool call of the events before it")
 
     def _told(self, item: m.JsonObject, index: int) -> _CallEvents | None:
-        """Return the call of earlier events that `item`, of the complete response, repeats; `None`: none.
-
-        The call's `told` is set. Calls whose `told` was set before are left out, so no two items get the
-        same call.
-        """
+        """Return the call of earlier events that `item` repeats; each call is returned once."""
         call = next((call for call in self._alike(item, index) if not call.told), None)
         if call is not None:
             call.told = True
@@ -305,14 +287,13 @@ class ResponsesAssembler:
         ids = _ids(item)
         for given in ids:
             calls = self._by_id.get(given, [])
-            while calls and calls[0].told:  # remove them, so that a long list is not searched again and again
+            while calls and calls[0].told:  # so that a long list is not searched again and again
                 calls.pop(0)
             yield from calls
         here = self._named.get((index, ""))
         if here is not None and item.get("type") == _CALL and not (ids and here.ids):
             yield here
-        # Some gateways give a call another id in the response than in the events before. So also yield calls
-        # with the same name and arguments.
+        # Some gateways give a call another id in the response than in the events before.
         yield from (call for call in self._calls[:_MOST_COMPARED] if call.agrees(item))
 
 
@@ -322,7 +303,6 @@ def _ids(item: m.JsonObject) -> frozenset[str]:
 
 
 def _differs(one: m.JsonObject, other: m.JsonObject) -> bool:
-    """Return whether both items have ids, and the ids differ."""
     ids = (one.get("call_id") or one.get("id"), other.get("call_id") or other.get("id"))
     return None not in ids and ids[0] != ids[1]
 
@@ -337,10 +317,7 @@ def _item(value: object) -> m.JsonObject:
 
 
 def _compare(item: m.JsonObject, pieces: list[str], done: m.JsonObject) -> None:
-    """Check that an item of the response has the text and the type that earlier events gave it.
-
-    `pieces` are the pieces of text in the earlier events. `done` is the item in the event that ended it.
-    """
+    """Check that an item of the response has the text and the type that earlier events gave it."""
     if "type" in done and not _differs(done, item) and done["type"] != item.get("type"):
         raise DamagedStream("has an item with another type than the events before it")
     parts = [w.as_object(part) for part in w.listed(item.get("content"))]
@@ -393,14 +370,13 @@ class Responses(w.WireFormat):
             elif (call := calls.get(str(item.get("call_id")))) is not None:  # type: ignore[call-overload]  # NewType
                 encoded.append(item | _called(call, names))
         while encoded and encoded[-1].get("type") == "reasoning":
-            # Drop reasoning at the end: the endpoint refuses it if no call or text of the same reply follows.
+            # The endpoint refuses reasoning at the end, with no call or text of the same reply after it.
             encoded.pop()
         return tuple(map(to_json, encoded))
 
     def tool(self, function: m.JsonObject) -> m.JsonObject:
         """Return a tool as an entry of a request's list of tools."""
-        # Without `strict: False` the endpoint requires its strict dialect, which schemas of MCP servers do
-        # not follow.
+        # The strict dialect, which is the default, does not fit schemas of MCP servers.
         return {"type": "function", **function, "strict": False}
 
     def body(self, request: w.WireRequest) -> bytes:
@@ -483,7 +459,7 @@ def _part(attachment: m.Attachment) -> m.JsonObject:
 
 
 def _items_of(reply: w.Reply) -> list[object]:
-    """Make the items of a reply that has none, because a host or another wire format has made it."""
+    """Return the items of a reply that came in another format, or that a host has written."""
     text = reply.content if reply.content and not reply.content.isspace() else None
     message: list[object] = [{"role": "assistant", "content": text}] if text else []
     return message + [{"type": "function_call", "call_id": call.call_id} for call in reply.tool_calls]
@@ -516,21 +492,18 @@ def _read(answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply:
     for item in items:
         if item.get("type") == "function_call":
             arguments = item.get("arguments")
-            # The length limit may cut off the arguments of a call where they happen to be valid JSON. Mark
-            # them, so that the call is not made.
+            # The length limit may cut off arguments where they happen to be valid JSON.
             if item.get("status") == "incomplete":
                 arguments = f"{arguments}{CUT_MARK}"
             call = w.read_call(item.get("call_id"), item.get("name"), arguments, ids, names)
             calls.append(call)
-            # The call's result will refer to the call by `call.call_id`. If the endpoint sent no id, or the
-            # id of another call, grue has made up this id.
+            # The endpoint may have sent no id, or that of another call.
             item = item | {"call_id": call.call_id}
-        # The endpoint stores nothing (`store` is false), so every item is sent back, in this order: OpenAI
-        # refuses a call without the reasoning before it.
+        # OpenAI refuses a call without the reasoning before it, so every item is sent back, in this order.
         again = _again(item)
         if again:
             kept.append(again)
-    # A reply may have several message items, with reasoning and calls between them. Join all their texts.
+    # A reply may have several message items, with reasoning and calls between them.
     parts = [w.as_object(part) for item in items for part in w.listed(item.get("content"))]
     finish = _finish(answer, bool(calls))
     # An item may have no `status`. Then only the status of the whole reply shows that the item may be cut.
@@ -553,8 +526,7 @@ def _read(answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply:
 def _again(item: m.JsonObject) -> m.JsonObject:
     """Return an item in the form in which it can be sent back; empty if it cannot be sent back.
 
-    Some gateways write missing members as `null`. These members are removed, because the endpoint would
-    refuse them.
+    Some gateways write missing members as `null`, which the endpoint would refuse.
     """
     said = _without_nulls(item)
     match said.get("type"):
@@ -565,8 +537,7 @@ def _again(item: m.JsonObject) -> m.JsonObject:
             parts = [part for part in parts if part.get("type")]
             return {**said, "content": parts} if parts else {}
         case "reasoning" if said.get("encrypted_content") or said.get("content"):
-            # A reasoning item with neither `encrypted_content` nor `content` is useful only to an endpoint
-            # that has stored its content. With `store: false` it has not, so such an item is not sent back.
+            # An item without these is useful only to an endpoint that has stored its content.
             return said
         case _:
             return {}

@@ -1,9 +1,7 @@
 """Parse server-sent events, as far as streamed replies use them.
 
-A damaged stream must not be used, because the rest of it does not show what is missing. A tool call with
-lost arguments, for example, could still look valid. Bytes that are not UTF-8 and lines with a field that no
-event has are therefore remembered as damage (`EventLines.damage`), and data that is not a JSON object raises
-`DamagedStream`.
+A damaged stream must not be used, because the rest of it does not show what is missing: a tool call with lost
+arguments could still look valid.
 """
 
 import re
@@ -16,24 +14,20 @@ from grue import messages as m
 from grue.protocol.json_text import from_json
 
 MAX_LINE_BYTES = 16 * 2**20
-"""Longest line that is accepted; a longer one is an error."""
+"""A longer line is an error."""
 
 _END_OF_LINE = re.compile(rb"\r\n|\n|\r")
 _FIELDS = frozenset({"data", "event", "id", "retry", ""})
 """Fields of an event by the standard; a line that begins with a colon is a comment."""
 
 _NAME = re.compile(r"[\w.:/-]*", re.ASCII)
-"""The pattern of the names of events."""
 
 _LONGEST_NAME = 24
 _SHORTEST_NAME = 4
 
 
 class DamagedStream(Exception):  # noqa: N818 - the name says what happened
-    """A stream is damaged. The error's text, such as `is not JSON`, has no subject.
-
-    The code that counts the events puts a subject before the text: `event 7 is not JSON`.
-    """
+    """A stream is damaged. The text has no subject; `event 7` is put before `is not JSON`."""
 
 
 class OversizedStream(Exception):  # noqa: N818 - the name says what happened
@@ -41,7 +35,7 @@ class OversizedStream(Exception):  # noqa: N818 - the name says what happened
 
 
 class ServerEvent(Struct, frozen=True):
-    """One event: its type, which is empty if the stream names none, and its data."""
+    """One event. Its type is empty if the stream names none."""
 
     kind: str
     text: str
@@ -67,8 +61,7 @@ class ServerEvent(Struct, frozen=True):
 def intact(value: m.JsonObject, names: frozenset[str]) -> m.JsonObject:
     """Return the object, after checking that the names of its members are not garbled forms of `names`.
 
-    Unknown members are ignored, because endpoints add some. A member whose name has been garbled would be
-    ignored in the same way, and its value would be lost.
+    Unknown members are ignored, because endpoints add some. The value of a garbled one would be lost.
 
     Raises:
         DamagedStream: A member is garbled.
@@ -82,8 +75,7 @@ def ungarbled(name: str, names: frozenset[str], what: str) -> str:
     """Return the name, after checking that it is not a garbled form of one of `names`.
 
     Raises:
-        DamagedStream: The name differs from one of `names` in one character. `what` is the word for it in
-            the error text, such as "member".
+        DamagedStream: The name differs from one of `names` in one character.
     """
     if name not in names and _SHORTEST_NAME <= len(name) <= _LONGEST_NAME:
         meant = _garbled(name, names)
@@ -102,8 +94,8 @@ class EventLines:
     """Splits bytes into events. LF, CRLF or CR ends a line, and an empty line ends an event.
 
     Attributes:
-        damage: What is wrong with the first line that cannot be part of an event; empty: there is no such
-            line. If there were no events at all, ignore `damage`: the body may be plain JSON.
+        damage: What is wrong with the first line that cannot be part of an event; else empty. Ignore it if
+            there were no events at all: the body may be plain JSON.
     """
 
     def __init__(self) -> None:
@@ -143,7 +135,7 @@ class EventLines:
 
     def _line(self) -> bytes | None:
         end = _END_OF_LINE.search(self._rest, self._searched)
-        # If a CR is the last byte so far, wait: its line feed may come with the next bytes.
+        # The line feed of a CR at the end may come with the next bytes.
         if end is None or (end[0] == b"\r" and end.end() == len(self._rest)):
             self._searched = len(self._rest) if end is None else end.start()
             return None
@@ -172,8 +164,7 @@ class EventLines:
         elif field == "event":
             self._kind = value
             if not _NAME.fullmatch(value):
-                # The newline after the event's name is probably lost. Then the next line, with the event's
-                # data, has become part of this line, and the data would be ignored.
+                # The newline after the event's name is probably lost, and the data would be ignored.
                 self._damaged("names no event")
         elif field not in _FIELDS:
             self._damaged("has no field of an event")

@@ -22,21 +22,18 @@ def strict_format(answer: m.AnswerSchema) -> m.JsonObject:
     try:
         return {"name": name, "strict": True, "schema": strict_schema(answer.schema)}
     except ValueError:
-        # Without `strict`, endpoints accept any schema, but do not enforce it. An answer that does not fit
-        # the schema is found when the host checks the answer.
+        # Without `strict`, endpoints accept any schema, but do not enforce it. The host checks the answer.
         return {"name": name, "schema": answer.schema}
 
 
 def strict_schema(schema: m.JsonObject) -> m.JsonObject:
     """Translate a schema to OpenAI's strict dialect, so that it accepts the same values as far as possible.
 
-    Objects allow no further properties, and all properties are required: the model writes `null` for an
-    optional property that it would leave out otherwise. Defaults and discriminators are removed, `oneOf`
-    becomes `anyOf`, and a `$ref` beside other keywords is moved into an `anyOf`.
+    All properties are required: the model writes `null` for an optional property that it would leave out
+    otherwise.
 
     Raises:
-        ValueError: The dialect cannot express the schema: it has a free-form mapping, a value of any type, a
-            tuple or a condition, or its root is not an object.
+        ValueError: The dialect cannot express the schema.
     """
     # OpenAI refuses a schema whose outermost level is an array, a union or a `$ref`.
     if schema.get("type") != "object":
@@ -47,19 +44,16 @@ def strict_schema(schema: m.JsonObject) -> m.JsonObject:
 def _strict(schema: object) -> m.JsonObject:
     if not isinstance(schema, dict):
         raise ValueError("a strict schema says what it accepts")
-    # An empty schema, which accepts any value, is valid JSON Schema, but the strict dialect does not allow
-    # it.
+    # The dialect does not allow an empty schema, which accepts any value.
     if not schema.keys() & {"type", "$ref", "enum", "const", *_UNIONS}:
         raise ValueError("a strict schema names a type")
     if schema.keys() & _UNSAYABLE or (schema.get("type") == "array" and "items" not in schema):
         raise ValueError("a strict schema has no tuples and no conditions")
-    # Pydantic writes both of these keywords; the dialect knows neither.
     rest = {key: value for key, value in schema.items() if key not in {"default", "discriminator"}}
-    # OpenAI allows no keyword beside `$ref`, but Pydantic puts a description there. Move `$ref` into `anyOf`.
+    # OpenAI allows no keyword beside `$ref`, but Pydantic puts a description there.
     if "$ref" in rest and len(rest) > 1:
         rest["anyOf"] = [{"$ref": rest.pop("$ref")}]
-    # The dialect has no `oneOf`: use `anyOf` instead. It accepts more values, but the host checks the answer
-    # afterwards.
+    # The dialect has no `oneOf`. `anyOf` accepts more values, but the host checks the answer.
     for union in _UNIONS:
         if union in rest:
             rest["anyOf"] = [_strict(choice) for choice in _list(rest.pop(union))]
@@ -76,7 +70,7 @@ def _closed(schema: m.JsonObject) -> m.JsonObject:
     if isinstance(extra, dict) or (not properties and extra is not False):
         raise ValueError("a strict schema has no free-form mappings")
     required = _list(schema.get("required", []))
-    # A strict schema has to require every property. So an optional property may be `null`, but not left out.
+    # An optional property may be `null`, but not left out.
     return {
         **schema,
         "properties": {
@@ -90,8 +84,7 @@ def _closed(schema: m.JsonObject) -> m.JsonObject:
 
 def _nullable(schema: m.JsonObject) -> m.JsonObject:
     kind = schema.get("type")
-    # If the schema has `enum` or `const`, it is not enough to add "null" to `type`, because `enum` or `const`
-    # would still refuse `null`. Such a schema becomes `{"anyOf": [schema, {"type": "null"}]}`.
+    # With `enum` or `const`, "null" in `type` is not enough, because these would still refuse `null`.
     if isinstance(kind, str) and "enum" not in schema and "const" not in schema:
         return schema if kind == "null" else {**schema, "type": [kind, "null"]}
     if isinstance(kind, list) and "enum" not in schema and "const" not in schema:

@@ -1,19 +1,14 @@
 """The interface of a wire format, a decoded reply, and the code that the formats share.
 
 To add a wire format, derive a class from `WireFormat` and write an assembler for its streams, each in a
-module of its own, and add a row to `formats.py`. mypy names what the class lacks. For the endpoint that
-tests use, add a `Dialect` (`grue.testing.providers`). `tests/support/fourth_format.py` is an example of both.
+module of its own, and add a row to `formats.py`. For the endpoint that tests use, add a `Dialect`
+(`grue.testing.providers`). `tests/support/fourth_format.py` is an example of both.
 
-The body of a request has three parts, each encoded once: a head (model, sampling), the messages, and a tail
-(tools, or the schema of the answer). Whatever changes from request to request is in the tail. Each request
-therefore begins with the same bytes as the one before it, and the endpoint can use its prompt cache.
-
-The attachments of tool results and of the user's texts were checked before (`protocol/tools/results.py`).
-Here the profile decides which attachments the endpoint accepts; the others are described in words.
+The body of a request is a head (model, sampling), the messages, and a tail. Whatever changes from request to
+request is in the tail, so that the endpoint can use its prompt cache.
 
 Replies are untrusted, and often differ from the documentation: ids are missing or duplicate, arguments are
-objects or empty, numbers are strings. The functions here read what they can, and do not raise. If a body is
-not strict JSON, `protocol/json_text.py` treats objects with a `name` as calls.
+objects or empty, numbers are strings. The functions here read what they can, and do not raise.
 """
 
 import json
@@ -38,14 +33,12 @@ from grue.protocol.tools.names import CUT_MARK, WireNames, openai_tool
 BatchFormName: TypeAlias = Literal["openai", "anthropic"]
 
 NAMELESS = "unnamed"
-"""The name given to a call whose name is missing."""
 
 MAX_CALLS = 10_000
-"""Most tool calls of one reply; a reply with more is invalid."""
+"""A reply with more tool calls is invalid."""
 
 UNREADABLE = (ValueError, RecursionError, OverflowError, MemoryError)
-"""Exceptions that Python raises for extreme texts and numbers. The readers of replies catch them. They are
-caught again where a reply enters, because no reply of an endpoint may end an actor."""
+"""Exceptions that Python raises for extreme texts and numbers. No reply of an endpoint may end an actor."""
 
 LENGTH = frozenset({"length", "max_tokens", "model_length", "max_output_tokens"})
 """Words for the end of a reply at its length limit."""
@@ -108,9 +101,7 @@ class Reply(Struct, frozen=True, kw_only=True):
 class CallIds:
     """Gives each call of a reply an id that no other call of the turn has.
 
-    Args:
-        request: Number of the request in its turn; ids that have to be made up become `call_{request}_{n}`.
-        used: Ids that the turn has used so far.
+    Ids that have to be made up become `call_{request}_{n}`. `used` are the ids of earlier calls.
     """
 
     def __init__(self, request: int, used: Collection[str] = ()) -> None:
@@ -129,7 +120,7 @@ class CallIds:
 
 
 def read_call(call_id: object, name: object, arguments: object, ids: CallIds, names: WireNames) -> m.ToolCall:
-    """Make a tool call from an id, a name and arguments as the endpoint sent them, whatever their types."""
+    """Make a tool call from what the endpoint sent, whatever its types."""
     return m.ToolCall(
         call_id=ids.give(call_id),
         name=names.to_canonical(name) if isinstance(name, str) and name else NAMELESS,
@@ -146,8 +137,7 @@ def _arguments(value: object) -> str:
 def _without_copies(text: str) -> str:
     """Return a call's arguments once, if a gateway has sent them several times: `{"a":1}{"a":1}`.
 
-    First compare the copies as text, in linear time for any number of copies. If they differ as text, decode
-    them and compare the values, but only if the copies are few and short. Return any other text unchanged.
+    Copies are compared as text, in linear time. Only few and short ones are decoded and compared.
     """
     text = text.strip()
     several = _SEVERAL.search(text)
@@ -161,7 +151,7 @@ def _without_copies(text: str) -> str:
     try:
         return _one_of_equals(text)
     except (ValueError, RecursionError):
-        # The text is no JSON, is nested too deeply, or has an integer with more digits than Python converts.
+        # no JSON, nested too deeply, or an integer with more digits than Python converts
         return text
 
 
@@ -185,15 +175,11 @@ _MOST_COPIES = 8
 
 
 def unless_cut(calls: Sequence[m.ToolCall], given: object) -> tuple[m.ToolCall, ...]:
-    """Return the calls of a reply that was cut off. If needed, mark the last one as incomplete.
+    """Return the calls of a reply that was cut off. If needed, mark the last one as incomplete (`CUT_MARK`).
 
-    The mark is `CUT_MARK` at the end of the call's arguments, which makes them invalid JSON.
-
-    Args:
-        calls: The calls, in order.
-        given: The last call's arguments as the endpoint sent them. A text needs no mark: if it was cut off,
-            it is not valid JSON. A blank text gets the mark, because the arguments may not have arrived. An
-            object gets it too, because a gateway may have made it by closing a text that was cut off.
+    `given` are the last call's arguments as the endpoint sent them. A text needs no mark: if it was cut off,
+    it is not valid JSON. A blank text may not have arrived, and an object may come from a gateway that has
+    closed a text.
     """
     if not calls or (isinstance(given, str) and given.strip()):
         return tuple(calls)
@@ -204,8 +190,8 @@ def unless_cut(calls: Sequence[m.ToolCall], given: object) -> tuple[m.ToolCall, 
 def as_it_ended(reply: Reply) -> Reply | Fault:
     """Return the reply without the calls that may be incomplete, or a fault if the reply broke off.
 
-    `finish_reason` says how the reply ended. If the endpoint stopped it (`content_filter`), or the reason is
-    unknown, all calls are left out: a call whose arguments are missing may look like a call without any.
+    If the endpoint stopped it, or the reason is unknown, all calls are left out: a call whose arguments are
+    missing may look like a call without any.
     """
     reason = (reply.finish_reason or "").strip().lower()
     if reason in _BROKEN:
@@ -230,7 +216,7 @@ def read_object(body: bytes) -> m.JsonObject | Fault:
 
 
 def no_completion(what: str) -> Fault:
-    """Return the fault for a body that is not a completion; `what` says why."""
+    """Return the fault for a body that is not a completion."""
     return Fault(kind="invalid_reply", status=200, message=f"not a completion: {what}")
 
 
@@ -248,10 +234,7 @@ def text_of(content: object) -> str:
 
 
 def facts_of(answer: m.JsonObject) -> m.ReplyFacts:
-    """Return id, service tier and system fingerprint of an endpoint's answer.
-
-    A value that is missing or too long becomes an empty text.
-    """
+    """Return id, service tier and system fingerprint of an endpoint's answer."""
     return m.ReplyFacts(
         id=_short(answer.get("id")),
         service_tier=_short(answer.get("service_tier")),
@@ -279,7 +262,7 @@ def as_text(value: object) -> str | None:
 
 
 def weight(value: object) -> int:
-    """Return about how much room a JSON value takes: its characters, and a fixed number for each value in it.
+    """Return about how much room a JSON value takes.
 
     An empty object takes two characters of JSON, but dozens of bytes of memory. So a limit on characters
     alone would not limit the memory that a streamed reply takes.
@@ -313,7 +296,7 @@ def usage_of(
     reasoning_tokens: object,
     cost_usd: object,
 ) -> m.Usage:
-    """Return the usage of a reply. The values are those of the reply's body, and may be of any type."""
+    """Return the usage of a reply, from values of any type."""
     return m.Usage(
         input_tokens=tokens(input_tokens),
         output_tokens=tokens(output_tokens),
@@ -336,11 +319,7 @@ _PLURALS = {"image": "images", "audio": "audio", "file": "files"}
 
 
 class Shown(Struct, frozen=True):
-    """A user message with the attachments of tool results, for formats whose tool messages are text only.
-
-    Attributes:
-        results: The tool messages of one reply that have an attachment to send.
-    """
+    """A user message with the attachments of tool results, for formats whose tool messages are text only."""
 
     results: tuple[m.ToolMessage, ...]
 
@@ -362,10 +341,7 @@ def sent(message: m.ToolMessage | m.UserText, profile: WireProfile) -> tuple[m.A
 def result_text(message: m.ToolMessage | m.UserText, profile: WireProfile, *, shown: str = "") -> str:
     """Return the text of a message, with a line for each attachment that is not sent in this message.
 
-    Args:
-        message: The message.
-        profile: The endpoint's profile. Attachments that the model does not accept get a line.
-        shown: The line for an attachment that is sent in another message; empty: it is sent in this one.
+    `shown` is the line for an attachment that is sent in another message; empty: it is sent in this one.
     """
     lines = [message.text if isinstance(message, m.UserText) else message.content]
     for each in message.attachments:
@@ -377,7 +353,7 @@ def result_text(message: m.ToolMessage | m.UserText, profile: WireProfile, *, sh
 
 
 def user_text(message: m.UserText, profile: WireProfile) -> m.UserText:
-    """Return a user's text, with a line added that describes each attachment that the endpoint rejects."""
+    """Return a user's text, with a line for each attachment that the endpoint rejects."""
     if len(sent(message, profile)) == len(message.attachments):
         return message
     return replace(message, text=result_text(message, profile))
@@ -391,8 +367,8 @@ def label(message: m.ToolMessage) -> str:
 def with_shown(items: Sequence[WireItem], profile: WireProfile) -> tuple[WireItem, ...]:
     """Insert user messages with the attachments of the tool messages.
 
-    Tool messages that follow each other share one user message, after the last of them, because providers
-    require the results of all calls before any other message.
+    The user message comes after all tool messages in a row, because providers require the results of all
+    calls before any other message.
     """
     arranged: list[WireItem] = []
     waiting: list[m.ToolMessage] = []
@@ -437,14 +413,14 @@ EMPTY = "(empty)"
 
 
 class EncodedItems(Struct, frozen=True):
-    """Encoded messages. `system` has the instructions if the format keeps them apart from the messages."""
+    """Encoded messages. `system` has the instructions if the format keeps them apart."""
 
     system: tuple[bytes, ...] = ()
     messages: tuple[bytes, ...] = ()
 
 
 class Choice(Struct, frozen=True):
-    """Whether the model may or must call a tool. `name` is a tool's wire name, for `mode="named"` only."""
+    """Whether the model may or must call a tool. `name` is a wire name, for `mode="named"` only."""
 
     mode: Literal["auto", "none", "required", "named"] = "auto"
     name: str = ""
@@ -454,15 +430,11 @@ class WireRequest(Struct, frozen=True, kw_only=True):
     """The parts of a request's body.
 
     Attributes:
-        settings: The model and its sampling.
-        profile: What the endpoint accepts.
         system: The encoded instructions, for formats that keep them apart from the messages.
         messages: The encoded messages of the conversation; a part may hold several, joined by commas.
         tools: The encoded list of tools; if it is empty, the request does not mention tools.
-        choice: Whether the model may or has to call a tool.
         answer: The schema of the answer; `None` allows any text.
         extra: Further fields of the body.
-        stream: Whether the reply is requested as a stream of events.
     """
 
     settings: ModelSettings
@@ -500,14 +472,11 @@ class Assembler(Protocol):
         ...
 
     def feed(self, event: ServerEvent) -> Iterable[Delta]:
-        """Add the next event, and return the pieces of text in it: of the answer or of the reasoning."""
+        """Add the next event, and return the pieces of text in it."""
         ...
 
     def body(self) -> bytes:
-        """Return the JSON body that the reply so far would have without streaming, for `WireFormat.decode`.
-
-        If the endpoint has sent an error event, this is the body of an error.
-        """
+        """Return the body that the reply so far, or the error, would have without streaming."""
         ...
 
 
@@ -540,7 +509,7 @@ class WireFormat(Protocol):
     """Whether a request can ask for a JSON object of any shape."""
 
     echoes_text: bool
-    """Whether the echo of a reply (what is sent back with it) repeats the reply's text."""
+    """Whether the echo of a reply repeats the reply's text."""
 
     results_carry_media: bool
     """Whether tool messages can contain images and files; if not, a user message (`Shown`) has them."""
@@ -557,23 +526,20 @@ class WireFormat(Protocol):
         return path.replace("{model}", quote(model, safe="", errors="replace"))
 
     def ending(self, path: str) -> str:
-        """Return the request path of this format (for any model) at the end of `path`; empty: no path."""
+        """Return the request path of this format (for any model) at the end of `path`; else empty."""
         known = (each.partition("?")[0] for each in (self.path, self.stream_path) if each)
         ends = "|".join(re.escape(each).replace(r"\{model\}", "[^/]+") for each in known)
         found = re.search(rf"(?:{ends})\Z", path)
         return found[0] if found else ""
 
     def headers(self, key: str) -> dict[str, str]:
-        """Return the header with the key, if there is one, and the other headers that the format needs."""
+        """Return the headers that the format needs, with the key if there is one."""
         return {"Authorization": f"Bearer {key}"} if key else {}
 
     def encode_items(
         self, items: Sequence[WireItem], marked: Collection[int], profile: WireProfile
     ) -> EncodedItems:
-        """Encode the items that stand between two replies of the model.
-
-        `marked` has the positions of the items that get a cache marker.
-        """
+        """Encode the items between two replies of the model; those at `marked` get a cache marker."""
         ...
 
     def encode_reply(self, reply: Reply, names: WireNames) -> tuple[bytes, ...]:
@@ -583,7 +549,7 @@ class WireFormat(Protocol):
     def encode_tools(
         self, tools: Iterable[m.ToolDefinition], profile: WireProfile, names: WireNames
     ) -> bytes:
-        """Encode a list of tools; an empty list gives `b""`, because endpoints refuse an empty list.
+        """Encode a list of tools; an empty one gives `b""`, because endpoints refuse it.
 
         Source: R4.1, P10
         """
@@ -612,14 +578,13 @@ class WireFormat(Protocol):
             names: Converts wire names to canonical names.
             request: Number of the request in its turn.
             used_ids: Call ids that the turn has used so far.
-
         Source: R4.2, P11
         """
         answer = read_object(body)
         return answer if isinstance(answer, Fault) else self.read(answer, CallIds(request, used_ids), names)
 
     def read(self, answer: m.JsonObject, ids: CallIds, names: WireNames) -> Reply | Fault:
-        """Read `answer`, the JSON object in a reply's body. It is unchecked: any member may be missing."""
+        """Read the JSON object in a reply's body. It is unchecked: any member may be missing."""
         ...
 
     def assembler(self) -> Assembler:
@@ -639,9 +604,7 @@ EPHEMERAL: m.JsonObject = {"type": "ephemeral"}
 def marked_pieces(item: m.SystemText | m.UserText, marked: bool) -> list[tuple[str, m.JsonObject | None]]:
     """Split a text at its cache markers; return the pieces, each with the marker at its end or `None`.
 
-    Args:
-        item: The text, with the markers that its caller has set, if any.
-        marked: Whether to put a marker at the end if the caller has set none.
+    If `marked`, and the caller has set no marker, one is put at the end.
     """
     text = item.text
     points = item.cache_points or ((m.CachePoint(len(text), EPHEMERAL),) if marked else ())
@@ -650,7 +613,7 @@ def marked_pieces(item: m.SystemText | m.UserText, marked: bool) -> list[tuple[s
     pieces: list[tuple[str, m.JsonObject | None]] = []
     start = 0
     for point in points:
-        # Endpoints refuse a blank piece: join it to the next piece, and drop its marker.
+        # Endpoints refuse a blank piece.
         if not _is_blank(text[start : point.end]):
             pieces.append((text[start : point.end], point.control))
             start = point.end
@@ -679,7 +642,7 @@ def encode_body(
         messages: The name of the list that the messages are in.
         head: The fields before the messages. A field that is `None`, or that the user sets in `extra`, is
             left out.
-        choice: Which tool the model may or has to call: the value of `tool_choice` in this format.
+        choice: The value of `tool_choice` in this format.
         tail: The fields after the messages, including those of `extra`.
     """
     fields = {name: value for name, value in head.items() if value is not None and name not in request.extra}

@@ -1,14 +1,9 @@
 """Separate a model's thoughts and tool calls from its text, where the endpoint has left them in the text.
 
-A model writes a tool call in the form that its chat template defines, with marks such as `<tool_call>`, and
-the endpoint should parse it. If the endpoint does not know the template, or the model leaves out a mark, the
-call stays in the text, and would pass for an answer. `read_written` finds such calls. It returns the calls
-that are complete and exactly in their form. For any other call it returns only the name of the form.
-`split_thoughts` separates the thoughts.
-
-A text *about* calls must not be taken for a call. So a mark in the middle of a sentence, in a block of code
-or between two paragraphs is ignored. Templates put a mark at the beginning of a line, or directly after other
-text, with no space, quote or bracket between. The time is linear in the length of the text.
+If the endpoint does not know the chat template, or the model leaves out a mark such as `<tool_call>`, a call
+stays in the text, and would pass for an answer. A text *about* calls must not be taken for one, so a mark in
+the middle of a sentence, in a block of code or between two paragraphs is ignored. The time is linear in the
+length of the text.
 
 `tests/recorded/chat_templates.json` has the texts that the models' own templates make of a call.
 """
@@ -56,8 +51,7 @@ _PAIRS = {
     "<|tool_call|>": "<|/tool_call|>",
     "<|function_call|>": "<|message_sep|>",
 }
-"""The mark before calls in JSON, with the mark after them. After the last two marks the end mark may be
-missing."""
+"""The marks around calls in JSON. The end mark may be missing after the last two."""
 
 _END_IN_PROMPT = ("<|tool_call|>", "<|function_call|>")
 _FORMS = (
@@ -71,11 +65,10 @@ _FORMS = (
 )
 _MARKS = rf"^[ \t]*(?:{_FORMS}|(?P<recipient>to=[\w.\-/]{{1,200}} ?<\|channel\|>))"
 _SIGNS = ("<", "[", "`")
-"""Each mark contains one of these characters. Most texts have none, and are not searched for marks."""
+"""Each mark contains one of these characters; most texts have none."""
 
 _FIRST_CHARS = re.compile(r"[<\[\]]")
-"""The first characters of marks that may stand in the same line as the text before them, without a space
-between. A search for these alone is much quicker."""
+"""First characters of marks that may follow other text directly. A search for these is much quicker."""
 
 _NO_TEXT = frozenset(" \t\n\r`'\"([")
 _MOST_LOOKED_AT = 10_000
@@ -113,8 +106,8 @@ class Written(Struct, frozen=True):
     """A reply that consists of tool calls written as text.
 
     Attributes:
-        form: The name of the form in which the calls are written, such as `hermes` or `mistral`.
-        calls: The calls; empty if they are not exactly in the form, or if grue does not read the form.
+        form: The syntax of the calls, such as `hermes` or `mistral`.
+        calls: Empty if the calls are not exactly in the form, or if grue does not read the form.
         before: The text before the calls.
         sure: Whether the calls are whole, nothing follows them, and the text cannot be anything else.
     """
@@ -140,8 +133,8 @@ def split_thoughts(text: str) -> tuple[str, str]:
     """Return the thoughts at the beginning of a text, without their marks, and the rest of the text.
 
     If the closing mark is missing, the whole text is thoughts. Some templates put the opening mark into the
-    prompt, so that the text has only the closing mark. A closing mark alone counts if it stands in a line of
-    its own, or if no space, quote, bracket or comma is beside it.
+    prompt. A closing mark alone counts if it stands in a line of its own, or if no space, quote, bracket or
+    comma is beside it.
     """
     thoughts: list[str] = []
     at = past_space(text, 0)
@@ -165,24 +158,19 @@ def split_thoughts(text: str) -> tuple[str, str]:
 
 
 def _marks_at(text: str, at: int) -> tuple[str, str] | None:
-    """If thoughts begin at position `at`, return their opening and closing marks, otherwise `None`."""
     return next((pair for pair in _THOUGHTS if text.startswith(pair[0], at)), None)
 
 
 def _is_attached(char: str) -> bool:
-    """Return whether a mark such as `</think>` is attached to the character beside it, as real marks are.
-
-    If `char` is a space, a quote, a bracket or a comma, the mark may only be mentioned in a sentence. `char`
-    is empty if the mark begins or ends the text: this counts as attached.
-    """
+    """Return whether a mark may be a real one: beside a space or a quote it may only be mentioned."""
     return not char or not (char.isspace() or char in "`'\"()[],;:")
 
 
 class ThoughtSplitter:
     """Separates thoughts from a text that arrives in pieces, as `split_thoughts` does for a whole text.
 
-    Some endpoints put the opening mark into the prompt, so the text has only the closing mark. Then the
-    thoughts are returned as content, because the mark that shows what they are comes after them.
+    If the endpoint puts the opening mark into the prompt, the thoughts are returned as content: the mark that
+    shows what they are comes after them.
     """
 
     def __init__(self) -> None:
@@ -226,12 +214,11 @@ class ThoughtSplitter:
 
 
 def _beginning_at_end(text: str, mark: str) -> int:
-    """Return how many characters at the end of a text may be the beginning of `mark`."""
     return next((size for size in range(len(mark) - 1, 0, -1) if text.endswith(mark[:size])), 0)
 
 
 def _split_harmony(text: str) -> tuple[str, str]:
-    """Return the thoughts in a text in OpenAI's harmony format, and the rest: answer or written call."""
+    """Split a text in OpenAI's harmony format into thoughts, and answer or written call."""
     thoughts: list[str] = []
     words: list[str] = []
     for head, said, end in _messages(text):
@@ -311,22 +298,17 @@ def _marked(text: str, tools: _Tools) -> Written | None:
     try:
         calls, end = ([], len(text)) if reader is None else reader(text, start, tools)
     except _Unreadable:
-        # The text after the mark cannot be read as calls. If the mark stands between two paragraphs, it may
-        # be a quotation, and is ignored. Otherwise the reply is taken for one with damaged calls.
+        # Between two paragraphs the mark may be a quotation. Elsewhere it begins damaged calls.
         return Written(form, before=before) if not before or not _goes_on(text, mark.end()) else None
     rest = text[end:].strip()
     if before and rest:
         return None
-    # If `attached` is set, the text has an earlier mark, and the text after this mark could not be read as a
-    # call. The model may have meant a call, which `calls` then lacks. So `sure` is false.
+    # The text after an earlier mark (`attached`) could not be read. The model may have meant a call there.
     return Written(form, tuple(calls), before, sure=bool(calls) and not rest and attached is None)
 
 
 def _attached_mark(text: str) -> "re.Match[str] | None":
-    """Return the first mark that follows other text without a space, quote, backtick or bracket between them.
-
-    `None`: there is no such mark, or the text begins with `{`, so it is an answer in JSON.
-    """
+    """Return the first mark that follows other text directly; `None` if the text is an answer in JSON."""
     if text.startswith("{"):
         return None
     form = re.compile(_FORMS)
@@ -338,7 +320,7 @@ def _attached_mark(text: str) -> "re.Match[str] | None":
 
 
 def _read_attached(text: str, mark: "re.Match[str]", tools: _Tools) -> Written | None:
-    """Return the calls at a mark that `_attached_mark` has found; `None` if they name no offered tool."""
+    """Return the calls at a mark of `_attached_mark`; `None` if they name no offered tool."""
     form, before, rest = str(mark.lastgroup), text[: mark.start()].strip(), text[mark.end() :]
     if text.count("```", 0, mark.start()) % 2:
         return None
@@ -405,7 +387,6 @@ def _function(text: str, at: int, tools: _Tools) -> _Found:
 
 
 def _arguments(text: str, tools: _Tools) -> WrittenCall:
-    """Return a call that is written as a name followed by `<arg_key>` and `<arg_value>` elements."""
     name = _NAME.match(text)
     if name is None or (name.end() == len(text) and name[0] not in tools):
         raise _Unreadable
@@ -421,7 +402,7 @@ def _parameters(
     opens: "re.Pattern[str]" = _PARAMETER,
     ends: str = "</parameter>",
 ) -> str:
-    """Return the arguments in `<parameter=key>` elements as a JSON object; the schema decides their types."""
+    """Return the arguments in `<parameter=key>` elements as JSON; the schema decides their types."""
     schema = {} if tool is None else tool.input_schema.get("properties")
     values: m.JsonObject = {}
     at = 0
@@ -531,11 +512,10 @@ _READERS: dict[str, Callable[[str, int, _Tools], _Found]] = {
     "llama": _llama,
     "kimi": _kimi,
 }
-"""The readers of calls, by form. Calls of other forms (`invoke`, `gemma`, `named`) are only noticed."""
+"""Calls of other forms (`invoke`, `gemma`, `named`) are only noticed."""
 
 
 def _objects(text: str) -> list[WrittenCall]:
-    """Return the calls in a text: one JSON object, a JSON list of objects, or one object in each line."""
     try:
         value = strict_value(text)
     except ValueError:
@@ -573,7 +553,6 @@ def _call(value: object) -> WrittenCall:
 
 
 def _object_text(text: str) -> str:
-    """Return the text without white space around it, after checking that it is a JSON object."""
     try:
         value = strict_value(text.strip())
     except ValueError:
@@ -584,7 +563,7 @@ def _object_text(text: str) -> str:
 
 
 def _bare(text: str, known: Iterable[str]) -> Written | None:
-    """Return the calls of offered tools in a text of JSON only, or of a tool's name and a JSON object."""
+    """Return the calls of offered tools in a text that consists of nothing else."""
     named, _, arguments = text.partition("\n")
     if named in known and arguments.startswith("{") and arguments.endswith("}"):
         return Written("named")
@@ -598,7 +577,7 @@ def _bare(text: str, known: Iterable[str]) -> Written | None:
 
 
 def _named(text: str, known: Iterable[str]) -> Written | None:
-    """Find a call written as `>>>name`. Its arguments, in the next line, are not read."""
+    """Find a call written as `>>>name`, without its arguments."""
     if text.startswith("{") or not text.endswith("}"):
         return None
     fences = at = 0
@@ -611,10 +590,7 @@ def _named(text: str, known: Iterable[str]) -> Written | None:
 
 
 def _last_fence(text: str, known: Iterable[str]) -> Written | None:
-    """Return the calls in a JSON block at the end of a text.
-
-    `Written.sure` is not set, because the text may merely describe calls.
-    """
+    """Return the calls in a JSON block at a text's end. They are not `sure`: they may be an example."""
     if not text.endswith("```"):
         return None
     start = text.rfind("```", 0, -3)
@@ -624,10 +600,7 @@ def _last_fence(text: str, known: Iterable[str]) -> Written | None:
 
 
 def _last_lines(text: str, known: Iterable[str]) -> Written | None:
-    """Return the calls in JSON lines at the end of a text.
-
-    `Written.sure` is false, because the text may merely describe calls.
-    """
+    """Return the calls in JSON lines at a text's end. They are not `sure`: they may be an example."""
     starts = {text.rfind("\n\n") + 2, text.find("\n{") + 1, text.find("\n[") + 1} - {0, 1}
     for start in sorted(starts):
         found = _bare(text[start:].strip(), known)
