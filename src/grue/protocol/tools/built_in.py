@@ -1,13 +1,10 @@
 """The tools that grue itself offers to a model, beside those of the servers.
 
-Calls of these tools go to one server, `SERVER`, which is an actor of the turn (`actors/built_in.py`). That
-server needs no session: it is never opened, listed or closed. The turn's state machine only adds its tools to
-the tools on offer. A built-in tool has no effect outside the turn. So no policy judges it, and no person is
-asked about it.
+Calls of these tools go to one server, `SERVER`, which is an actor of the turn (`actors/built_in.py`) and
+needs no session. A built-in tool has no effect outside the turn, so no policy judges it.
 
 With `ToolSearch` the model is offered `find_tools` and `call_tool` in place of the servers' tools. A call of
-`call_tool` that names a tool becomes a call of that tool before anything else is decided (`named_call`).
-Policies, approvals, argument checks, records and readers of traces see the call of the named tool. Only the
+`call_tool` becomes a call of the named tool before anything else is decided (`named_call`). Only the
 conversation keeps the call as the model wrote it.
 
 To add a tool, put its definition here, the code that answers its calls into `tool_sessions/`, and a row for
@@ -62,7 +59,7 @@ READ_RESULT = m.ToolDefinition(
     annotations=ToolAnnotations(read_only=True),
     trusted=True,
 )
-"""The tool that reads a result which is too long for the conversation, or was cleared from it."""
+"""Reads a result which is too long for the conversation, or was cleared from it."""
 
 CALL_TOOL = m.ToolDefinition(
     server=SERVER,
@@ -83,7 +80,7 @@ CALL_TOOL = m.ToolDefinition(
     annotations=ToolAnnotations(read_only=True),
     trusted=True,
 )
-"""The tool that calls another tool by name, for a model that is offered only a search."""
+"""Calls another tool by name, for a model that is offered only a search."""
 
 _FIND_TOOLS = m.ToolDefinition(
     server=SERVER,
@@ -111,8 +108,7 @@ _FIND_TOOLS = m.ToolDefinition(
 def find_tools(servers: Iterable[m.ServerName]) -> m.ToolDefinition:
     """Return `find_tools`, which names the servers that a turn may call.
 
-    The names are known from the configuration. So the definition stays the same whichever servers start, and
-    whatever tools they list.
+    The names are those of the configuration, so that the definition stays the same whichever servers start.
     """
     names = list(servers)
     named = ", ".join(names[:_MOST_SERVERS])
@@ -131,11 +127,7 @@ def offers(tools: Iterable[m.ToolDefinition], tool: m.ToolDefinition) -> bool:
 
 
 def named_call(call: m.ToolCall) -> m.ToolCall:
-    """Return the call that a call of `call_tool` asks for; return any other call unchanged.
-
-    A call of `call_tool` that names no tool is returned unchanged too. Whether the named tool exists is not
-    checked here, nor whether its arguments are JSON.
-    """
+    """Return the call that a call of `call_tool` asks for, unchecked; return any other call unchanged."""
     if call.name != CALL_TOOL.name:
         return call
     wrapped = read_arguments(call.arguments)
@@ -143,7 +135,6 @@ def named_call(call: m.ToolCall) -> m.ToolCall:
     if not isinstance(wrapped, dict) or not isinstance(name, str) or not name:
         return call
     arguments = wrapped.get("arguments", {})
-    # Small models write `arguments` as a string that contains JSON instead of as an object. Use such a string
-    # unchanged.
+    # Small models write `arguments` as a string that contains JSON.
     text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
     return replace(call, name=name, arguments=text)

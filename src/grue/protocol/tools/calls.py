@@ -1,22 +1,19 @@
 """The tool calls of a reply: batches for each server, which calls of a batch are made, how each call ends.
 
 `protocol/turn/tools.py` decides when a batch is sent. `begin_batch` and `batch_step` are the state machine of
-one batch within its session. The session actor carries out its commands, in order. A replay computes the
-commands again from the recorded settlements, and compares them with the recorded commands. The rules:
-
+one batch within its session. A replay compares its commands with the recorded ones. The rules:
 - One call at a time: the next call is made when the one before is settled and its settlement reported. A
   server may handle concurrent requests in any order.
 - After a timeout the rest of the batch is skipped, because the server may still be at work on the call. With
   `FailurePolicy(after_timeout="continue")` the rest is sent all the same.
 - After the server's death the rest of the batch is skipped, and so is a batch that reaches a session without
   a server.
-- A call that an earlier process has sent is not sent again. Its server has turned it into an MCP task
-  (`ServerCall.task`), and is asked for the task's result. If the server has died or no longer knows the task,
-  the answer to the call says that it was interrupted and may have taken effect.
+- A call that an earlier process has sent (`ServerCall.task`) is not sent again. If the server has died or no
+  longer knows the task, the answer to the call says that it may have taken effect.
 - A call that would be refused before it is sent, for instance because its arguments do not match the tool's
   schema, is not recorded as a call. Its settlement says why, and the batch goes on.
-- A call is made only if its tool still has the definition for which the call was decided on. If the server
-  has changed or removed the tool since then, the call is skipped, and the calls after it go on.
+- A call is made only if its tool still has the definition for which the call was decided on. Otherwise it is
+  skipped, and the calls after it go on.
 - Every call of a batch gets exactly one settlement. A settlement for a call that is already settled, such as
   a late answer after a timeout, is ignored.
 - Changed tools are listed again before each call, and before the last settlement of a batch is reported:
@@ -44,7 +41,7 @@ from grue.protocol.tools.results import MediaRoom
 _LONGEST_NAME = 200
 _MOST_MEANT = 3
 _MOST_GUESSED = 20
-"""For how many rejected calls of a reply a similar name is looked for, which takes a millisecond a call."""
+"""For so many rejected calls of a reply a similar name is looked for, which takes a millisecond a call."""
 
 _ALIKE = 0.8
 _NONE_MISSING: Mapping[m.ServerName, str] = {}
@@ -75,10 +72,8 @@ class ValidCall(Struct, frozen=True):
 class Run(Struct, frozen=True):
     """Consecutive calls to one server, sent to its session as one batch.
 
-    Attributes:
-        parallel: Whether the run may be under way together with parallel runs of other servers. A parallel
-            run has only one call. If it had more, a timeout at another server could not skip the later ones,
-            because they would already be with their session.
+    A `parallel` run may be under way together with those of other servers. It has only one call: a timeout at
+    another server could not skip later ones, which would already be with their session.
     """
 
     server: m.ServerName
@@ -91,8 +86,7 @@ def without_doubles(
 ) -> tuple[tuple[m.ToolDefinition, ...], tuple[m.ServerNoted, ...]]:
     """Drop tools whose name is already taken; return the others, and a note for each that was dropped.
 
-    One server's listing has no duplicates. Tools of two servers have the same name only if a host opens the
-    sessions itself, and lists a tool under another server's name.
+    Two servers list the same name only if a host opens the sessions itself.
     """
     first: dict[str, m.ToolDefinition] = {}
     notes = [
@@ -112,8 +106,7 @@ def tool_of(
 ) -> m.ToolDefinition | None:
     """Return the tool that a call names; `None` if no server serves it.
 
-    `listed` has the listed tools by name. The servers in `serving_unlisted` also serve tools that they do not
-    list: for such a tool, return a definition with nothing but its name, because grue knows no more of it.
+    Of a tool of the servers in `serving_unlisted`, only the name may be known.
     """
     tool = listed.get(name)
     found = split_unlisted(name, serving_unlisted) if tool is None else None
@@ -131,15 +124,7 @@ def is_as_decided(
 ) -> bool:
     """Return whether a call's tool still has the definition for which the call was decided on.
 
-    The session checks this immediately before it sends a call (`actors/mcp_session.py`), whoever decided on
-    the call: a model, a policy, a person or a program.
-
-    Args:
-        call: The call. If an earlier process has sent it and it has become a task, it is not sent again, so
-            the result is `True`.
-        server: The server that gets the call.
-        listed: The tools that the server lists now, without those that the tool lock refuses.
-        serves_unlisted: Whether the server serves tools that it does not list.
+    `listed` are the tools that the server lists now, without those that the tool lock refuses.
     """
     if not call.definition or call.task is not None:
         return True
@@ -161,16 +146,12 @@ def definitions_of(
 
 
 def unlisted_tool(server: m.ServerName, tool: str) -> m.ToolDefinition:
-    """Return a definition of a tool that its server does not list: only its name is known."""
+    """Return a definition of which only the name is known."""
     return m.ToolDefinition(server=server, tool=tool, input_schema={"type": "object"})
 
 
 def open_call(call: m.ToolCall, task: m.OpenTask) -> ValidCall:
-    """Return `call` as a valid call that belongs to its MCP task, `task`.
-
-    It has the arguments that were sent when the task was made. It is valid even if the server no longer
-    lists the tool.
-    """
+    """Return a call that is an MCP task already. It is valid even if the server no longer lists the tool."""
     return ValidCall(call, unlisted_tool(task.server, task.call.tool), task.call.arguments, task.call.task)
 
 
@@ -238,10 +219,7 @@ def _unknown(name: str) -> str:
 def runs_of(calls: Iterable[ValidCall], *, bind: bool = False) -> tuple[Run, ...]:
     """Group consecutive calls to the same server. A call marked as `parallel` is a run of its own.
 
-    Args:
-        calls: The calls, in the model's order.
-        bind: Add to each call the digest of its tool's definition, so that the call is made only if the tool
-            still has this definition when the call is sent.
+    With `bind`, a call is made only if its tool still has the same definition when the call is sent.
     """
     digests: dict[str, str] = {}
     runs: list[tuple[m.ServerName, bool, list[m.ServerCall]]] = []
@@ -283,14 +261,7 @@ def record(
 def record_settlement(
     call: m.ToolCall, iteration: int, event: m.Settlement, changed: m.JsonObject | None = None
 ) -> m.ToolCallRecord:
-    """Return the record of a call that `event` settles.
-
-    Args:
-        call: The call as the model made it.
-        iteration: Number of the reply that asked for the call.
-        event: How the call ended.
-        changed: The arguments that were sent instead of the model's; `None`: the model's were sent.
-    """
+    """Return the record of a call that `event` settles. `changed`: the arguments that a person has set."""
     settled = _record_settlement(call, iteration, event)
     return settled if changed is None else replace(settled, changed_arguments=changed)
 
@@ -370,7 +341,7 @@ def tool_messages(
     def told(item: m.ToolCallRecord) -> tool_results.Told:
         if not plain:
             return tool_results.told(item.result, max_result_chars, room, _note_on(item))
-        # A result of `read_result` gets no handle, because it is part of a result that has one.
+        # A result of `read_result` is part of a result that has a handle.
         handle = item.call_id if refers and item.name != READ_RESULT.name else ""
         return tool_results.told_plainly(item.result, max_result_chars, room, _note_on(item), handle=handle)
 
@@ -389,12 +360,7 @@ class NoBatch(Struct, frozen=True):
 
 
 class Calling(Struct, frozen=True):
-    """Waits for the settlement of one call.
-
-    Attributes:
-        batch: The batch that is under way.
-        position: The call's position in `batch.calls`, from 0.
-    """
+    """Waits for the settlement of the call at `position` in `batch.calls`."""
 
     batch: m.CallTools
     position: int
@@ -404,15 +370,15 @@ BatchState: TypeAlias = NoBatch | Calling
 
 
 CallSettled: TypeAlias = m.ToolReturned | m.ToolTimedOut | m.ServerDied | m.ToolSkipped
-"""The event that follows `MakeCall`: `ToolSkipped` if the call is refused before it is sent."""
+"""`ToolSkipped`: the call was refused before it was sent."""
 
 
 class ReadChangedTools(Struct, frozen=True):
-    """Command: report the server's tools if they have changed since they were last listed."""
+    """Report the server's tools if they have changed since they were last listed."""
 
 
 class MakeCall(Struct, frozen=True):
-    """Record the message `called`, and make the call. The next event says how the call was settled.
+    """Record the message `called`, and make the call; the next event is its settlement.
 
     Do neither if the call would be refused before it is sent, or if the tool has changed since the call was
     decided on. Then the next event is `ToolSkipped`.
@@ -433,10 +399,7 @@ BatchTransition: TypeAlias = tuple[BatchState, tuple[BatchCommand, ...]]
 
 
 def begin_batch(batch: m.CallTools, *, connected: bool = True) -> BatchTransition:
-    """Return the first state of a batch and its first commands.
-
-    `connected`: whether the session's server is alive. If it is not, all calls of the batch are skipped.
-    """
+    """Return the first state of a batch and its first commands; unless `connected`, all calls are skipped."""
     if connected:
         return _next_call(batch, 0)
     return NoBatch(), _skipped(batch, 0, tool_results.SKIPPED_AFTER_DEATH)

@@ -1,9 +1,6 @@
 """The part of the turn's machine that asks the model.
 
-It makes the next request, the request that forces a final answer (without tools), and the request for a
-summary. It also keeps the conversation within the context window: `context/fit.py` decides what is cleared
-and when, and these functions turn its decisions into commands. The functions are pure; the other parts of the
-machine call them.
+It also keeps the conversation within the context window: `context/fit.py` decides what is cleared and when.
 """
 
 from collections.abc import Collection, Mapping
@@ -23,11 +20,7 @@ from grue.protocol.turn.states import AwaitingCompletion, AwaitingSummary, Comma
 
 
 def ask(turn: Turn, phase: Phase, new: tuple[m.ConversationItem, ...], notes: Commands = ()) -> Transition:
-    """Add `new` to the conversation and send the next request. `phase` says what the request asks for.
-
-    If the request is too long for the context window, older parts of the conversation are cleared first, or
-    the model is asked for a summary of them.
-    """
+    """Add `new` to the conversation and send the next request, for which room may have to be made first."""
     doubles: Commands = ()
     if phase == "loop":
         tools, doubles = without_doubles(turn.tools)
@@ -56,10 +49,7 @@ def _send(turn: Turn, phase: Phase, new: tuple[m.ConversationItem, ...], notes: 
 
 
 def _mode(turn: Turn, phase: Phase) -> tuple[Turn, m.OfferTools | m.RequireAnswer]:
-    """Return a request's mode: it requires an answer, or offers tools.
-
-    The mode contains the list of tools only if the list has changed since the last request with tools.
-    """
+    # The list of tools is sent only if it has changed since the last request with tools.
     if phase != "loop":
         return turn, m.RequireAnswer(turn.run.answer)
     stated = turn.run.answer if turn.run.states_answer else None
@@ -102,10 +92,7 @@ def _ask_for_summary(
 
 
 def summarised(state: AwaitingSummary, event: m.CompletionReceived | m.CompletionFailed) -> Transition:
-    """Replace the history by the summary, and send the request that had to wait for the summary.
-
-    If no summary came, the history stays, and the new texts and results of the request are cut until it fits.
-    """
+    """Replace the history by the summary, if one came, and send the request that had to wait for it."""
     turn = state.turn
     notes: Commands
     turn = turn.count(event.usage)
@@ -121,11 +108,7 @@ def summarised(state: AwaitingSummary, event: m.CompletionReceived | m.Completio
 
 
 def refused(state: AwaitingCompletion, event: m.CompletionFailed) -> Transition:
-    """Go on after a request that failed.
-
-    If the request was too long, it is sent again with a shorter history, once in a turn. Otherwise the turn
-    fails.
-    """
+    """Send a request that was too long again with a shorter history, once in a turn; else fail."""
     turn, overflow = state.turn.count(event.usage), event.failure.overflow
     changes: tuple[m.Cleared | m.Shortened, ...] = ()
     if turn.ledger is not None and overflow is not None and not (turn.overflowed or turn.budget_spent):
@@ -149,17 +132,16 @@ def force(
 SUMMARY = "Summary of the conversation so far, which takes its place:\n{summary}"
 
 _SUMMARY_SHARE = 10
-"""A summary may fill a tenth of the window."""
 
 _WORDS_PER_TOKEN = 0.7
 _MOST_WORDS = 2000
 
 _WINDOW = 128_000
-"""The context window that is assumed where none is known."""
+"""Assumed where no context window is known."""
 
 
 def begun(run: m.RunTurn) -> Turn:
-    """Return the first `Turn` of the turn that `run` starts; it has a ledger if `run.context` is set."""
+    """Return the first `Turn` of the turn that `run` starts."""
     turn = Turn(run=run, media_bytes=sum(image.bytes for image in run.images))
     if run.references == "now" and run.servers:
         turn = turn.referring()
@@ -173,25 +155,22 @@ def begun(run: m.RunTurn) -> Turn:
 
 
 def heard(turn: Turn, reply: m.CompletionReceived) -> Turn:
-    """Add a reply's usage to the turn, and enter the sizes of the reply and its prompt in `turn.ledger`."""
+    """Count a reply's usage, and enter the sizes of the reply and its prompt in `turn.ledger`."""
     turn = turn.count(reply.usage)
     if turn.ledger is None:
         return turn
     ledger = turn.ledger.counted(reply.prompt_tokens)
-    # `usage` counts all tries of a request, `prompt_tokens` the prompt of the last try. If the input tokens
-    # differ, there was an earlier try that was cut short, and `output_tokens` includes what it produced. Then
-    # pass 0, for which the ledger estimates the reply's size.
+    # `usage` counts all tries of a request, `prompt_tokens` the last one. If they differ, `output_tokens`
+    # includes what an earlier try produced. Then pass 0, for which the ledger estimates the reply's size.
     output = reply.usage.output_tokens if reply.prompt_tokens == reply.usage.input_tokens else 0
     if turn.run.binds_calls:
         # `output` may include thoughts, which are not part of the next prompt. With them the ledger would
-        # overestimate the reply's part of the next prompt. `ContextLedger.counted` would then underestimate
-        # the part of the new texts, and the sizes of all later texts.
+        # underestimate all later texts.
         output = min(output, ledger.reply_item(reply.content, reply.tool_calls).tokens)
     return replace(turn, ledger=ledger.reply(reply.content, reply.tool_calls, output))
 
 
 def _searching(turn: Turn) -> Turn:
-    """Return the turn; if it has too many tools (`ToolSearch.above`), it now offers `find_tools` instead."""
     search = turn.run.tool_search
     if search is None or turn.searching or not _are_many(turn, search):
         return turn
@@ -208,10 +187,7 @@ def _are_many(turn: Turn, search: ToolSearch) -> bool:
 def _make_room(
     turn: Turn, new: tuple[m.ConversationItem, ...], *, may_summarise: bool
 ) -> tuple[Turn, fit.Fit]:
-    """Work out how the next request, which adds `new`, can fit into the context window.
-
-    Return the turn with its ledger updated, and what has to be cleared, cut or summarised for that.
-    """
+    """Work out what has to be cleared, cut or summarised, so that a request with `new` fits the window."""
     policy, ledger = _kept(turn)
     if turn.relisted:
         ledger = ledger.offer(turn.offered)
@@ -235,10 +211,9 @@ def _may_summarise(turn: Turn) -> bool:
 
 
 def _said(turn: Turn, new: tuple[m.ConversationItem, ...]) -> Turn:
-    """Add the sizes of the new messages of a request to the turn's ledger."""
     _, ledger = _kept(turn)
     last = tuple(item for item in new if isinstance(item, m.ToolMessage))
-    # The user text is the task of this turn, so this turn must not clear it. A later turn may.
+    # The user text is the task of this turn; only a later turn may clear it.
     stays = tuple(replace(item, stub="") if isinstance(item, m.UserText) else item for item in new)
     return replace(turn, ledger=ledger.say(stays, _named(turn, new)), last=last)
 
@@ -252,8 +227,7 @@ def _summary_request(turn: Turn) -> m.UserText:
 def _with_summary(turn: Turn, summary: str) -> tuple[Turn, m.Summarised]:
     """Put a summary in the place of everything but the first entry and the last reply.
 
-    If the turn continues a conversation and a request has already sent the turn's user text, the summary
-    replaces that text too. So the text is repeated after the summary.
+    In a continued conversation it may replace the turn's user text too, which is then repeated.
     """
     _, ledger = _kept(turn)
     items = [m.UserText(SUMMARY.format(summary=summary.strip()))]
@@ -269,11 +243,8 @@ def _after_overflow(
 ) -> tuple[Turn, tuple[m.Cleared | m.Shortened, ...]]:
     """Shorten the history after an endpoint has refused a request as too long.
 
-    First, tool results are cleared or cut. If that is not enough, the oldest exchanges are left out. The
-    model cannot be asked for a summary of them, because that request would be too long as well.
-
-    Returns:
-        The turn, and the changes of the history; none if nothing can be cleared or left out.
+    The model cannot be asked for a summary: that request would be too long as well. There are no changes if
+    nothing can be cleared or left out.
     """
     policy, ledger = _kept(turn)
     ledger = ledger.counted(overflow.prompt_tokens or 0)
@@ -318,7 +289,7 @@ def _stubs(turn: Turn) -> fit.StubFor:
 
 
 def _has_handle(turn: Turn, tool: str) -> bool:
-    """Return whether a tool's results get a handle for `read_result`. Those of `read_result` get none."""
+    """Return whether a tool's results get a handle for `read_result`."""
     return turn.run.references != "never" and tool != READ_RESULT.name
 
 
@@ -326,7 +297,7 @@ Item = TypeVar("Item", bound=m.ConversationItem)
 
 
 def _with_handle(turn: Turn, item: Item, cut: Collection[m.CallId], named: Mapping[str, str]) -> Item:
-    """Return the item. If it is a cut result without its handle for `read_result`, append the handle."""
+    """Append a handle for `read_result` to a cut result that has none."""
     if not isinstance(item, m.ToolMessage) or item.call_id not in cut:
         return item
     if not _has_handle(turn, named.get(item.call_id, "")) or is_referred(item.content, item.call_id):

@@ -1,8 +1,7 @@
 """Decide which requests one completion takes (retries, adaptations, a larger limit): a pure state machine.
 
 The LLM actor sends the first request, which begins the state `Sent`, and then carries out the commands of
-`attempt_step`, in order; the outcome of a request is the next event. `retry.py` computes the backoff.
-`chat_wire/profiles.py` adapts the endpoint's profile to a refusal.
+`attempt_step`, in order; the outcome of a request is the next event.
 
 The rules:
 
@@ -12,11 +11,11 @@ The rules:
   the request is sent again at once; this uses up no retry either.
 - If a prompt fits into the context window, but not together with the limit of the reply, it is sent again
   once, with the limit that fits.
-- Any other request that is too long for the window is reported at once if the agent can clear the history.
-  Exception: if a body is too large (413), images may be the reason, so the newest images are left out first.
-  If the agent cannot clear the history, the other rules decide.
-- Any other failure is retried as `RetryPolicy` says. Failures are counted for each kind: if one kind has used
-  up its retries, a failure of another kind is still retried. `max_retries` limits all retries together.
+- Any other request that is too long for the window is reported at once if the agent can clear the history,
+  but if a body is too large (413), the newest images are left out first. If the agent cannot clear the
+  history, the other rules decide.
+- Any other failure is retried as `RetryPolicy` says. Failures are counted for each kind. `max_retries` limits
+  all retries together.
 - A reply that was cut at the default token limit is requested once more with a larger limit, with retries of
   its own. If that fails, the cut reply is the outcome, and it is streamed again if it was streamed before.
 - A reply that does not end within the time limit is requested only once more, and so is a streamed reply that
@@ -56,22 +55,17 @@ from grue.protocol.chat_wire.wire_format import Reply
 from grue.protocol.retry import RetryPolicy, next_delay
 
 _LIMITS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
-"""Fields that the wire formats use for the token limit of a reply. `extra_body` may set one of them."""
+"""The token limit of a reply in the wire formats. `extra_body` may set one of them."""
 
 _MOST_ENDLESS = 2
-"""How many replies may run into their time limit before the request fails. A further reply seldom ends in
-time."""
+"""How many replies may run into their time limit. A further reply seldom ends in time."""
 
 _LEAST_OF_LIMIT = 4
 """The token limit of a reply may be lowered to a fourth of its value; with less, an answer would be cut."""
 
 
 class CutReply(Struct, frozen=True):
-    """A reply that was cut at its length limit, so the request is sent again with a larger limit.
-
-    Attributes:
-        shown: Whether any text of the cut reply was shown while it was streamed.
-    """
+    """A reply that was cut at its length limit; `shown`: some of its text was streamed."""
 
     reply: Reply
     shown: bool
@@ -81,13 +75,11 @@ class Sent(Struct, frozen=True, kw_only=True, gc=False):
     """Waits for the outcome of a request.
 
     Attributes:
-        settings: The settings that the request was sent with.
-        retry: The limits and the backoff.
         clears: Whether the agent can shorten the history. If it can, a request that is too long is reported
             to it at once, without a retry.
         attempt: Number of the request, from 1; counted from 1 again after a cut reply.
         failed: The kinds of the failures that used up a retry, in order.
-        cut: The reply that this request is to replace; `None` if it replaces none.
+        cut: The reply that this request is to replace.
         lowered: Whether the reply's token limit has been lowered to what the window has room for.
     """
 
@@ -101,20 +93,14 @@ class Sent(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Ended(Struct, frozen=True):
-    """State: the completion has succeeded or failed; no further request is sent."""
+    """The completion has succeeded or failed."""
 
 
 AttemptState: TypeAlias = Sent | Ended
 
 
 class ReplyRead(Struct, frozen=True):
-    """The request was answered with a completion.
-
-    Attributes:
-        reply: The completion.
-        profile: The profile that the request followed.
-        shown: Whether any text of the reply was shown while it was streamed.
-    """
+    """The request was answered with a completion; `shown`: some of its text was streamed."""
 
     reply: Reply
     profile: WireProfile
@@ -125,11 +111,10 @@ class RequestFailed(Struct, frozen=True, kw_only=True):
     """The request gave no completion.
 
     Attributes:
-        fault: Why the request gave no completion.
         failure: The fault, described for a person. The number of attempts is not filled in.
         profile: The endpoint's profile for which the request was encoded.
         attachments: Whether the conversation holds images or files. A further attempt may leave them out.
-        shown: Whether any text of the reply was shown while it was streamed.
+        shown: Whether some text of the reply was streamed.
         jitter: A random number from 0 to 1.
     """
 
@@ -145,7 +130,7 @@ AttemptEvent: TypeAlias = ReplyRead | RequestFailed
 
 
 class SendRequest(Struct, frozen=True, gc=False):
-    """Send the request, with these settings."""
+    """Send the request with these settings."""
 
     settings: ModelSettings
 
@@ -161,7 +146,7 @@ class DropAttachments(Struct, frozen=True):
 
 
 class ReportRetry(Struct, frozen=True):
-    """Report that a request failed and is sent again after `delay_s`."""
+    """Record that a request failed and is sent again after `delay_s`."""
 
     attempt: int
     delay_s: float
@@ -169,7 +154,7 @@ class ReportRetry(Struct, frozen=True):
 
 
 class ReportCut(Struct, frozen=True):
-    """Report that a reply was cut at its token limit."""
+    """Record that a reply was cut at its token limit."""
 
     limit_tokens: int | None
     retried_with: int | None
@@ -187,7 +172,7 @@ class ShowAgain(Struct, frozen=True):
 
 
 class Wait(Struct, frozen=True):
-    """Wait before the next command, for this many seconds."""
+    """Wait before the next command."""
 
     delay_s: float
 
@@ -213,7 +198,7 @@ AttemptTransition: TypeAlias = tuple[AttemptState, tuple[AttemptCommand, ...]]
 
 
 class IllegalAttemptEvent(Exception):  # noqa: N818 - a bug in the caller, and no error to handle
-    """The event cannot happen in this state. This is a bug in the caller."""
+    """The event cannot happen in this state."""
 
 
 def attempt_step(state: AttemptState, event: AttemptEvent) -> AttemptTransition:
@@ -222,7 +207,7 @@ def attempt_step(state: AttemptState, event: AttemptEvent) -> AttemptTransition:
     The last command is `SendRequest`, whose outcome is the next event, or `Finish`.
 
     Raises:
-        IllegalAttemptEvent: The event cannot happen in this state; the text names both.
+        IllegalAttemptEvent: The event cannot happen in this state.
     """
     match state, event:
         case Sent(cut=None), ReplyRead(Reply(cut=True)):
@@ -240,10 +225,7 @@ def attempt_step(state: AttemptState, event: AttemptEvent) -> AttemptTransition:
 
 
 def larger_limit(settings: ModelSettings, profile: WireProfile, retry: RetryPolicy) -> int | None:
-    """Return a larger token limit for a reply that was cut; `None` if the limit may not be raised.
-
-    Only the profile's default is raised. A limit in the settings was set by the user and is never exceeded.
-    """
+    """Return a larger token limit for a reply that was cut, but no larger one than the user has set."""
     limit = profile.limit(settings)
     if limit is None or settings.max_tokens is not None or _LIMITS & settings.extra_body.keys():
         return None
@@ -255,10 +237,9 @@ def larger_limit(settings: ModelSettings, profile: WireProfile, retry: RetryPoli
 def smaller_limit(
     settings: ModelSettings, profile: WireProfile, overflow: ContextOverflow | None
 ) -> int | None:
-    """Return a limit on the reply's tokens with which prompt and reply fit into the model's window.
+    """Return a limit on the reply's tokens with which a request that was too long fits into the window.
 
-    Called after the endpoint refused the request as too long. `None`: the prompt leaves too little room for a
-    reply, or the refusal does not name the sizes of prompt and window.
+    `None`: the prompt leaves too little room, or the refusal does not name the sizes of prompt and window.
     """
     limit = profile.limit(settings)
     if overflow is None or limit is None or _LIMITS & settings.extra_body.keys():
@@ -310,7 +291,7 @@ def _after_failure(state: Sent, event: RequestFailed) -> AttemptTransition:
 
 
 def _adaptation(event: RequestFailed) -> tuple[AdaptProfile | DropAttachments, ...]:
-    """Return the change after which the endpoint may accept the request; empty: no such change is known."""
+    """Return the change after which the endpoint may accept the request, if one is known."""
     overflow = event.failure.overflow
     if overflow is None and adapt_profile(event.profile, event.fault.status, event.fault.message) is not None:
         return (AdaptProfile(event.fault),)
@@ -338,11 +319,9 @@ _SHOWN = 300
 
 
 class Breaker(Struct, frozen=True):
-    """How often a model has failed in a row, and until when it is not asked again.
+    """How often a model has failed since its last reply, and until when it is not asked again.
 
-    Attributes:
-        failures: How often the model has failed since its last reply.
-        until_s: The time from which the model may be asked again, by the event loop's clock.
+    `until_s` is a time on the event loop's clock.
     """
 
     failures: int = 0
@@ -354,12 +333,12 @@ class Breaker(Struct, frozen=True):
         return Breaker(self.failures + 1, now_s + max(pause, failure.retry_after_s or 0.0))
 
     def is_open(self, now_s: float) -> bool:
-        """Return whether the model is not to be asked now, because it has failed."""
+        """Return whether the model is not to be asked now."""
         return now_s < self.until_s
 
 
 def moves_on(failure: m.LlmFailure) -> bool:
-    """Return whether to ask another model: the one that failed was unavailable, slow, or sent garbage."""
+    """Return whether to ask another model, because this one was unavailable, slow, or sent garbage."""
     return failure.kind in _CANNOT_BE_ASKED
 
 
@@ -372,22 +351,17 @@ def first_to_ask(breakers: Sequence[Breaker], now_s: float) -> int:
 def next_to_ask(
     breakers: Sequence[Breaker], now_s: float, tried: Collection[int], usable: Collection[int]
 ) -> int | None:
-    """Return the position in the chain of the model to ask next; `None`: every usable model was tried.
+    """Return the position of the model to ask next; `None`: every usable model was tried.
 
-    A model whose breaker is open is asked only if there is no other.
-
-    Args:
-        breakers: The breakers of the whole chain.
-        now_s: The time, on the event loop's clock.
-        tried: The models that this request has been sent to.
-        usable: The models that may get this request; if it offers tools, those that can call tools.
+    A model whose breaker is open is asked only if there is no other. `usable` are the models that may get
+    this request.
     """
     left = [at for at in range(len(breakers)) if at in usable and at not in tried]
     return min(left, key=lambda at: (breakers[at].is_open(now_s), at), default=None)
 
 
 def after_all(failures: Sequence[m.LlmFailure]) -> m.LlmFailure:
-    """Return the failure of the last model. Its message also names the other models and their failures."""
+    """Return the failure of the last model, whose message also names the other models and their failures."""
     *before, last = failures
     if not before:
         return last

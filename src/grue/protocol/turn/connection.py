@@ -1,8 +1,5 @@
 """Decide whether and how often to connect to a tool server during an episode; a pure state machine.
 
-The MCP session carries out the one command that `connection_step` returns. This module starts no process and
-opens no connection.
-
 The rules:
 
 - The first connect of an episode gets one attempt. If it fails, the turn fails, or the server is disabled
@@ -48,7 +45,7 @@ class Disabled(Struct, frozen=True, tag=True):
 
     Attributes:
         failures: How often the server has been disabled since a connect last succeeded.
-        until_s: When the server may be tried again, by the clock of `ConnectRequested.at_s`; `None`: not in
+        until_s: When the server may be tried again, on the clock of `ConnectRequested.at_s`; `None`: not in
             this episode.
         last_words: The last line that the server wrote to stderr; empty: it wrote none.
     """
@@ -65,7 +62,6 @@ class Connecting(Struct, frozen=True, tag=True):
     Attributes:
         attempt: Number of the attempt within the turn, from 1.
         first: Whether no connect of this episode has succeeded before.
-        policy: Says how often to retry, and what follows if the first connect of the episode fails.
         failures: How often the server has been disabled since a connect last succeeded.
     """
 
@@ -80,7 +76,7 @@ ConnectionState: TypeAlias = Settled | Connecting
 
 
 class ConnectRequested(Struct, frozen=True, tag=True):
-    """A turn needs the server. `at_s` is the time of this event, by the clock that all events share."""
+    """A turn needs the server. `at_s` is the time on a clock that all events share."""
 
     policy: FailurePolicy
     at_s: float = 0.0
@@ -91,7 +87,7 @@ class ConnectSucceeded(Struct, frozen=True, tag=True):
 
 
 class AttemptFailed(Struct, frozen=True, tag=True):
-    """The connect attempt failed, at the time `at_s`."""
+    """The connect attempt failed."""
 
     failure: m.ServerFailure
     at_s: float = 0.0
@@ -101,7 +97,7 @@ ConnectionEvent: TypeAlias = ConnectRequested | ConnectSucceeded | AttemptFailed
 
 
 class Attempt(Struct, frozen=True, tag=True):
-    """Try to connect. `number` is the number of the attempt in this turn."""
+    """Try to connect. `number` counts the attempts in this turn."""
 
     number: int
 
@@ -122,7 +118,7 @@ class ReportDisabled(Struct, frozen=True, tag=True):
 
 
 class ReportStartupFailure(Struct, frozen=True, tag=True):
-    """Tell the agent that the first connect failed, and that `FailurePolicy` makes this an error."""
+    """Tell the agent that the first connect failed, and that the turn fails."""
 
     failure: m.ServerFailure
 
@@ -131,7 +127,7 @@ ConnectionCommand: TypeAlias = Attempt | ReportOpened | ReportDisabled | ReportS
 
 
 class IllegalConnectionEvent(Exception):  # noqa: N818 - a bug in the caller, and no error to handle
-    """The event cannot happen in this state. This is a bug in the caller."""
+    """The event cannot happen in this state."""
 
 
 def connection_step(
@@ -140,7 +136,7 @@ def connection_step(
     """Return the next state and the one command to carry out.
 
     Raises:
-        IllegalConnectionEvent: The event cannot happen in this state; the text names both.
+        IllegalConnectionEvent: The event cannot happen in this state.
     """
     match state, event:
         case Untried(), ConnectRequested(policy):

@@ -1,7 +1,4 @@
-"""The part of the turn's machine that ends a turn: it closes the sessions and reports how the turn ended.
-
-Every other part of the machine may call these functions; they are pure.
-"""
+"""The part of the turn's machine that closes the sessions and reports how the turn ended."""
 
 from collections.abc import Collection, Iterable, Mapping
 
@@ -44,7 +41,7 @@ def close(turn: Turn, end: m.TurnEnd, notes: tuple[m.TurnNote, ...] = ()) -> Tra
 
 
 def closed(state: s.AwaitingClose, server: m.ServerName) -> Transition:
-    """Wait for the other sessions, now that the one of `server` is closed; after the last, end the turn."""
+    """Wait for the other sessions; after the last, end the turn."""
     pending = without(state.pending, server)
     if pending:
         return s.AwaitingClose(state.turn, pending, state.end), ()
@@ -54,7 +51,7 @@ def closed(state: s.AwaitingClose, server: m.ServerName) -> Transition:
 def abandon(state: s.LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> Transition:
     """End a turn whose time is up or that was interrupted, whatever its state.
 
-    A tool call that is under way, sent but not settled, gets no `ToolCallRecord`.
+    A call that is under way gets no `ToolCallRecord`.
     """
     turn = state.turn
     notes: tuple[s.CallNote, ...] = ()
@@ -62,7 +59,7 @@ def abandon(state: s.LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> 
         case s.Presuming(pending=pending):
             turn = replace(turn, open=(*turn.open, *pending))
         case s.AwaitingSessions(pending=pending):
-            # Count the sessions that are still opening as open, so that they too are closed.
+            # Sessions that are still opening have to be closed too.
             turn = replace(turn, open=(*turn.open, *pending))
             if turn.resuming is not None:
                 turn = replace(turn, told=turn.resuming.parked.untold)
@@ -80,7 +77,7 @@ def abandon(state: s.LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> 
         failure = m.Interrupted(reason=event.reason)
     following, commands = fail(turn, failure, notes, unread=isinstance(state, _ASKED))
     if isinstance(state, s.AwaitingReconnect):
-        # The dead server's session was told to close when this state began. Do not tell it twice.
+        # The dead server's session was told to close when this state began.
         commands = tuple(item for item in commands if item != m.CloseSession(server=state.server))
     return following, commands
 
@@ -90,9 +87,8 @@ def with_calls_ended(
 ) -> tuple[Turn, tuple[s.CallNote, ...]]:
     """Prepare a turn to end while calls of its last reply are under way.
 
-    Return the turn, with records of the settled calls and answers to all calls; and the notes in
-    `state.noted`, which were not recorded yet. The sessions of the servers in `starting` are added to
-    `turn.open`, so that they are closed as soon as they have opened.
+    Every call gets an answer. The sessions of `starting` servers are closed as soon as they have opened.
+    Return also the notes that were not recorded yet.
     """
     turn = state.turn
     unsent = {call.call_id for run in state.unsent for call in run.calls}
@@ -113,9 +109,7 @@ def answers_at_end(
 ) -> tuple[m.ToolMessage, ...]:
     """Return an answer to every call of the reply, for later turns; empty if the conversation ends here.
 
-    The machine knows which calls it has sent, but not which of them the session has begun: a settlement may
-    still be in the mailbox. So the answer to a call that was sent and is not settled says that the call may
-    have taken effect.
+    A call that was sent and is not settled may have taken effect: a settlement may still be in the mailbox.
     """
     if turn.run.history is None:
         return ()
@@ -128,7 +122,7 @@ def answers_at_end(
 
 
 def progress(turn: Turn) -> m.TurnParked:
-    """Return a `TurnParked` with the turn's progress; the caller adds the calls of the last reply."""
+    """Return a `TurnParked` with the turn's progress, without the calls of the last reply."""
     return m.TurnParked(
         turn=turn.run.turn,
         iterations=turn.iterations,
@@ -154,15 +148,7 @@ _MOST_S = 0.5
 
 
 def kept_for_closing(limits: TurnLimits) -> float:
-    """Return the seconds of a turn's time limit that are reserved for closing its sessions.
-
-    The default is a tenth of the limit, but at most half a second. If the user has set `teardown_s`, the
-    result is that value, but at most half of the limit. It is 0 if the turn has no limit.
-
-    Args:
-        limits: The limits of a turn that has sessions. Do not call this for a turn without sessions, which
-            reserves nothing.
-    """
+    """Return the seconds of the time limit of a turn with sessions that are reserved for closing them."""
     limit_s = limits.turn_timeout_s
     if limit_s is None:
         return 0.0

@@ -1,7 +1,4 @@
-"""The cost of a completion, and what is left of an episode's budget.
-
-The cost is the one that the endpoint reports, or else that of the user's table of prices.
-"""
+"""The cost of a completion, and what is left of an episode's budget."""
 
 import math
 from collections.abc import Mapping
@@ -54,19 +51,16 @@ class Price(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def price_of(prices: Mapping[str, Price], model: str) -> Price | None:
-    """Return the price of a model: that of its name, or of the first pattern (`*`, `?`) that matches it."""
+    """Return the price of a model, by its name or the first pattern (`*`, `?`) that matches it."""
     if model in prices:
         return prices[model]
     return next((price for pattern, price in prices.items() if fnmatchcase(model, pattern)), None)
 
 
 def with_cost(usage: m.Usage, reported: float | None, price: Price | None) -> m.Usage:
-    """Return the usage of a completion with its cost.
+    """Return the usage of a completion with its cost: that in the body, or else in the headers, or computed.
 
-    Args:
-        usage: The usage that the reply's body reports. If it has a cost, it is returned unchanged.
-        reported: The cost that the reply's headers report.
-        price: The user's price of the model.
+    `reported` is the cost in the headers.
     """
     if usage.cost_usd is not None:
         return usage
@@ -83,11 +77,7 @@ def most_usage(
 ) -> m.Usage:
     """Estimate the most tokens and the highest cost of a request whose reply is not known.
 
-    Args:
-        prompt_bytes: Size of the request's body.
-        bytes_per_token: How many bytes make a token.
-        max_tokens: Most tokens of a reply; `None`: no limit is known, so the reply is estimated as 0 tokens.
-        price: The user's price of the model.
+    Without `max_tokens` the reply is estimated as 0 tokens.
     """
     tokens = math.ceil(prompt_bytes / bytes_per_token)
     return with_cost(m.Usage(input_tokens=tokens, output_tokens=max_tokens or 0), None, price)
@@ -143,10 +133,6 @@ class Spent(Struct, frozen=True, kw_only=True):
 
     def left(self, episode: Budget, turn: Budget) -> Budget:
         """Return a turn's budget: each limit is `turn`'s, or what the episode has left if this is less.
-
-        Args:
-            episode: The budget of the whole episode.
-            turn: The turn's own budget.
 
         Raises:
             BudgetSpent: The episode's budget is spent.

@@ -1,8 +1,6 @@
 """The part of the turn's machine that says where a parked or killed turn goes on, and where a fork begins.
 
-`cut_off` returns the point at which a killed turn goes on, as a `Resumption`; `sessions.py` then starts the
-turn there. A fork gets the recorded events of the original turn again, up to the fork. These functions are
-pure.
+A fork gets the recorded events of the original turn again, up to the fork.
 """
 
 from collections import Counter
@@ -26,13 +24,9 @@ def cut_off(
 
     A tool call that was sent and has no settlement may have taken effect, so it is not sent again. If its
     server has made a task of it, the server is asked for the result. Otherwise the model is told that the
-    call was interrupted. Calls that were not sent are judged again by the tool policy, and if need be by a
-    person.
+    call was interrupted. Calls that were not sent are judged again.
 
-    Args:
-        state: The state after the last event that the trace holds.
-        called: The calls that were sent, according to the trace.
-        tasks: The calls that the servers have turned into tasks.
+    `state` is that after the last event of the trace; `called` are the calls that were sent.
     """
     match state:
         case s.AwaitingClose(turn=turn, end=m.TurnParked() as parked):
@@ -61,11 +55,7 @@ def cut_off(
 
 
 def tasks_of(run: m.RunTurn, parked: m.TurnParked) -> tuple[m.OpenTask, ...]:
-    """Return the unfinished MCP tasks of a turn that `run` has started or resumed and `parked` has parked.
-
-    These are the tasks in `run.resumed`. If the model has replied since the turn was resumed, these tasks
-    have ended: return none.
-    """
+    """Return the unfinished MCP tasks of a parked turn: once the model has replied again, they have ended."""
     resumed = run.resumed
     same_reply = resumed is not None and resumed.parked.batches == parked.batches
     return resumed.tasks if resumed is not None and same_reply else ()
@@ -101,7 +91,7 @@ def _in_calls(
 
 
 def postponed(state: s.AwaitingCompletion | s.AwaitingSummary, event: m.CompletionPostponed) -> Transition:
-    """Close the sessions. The reply will come with a provider's batch; until then no process has to run."""
+    """Close the sessions: until the batch's reply comes, no process has to run."""
     waiting = s.Waiting(state, state.turn.open, event.item)
     if not waiting.pending:
         return waiting, (_waits(waiting),)
@@ -122,10 +112,7 @@ def _waits(state: s.Waiting) -> m.TurnWaits:
 def waited(
     state: s.Waiting | s.AwaitingCompletion | s.AwaitingSummary,
 ) -> s.AwaitingCompletion | s.AwaitingSummary:
-    """Return the state in which a later process takes the reply that the turn has waited for.
-
-    In this state no session is open. Each server starts when one of its tools is called.
-    """
+    """Return the state in which a later process takes the reply. Servers start again when they are called."""
     then = state.then if isinstance(state, s.Waiting) else state
     turn = then.turn
     return replace(then, turn=replace(turn, open=(), unstarted=(*turn.unstarted, *turn.open)))
@@ -136,15 +123,10 @@ _ACTS = (m.RequestCompletion, m.CallTools, m.AskApproval, m.CheckAnswer)
 
 
 def can_fork_at(before: TurnState, after: TurnState, commands: Iterable[m.TurnCommand | m.TurnNote]) -> bool:
-    """Return whether a turn can be forked at an event.
+    """Return whether a turn can be forked at an event, which led from `before` to `after`.
 
-    `True` if one of `commands` asks the model, calls tools, asks for an approval or checks an answer, and if
-    no other call and no start of a server is under way.
-
-    Args:
-        before: The state in which the event arrived.
-        after: The state after the event.
-        commands: The commands that follow from the event. A fork carries them out.
+    It can if a command asks the model, calls tools, asks for an approval or checks an answer, and no other
+    call and no start of a server is under way.
     """
     if isinstance(after, _NOT_ALL_REPORTED):
         return False
@@ -154,7 +136,7 @@ def can_fork_at(before: TurnState, after: TurnState, commands: Iterable[m.TurnCo
 
 
 def forked(state: LiveState, event: m.TurnForked) -> TurnState:
-    """Return `state` with the fork's limits, tool policy and tools where `event` has them."""
+    """Return the state with the fork's limits, failure policy and tools."""
     turn, run = state.turn, state.turn.run
     run = replace(run, limits=event.limits or run.limits, policy=event.policy or run.policy)
     turn = replace(turn, run=run)

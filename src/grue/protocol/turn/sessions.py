@@ -1,8 +1,7 @@
 """The part of the turn's machine that opens sessions, and asks the model while their servers still start.
 
-Sessions are opened when the turn starts and after a reconnect. Presumed tools (`ToolsPresumed`) are those
-that the starting servers listed earlier and will probably list again. The rules for a request that offers
-them:
+Presumed tools (`ToolsPresumed`) are those that the starting servers listed earlier and will probably list
+again. The rules for a request that offers them:
 
 - Only a turn's first request may offer presumed tools, and only if a server is still starting, the check of
   the model has succeeded, and the budget leaves a further request.
@@ -15,9 +14,7 @@ them:
 - A request that is under way is cancelled if every tool that it offers has changed or is not listed.
 
 `DropCompletion` is always answered by one `ReplyDropped`. A reply that was on its way arrives before that
-answer, so it does not matter whether the reply or the command was sent first.
-
-`tool_loop.step` calls these functions; they are pure.
+answer.
 """
 
 from collections.abc import Iterable
@@ -49,10 +46,7 @@ def begin(run: m.RunTurn) -> Transition:
 
 
 def open_all(turn: Turn, *, asking: bool) -> Transition:
-    """Open the sessions at the turn's start.
-
-    With `asking`, also check that the model can call tools, while the sessions open.
-    """
+    """Open the sessions; with `asking`, check meanwhile that the model can call tools."""
     opening = tools.servers_at_start(turn)
     commands: Commands = tuple(tools.open_session(turn.run, server) for server in opening)
     state = s.AwaitingSessions(turn, opening, turn.opening, asking)
@@ -63,7 +57,6 @@ def open_all(turn: Turn, *, asking: bool) -> Transition:
 
 
 def _begin_again(run: m.RunTurn, resumed: m.Resumption) -> Transition:
-    """Start a resumed turn: open the sessions, and then go on at the point that `resumed` describes."""
     turn = tools.with_unstarted(_turn_after(run, resumed.parked))
     opening = tools.servers_at_start(turn)
     following, commands = when_all_reported(s.AwaitingSessions(turn, opening, resumed.new))
@@ -116,7 +109,7 @@ def unsupported(state: s.AwaitingSupport | s.AwaitingSessions, event: m.ToolSupp
 
 
 def reported(state: s.AwaitingSessions, event: m.SessionOpened | m.McpDisabled) -> Transition:
-    """Add the tools of a session that has opened. If the server is disabled, go on without it."""
+    """Add the tools of a session that has opened, or go on without a disabled server."""
     turn, pending = tools.with_report(state.turn, event), without(state.pending, event.server)
     return when_all_reported(replace(state, turn=turn, pending=pending))
 
@@ -134,9 +127,8 @@ def when_all_reported(state: s.AwaitingSessions) -> Transition:
 def unmatched_notes(turn: Turn) -> tuple[m.ServerNoted, ...]:
     """Return a note for each pattern that matches no tool of the turn.
 
-    If a server was given up or serves tools that it does not list, there are no notes, because not all tools
-    are known. Otherwise the patterns in `RunTurn.tools` are checked. If that is `None`, the patterns of the
-    tool policy are checked instead; if tools are selected, those may be about other tools.
+    There are none if not all tools are known. The tool policy's patterns are checked only if no tools are
+    selected: they may be about others.
     """
     run = turn.run
     if not run.binds_calls or turn.degraded or turn.serving_unlisted or not run.servers:
@@ -181,11 +173,7 @@ _NAMED = 3
 
 
 def presume(state: TurnState, event: m.ToolsPresumed) -> Transition:
-    """Send the first request with the presumed tools, while the sessions are still opening.
-
-    If the check that the model can call tools is not done yet, keep the presumed tools until it is. If no
-    session is opening, ignore them.
-    """
+    """Send the first request with the presumed tools, while the sessions are still opening."""
     match state:
         case s.AwaitingSessions():
             return _ask_early(replace(state, presumed=event))
@@ -196,11 +184,7 @@ def presume(state: TurnState, event: m.ToolsPresumed) -> Transition:
 
 
 def supported(state: s.AwaitingSupport | s.AwaitingSessions) -> Transition:
-    """Go on after the check has shown that the model can call tools.
-
-    Open the sessions, if that has not been done. Then send the first request if all sessions have reported,
-    or if it may offer presumed tools.
-    """
+    """Go on after the check has shown that the model can call tools."""
     following: TurnState
     commands: Commands = ()
     if isinstance(state, s.AwaitingSupport):
@@ -216,10 +200,7 @@ def supported(state: s.AwaitingSupport | s.AwaitingSessions) -> Transition:
 
 
 def _ask_early(state: s.AwaitingSessions) -> Transition:
-    """Send the first request with presumed tools, before the servers have listed theirs.
-
-    Do nothing if no tools are presumed, or if the turn must not send the request yet.
-    """
+    """Send the first request with presumed tools, if any, unless the turn must not send it yet."""
     turn, presumed = state.turn, state.presumed
     if presumed is None or state.asking or not state.pending or not _may_ask(turn):
         return state, ()
@@ -235,8 +216,7 @@ def _ask_early(state: s.AwaitingSessions) -> Transition:
         or rewritten
         or not isinstance(request, m.RequestCompletion)
     ):
-        # The history has to be shortened first. By how much depends on the size of the tools, so wait until
-        # the servers have listed them.
+        # The history has to be shortened first. By how much depends on the size of the real tools.
         return state, ()
     following = s.Presuming(
         turn=replace(asked.turn, tools=turn.tools, relisted=turn.relisted),
@@ -253,7 +233,7 @@ def _may_ask(turn: Turn) -> bool:
 
 
 def step_early(state: s.Presuming | s.AwaitingDrop, event: m.TurnEvent) -> Transition | None:
-    """Return the step for an event in `Presuming` or `AwaitingDrop`; `None`: `tool_loop.step` decides."""
+    """Return the step for an event while tools are presumed; `None`: `tool_loop.step` decides."""
     match state, event:
         case s.Presuming(pending=pending), m.SessionOpened() | m.McpDisabled() if event.server in pending:
             return _presumed_reported(state, event)
@@ -262,7 +242,7 @@ def step_early(state: s.Presuming | s.AwaitingDrop, event: m.TurnEvent) -> Trans
         case s.Presuming(reply=None), m.CompletionReceived() | m.CompletionFailed():
             return _replied(state, event)
         case s.AwaitingDrop(turn=turn), m.CompletionReceived(usage=usage):
-            # The reply arrived although the agent has sent `DropCompletion`. Count its tokens.
+            # The reply was on its way when the agent sent `DropCompletion`.
             return replace(state, turn=turn.count(usage)), ()
         case s.AwaitingDrop(), m.CompletionFailed():
             return state, ()
@@ -271,15 +251,13 @@ def step_early(state: s.Presuming | s.AwaitingDrop, event: m.TurnEvent) -> Trans
         case s.AwaitingDrop(turn=turn), (m.SessionOpened() | m.McpDisabled() | m.StartupFailed()) if (
             event.server in turn.open
         ):
-            # The turn is about to end, because another server did not start. At its end the turn closes all
-            # sessions, this server's too. So nothing has to be done now.
+            # The turn is about to end, because another server did not start, and closes this session too.
             return state, ()
         case _:
             return None
 
 
 def _presumed_reported(state: s.Presuming, event: m.SessionOpened | m.McpDisabled) -> Transition:
-    """Add the tools that a server lists. After the last server, compare them with the presumed tools."""
     turn = tools.with_report(state.turn, event)
     pending = without(state.pending, event.server)
     following, commands = _when_verified(replace(state, turn=turn, pending=pending))
@@ -287,16 +265,12 @@ def _presumed_reported(state: s.Presuming, event: m.SessionOpened | m.McpDisable
 
 
 def _replied(state: s.Presuming, event: m.CompletionReceived | m.CompletionFailed) -> Transition:
-    """Keep the reply until all servers have reported."""
     turn = heard(state.turn, event) if isinstance(event, m.CompletionReceived) else state.turn
     return _when_verified(replace(state, turn=turn, reply=event))
 
 
 def _not_started(state: s.Presuming, event: m.StartupFailed) -> Transition:
-    """End the turn, because a server did not start.
-
-    If the request with the presumed tools is still under way, drop it first, so that its cost is counted.
-    """
+    """End the turn. A request that is still under way is dropped first, so that its cost is counted."""
     others = without(state.pending, event.server)
     turn = replace(state.turn, open=(*state.turn.open, *others))
     if state.reply is not None:
@@ -306,11 +280,10 @@ def _not_started(state: s.Presuming, event: m.StartupFailed) -> Transition:
 
 
 def _dropped(state: s.AwaitingDrop, event: m.ReplyDropped) -> Transition:
-    """Count the cost of the dropped request. End the turn if it has a `failure`; otherwise ask again."""
     turn = state.turn.count(event.usage)
     if state.failure is not None:
         return fail(turn, state.failure, unread=True)
-    # The dropped request has already added its texts to the conversation, so the next request adds none.
+    # The dropped request has already added its texts to the conversation.
     return when_all_reported(s.AwaitingSessions(turn, (), ()))
 
 
@@ -328,7 +301,7 @@ def _when_verified(state: s.Presuming) -> Transition:
         ):
             return _go_on(turn, state.reply, (*doubles, _verified(turn, changed)))
         case None if turn.searching or len(changed) < len({tool.name for tool in (*state.offered, *listed)}):
-            # Some tools are as presumed. Wait for the reply: if it calls only these, it can be used.
+            # Some tools are as presumed: if the reply calls only these, it can be used.
             return state, ()
         case _:
             names = ", ".join(changed[:_NAMED])
@@ -340,7 +313,6 @@ def _when_verified(state: s.Presuming) -> Transition:
 def _go_on(
     turn: Turn, reply: m.CompletionReceived | m.CompletionFailed | None, notes: Commands
 ) -> Transition:
-    """Act on `reply`. If it is `None`, the reply has not arrived: the next state waits for it."""
     state = s.AwaitingCompletion(turn, "loop")
     match reply:
         case None:
@@ -361,7 +333,6 @@ def _drop(turn: Turn, reason: str) -> m.DropCompletion:
 
 
 def _is_kept(call: m.ToolCall, offered: Iterable[m.ToolDefinition], turn: Turn) -> bool:
-    """Return whether a call's tool has the same definition in `offered` and in the servers' real listings."""
     before = {tool.name: tool for tool in offered}
     now = {tool.name: tool for tool in turn.callable}
     name = named_call(call).name if turn.searching else call.name

@@ -1,7 +1,5 @@
 """The states of a turn, each named for what it waits for, and the `Turn` that all of them carry.
 
-The fields of `Turn` hold what is needed in every state. `tool_loop.py` has the transitions.
-
 The states are immutable, so each step copies the sequences that it changes. That is quick enough even for a
 reply with the most calls that a wire format accepts (`MAX_CALLS`).
 """
@@ -34,16 +32,13 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     """The memory of a turn, passed from state to state.
 
     Attributes:
-        run: The command that started the turn.
         tools: The tools of all open sessions, in the order of the servers.
         relisted: Whether the tools have changed since the last request that offered them.
         open: Servers whose session has to be closed before the turn ends.
         serving_unlisted: Servers that serve tools which they do not list.
         iterations: Replies with tool calls so far.
-        requests: Requests sent to the model so far.
         batches: The number of the last batch of tool calls.
         records: The settled tool calls of earlier replies.
-        usage: Tokens and cost of the finished completions.
         media_bytes: Decoded size of the images, audio and files attached to tool messages so far.
         forced: Why the final answer was forced; empty if it was not.
         degraded: Why tools that the turn should have are missing; empty if none is missing.
@@ -95,23 +90,22 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def resuming(self) -> m.Resumption | None:
-        """What a resumed turn takes over from the earlier process; `None` if this is already done.
+        """What a resumed turn takes over; `None` once it has sent its first batch of tool calls.
 
-        It is done when the turn has sent its first batch of tool calls. Sessions that open after that, for a
-        reconnect, do not cause the same calls again.
+        So a reconnect after that does not cause the same calls again.
         """
         resumed = self.run.resumed
         return resumed if resumed is not None and resumed.parked.batches == self.batches else None
 
     @property
     def open_tasks(self) -> Mapping[m.CallId, m.OpenTask]:
-        """The MCP tasks that an earlier process has started; the resumed turn asks for their results."""
+        """The MCP tasks of an earlier process, whose results the resumed turn asks for."""
         resumed = self.resuming
         return {} if resumed is None else {each.call.call_id: each for each in resumed.tasks}
 
     @property
     def opening(self) -> tuple[m.ConversationItem, ...]:
-        """The turn's first items: the system text, if the turn begins a conversation, and the user text."""
+        """The turn's first items: the user text, after the system text if a conversation begins."""
         history, user = (
             self.run.history,
             m.UserText(self.run.user, attachments=self.run.images, stub=self.run.user_stub),
@@ -122,10 +116,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def untold(self) -> tuple[m.ToolMessage, ...]:
-        """The tool messages that no request has sent yet; empty if no later turn will need them.
-
-        A later turn needs them if it continues the conversation of this turn (`RunTurn.history`).
-        """
+        """The tool messages that no request has sent yet; empty if the conversation ends with this turn."""
         return () if self.run.history is None else self.told
 
     @property
@@ -135,15 +126,15 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def can_call(self) -> bool:
-        """Whether the model can call a tool: a listed one, or one of a server that serves unlisted tools."""
+        """Whether the model can call a tool, listed or not."""
         return bool(self.tools or self.unlisted)
 
     @property
     def offered(self) -> tuple[m.ToolDefinition, ...]:
         """The tools as a request offers them.
 
-        Servers may list their tools in another order each time, and a prompt is read from a cache only as far
-        as its bytes are the same. So the tools are sorted by server and name.
+        They are sorted, because servers may list them in another order each time, and a prompt cache needs
+        the same bytes.
         """
         search = self.run.tool_search if self.searching else None
         shown = self.tools
@@ -161,11 +152,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         return (find_tools(self.run.servers), CALL_TOOL, *self.tools) if self.searching else self.tools
 
     def meant(self, call: m.ToolCall) -> m.ToolCall:
-        """Return the call to make. A call of `call_tool` stands for a call of the tool in its arguments.
-
-        If that tool does not exist, the call of `call_tool` is returned, whose result tells the model so.
-        Calls of other tools are returned unchanged.
-        """
+        """Return the call to make: that in the arguments of a call of `call_tool`, if its tool exists."""
         named = named_call(call) if self.searching else call
         if named is call:
             return call
@@ -178,9 +165,9 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         return not all(map(is_built_in, self.tools))
 
     def relist(self, listings: Mapping[m.ServerName, tuple[m.ToolDefinition, ...]]) -> "Turn":
-        """Replace the tools that these servers listed before, and keep the order of the servers.
+        """Replace the tools that these servers listed before.
 
-        The order matters for repeatability: a turn offers the same list whichever server starts first.
+        The order of the servers stays: a turn offers the same list whichever server starts first.
         """
         order = {name: position for position, name in enumerate((*self.run.servers, SERVER))}
         others = tuple(tool for tool in self.tools if tool.server not in listings)
@@ -195,7 +182,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         return replace(turn, relisted=True)
 
     def tell(self, records: tuple[m.ToolCallRecord, ...]) -> tuple["Turn", tuple[m.ToolMessage, ...]]:
-        """Add a reply's settled tool calls to the turn, and return the tool messages that tell the model."""
+        """Add a reply's settled tool calls to the turn, and return the tool messages for the model."""
         limits = self.run.limits
         room = MediaRoom(limits, self.media_bytes) if self.run.attach_media else None
         refers = self.run.references != "never"
@@ -211,7 +198,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         return turn, told
 
     def referring(self) -> "Turn":
-        """Add `read_result` to the turn's tools. Called when the model has got a handle for that tool."""
+        """Add `read_result` to the turn's tools, because the model has got a handle for it."""
         tools = with_tool(self.tools, READ_RESULT)
         return self if tools is self.tools else replace(self, tools=tools, relisted=True)
 
@@ -242,15 +229,11 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Idle(Struct, frozen=True):
-    """The turn has not started; it waits for `RunTurn`."""
+    """Waits for `RunTurn`."""
 
 
 class AwaitingSupport(Struct, frozen=True):
-    """Waits for the check that the model can call tools; no session has been opened yet.
-
-    Attributes:
-        presumed: The tools that the first request may offer before the sessions have opened.
-    """
+    """Waits for the check that the model can call tools; no session has been opened yet."""
 
     turn: Turn
     presumed: m.ToolsPresumed | None = None
@@ -260,7 +243,6 @@ class AwaitingSessions(Struct, frozen=True, gc=False):
     """Waits until the session of each `pending` server has opened or has been given up.
 
     Attributes:
-        pending: Servers that have not reported yet.
         new: Conversation items for the next request.
         asking: Whether the check that the model can call tools is still under way.
         presumed: The tools that the first request may offer before the sessions have opened.
@@ -277,11 +259,11 @@ class Presuming(Struct, frozen=True, kw_only=True):
     """Waits for the reply to a request that offers presumed tools, and for the sessions.
 
     Attributes:
-        turn: The turn. Its `tools` are those that the sessions have listed so far.
+        turn: Its `tools` are those that the sessions have listed so far.
         pending: Servers that have not reported yet.
         offered: The tools that the request offers.
         ledger: The turn's ledger without the reply, in case the reply is dropped.
-        reply: The reply, once it has arrived. It is not acted on before all servers have reported.
+        reply: The reply, which is not acted on before all servers have reported.
     """
 
     turn: Turn
@@ -295,8 +277,7 @@ class AwaitingDrop(Struct, frozen=True):
     """Waits until the LLM actor has dropped the reply to the request with presumed tools.
 
     Attributes:
-        failure: The failure with which the turn ends after that; `None`: the turn does not end, but sends the
-            request again with the listed tools.
+        failure: The failure with which the turn ends after that; `None`: it sends the request again.
     """
 
     turn: Turn
@@ -304,14 +285,14 @@ class AwaitingDrop(Struct, frozen=True):
 
 
 class AwaitingCompletion(Struct, frozen=True, gc=False):
-    """Waits for the model's reply to the request that was sent last."""
+    """Waits for the model's reply to the last request."""
 
     turn: Turn
     phase: Phase
 
 
 class AwaitingSummary(Struct, frozen=True):
-    """Waits for the summary that takes the place of the history, and then sends the next request.
+    """Waits for the summary that takes the place of the history.
 
     Attributes:
         phase: The kind of the next request.
@@ -344,8 +325,7 @@ class JudgedReply(Struct, frozen=True, kw_only=True):
         settled: Records of all calls that are answered already.
         used_before: `Turn.used` without the calls of this reply.
         noted: Notes about the calls that are not made. Each is recorded when the calls before it in the
-            reply are settled. Empty in a turn of an old trace (without `RunTurn.binds_calls`): such a turn
-            recorded the notes when it judged the reply.
+            reply are settled. Empty in a turn of an old trace (without `RunTurn.binds_calls`).
     """
 
     calls: Mapping[m.CallId, m.ToolCall]
@@ -357,12 +337,7 @@ class JudgedReply(Struct, frozen=True, kw_only=True):
 
 
 class AwaitingApproval(Struct, frozen=True):
-    """Waits for a person's decisions. No call of the reply has been sent.
-
-    Attributes:
-        questions: The questions that are not answered yet.
-        decisions: The answers so far.
-    """
+    """Waits for a person's decisions on the remaining `questions`. No call of the reply has been sent."""
 
     turn: Turn
     reply: JudgedReply
@@ -371,11 +346,9 @@ class AwaitingApproval(Struct, frozen=True):
 
 
 class Batch(Struct, frozen=True):
-    """Tool calls that were sent to `server` together.
+    """Tool calls that were sent to `server` together; those that are `pending` are not settled yet.
 
-    Attributes:
-        pending: The calls among them that are not settled yet.
-        parallel: Whether other batches may be under way at the same time.
+    Other batches may be under way at the same time if they are all `parallel`.
     """
 
     number: m.BatchId
@@ -392,14 +365,11 @@ class AwaitingTools(Struct, frozen=True):
         under_way: The batches that have been sent and are not settled; one, unless calls run in parallel.
         unsent: The calls that are sent after these batches, in runs of consecutive calls to one server.
         settled: Records of the settled calls of the reply, in the order in which they were settled.
-        died: The server that died; `None`: no server has died. After a death, `FailurePolicy.after_death`
-            says how the turn goes on, even if a call has timed out too.
-        timed_out: Whether a call has timed out; `FailurePolicy.after_timeout` says how the turn goes on.
+        died: The server that died. Then `FailurePolicy.after_death` applies, even if a call has timed out.
+        timed_out: Whether a call has timed out (`FailurePolicy.after_timeout`).
         changed: The arguments of calls that a person has changed.
         tools: The tools as they were when the calls were decided on.
-        noted: Notes about calls that are not made. Each is recorded when the calls before it are settled.
-        starting: Servers that this reply has started by calling them. They have not yet reported whether the
-            start succeeded.
+        starting: Servers that this reply has started by calling them, and that have not reported yet.
     """
 
     turn: Turn
@@ -445,9 +415,7 @@ class AwaitingClose(Struct, frozen=True):
 
 
 class Waiting(Struct, frozen=True):
-    """Waits for a reply that the provider gives in a batch, hours later.
-
-    First the turn's sessions are closed. Then the process may end: a later process goes on with the turn.
+    """Waits for a reply that the provider gives in a batch, hours later, in a later process.
 
     Attributes:
         then: The state in which the turn goes on when the reply has come.
@@ -487,11 +455,11 @@ TurnState: TypeAlias = Idle | LiveState | AwaitingClose | Waiting | Finished
 
 Commands: TypeAlias = tuple[m.TurnCommand | m.TurnNote, ...]
 Transition: TypeAlias = tuple[TurnState, Commands]
-"""The result of every function of the machine: the next state, and the commands to carry out in order."""
+"""The next state, and the commands to carry out in order."""
 
 
 def waiting_for(state: LiveState) -> str:
-    """Describe, for an error text, what a turn in this state waits for."""
+    """Describe what the turn waits for, for an error text."""
     match state:
         case AwaitingSupport() | AwaitingSessions(pending=()):
             return "asking whether the model takes tools"
@@ -521,7 +489,7 @@ def _for_the_model(turn: Turn) -> str:
 
 
 def without(items: tuple[T, ...], item: T) -> tuple[T, ...]:
-    """Return `items` without those that are equal to `item`."""
+    """Return the items without those that are equal to `item`."""
     if items and items[0] == item:
         return items[1:]
     return tuple(other for other in items if other != item)
@@ -548,7 +516,7 @@ class TurnProgress(Struct, frozen=True, kw_only=True, gc=False):
 
 
 def progress_of(state: TurnState) -> TurnProgress:
-    """Return the progress of a turn; `elapsed_s` is left at 0, because this module has no clock."""
+    """Return the progress of a turn, without `elapsed_s`."""
     settled = 0
     match state:
         case Idle():

@@ -1,6 +1,6 @@
 """The part of the turn's machine that follows a reply: its tool calls are judged, sent and settled.
 
-A reply without calls is an answer, a refusal, or nothing usable. The rules for the calls of a reply:
+The rules for the calls of a reply:
 
 - All calls of the reply are judged before any of them is sent. Those that have to be approved are put to a
   person together, and no call of the reply is sent before the person has decided on each of them.
@@ -8,28 +8,20 @@ A reply without calls is an answer, a refusal, or nothing usable. The rules for 
   count, or comes too late, is noted and ignored.
 - A call that is not made gets a note in the trace, recorded in the order of the reply's calls.
 - A denied call is answered with the reason. The other calls of the reply are made all the same.
-- Changed arguments are read as strictly as those that a model writes, and a text tells the model of the
-  change.
-- A call that an earlier process has sent, and that its server works on as a task, was judged before it was
-  sent. It is neither asked about nor counted again.
-- If nobody answers now, the turn is parked: its sessions close, and it ends with `TurnParked`. A resumed turn
-  judges the reply again, with the definitions that the servers list then. If the definition of a tool has
-  changed, a question about its call is asked again. If the policy asks no question about that call, the call
-  is not made.
+- A call that an earlier process has sent, and that its server works on as a task, is neither asked about nor
+  counted again.
+- If nobody answers now, the turn is parked. A resumed turn judges the reply again. If the definition of a
+  tool has changed, a question about its call is asked again. Without a question the call is not made.
 
-`RunTurn.when_called` names the servers that start when they are called, and for each the tools that the model
-is offered until then. The rules for these servers:
+The rules for servers that start when they are called (`RunTurn.when_called`):
 
 - Such a server is started by the first reply that has calls for it, after the policy and a person have
-  decided on all calls of that reply. The servers of one reply start at the same time, at most
-  `TurnLimits.starts_at_once` of them. A run of calls is sent when its server has started.
+  decided on all calls of that reply. A run of calls is sent when its server has started.
 - The tools that the server lists then replace those that the model was offered. If they are the same, the
   next request offers the same list, in the same order. If a tool has changed, the session does not send its
   calls (`actors/mcp_session.py`), the model is told so, and the next request offers the new list.
 - If the server does not start, its calls are answered with the reason, and the turn goes on without its
   tools; or the turn fails, if the server is required.
-
-`tool_loop.step` calls these functions; they are pure.
 """
 
 from collections.abc import Iterable, Mapping
@@ -71,16 +63,11 @@ def start_calls(
 ) -> Transition:
     """Send the first run of a reply's calls, or go on if there is none.
 
-    Args:
-        turn: The turn.
-        reply: The judged reply; all its open calls are to be made.
-        changed: The arguments of calls that a person has changed.
-        notes: Notes to record before the calls.
+    `changed` are the arguments of calls that a person has changed.
     """
     runs = runs_of(reply.open, bind=turn.run.binds_calls)
     if not runs:
-        # No batch is sent, but the notes of this reply's rejected and denied calls have the number that the
-        # next batch would get. Add 1, so that the notes of the next reply have another number.
+        # The notes of this reply's calls have the number that the next batch would get.
         turn = replace(turn, batches=turn.batches + 1)
     state = s.AwaitingTools(
         turn,
@@ -97,10 +84,7 @@ def start_calls(
 
 
 def _placed(reply: s.JudgedReply) -> tuple[s.PlacedNote, ...]:
-    """Return a note for each call that is not made, and when to record the note.
-
-    The note is recorded when a certain number of the reply's calls are settled; `PlacedNote` has this number.
-    """
+    """Return a note for each call that is not made, and when to record the note."""
     if not reply.noted:
         return ()
     notes = {note.call_id: note for note in reply.noted}
@@ -115,7 +99,7 @@ def _placed(reply: s.JudgedReply) -> tuple[s.PlacedNote, ...]:
 
 
 def _send_runs(state: s.AwaitingTools, notes: tuple[s.CallNote, ...] = ()) -> Transition:
-    """Send all runs of calls (`Run`) that may be sent now. If the turn waits for no call, go on with it."""
+    """Send all runs of calls that may be sent now. If the turn waits for no call, go on with it."""
     state, starts = start_called(state)
     state, due = _due(state)
     if notes and due:
@@ -132,10 +116,7 @@ def _send_runs(state: s.AwaitingTools, notes: tuple[s.CallNote, ...] = ()) -> Tr
 
 
 def _due(state: s.AwaitingTools) -> tuple[s.AwaitingTools, tuple[s.CallNote, ...]]:
-    """Take from `state.noted` the notes that can be recorded now, and return them.
-
-    A note can be recorded when all calls before its call in the reply are settled.
-    """
+    """Take from `state.noted` the notes that can be recorded now, and return them."""
     due = tuple(takewhile(lambda each: each.settled <= len(state.settled), state.noted))
     if not due:
         return state, ()
@@ -143,11 +124,10 @@ def _due(state: s.AwaitingTools) -> tuple[s.AwaitingTools, tuple[s.CallNote, ...
 
 
 def _next_run(state: s.AwaitingTools) -> Run | None:
-    """Return the run of calls (`Run`) to send to its server now; `None`: all unsent runs have to wait.
+    """Return the run of calls to send to its server now; `None`: all unsent runs have to wait.
 
-    Runs are sent one at a time and in order, except that a parallel run may be sent while other parallel runs
-    are under way at other servers: a session serves only one batch at a time. A run whose server has not
-    started yet has to wait.
+    Runs are sent one at a time and in order, except that parallel runs may be under way together. A session
+    serves only one batch at a time.
     """
     if not all(batch.parallel for batch in state.under_way) or not state.unsent:
         return None
@@ -167,7 +147,7 @@ def _next_run(state: s.AwaitingTools) -> Run | None:
 def called_first(
     state: s.AwaitingTools, event: m.SessionOpened | m.McpDisabled | m.StartupFailed
 ) -> Transition:
-    """Handle the start, or the failed start, of a server that was started because a tool of it was called."""
+    """Go on when a server that was started by a call has started or not."""
     match event:
         case m.SessionOpened():
             state, verified = started(state, event)
@@ -203,10 +183,9 @@ def _sent(state: s.AwaitingTools, run: Run) -> tuple[s.AwaitingTools, m.CallTool
 def settle(
     state: s.AwaitingTools, event: m.ToolReturned | m.ToolTimedOut | m.ToolSkipped | m.ServerDied
 ) -> Transition:
-    """Record how a call ended. After the last call of a run (`Run`), send the next run or ask the model.
+    """Record how a call ended. After the last call of a run, send the next run or ask the model.
 
-    After a server's death, and after a timeout unless `FailurePolicy.after_timeout` is `continue`, the calls
-    that are not sent yet are skipped, and the turn only waits for the calls under way at other servers.
+    After a server's death or a timeout, calls under way at other servers still finish.
     """
     call_id = event.call_id
     settled = record_settlement(
@@ -230,7 +209,6 @@ def settle(
 def _without_call(
     under_way: tuple[s.Batch, ...], event: m.ToolReturned | m.ToolTimedOut | m.ToolSkipped | m.ServerDied
 ) -> tuple[s.Batch, ...]:
-    """Return the batches without the settled call; a batch that has no other call left is removed."""
     left = (
         replace(each, pending=without(each.pending, event.call_id)) if each.number == event.batch else each
         for each in under_way
@@ -241,7 +219,6 @@ def _without_call(
 def _skip_unsent(
     state: s.AwaitingTools, reason: str, batch: m.BatchId, *, of: m.ServerName | None = None
 ) -> tuple[s.AwaitingTools, tuple[s.CallNote, ...]]:
-    """Answer the calls that are not sent yet with `reason`: all of them, or those of one server."""
     skipped = tuple(run for run in state.unsent if of is None or run.server == of)
     left = tuple(run for run in state.unsent if of is not None and run.server != of)
     unsent = {call.call_id: call for run in skipped for call in run.calls}
@@ -259,11 +236,6 @@ def _skip_unsent(
 
 
 def _after_tools(state: s.AwaitingTools) -> Transition:
-    """Collect the results in the order of the calls, and return what the turn does next.
-
-    The turn sends the results to the model, in a usual request or in the one for the final answer. But if a
-    server has died, the turn may reconnect to it first.
-    """
     by_id = {record.call_id: record for record in state.settled}
     records = tuple(by_id[call_id] for call_id in state.calls)
     turn, new = state.turn.tell(records)
@@ -279,7 +251,7 @@ def _after_tools(state: s.AwaitingTools) -> Transition:
         return force(turn, "max_iterations", new)
     if turn.budget_reached:
         return force(turn, "budget", new)
-    # If the servers have removed all their tools during the turn, the next request offers none.
+    # The servers may have removed all their tools during the turn.
     return ask(turn, "loop" if turn.can_call else "only", new)
 
 
@@ -298,13 +270,9 @@ def call(
 ) -> Transition:
     """Judge the calls of a reply: ask a person about them, send them, or answer them without a server.
 
-    Args:
-        turn: The turn.
-        calls: All calls of the reply.
-        settled: The calls that are answered already, in a resumed turn.
-        decisions: The answers to earlier questions about these calls.
-        definitions: In a resumed turn, by tool name: the digest of the definition that the tool had when its
-            calls were decided on. A call is not made if its tool has changed since.
+    In a resumed turn, `settled` are the calls that are answered already, and `decisions` the answers to
+    earlier questions. `definitions` has, by tool name, the digest for which the calls were decided on. A call
+    is not made if its tool has changed since.
     """
     done = {record.call_id for record in settled}
     tasks = turn.open_tasks
@@ -339,10 +307,7 @@ def call(
 def _noted(
     turn: Turn, reply: s.JudgedReply, notes: tuple[s.CallNote, ...]
 ) -> tuple[s.JudgedReply, tuple[s.CallNote, ...]]:
-    """Store the notes in `reply`: each is recorded when the calls before it are settled.
-
-    In the replay of an old trace (without `RunTurn.binds_calls`), return them to be recorded now.
-    """
+    """Store the notes in `reply`, or return them to be recorded now, in the replay of an old trace."""
     if not turn.run.binds_calls:
         return reply, notes
     return replace(reply, noted=(*reply.noted, *notes)), ()
@@ -351,8 +316,7 @@ def _noted(
 def _is_outdated(each: ValidCall, definitions: Mapping[str, str]) -> bool:
     """Return whether the call must not be made: its tool has changed since the call was decided on.
 
-    The result is `False` if a person is going to be asked about the call, with the tool's new definition, or
-    if an earlier process has sent the call.
+    A person who is going to be asked about the call sees the new definition.
     """
     if each.terms.verdict == "ask" or each.task is not None:
         return False
@@ -433,7 +397,7 @@ def _in_order(calls: tuple[m.ToolCall, ...], judged: tuple[ValidCall, ...]) -> t
 
 
 def _changed_before(tasks: Mapping[m.CallId, m.OpenTask]) -> dict[m.CallId, m.JsonObject]:
-    """Return, by call id, the arguments with which an earlier process sent a call that a person changed."""
+    """Return the arguments with which an earlier process sent calls that a person had changed."""
     return {
         call_id: task.changed_arguments
         for call_id, task in tasks.items()
@@ -448,7 +412,6 @@ def _without(questions: tuple[ApprovalQuestion, ...], decided: Decisions) -> tup
 def _send(
     turn: Turn, reply: s.JudgedReply, decisions: Decisions, notes: tuple[m.TurnNote, ...]
 ) -> Transition:
-    """Answer the calls that a person has denied, and start the others."""
     approved: list[ValidCall] = []
     denied: list[Unmade] = []
     changed = _changed_before(turn.open_tasks)
@@ -489,11 +452,7 @@ RUN_THEM = '; the setting text_tool_calls = "run" makes such calls'
 
 
 def loop_reply(turn: Turn, reply: m.CompletionReceived) -> Transition:
-    """Go on after the reply to a request that offered tools: make its calls, or check its text as the answer.
-
-    If the reply has neither, or its text cannot be the answer, ask the model again. The caller has added the
-    reply's tokens to `turn`.
-    """
+    """Go on after the reply to a request that offered tools, whose tokens `turn` has counted."""
     if reply.tool_calls:
         meant = tuple(map(turn.meant, reply.tool_calls))
         return call(replace(turn, iterations=turn.iterations + 1), meant)
@@ -515,7 +474,7 @@ def loop_reply(turn: Turn, reply: m.CompletionReceived) -> Transition:
 
 
 def final_reply(turn: Turn, phase: Phase, reply: m.CompletionReceived) -> Transition:
-    """Go on after the reply to a request without tools: check its text as the answer, or refuse the reply."""
+    """Go on after the reply to a request without tools."""
     if reply.tool_calls:
         return _refuse_calls(turn, phase, reply)
     why = _why_not(reply)
@@ -548,14 +507,13 @@ def _seen(reply: m.CompletionReceived) -> str:
 
 
 def _check(turn: Turn, phase: Phase, reply: m.CompletionReceived) -> Transition:
-    """Ask the host whether the text of a reply is a valid answer."""
     text = reply.content or ""
     state = s.AwaitingVerdict(turn, phase, text, cut=reply.finish_reason == "length")
     return state, (m.CheckAnswer(content=text),)
 
 
 def refuse_answer(state: s.AwaitingVerdict, reason: str) -> Transition:
-    """Handle the host's refusal of a reply's text: ask the model for a repair, or end the turn."""
+    """Handle the host's refusal of a reply's text."""
     reason = CUT.format(reason=reason) if state.cut else reason
     return refuse(state.turn, state.phase, m.NoAnswer(reason=reason, raw=state.content))
 
@@ -565,7 +523,6 @@ def _has_text(content: str | None) -> bool:
 
 
 def _refuse_calls(turn: Turn, phase: Phase, reply: m.CompletionReceived) -> Transition:
-    """Answer the tool calls of a reply to a request that offered no tools, without making the calls."""
     batch = m.BatchId(turn.batches + 1)
     answer, why = tool_results.SKIPPED_TOO_LATE, "it calls tools, which are no longer available"
     if turn.missing and phase == "only":
@@ -583,10 +540,7 @@ def refuse(
     new: tuple[m.ConversationItem, ...] = (),
     notes: tuple[m.TurnNote, ...] = (),
 ) -> Transition:
-    """Ask the model to repair its answer, once in a turn and if the budget allows it.
-
-    Otherwise end the turn with the host's fallback. Without a fallback, the turn fails.
-    """
+    """Ask the model to repair its answer, once in a turn, or end the turn with the host's fallback."""
     if phase != "repair" and not turn.budget_spent:
         text = m.UserText(turn.run.repair_request.replace("{reason}", why.reason))
         return ask(turn, "repair", (*new, text), notes=(*notes, m.RepairRequested(reason=why.reason)))
@@ -622,7 +576,7 @@ def _completed(
 
 
 def open_session(run: m.RunTurn, server: m.ServerName) -> m.OpenSession:
-    """Return the command that opens the session of `server`."""
+    """Return the command that opens a session."""
     return m.OpenSession(
         server=server, turn=run.turn, timeout_s=run.limits.startup_timeout_s(server), policy=run.policy
     )
@@ -656,7 +610,7 @@ def with_report(turn: Turn, event: m.SessionOpened | m.McpDisabled) -> Turn:
 
 
 def changed_tools(offered: Iterable[m.ToolDefinition], listed: Iterable[m.ToolDefinition]) -> tuple[str, ...]:
-    """Return the names of tools that differ between the lists, or are in one only; order does not count."""
+    """Return the names of tools that differ between the lists, whatever their order."""
     before = {tool.name: tool for tool in offered}
     now = {tool.name: tool for tool in listed}
     return tuple(name for name in {**before, **now} if before.get(name) != now.get(name))
@@ -676,10 +630,7 @@ def start_called(state: s.AwaitingTools) -> tuple[s.AwaitingTools, Commands]:
 
 
 def started(state: s.AwaitingTools, event: m.SessionOpened) -> tuple[s.AwaitingTools, m.ToolsVerified]:
-    """Add the tools of a server that was started because the model called one of its tools.
-
-    If they differ from the tools that the model was offered, the next request offers the new ones.
-    """
+    """Add the tools of a server that was started because the model called one of its tools."""
     offered, turn = state.turn, with_report(state.turn, event)
     changed = changed_tools(offered.tools, without_doubles(turn.tools)[0])
     if not changed and not event.serves_unlisted:
