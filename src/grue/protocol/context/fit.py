@@ -1,26 +1,25 @@
 """Decide what to clear so that the next request fits into the model's context window.
 
-The functions are pure; `turn/asking.py` turns what they return into commands. The rules:
+The rules:
 
 1.  Nothing is cleared until a request would fill more than `high_water` of the window. The tokens that are
     kept free for the reply are not part of the window here.
 2.  Then the oldest parts are replaced by stubs until the request fills at most `low_water`: tool results by a
     line such as "[Cleared to save room ...]", and user texts by the shorter text that the host has given with
-    them (`UserText.stub`), if any. As so much is cleared at once, history changes seldom, and the endpoint's
-    prompt cache stays valid in between.
+    them (`UserText.stub`), if any. As so much is cleared at once, the endpoint's prompt cache stays valid in
+    between.
 3.  The last reply, the results of its calls and the items of the next request are never replaced.
 4.  If everything that may be cleared is cleared and the request still fills more than `low_water`, the model
     is asked for a summary, which takes the place of everything but the first entry and the last reply.
 5.  If the request still fills more than `high_water`, the results that it adds are cut in the middle, the
-    largest first. The trace has the complete results.
+    largest first.
 6.  If the endpoint still reports an overflow, the window size in its error replaces the policy's. Then the
     oldest parts are cleared until the request fills at most `low_water`, and the newest results are cut.
 7.  If the request still fills more than `high_water` then, the oldest exchanges are left out.
 
-The functions decide by a `ContextLedger`, which holds the size in tokens of each part of the conversation,
-oldest first. A size is an estimate at first. Each reply reports the tokens of the whole prompt, and the
-difference between this count and the sum of the sizes is spread over the parts that were not counted before.
-So the sum is exact after each reply, and only the newest parts are estimates.
+A `ContextLedger` holds the size of each part of the conversation, oldest first: an estimate at first. Each
+reply reports the tokens of the whole prompt. The difference to the sum of the sizes is spread over the parts
+that were not counted before.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -55,23 +54,22 @@ _TELLING = 500
 """Fewest tokens from which the estimate of bytes per token learns; a few short messages would mislead it."""
 
 _SMALL = 48
-"""A result of at most this many tokens is about as long as its stub, so it is never cleared."""
+"""A result of so many tokens is about as long as its stub, so it is never cleared."""
 
 _SLACK = 8
-"""If the endpoint's count and our estimate of the uncounted parts differ by more than this factor, the sizes
-counted earlier are taken to be wrong too, and all are corrected."""
+"""If the endpoint's count differs from the estimate of the uncounted parts by more than this factor, the
+sizes counted earlier are taken to be wrong too."""
 
 
 class ContextLedger(Struct, frozen=True, kw_only=True):
     """The sizes of a conversation's parts.
 
     Attributes:
-        head: The first entry of the conversation: all items of its first request. Never cleared.
-        tools: The definitions of the tools on offer.
-        items: All other parts, oldest first. The method `counted` joins neighbours that cannot be cleared
-            into one.
-        current: The position of the last reply in `items`. This reply and later items are never cleared.
         bytes_per_token: How many bytes of text count as a token.
+        head: All items of the conversation's first request. Never cleared.
+        tools: The definitions of the tools on offer.
+        items: All other parts, oldest first. Neighbours that cannot be cleared may be joined into one.
+        current: The position of the last reply in `items`. This reply and later items are never cleared.
     """
 
     bytes_per_token: float = TEXT_BYTES_PER_TOKEN
@@ -98,7 +96,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
         return replace(self, tools=ContextItem(tokens=sum(map(self.estimate, sizes))))
 
     def say(self, new: Iterable[m.ConversationItem], named: Tools) -> "ContextLedger":
-        """Add the sizes of a request's items. Those of the conversation's first request become `head`."""
+        """Add the sizes of a request's items. Those of the first request become `head`."""
         items = tuple(self.item_of(item, named) for item in new)
         if self.head.tokens or not items:
             return replace(self, items=(*self.items, *items))
@@ -128,10 +126,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
                 return ContextItem(tokens=tokens)
 
     def counted(self, prompt_tokens: int) -> "ContextLedger":
-        """Correct the sizes so that they add up to `prompt_tokens`, the endpoint's count of this prompt.
-
-        `prompt_tokens` is 0 if the endpoint has not counted: then the sizes stay the same.
-        """
+        """Correct the sizes so that they add up to the endpoint's count of this prompt; 0: it has none."""
         if prompt_tokens <= 0:
             return self
         parts = (self.head, self.tools, *self.items)
@@ -141,8 +136,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
         if guessed and guessed <= rest * _SLACK and rest <= guessed * _SLACK:
             factor, spread = rest / guessed, False
         else:
-            # The endpoint's count does not agree with the sizes from its earlier counts, for example because
-            # the prompt was rewritten. So correct the sizes of all parts, not only the estimated ones.
+            # The prompt may have been rewritten since the earlier counts.
             factor, spread = prompt_tokens / max(1, known + guessed), True
         head, tools, *items = (
             _corrected(part, factor) if spread or not part.counted else part for part in parts
@@ -155,7 +149,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
         return replace(ledger, bytes_per_token=_learned(self.bytes_per_token, factor))
 
     def scaled_to(self, tokens: int) -> "ContextLedger":
-        """If the sizes add up to less than `tokens`, scale them up, so that they add up to `tokens`."""
+        """Scale smaller sizes up, so that they add up to `tokens`."""
         return self if self.tokens >= tokens else self.counted(tokens)
 
 
@@ -193,9 +187,8 @@ def _attachment_tokens(attachment: m.Attachment) -> int:
 def _learned(bytes_per_token: float, factor: float) -> float:
     """Return a better `bytes_per_token`, after a text had `factor` times as many tokens as predicted.
 
-    After more tokens than predicted the value is corrected in full, because too low a prediction leads to a
-    request that the model refuses as too long. After fewer tokens it is corrected by half, because too high a
-    prediction only clears old results sooner than necessary.
+    Too high a prediction is corrected by half, because it only clears old results sooner than necessary. Too
+    low a one leads to a request that the model refuses.
     """
     wanted = bytes_per_token / factor
     if factor < 1:
@@ -208,7 +201,7 @@ def _corrected(part: ContextItem, factor: float) -> ContextItem:
 
 
 def _merge(items: Iterable[ContextItem]) -> list[ContextItem]:
-    """Merge neighbours that cannot be cleared. Small results are merged, too: clearing one frees little."""
+    """Merge neighbours that cannot be cleared, and small results: clearing one frees little."""
     merged: list[ContextItem] = []
     for item in items:
         kept = item
@@ -226,13 +219,12 @@ DO_NOT_REPEAT = "[Cleared to save room. The call was made; do not repeat it.]"
 READ_AGAIN = "[Cleared to save room" + READ_ON + "]"
 
 _WORTH_CLEARING = 16
-"""An item is cleared only if that frees at least this many tokens."""
+"""An item is cleared only if that frees at least so many tokens."""
 
 _WORTH_A_SUMMARY = 0.1
 """A summary is requested only if it can free more than this share of `Room.low`."""
 
 _STUB_CHARS = 1000
-"""Every stub is shorter than this."""
 
 _SHORTEST_RESULT = 64
 """Fewest tokens that a cut result keeps."""
@@ -242,10 +234,7 @@ StubFor: TypeAlias = Callable[[ContextItem], str]
 
 
 class Room(Struct, frozen=True):
-    """How many tokens a request may have.
-
-    If a request would have more than `high` tokens, parts of it are cleared until it has at most `low`.
-    """
+    """A request with more than `high` tokens is cleared until it has at most `low`."""
 
     high: int
     low: int
@@ -255,9 +244,8 @@ class Fit(Struct, frozen=True, kw_only=True):
     """How the next request is made to fit into the context window.
 
     Attributes:
-        ledger: The sizes of the history's parts after `cleared`; `new` is not included.
+        ledger: The sizes of the history's parts after `cleared`, without `new`.
         new: The new items of the request; tool results that are too long are cut.
-        cleared: What is cleared from the history; `None`: nothing.
         summarise: Whether a summary is needed before the request is sent.
     """
 
@@ -268,10 +256,7 @@ class Fit(Struct, frozen=True, kw_only=True):
 
 
 def room_in(policy: ContextPolicy, window_tokens: int) -> Room:
-    """Return `high_water` and `low_water` in tokens.
-
-    They are shares of the window minus the tokens that are reserved for the reply.
-    """
+    """Return `high_water` and `low_water` in tokens."""
     usable = window_tokens - min(policy.reply_tokens, window_tokens // 2)
     return Room(int(usable * policy.high_water), int(usable * policy.low_water))
 
@@ -286,12 +271,8 @@ def stub_of(
 ) -> str:
     """Return the text that the model sees in the place of a cleared result.
 
-    Args:
-        tool: Canonical name of the tool that was called.
-        policy: Its `read_only` names further tools that the model may call again.
-        offered: The tools by name.
-        plain: Whether the model gets results as plain text (`RunTurn.plain_results`), and not as JSON.
-        handle: The handle with which the model can read the result again; empty: the result has none.
+    `handle` is the one with which the model can read the result again; empty: it has none. With `plain` the
+    text is not put into JSON.
     """
     if handle:
         return READ_AGAIN.format(handle=handle)
@@ -319,13 +300,7 @@ def fit(
 ) -> Fit:
     """Decide what is cleared or cut so that a request that adds `new` fits into the window.
 
-    Args:
-        ledger: The sizes of the conversation so far.
-        new: The items that the request adds.
-        room: How many tokens a request may have.
-        stub_for: Returns the text that replaces a cleared item.
-        named: For the id of each call that `new` answers, the name of the tool.
-        may_summarise: Whether the turn may still ask the model for a summary.
+    `named` has the tools' names for the results in `new`.
     """
     added = sum(ledger.item_of(item, named).tokens for item in new)
     if ledger.tokens + added <= room.high:
@@ -384,13 +359,7 @@ def cut(
 def cut_last(
     ledger: ContextLedger, last: Sequence[m.ToolMessage], most: int
 ) -> tuple[ContextLedger, tuple[m.ToolMessage, ...]]:
-    """Shorten tool results in `last`, so that the conversation has at most `most` tokens.
-
-    `last` holds the results that the last request added to the conversation.
-
-    Returns:
-        The ledger with the new sizes, and the shortened results.
-    """
+    """Shorten the results of the last request, so that the conversation has at most `most` tokens."""
     sizes = {item.call_id: item.tokens for item in ledger.items[ledger.current :] if item.call_id}
     share = _share(sorted(sizes.values()), most - (ledger.tokens - sum(sizes.values())))
     shorter = {
@@ -408,12 +377,7 @@ def cut_last(
 def without_oldest(ledger: ContextLedger, most: int) -> tuple[ContextLedger, float] | None:
     """Return a ledger that is cut to `most` tokens, and the share of its `items` that is kept.
 
-    `head` is always kept; the items lose their oldest tokens. `None`: there is nothing to leave out before
-    the last reply.
-
-    Args:
-        ledger: The sizes of the conversation's parts.
-        most: Most tokens that the whole conversation may have afterwards.
+    The items lose their oldest tokens. `None`: there is nothing to leave out before the last reply.
     """
     rest = sum(item.tokens for item in ledger.items)
     if not rest or not any(item.tokens for item in ledger.items[: ledger.current]):
@@ -425,10 +389,9 @@ def without_oldest(ledger: ContextLedger, most: int) -> tuple[ContextLedger, flo
 
 
 def _share(sizes: Sequence[int], most: int) -> int:
-    """Return the size to which larger items have to be cut, so that all items together have at most `most`.
+    """Return the size to which larger items have to be cut, so that all together have at most `most`.
 
-    `sizes` are the sizes of the items, in ascending order. The result of a cut is never smaller than
-    `_SHORTEST_RESULT`, even if the items then have more than `most`.
+    `sizes` are in ascending order. No item is cut to less than `_SHORTEST_RESULT`.
     """
     left = most
     for done, size in enumerate(sizes):

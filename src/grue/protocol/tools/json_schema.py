@@ -2,15 +2,12 @@
 
 The library `jsonschema-rs` does the check. It holds the GIL, cannot be stopped, and exhausts the stack on a
 long chain of references. So grue first computes how much work a check can be: the number of schema parts that
-can apply to one place of a value, such as `items[0].name`, times the number of values. Above a limit the
-value is not checked. References are resolved only within the schema; nothing is fetched. Regular expressions
-run in linear time. An expression with look-around or back references cannot, so it is ignored.
+can apply to one place of a value, times the number of values. Above a limit the value is not checked.
+References are resolved only within the schema; nothing is fetched. A regular expression that cannot run in
+linear time is ignored.
 
-Loading `jsonschema-rs` takes 6 MB and 10 ms. Most schemas of tools have only types, properties and required
-names. A value that fits such a schema is accepted without the library; all other values are checked by it.
-
-Formats are not checked. Nor are `unevaluatedItems` and `unevaluatedProperties`: their cost cannot be
-foreseen.
+Loading the library takes 6 MB and 10 ms, so a value that fits a plain schema is accepted without it. Formats,
+`unevaluatedItems` and `unevaluatedProperties` are not checked.
 """
 
 import contextlib
@@ -29,21 +26,20 @@ MAX_SCHEMA_BYTES = 30_000
 MAX_VALUE_BYTES = 1_000_000
 
 _MOST_STEPS = 10_000_000
-"""Most steps of one check: the number of the schema's parts times the number of values. So a check takes less
-than a second."""
+"""Parts of the schema times number of values. With this limit a check takes less than a second."""
 
 _MOST_PARTS = 2_000
 """Most parts of a schema that apply to one place of a value."""
 
 _DEEPEST = 60
-"""Deepest nesting of the parts that apply to one place. The validator's stack grows with this nesting."""
+"""Deepest nesting of the parts that apply to one place. The validator's stack grows with it."""
 
 _MOST_TOLD = 2_000
-"""Most values (in a result, for example) for which the validator says what is wrong, if the schema has
-branches: it copies all of them for each branch."""
+"""Most values for which the validator says what is wrong with a schema that has branches: it copies all of
+them for each branch."""
 
 _MOST_WORK = 200_000
-"""The most steps that the measuring of a schema may take."""
+"""Most steps for measuring a schema."""
 
 _MOST_COMPILED = 64
 _REGEX_BYTES = 100_000
@@ -51,8 +47,7 @@ _TOO_MUCH = "it is nested too deeply, or too many of its parts apply to one valu
 _FAULT_CHARS = 300
 _QUOTED_CHARS = 100
 _VALUE = "\0"
-"""Stands for the value in the validator's messages. No other part of them contains this character, because
-the messages escape control characters."""
+"""Stands for the value in the validator's messages, which escape control characters everywhere else."""
 
 Check: TypeAlias = Callable[[object], str | None]
 """Returns why a schema refuses a value; `None` if it accepts the value or cannot be used."""
@@ -63,7 +58,7 @@ _DIALECTS = {
     "https://json-schema.org/draft/2019-09/schema": "Draft201909Validator",
 }
 _OUTSIDE: dict[str, Any] = {}
-"""The schemas that a schema may refer to by a URL. There are none, so such a reference is refused."""
+"""The schemas that a schema may refer to by a URL: none."""
 _TOO_OLD = ("http://json-schema.org/draft-03/schema", "http://json-schema.org/draft-04/schema")
 
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
@@ -94,21 +89,19 @@ _PLAIN_KEYWORDS: dict[str, type] = {
     "title": str,
     "description": str,
 }
-"""The keywords of a plain schema, with the type of their values."""
 
 
 class NotCheckedError(Exception):
-    """A schema or value cannot be checked, for example because it is too large. The text says why."""
+    """A schema or value cannot be checked, for example because it is too large."""
 
 
 def check_of(schema: m.JsonObject) -> Check:
     """Compile a schema. Compiled schemas are cached, because each turn has a new session with the same tools.
 
-    A property with a default may be left out, even if `required` names it: some libraries put parameters with
-    a default into `required`, and models leave such parameters out.
+    A property with a default may be left out, even if it is `required`: some libraries write such schemas.
 
     Raises:
-        Exception: The schema is too large, too deep or not valid. `reason` turns the exception into a text.
+        Exception: The schema is too large, too deep or not valid; see `reason`.
     """
     written = msgspec.json.encode(schema)
     if len(written) > MAX_SCHEMA_BYTES:
@@ -200,7 +193,7 @@ def _is_plain(schema: Any) -> bool:
 
 
 def _fits_plainly(schema: Any, value: object) -> bool:
-    """Return whether a value fits a plain schema (`_is_plain`), which also names each member of the value."""
+    """Return whether a value fits a plain schema, which also names each of its members."""
     if type(value) not in _PLAIN_TYPES[schema["type"]]:
         return False
     if not isinstance(value, dict):
@@ -224,7 +217,6 @@ def _fault_text(error: Any) -> str:
 
 
 def _shown(value: object) -> str:
-    """Return a value as JSON if that is short, and otherwise what kind of value it is and how large."""
     text = msgspec.json.encode(value).decode()
     if len(text) <= _QUOTED_CHARS:
         return text
@@ -245,10 +237,7 @@ def _shown(value: object) -> str:
 def _checkable(part: Any, whole_schema: m.JsonObject, *, names: bool = False) -> Any:
     """Return a schema without the keywords that cannot be checked.
 
-    Args:
-        part: A schema, a list of schemas, or any other value of a keyword.
-        whole_schema: The schema that `part` is part of; a `$ref` in `part` may refer to any place in it.
-        names: Whether the keys of `part` are names and not keywords, as in the value of `properties`.
+    `names`: the keys of `part` are names and not keywords, as in the value of `properties`.
     """
     if isinstance(part, list):
         return [_checkable(inner, whole_schema) for inner in part]
@@ -276,8 +265,7 @@ def _checkable(part: Any, whole_schema: m.JsonObject, *, names: bool = False) ->
         del whole["patternProperties"]
         whole.pop("additionalProperties", None)
     if whole.get("additionalProperties") is False and not properties and "patternProperties" not in whole:
-        # Without properties, `maxProperties: 0` accepts the same values as `additionalProperties: false`. But
-        # with `maxProperties` the validator's message names the arguments that are too many.
+        # `maxProperties: 0` accepts the same values, but the validator's message then names the arguments.
         whole["maxProperties"] = 0
         del whole["additionalProperties"]
     if "pattern" in whole and not _is_linear(whole["pattern"]):
@@ -286,7 +274,7 @@ def _checkable(part: Any, whole_schema: m.JsonObject, *, names: bool = False) ->
 
 
 def _has_default(part: Any, whole_schema: m.JsonObject, steps: int = _MOST_STEPS_TO_DEFAULT) -> bool:
-    """Return whether a property's schema has a default, itself or by `$ref`, `allOf`, `anyOf` or `oneOf`."""
+    """Return whether a property's schema has a default, itself or by reference or combination."""
     if not isinstance(part, dict) or not steps:
         return False
     if "default" in part:
@@ -308,10 +296,7 @@ def _referred(reference: Any, whole_schema: m.JsonObject) -> Any:
 
 
 def _is_linear(pattern: object) -> bool:
-    """Return whether a pattern can be matched in linear time. `True` also for an invalid pattern.
-
-    The validator reports an invalid pattern, so it need not be refused here.
-    """
+    """Return whether a pattern runs in linear time, or is invalid, which the validator reports."""
     return _compiles(pattern, _linear()) or not _compiles(pattern, None)
 
 
@@ -332,16 +317,14 @@ def _anchors(schema: m.JsonObject) -> dict[str, m.JsonObject]:
     """Return the parts of a schema that have an anchor, by the anchor's name.
 
     Raises:
-        NotCheckedError: A part refers to something outside the schema, or has `$schema` or `$id` and so is a
-            separate schema, or two parts have the same anchor.
+        NotCheckedError: The schema is not self-contained, or two parts have the same anchor.
     """
     found: dict[str, m.JsonObject] = {}
     for part in _objects(schema):
         outside = (str(part[key]) for key in _REFERENCES if isinstance(part.get(key), str))
         own = any(isinstance(part.get(key), str) for key in ("$schema", "$id"))
         if own or not all(reference.startswith("#") for reference in outside):
-            # The validator itself has the meta-schemas of the JSON Schema dialects. A schema may refer to
-            # one of them, and then it is not known how long a check can take.
+            # The validator itself has the meta-schemas of the dialects, whose size is not measured here.
             raise NotCheckedError("it refers to something outside, or is made of several schemas")
         for key in ("$anchor", "$dynamicAnchor"):
             name = part.get(key)
@@ -360,10 +343,8 @@ def _objects(value: object) -> Iterator[m.JsonObject]:
 def _most_parts(root: m.JsonObject, anchors: Mapping[str, m.JsonObject]) -> int:
     """Return the largest number of parts of the schema that can apply to one place of a value.
 
-    The function follows the schema from the outermost place inwards, for all possible values at once. A state
-    is the list of the parts that apply to a place; a part that applies twice is in it twice. A recursive
-    schema leads to the same state again; that state is not followed a second time. If the number of parts
-    grows with each level, a limit ends the search.
+    A state is the list of the parts that apply to a place, from the outermost place inwards. A recursive
+    schema leads to the same state again, which is not followed a second time.
 
     Raises:
         NotCheckedError: The parts are too many, or the schema refers to itself without end.
@@ -391,10 +372,7 @@ def _most_parts(root: m.JsonObject, anchors: Mapping[str, m.JsonObject]) -> int:
 def _applied(
     state: list[m.JsonObject], root: m.JsonObject, anchors: Mapping[str, m.JsonObject]
 ) -> list[m.JsonObject]:
-    """Return the schema parts in `state`, and all parts that apply to the same value because of these.
-
-    A part brings in the parts under its `allOf` and similar keywords, and the targets of its references.
-    """
+    """Return the schema parts in `state`, and all parts that apply to the same value because of these."""
     found: list[m.JsonObject] = []
     waiting = [(part, 0) for part in state]
     while waiting:
@@ -410,11 +388,7 @@ def _applied(
 
 
 def _below(applied: list[m.JsonObject]) -> list[list[m.JsonObject]]:
-    """Return the parts that apply inside a value: a list for each member or item, and one for member names.
-
-    Args:
-        applied: The parts of the schema that apply to the value itself.
-    """
+    """Return the parts that apply inside a value: a list for each member or item, and one for names."""
     named: dict[object, list[m.JsonObject]] = defaultdict(list)
     others: dict[type, list[tuple[list[m.JsonObject], frozenset[object]]]] = {str: [], int: []}
     keys: list[m.JsonObject] = []
@@ -430,8 +404,7 @@ def _below(applied: list[m.JsonObject]) -> list[list[m.JsonObject]]:
         others[int].append((_schemas(rest), frozenset(items)))
         others[int].append((_schemas(part.get("contains")), frozenset()))
         keys += _schemas(part.get("propertyNames"))
-    # In `named`, the key "" stands for all members that no part of the schema names, and the key -1 for all
-    # items whose index no part names.
+    # In `named`, "" stands for all members, and -1 for all items, that no part names.
     for kind, name in ((str, ""), (int, -1)):
         others[kind] = [(schemas, own) for schemas, own in others[kind] if schemas]
         named.setdefault(name, [])
@@ -445,12 +418,10 @@ def _below(applied: list[m.JsonObject]) -> list[list[m.JsonObject]]:
 
 
 def _schemas(value: object) -> list[m.JsonObject]:
-    """Return the schemas in a keyword's value, which may be a schema or a list of schemas."""
     return [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, dict)]
 
 
 def _members(value: object) -> dict[str, m.JsonObject]:
-    """Return the named schemas in the value of a keyword such as `properties`, by name."""
     return {k: v for k, v in value.items() if isinstance(v, dict)} if isinstance(value, dict) else {}
 
 

@@ -1,8 +1,7 @@
-"""Compare the tools that a server lists with the definitions that the user has approved; pure.
+"""Compare the tools that a server lists with the definitions that the user has approved.
 
-Four digests pin a definition, one for each part that a server can change without the user's knowledge: the
-description, which the model reads as instructions, the schemas of arguments and result, and the annotations,
-which a `ToolPolicy` matches. The order of tools and of keys does not matter.
+Four digests pin a definition, one for each part that a server can change without the user's knowledge. The
+order of tools and of keys does not matter.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,8 +26,7 @@ class ToolPin(Struct, frozen=True, forbid_unknown_fields=True):
         summary: First line of the description, for people. It is not compared.
         description: The digest of the description. The fields after this one are digests, too.
         output_schema: `None`: the tool declares no such schema.
-        annotations: `None`: the lock was written by a version of grue that did not pin annotations. They are
-            then neither compared nor trusted.
+        annotations: `None` in an old lock: annotations are then neither compared nor trusted.
     """
 
     summary: str
@@ -46,29 +44,24 @@ class ToolLock(Struct, frozen=True):
     """The approved definitions of every server, by the servers' names.
 
     Attributes:
-        servers: The digests of the definitions.
-        listings: The definitions themselves, as the servers listed them when they were approved. A listing
-            that does not fit the digests is not used.
+        listings: The definitions themselves, as the servers listed them when they were approved.
     """
 
     servers: Mapping[str, ServerPins] = {}
     listings: Mapping[str, tuple[m.ToolDefinition, ...]] = {}
 
     def pins(self, server: str) -> ServerPins:
-        """Return the approved definitions of one server; empty for a server that is not in the lock."""
+        """Return the approved definitions of one server; empty if it is not in the lock."""
         return self.servers.get(server, {})
 
     def listing(self, server: str) -> tuple[m.ToolDefinition, ...] | None:
-        """Return a server's tools as they were approved.
-
-        `None`: the lock has no listing of the server, or the listing does not fit the lock's digests.
-        """
+        """Return a server's tools as they were approved; `None`: no listing fits the lock's digests."""
         tools = self.listings.get(server)
         return None if tools is None or drift(self.pins(server), tools) else tools
 
 
 class ToolDrift(Struct, frozen=True):
-    """A tool that differs from its approved definition; `parts` names the parts that have changed."""
+    """A tool that differs from its approved definition in these `parts`."""
 
     tool: str
     change: ToolChange
@@ -99,8 +92,7 @@ def screen(
 ) -> tuple[tuple[m.ToolDefinition, ...], tuple[m.ToolDrifted, ...]]:
     """Return the tools that `on_drift` allows, in order, and a note for each tool that has drifted.
 
-    The annotations of a tool that has not drifted are marked as trusted: the user has approved them. If
-    `on_drift` is `ignore`, nothing is compared and no tool is marked.
+    The annotations of a tool that has not drifted are marked as trusted: the user has approved them.
     """
     if on_drift == "ignore":
         return tools, ()
@@ -110,8 +102,7 @@ def screen(
     notes = tuple(
         m.ToolDrifted(
             server=server,
-            # A name in a lock may contain half a surrogate pair. The note goes into the trace, and a trace
-            # cannot hold half a pair, so replace it.
+            # A name in a lock may contain half a surrogate pair, which a trace cannot hold.
             tool=well_formed(each.tool),
             change=each.change,
             parts=each.parts,

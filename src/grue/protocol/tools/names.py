@@ -2,13 +2,10 @@
 
 The canonical name, used everywhere inside grue, is `{server}.{tool}`. MCP allows dots and up to 128
 characters in a tool's name. Most LLM endpoints allow only letters, digits, `_` and `-`, and at most 64
-characters. For them a name is encoded, and `WireNames` remembers how to decode it. One table is used for the
-offered tools, the calls in the history and the choice of a tool. In a host's own program a tool can also be
-called by its bare name: `tool_routes` says which of several tools with that bare name is called.
+characters, so `WireNames` encodes names.
 
-A model wrote the arguments of a call, so they may be any text of any size. `read_arguments` does not raise;
-it returns an error text for the model. Arguments that are too large, or that contain too many values, are
-rejected before they are parsed, because parsing cannot be interrupted and blocks the event loop.
+Arguments may be any text of any size. `read_arguments` rejects those that are too large before they are
+parsed, because parsing cannot be interrupted and blocks the event loop.
 
 Source: R8.2
 """
@@ -39,7 +36,7 @@ _REFUSED = re.compile(r"[^A-Za-z0-9_-]")
 
 
 def is_built_in(tool: m.ToolDefinition) -> bool:
-    """Return whether a tool is one of grue's own, such as `read_result`, and not a server's."""
+    """Return whether a tool is one of grue's own."""
     return tool.server == SERVER
 
 
@@ -67,13 +64,9 @@ def split_known(name: str, servers: Iterable[str]) -> tuple[str, str] | None:
 
 
 def split_unlisted(name: str, servers: Collection[str]) -> tuple[str, str] | None:
-    """Split a tool name that no server lists into server and tool.
+    """Split a tool name that no server lists into server and tool; `None` if it names none of `servers`.
 
-    Return `None` if the name begins with none of `servers`.
-
-    Args:
-        name: What the model wrote: `server.tool`, or the readable form of a wire name, `server__tool`.
-        servers: The servers that serve tools which they do not list.
+    The model may have written `server.tool`, or the readable form of a wire name, `server__tool`.
     """
     for server in servers:
         for separator in (".", "__"):
@@ -93,13 +86,8 @@ def is_wire_name(name: str) -> bool:
 class WireNames:
     """A two-way table of canonical names and wire names. Once added, an entry never changes.
 
-    If a canonical name is a valid wire name, it stays unchanged. Any other name gets a readable wire name; if
-    that is taken or too long, a hash is put at its end. The result of a call of `add` does not depend on the
-    order of its names.
-
-    Args:
-        style: `canonical` leaves names unchanged; `encoded` makes them match `[A-Za-z][A-Za-z0-9_-]{0,63}`.
-        names: The first canonical names of the table.
+    A valid wire name stays unchanged. Any other name gets a readable one; if that is taken or too long, a
+    hash is put at its end. With the style `canonical` names are left unchanged.
     """
 
     def __init__(self, style: NameStyle, names: Iterable[str] = ()) -> None:
@@ -109,15 +97,15 @@ class WireNames:
         self.add(names)
 
     def add(self, names: Iterable[str]) -> None:
-        """Add canonical names; names that are already in the table keep their wire names."""
+        """Add canonical names, in any order."""
         for name in sorted(names, key=lambda name: (not is_wire_name(name), name)):
             self.to_wire(name)
 
     def to_wire(self, name: str) -> str:
         """Return the wire name, and add the name if it is new.
 
-        A name that the model invented is added too. The history that is sent to the endpoint contains the
-        call, so its name has to match the endpoint's pattern, and must not be that of an existing tool.
+        A name that the model invented is added too: the history is sent to the endpoint, and so must not
+        contain an invalid name, or that of another tool.
         """
         if self.style == "canonical":
             return name
@@ -128,7 +116,7 @@ class WireNames:
         return self._wire[name]
 
     def to_canonical(self, wire: str) -> str:
-        """Return the canonical name; an unknown name, which the model invented, is returned unchanged."""
+        """Return the canonical name; an unknown name is returned unchanged."""
         return self._canonical.get(wire, wire)
 
     @property
@@ -142,7 +130,7 @@ class WireNames:
 
     @classmethod
     def restored(cls, style: NameStyle, known: Mapping[str, str]) -> "WireNames":
-        """Return a table with the entries of `known`, a dict from canonical names to wire names."""
+        """Return a table with the entries of `known`."""
         names = cls(style)
         names._wire = {**known}
         names._canonical = {wire: name for name, wire in known.items()}
@@ -152,7 +140,7 @@ class WireNames:
         readable = name if is_wire_name(name) else _readable(name)
         wire, attempt = readable[:MAX_WIRE_NAME], 0
         while wire in self._canonical or (attempt == 0 and len(readable) > MAX_WIRE_NAME):
-            # Hash `attempt` together with the name, so that each attempt makes another wire name.
+            # Each attempt makes another wire name.
             digest = hashlib.sha256(f"{attempt}:{name}".encode("utf-8", "surrogatepass")).hexdigest()[:10]
             wire = f"{readable[: MAX_WIRE_NAME - len(digest) - 1]}_{digest}"
             attempt += 1
@@ -169,11 +157,7 @@ _NO_ARGUMENTS: m.JsonObject = {"type": "object", "properties": {}}
 
 
 def openai_tool(tool: m.ToolDefinition, *, name: str | None = None) -> m.JsonObject:
-    """Return the tool in OpenAI's format.
-
-    Args:
-        tool: The tool as its server lists it.
-        name: The name on the wire; default: the canonical name.
+    """Return the tool in OpenAI's format; `name`: the name on the wire, by default the canonical one.
 
     Source: R8.1, R8.4, P33, P34, P36
     """
@@ -188,7 +172,7 @@ def openai_tool(tool: m.ToolDefinition, *, name: str | None = None) -> m.JsonObj
 
 
 def _parameters(schema: m.JsonObject) -> m.JsonObject:
-    # In MCP a tool without arguments may leave `properties` out. OpenAI refuses an object schema without it.
+    # OpenAI refuses an object schema without `properties`, which MCP allows.
     if "type" in schema and "properties" in schema:
         return schema
     return {**_NO_ARGUMENTS, **schema}
@@ -201,8 +185,7 @@ class ToolRoutes(Struct, frozen=True):
         listed: Each tool by the name to show it with: its bare name, or its full name if another tool has
             that bare name. In the order of the tools.
         called: Each tool by every name that it can be called by.
-        shadowed: Pairs of tools with the same bare name: the later tool, which takes the name, and the
-            earlier tool, which can then be called by its full name only.
+        shadowed: Pairs of tools with the same bare name. The first, which was listed later, takes the name.
     """
 
     listed: dict[str, m.ToolDefinition]
@@ -211,11 +194,7 @@ class ToolRoutes(Struct, frozen=True):
 
 
 def tool_routes(tools: Iterable[m.ToolDefinition]) -> ToolRoutes:
-    """Return the names by which tools are listed and called.
-
-    A tool is listed by its bare name, such as `read`. If several tools have the same bare name, only the last
-    of them is listed by it. The others are listed by their full names, such as `files.read`.
-    """
+    """Return the names by which tools are listed and called; of tools with one bare name the last has it."""
     tools = tuple(tools)
     bare: dict[str, m.ToolDefinition] = {}
     shadowed = []
@@ -223,8 +202,7 @@ def tool_routes(tools: Iterable[m.ToolDefinition]) -> ToolRoutes:
         if tool.tool in bare:
             shadowed.append((tool, bare[tool.tool]))
         bare[tool.tool] = tool
-    # Full names override bare ones: `a.b` is the tool `b` of the server `a`, even if another server has a
-    # tool that is itself called `a.b`.
+    # `a.b` is the tool `b` of the server `a`, even if another server has a tool that is itself called `a.b`.
     called = bare | {f"{tool.server}.{tool.tool}": tool for tool in tools}
     listed = {
         tool.tool if called[tool.tool] is tool else f"{tool.server}.{tool.tool}": tool for tool in tools
@@ -233,10 +211,10 @@ def tool_routes(tools: Iterable[m.ToolDefinition]) -> ToolRoutes:
 
 
 CUT_MARK = " [cut at the length limit]"
-"""Marks the end of arguments that may be incomplete, because the reply was cut."""
+"""Put at the end of arguments that may be incomplete, because the reply was cut."""
 
 _MAX_ODD_VALUES = 10_000
-"""The limit for arguments that are not strict JSON, which take longer to parse."""
+"""Arguments that are not strict JSON take longer to parse."""
 
 _WORDS = 300
 _DEEP = f"the arguments are nested more than {MAX_DEPTH} deep: make a flatter call"
@@ -244,12 +222,7 @@ _DIGITS = 40
 
 
 def read_arguments(text: str, room: int = MAX_CHARS) -> m.JsonObject | str:
-    """Return the arguments, or an error text for the model.
-
-    Args:
-        text: The arguments as the model wrote them.
-        room: Most characters to read; longer arguments are an error.
-    """
+    """Return the arguments, or an error text for the model. At most `room` characters are read."""
     if text.endswith(CUT_MARK):
         return "the reply was cut at its length limit before its arguments were whole: make the call again"
     if not text.strip():
@@ -263,7 +236,7 @@ def read_arguments(text: str, room: int = MAX_CHARS) -> m.JsonObject | str:
     try:
         value = _strict(text)
     except RecursionError:
-        # Do not use the error's text: it depends on the stack, which is different in a replay.
+        # The error's text depends on the stack, which is different in a replay.
         return _DEEP
     except ValueError as error:
         if str(error).startswith("Extra data") and text.lstrip().startswith("{"):
@@ -271,8 +244,7 @@ def read_arguments(text: str, room: int = MAX_CHARS) -> m.JsonObject | str:
         return f"the arguments are not valid JSON: {plain_text(str(error))[:_WORDS]}"
     if not isinstance(value, dict):
         return f"the arguments must be a JSON object, not {type(value).__name__}"
-    # A value cannot be nested deeper than its number of opening brackets, so most values need no further
-    # check.
+    # Most values have too few brackets to be nested too deeply.
     deep = count_of(text, "{[") > MAX_DEPTH and is_deep(value)
     return _DEEP if deep else value
 

@@ -1,16 +1,14 @@
 """Apply a `ToolPolicy` to the calls of a reply, and read what a person has decided about them; pure.
 
-The policy itself is data (`policies.py`). A reply is judged as a whole before any of its calls is sent. So a
-person is asked about all calls of the reply at once, before any of them has had an effect.
+A reply is judged as a whole before any of its calls is sent, so that a person is asked about all of them
+before any has had an effect.
 
-Annotations come from the server, and a server may lie. Each tool is therefore judged twice: with its
-annotations, and with the defaults of the MCP specification. If the annotations are not trusted, the stricter
-of both results counts. So no annotation of an untrusted server can loosen a verdict, whatever the rules say.
-Whether a server runs in a box is known from the host and not from the server, so it is always believed.
+Annotations come from the server, which may lie. So each tool is judged twice: with its annotations, and with
+the defaults of the MCP specification. If the annotations are not trusted, the stricter result counts. Whether
+a server runs in a box is known from the host.
 
-A person's decision arrives as an `ApprovalDecision` that a program has made, so its values may be anything.
-All decisions are checked here, whether the call is from a running turn, a parked turn or the host's own code.
-The rules:
+A person's decision is made by a program, so its values may be anything. All decisions are checked here. The
+rules:
 
 - A call is made only if the verdict is `approve`, or `change` with usable arguments. Everything else is a
   denial: another word, `None`, a change without arguments, an approval with arguments.
@@ -57,7 +55,6 @@ class Terms(Struct, frozen=True, kw_only=True):
     """What a policy says about a tool, or about one call of it.
 
     Attributes:
-        verdict: What happens to a call.
         reason: Why the call is denied or asked about; empty if the rule gives no reason.
         max_calls: Most calls in one turn; `None`: no limit.
         parallel: Whether a call may run while calls to other servers run.
@@ -72,10 +69,9 @@ class Terms(Struct, frozen=True, kw_only=True):
 
 
 def hints_of(annotations: ToolAnnotations | None) -> ToolHints:
-    """Return a tool's hints: its annotations, and the specification's defaults for those that are missing.
+    """Return a tool's hints: its annotations, or the specification's defaults.
 
-    `destructive` and `idempotent` mean something only for tools that change something. So a read-only tool
-    counts as idempotent and not as destructive, whatever its annotations say.
+    `destructive` and `idempotent` mean something only for tools that change something.
     """
     if annotations is None:
         return ToolHints()
@@ -104,13 +100,12 @@ def judge(
     """Judge all calls of a reply.
 
     Args:
-        policy: The policy.
+        policy: The policy to apply.
         tools: The tool of each call, in the order of the calls.
         used: How often each tool with a limit has been called in this turn.
 
     Returns:
-        What the policy says about each call. And a copy of `used` in which each call that the policy does not
-        deny is counted.
+        What the policy says about each call, and `used` after the calls that are not denied.
     """
     counts = dict(used)
     known: dict[str, Terms] = {}
@@ -133,7 +128,7 @@ def definition_digest(tool: m.ToolDefinition) -> str:
         key = msgspec.json.encode(parts)
     except (UnicodeEncodeError, TypeError):  # half a surrogate pair cannot be encoded
         return digest(msgspec.to_builtins(parts))
-    # A turn and its session both ask for the digest of each tool that is called, so digests are cached.
+    # A turn and its session both ask for the digest of each tool that is called.
     if (known := _digests.get(key)) is not None:
         return known
     found = digest(msgspec.to_builtins(parts))
@@ -154,8 +149,8 @@ def question_about(
 ) -> ApprovalQuestion:
     """Return the question about a call of `tool`, bound to the arguments and the tool's definition.
 
-    The question has its own copies of the arguments and the schema. A host that modifies them, for instance
-    to mask a value that it shows, does not change the call.
+    It has its own copies, so a host that modifies them, for instance to mask a value, does not change the
+    call.
     """
     return ApprovalQuestion(
         call_id=call_id,
@@ -230,7 +225,7 @@ UNMATCHED = ", which matches no tool"
 def unmatched_patterns(patterns: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
     """Return the patterns that match none of the names, each once.
 
-    A turn reports such patterns at its start: in a rule that denies tools, a misspelt pattern denies nothing.
+    In a rule that denies tools, a misspelt pattern would silently deny nothing.
     """
     known = tuple(names)
     return tuple(
@@ -291,7 +286,7 @@ class Judged(Struct, frozen=True):
 
 
 def judged(decision: ApprovalDecision) -> Judged:
-    """Return what follows from a person's decision: whether the call is made, and with which arguments."""
+    """Return what follows from a person's decision."""
     decision = sound(decision)
     if decision.verdict == "approve":
         return Judged()
@@ -304,7 +299,7 @@ def judged(decision: ApprovalDecision) -> Judged:
 
 
 def sound(decision: ApprovalDecision) -> ApprovalDecision:
-    """Return a copy of a decision that shares no arguments with it; a denial if the decision is malformed."""
+    """Return a copy of a decision that shares no arguments with it; a denial if it is malformed."""
     verdict: object = decision.verdict
     reason = well_formed(decision.reason) if isinstance(decision.reason, str) else ""
     if verdict == "approve" and decision.arguments is None:
@@ -333,10 +328,7 @@ def own_copies(questions: Iterable[ApprovalQuestion]) -> tuple[ApprovalQuestion,
 
 
 def is_about(decision: ApprovalDecision, asked: ApprovalQuestion | ApprovalDecision) -> bool:
-    """Return whether a decision is about the same call as a question, or as another decision.
-
-    Tool, arguments and definition have to be the same.
-    """
+    """Return whether a decision is about the same tool, definition and arguments as a question or another."""
     return (decision.name, decision.arguments_digest, decision.definition_digest) == (
         asked.name,
         asked.arguments_digest,
@@ -351,11 +343,8 @@ def settled(
 ) -> tuple[dict[m.CallId, ApprovalDecision], tuple[m.DecisionIgnored, ...]]:
     """Return the accepted decisions by call id, and a note for each of `decisions` that is ignored.
 
-    Args:
-        questions: The questions that wait for a decision.
-        decisions: The new decisions, in the order in which they were made.
-        before: The decisions that were accepted earlier, for calls that have not been sent yet. The result
-            contains them too.
+    `before` are the decisions that were accepted earlier, for calls that have not been sent yet. The result
+    contains them too.
     """
     asked = {question.call_id: question for question in questions}
     accepted = dict(before or {})

@@ -1,8 +1,6 @@
 """Turn a server's answer to `tools/call` into a `ToolCallResult`, and the result into text for the model.
 
-Everything in a `ToolCallResult` is a JSON value. What JSON cannot express (NaN, lone surrogates, bytes, other
-Python objects) is replaced when the result is made, so that later code can encode it without an error.
-
+Values that JSON cannot express are replaced when the result is made, so that later code can encode it.
 | the server's result         | `content`, complete, as in the trace  | what the model reads          |
 |-----------------------------|---------------------------------------|-------------------------------|
 | structured content          | the structured content                | its JSON                      |
@@ -18,18 +16,13 @@ Python objects) is replaced when the result is made, so that later code can enco
 | - SVG, or text in base64    |                                       | type, size, the decoded text  |
 | - anything else             |                                       | unchanged                     |
 
-A text that is too long is cut. If the model can read the whole result by a handle (`built_in.py`), it gets
-the beginning and the end of the text, and between them how much was cut, and whether it is JSON. The base64
-of blocks is never part of the text. An attachment is sent as an image, audio or file if the endpoint accepts
-it; data that cannot be attached is marked `omitted`, with the reason. If a result has structured content, its
-text blocks are dropped, because they repeat it. Its other blocks are kept in `ToolCallResult.blocks` and
-described in the same way.
+A text that is too long is cut. The base64 of blocks is never part of the text. Data that cannot be attached
+is marked `omitted`, with the reason. If a result has structured content, its text blocks are dropped, because
+they repeat it.
 
-Images, audio and PDF files are checked before they are attached for the model. A provider refuses a whole
-request for one image with the wrong media type or broken base64, and every later request would contain that
-image too. The check reads the type from the first bytes, and requires that the data is base64 and
-within the limits. Data that fails the check is described to the model, with the reason. To add a media type,
-add it to the tables below. `chat_wire/wire_format.py` decides which of the types an endpoint gets.
+Images, audio and PDF files are checked before they are attached: a provider refuses a whole request for one
+image with the wrong media type or broken base64, and every later request would contain that image too. To add
+a media type, add it to the tables below. `chat_wire/wire_format.py` decides which of them an endpoint gets.
 
 Source: P43, P44
 """
@@ -53,8 +46,8 @@ from grue.runtime.large_data import count_of
 from grue.runtime.safe_text import printable, well_formed
 
 MAX_ATTACHMENTS = 20
-"""Most attachments of one reply's results. Anthropic limits an image to 2,000 pixels a side in a request with
-more than 20 of them, and some servers take fewer still."""
+"""Anthropic limits an image to 2,000 pixels a side in a request with more attachments, and some servers take
+fewer still."""
 
 _MAX_TEXT_BYTES = 1024 * 1024
 _MAX_NAME = 100
@@ -82,12 +75,7 @@ _EXPECTED = {
 class MediaRoom:
     """Collects the attachments of one reply's tool results, up to the limits of the turn.
 
-    Args:
-        limits: The limits of the turn.
-        used_bytes: Decoded size of the attachments of earlier replies.
-
-    Attributes:
-        attachments: What was attached so far.
+    `used_bytes` is the decoded size of the attachments of earlier replies.
     """
 
     def __init__(self, limits: TurnLimits, used_bytes: int = 0) -> None:
@@ -96,12 +84,9 @@ class MediaRoom:
         self._left = limits.max_media_bytes - used_bytes
 
     def attach(self, declared: str, data: str, uri: str = "") -> str:
-        """Attach `data`. Return why it cannot be attached; empty: it was attached.
+        """Attach base64 data. Return why it cannot be attached; empty: it was attached.
 
-        Args:
-            declared: The type of the content block: `image`, `audio` or `resource`.
-            data: The block's base64 data.
-            uri: The URI of a resource, which gives the file its name.
+        `declared` is the type of the content block. The URI of a resource gives the file its name.
         """
         data = _without_prefix(data)
         found = _sniffed(data[:_HEAD_CHARS])
@@ -158,10 +143,8 @@ def decoded_bytes(base64_text: str) -> int:
 def known_bytes(data: str) -> int | None:
     """Return the decoded size of base64 in bytes, or `None` if the data is not base64.
 
-    Data of more than a megabyte is taken for base64 without a check.
-
-    Data that is not base64 gets no size. It may be a text with a secret, for which the trace has a
-    placeholder, so a replay would compute another size.
+    Such data may be a text with a secret, for which the trace has a placeholder: a replay would compute
+    another size. More than a megabyte is taken for base64 without a check.
     """
     data = _without_prefix(data)
     clean = data if len(data) > _MAX_TEXT_BYTES else _clean(data)
@@ -169,7 +152,7 @@ def known_bytes(data: str) -> int | None:
 
 
 def _without_prefix(data: str) -> str:
-    """Return the base64 in `data`. Some servers send a data URL instead: `data:image/png;base64,...`."""
+    """Return the base64 in `data`, which some servers send as a data URL."""
     comma = data.find(",", 0, 200) if data.startswith("data:") else -1
     return data[comma + 1 :]
 
@@ -186,7 +169,7 @@ def _sniffed(base64_head: str) -> tuple[MediaKind, str] | None:
 def _clean(data: str) -> str | None:
     """Return base64 as providers take it: padded and without white space; `None` if it is not base64.
 
-    `translate` finds characters that are not base64 in a tenth of the time that decoding takes.
+    `translate` takes a tenth of the time of decoding.
     """
     foreign = data.encode("ascii", "replace").translate(None, _ALPHABET)
     if foreign.strip(b"="):
@@ -202,7 +185,7 @@ def _clean(data: str) -> str | None:
 
 
 def _file_name(uri: str) -> str:
-    """Return the name of a PDF file for a request: the last part of its URI; `file.pdf` if that is empty."""
+    """Return the name of a PDF file, made from its URI."""
     try:
         last = unquote(urlsplit(uri).path.rstrip("/").rpartition("/")[2])
     except ValueError:
@@ -248,10 +231,7 @@ class JsonText(str):
 
 
 def why_unknown(name: str, missing: Mapping[m.ServerName, str]) -> str:
-    """Return the end of the error text about an unknown tool.
-
-    It names each missing server that may have this tool, and why the server is missing.
-    """
+    """Return the end of an error text, about the missing servers that may have an unknown tool."""
     bare = not NAME_SEPARATORS.search(name)
     reasons = [
         f". {NOT_USED.format(server=server, reason=reason)}"
@@ -270,7 +250,7 @@ def success(content: object) -> m.ToolCallResult:
 
 
 def failure(message: str, content: object = None) -> m.ToolCallResult:
-    """Return the result of a call that failed; `message` says why.
+    """Return the result of a call that failed.
 
     Source: R11.2, R11.4, P42
     """
@@ -286,7 +266,7 @@ def timed_out(timeout_s: float) -> m.ToolCallResult:
 
 
 def call_failed(cause: str) -> m.ToolCallResult:
-    """Return the result of a call that failed before the tool could answer, as when the server died.
+    """Return the result of a call that failed before the tool could answer.
 
     Source: R6.2
     """
@@ -294,7 +274,7 @@ def call_failed(cause: str) -> m.ToolCallResult:
 
 
 def is_small(value: object, most: int = _SMALL_VALUES) -> bool:
-    """Return whether a JSON value has at most `most` nested values, so that walking through it is quick."""
+    """Return whether a JSON value has at most `most` nested values."""
     found = [value]
     for part in found:  # the list grows while the loop walks through it
         if isinstance(part, str):
@@ -308,17 +288,13 @@ def is_small(value: object, most: int = _SMALL_VALUES) -> bool:
 
 
 def is_kept_as_text(answer: m.JsonObject) -> bool:
-    """Return whether a part of this `tools/call` result has too many values, and so is a `JsonText`."""
+    """Return whether a part of a `tools/call` result is a `JsonText`."""
     texts = [block.get("text") for block in _blocks(answer)]
     return any(isinstance(part, JsonText) for part in (answer.get("structuredContent"), *texts))
 
 
 def from_mcp(answer: m.JsonObject) -> m.ToolCallResult:
-    """Read the result object of `tools/call`.
-
-    The content is the first of these that the result has: the structured content; the parsed JSON of a single
-    text block that is an object or array; the text, if all blocks are text; the list of blocks.
-    """
+    """Read the result object of `tools/call`, by the module's table."""
     blocks = _blocks(answer)
     structured = answer.get("structuredContent")
     content = structured if structured is not None else _unstructured(blocks)
@@ -356,7 +332,6 @@ def _unstructured(blocks: list[m.JsonObject]) -> object:
 
 
 def _is_readable(text: str) -> bool:
-    """Return whether a JSON text is short enough, and has few enough values, to be decoded."""
     return len(text) <= MAX_JSON_CHARS and count_of(text, "[{,") <= MAX_JSON_VALUES
 
 
@@ -364,16 +339,11 @@ def _error_text(blocks: list[m.JsonObject]) -> str:
     text = "\n".join(
         str(block["text"]) for block in blocks if block.get("type") == "text" and block.get("text")
     )
-    # `ToolCallResult.content` has the complete text.
     return text if len(text) <= MAX_ERROR_CHARS else _marked(text, MAX_ERROR_CHARS)
 
 
 def raw_text(result: m.ToolCallResult) -> str:
-    """Return the texts of a result's content blocks, joined by newlines.
-
-    If the result has no blocks, but an error's message, return the message. If it has neither of them, or
-    only blocks without text, return `content` as text.
-    """
+    """Return the texts of a result's content blocks, or else its error's message, or else its content."""
     texts = [text for block in result.blocks if isinstance(text := block.get("text"), str)]
     if texts:
         return "\n".join(texts)
@@ -393,11 +363,9 @@ class Told(NamedTuple):
 
 
 def history_text(result: m.ToolCallResult, max_chars: int) -> str:
-    """Return the JSON text of `result` for the conversation, cut to `max_chars`.
+    """Return the JSON text of a result for the conversation, cut to `max_chars`.
 
-    Blocks other than text are described as in the module's table. If the result is too large, its content
-    becomes text: the beginning, and a marker that says how much was cut. The model thus always reads valid
-    JSON. Markers and braces are not counted in `max_chars`.
+    A result that is too large stays valid JSON. Markers and braces are not counted in `max_chars`.
 
     Source: R11.5, P44
     """
@@ -405,13 +373,9 @@ def history_text(result: m.ToolCallResult, max_chars: int) -> str:
 
 
 def told(result: m.ToolCallResult, max_chars: int, room: MediaRoom | None = None, note: str = "") -> Told:
-    """Return a tool result as text for the model, written as by `history_text`, and its attachments.
+    """Return a tool result as JSON text for the model, and its attachments, which `room` collects.
 
-    Args:
-        result: The result of a call.
-        max_chars: Longest text, in characters.
-        room: Collects the attachments of all results of a reply; `None` attaches nothing.
-        note: A further sentence for the model about the call; empty: none.
+    Without `room` nothing is attached. `note` is a further sentence for the model.
     """
     before = len(room.attachments) if room else 0
     shown = replace(result, content=_readable(result.content, room)).to_dict()
@@ -435,14 +399,13 @@ def told_plainly(
 ) -> Told:
     """Return a tool message's text with the tool's own text unchanged (not as JSON), and its attachments.
 
-    Content that is not text becomes JSON, as in the module's table. A failure begins with `Error: `, and its
-    content follows.
+    Content that is not text becomes JSON.
 
     Args:
         result: The result of a call.
         max_chars: Longest text, in characters; markers are not counted.
         room: Collects the attachments of all results of a reply; `None` attaches nothing.
-        note: What else the model has to know about the call, if anything.
+        note: What else the model has to know about the call.
         handle: The handle for `read_result` that a cut text names; empty: it names none.
     """
     before = len(room.attachments) if room else 0
@@ -457,7 +420,7 @@ def told_plainly(
 
 
 READ_ON = '; read_result with the handle "{handle}" reads all of it'
-"""Added to the shortened text of a result: how the model can read the rest."""
+"""Tells the model how it can read the rest of a result."""
 
 
 def is_referred(content: str, handle: str) -> bool:
@@ -466,10 +429,7 @@ def is_referred(content: str, handle: str) -> bool:
 
 
 def whole_text(result: m.ToolCallResult) -> str:
-    """Return the text of a result for `read_result`: text as it is, JSON with a line for each value.
-
-    Base64 is not part of it. An error begins with `Error: `.
-    """
+    """Return the text of a result for `read_result`: text as it is, JSON with a line for each value."""
     return "\n".join(_parts(result, None, _laid_out))
 
 
@@ -484,10 +444,7 @@ def _parts(result: m.ToolCallResult, room: MediaRoom | None, write: Callable[[ob
 
 
 def _laid_out(content: object) -> str:
-    """Return content as lines: text unchanged, JSON with a line for each value.
-
-    A text with long lines that begins with `{` or `[` counts as JSON if it can be parsed.
-    """
+    """Return content as lines: text unchanged, JSON with a line for each value."""
     if isinstance(content, list) and content and _readable(content, None) is not content:
         texts = (block.get("text") if block.get("type") == "text" else block for block in content)
         return "\n".join(map(_laid_out, texts))
@@ -519,7 +476,7 @@ def _referred(whole: str, note: str, kind: str, max_chars: int, handle: str) -> 
     """Cut the middle out of a result's text; in its place, tell the model to read it with `handle`."""
     tail = max_chars // 3
     head, end = max_chars - tail, len(whole) - tail
-    # Cut at the end of a line, even if that shows a few characters less.
+    # Cut at the end of a line.
     head = max(whole.rfind("\n", head - head // 10, head), -1) + 1 or head
     newline = whole.find("\n", end, end + tail // 5)
     end = end if newline < 0 else newline + 1
@@ -531,10 +488,7 @@ def _referred(whole: str, note: str, kind: str, max_chars: int, handle: str) -> 
 
 
 def cut_middle(content: str, max_chars: int) -> str:
-    """Return a result's text, made by `told` or `told_plainly`, without its middle if it is too long.
-
-    If the text is a JSON object, the middle of each long member is left out instead, so that the result is
-    still a JSON object.
+    """Return a result's text without its middle if it is too long. A JSON object stays one.
 
     The end is kept because many tools print totals and errors last. Markers and braces are not counted in
     `max_chars`.
@@ -550,20 +504,14 @@ def cut_middle(content: str, max_chars: int) -> str:
     for name, value in (shown if isinstance(shown, dict) else {"content": shown}).items():
         text = _plain(value)
         size = _written_chars(text)
-        # `room` and `size` count characters of JSON, where a newline or a quote takes two. So convert `room`
-        # to characters of `text`.
+        # `room` and `size` count characters of JSON, where a newline or a quote takes two.
         cut[name] = value if size <= room else without_middle(text, room * len(text) // size)
         room = max(0, room - size)
     return _written(cut)
 
 
 def without_middle(text: str, kept: int) -> str:
-    """Cut the middle out of a text that is longer than `kept`, and put a marker in its place.
-
-    Args:
-        text: Any text.
-        kept: How many characters are kept; the marker is not counted.
-    """
+    """Cut the middle out of a text, so that `kept` characters stay beside the marker."""
     if len(text) <= kept:
         return text
     end = len(text) - kept // 2
@@ -571,10 +519,7 @@ def without_middle(text: str, kept: int) -> str:
 
 
 def _bounded(shown: m.JsonObject, max_chars: int, whole: str) -> str:
-    """Return `whole`, the JSON text of `shown`. If this is too long, cut long members of `shown`.
-
-    The first member may have `max_chars` characters, and each further member what those before it have left.
-    """
+    """Return the JSON text of `shown`, in which members that are too long are cut."""
     if len(whole) <= max_chars:
         return whole
     cut: m.JsonObject = {}
@@ -590,10 +535,7 @@ def _bounded(shown: m.JsonObject, max_chars: int, whole: str) -> str:
 
 
 def _readable(content: object, room: MediaRoom | None) -> object:
-    """If `content` is a list of content blocks, return the blocks without base64; else return `content`.
-
-    A list is one of blocks if all its items are objects with a `type`.
-    """
+    """Return content blocks without base64, and any other content unchanged."""
     if not isinstance(content, list):
         return content
     if not all(isinstance(block, dict) and isinstance(block.get("type"), str) for block in content):
@@ -620,11 +562,7 @@ def _readable_resource(resource: m.JsonObject, room: MediaRoom | None) -> m.Json
 
 
 def _binary(kind: str, holder: m.JsonObject, data: str, room: MediaRoom | None) -> m.JsonObject:
-    """Return what the model reads about base64 data: its size, and its text or why it was not attached.
-
-    Data that is not text is attached to the result if it fits into `room`. If `room` is `None`, nothing is
-    attached and only the size is returned.
-    """
+    """Return what the model reads about base64 data: its size, and its text or why it was not attached."""
     size = known_bytes(data)
     described: m.JsonObject = {} if size is None else {"bytes": size}
     if room is None:

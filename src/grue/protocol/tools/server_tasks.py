@@ -1,7 +1,6 @@
-"""Read a task: a tool call that its server has taken on and answers later. Pure.
+"""Read a task: a tool call that its server has taken on and answers later.
 
-MCP has tasks in two forms. This module deals with the differences; `transports/mcp/session_parts.py` asks for
-the result.
+MCP has tasks in two forms. `transports/mcp/session_parts.py` asks for the result.
 
 |                   | `experimental` (2025-11-25)          | `extension` (2026-07-28)                   |
 |-------------------|--------------------------------------|--------------------------------------------|
@@ -12,7 +11,7 @@ the result.
 | result            | `tasks/result`, which waits for it   | in the answer to `tasks/get`               |
 | questions         | requests while `tasks/result` waits  | in `tasks/get`, answered by `tasks/update` |
 
-Everything that is read here comes from the server, and is untrusted.
+Everything that is read here is untrusted.
 """
 
 from collections.abc import Collection, Mapping
@@ -40,13 +39,13 @@ MAX_POLL_ERRORS = 3
 
 
 class WaitFor(Struct, frozen=True):
-    """The task is not done yet: ask the server for its state again after `poll_s`."""
+    """The task is not done yet: ask for its state again after `poll_s`."""
 
     poll_s: float
 
 
 class AnswerQuestions(Struct, frozen=True):
-    """The server has questions: answer them by `tasks/update`, and ask for the task again after `poll_s`."""
+    """Answer the server's questions by `tasks/update`, and ask for the task again after `poll_s`."""
 
     questions: m.JsonObject
     poll_s: float
@@ -63,19 +62,14 @@ class TaskFinished(Struct, frozen=True):
 
 
 class TaskFailed(Struct, frozen=True):
-    """The task has ended without a result.
-
-    Attributes:
-        reason: Why there is no result, for the model.
-        code: The code of the server's error; 0 if it did not send one.
-    """
+    """The task has ended without a result. `code` is that of the server's error; 0: it sent none."""
 
     reason: str
     code: int = 0
 
 
 TaskMove: TypeAlias = WaitFor | AnswerQuestions | CollectResult | TaskFinished | TaskFailed
-"""The next step after an answer to `tasks/get`."""
+"""What follows from an answer to `tasks/get`."""
 
 
 def created_task(answer: m.JsonObject, form: TaskForm | None) -> m.ToolTask | None:
@@ -93,10 +87,7 @@ def created_task(answer: m.JsonObject, form: TaskForm | None) -> m.ToolTask | No
 def next_move(answer: m.JsonObject, form: TaskForm, answered: Collection[str] = ()) -> TaskMove:
     """Return the next step after an answer to `tasks/get`.
 
-    Args:
-        answer: The server's answer.
-        form: The form of tasks in the session's protocol revision.
-        answered: The questions that have been answered. A server may repeat them.
+    A server may repeat questions that have been `answered`.
 
     Raises:
         ValueError: The answer cannot be used.
@@ -126,12 +117,12 @@ def next_move(answer: m.JsonObject, form: TaskForm, answered: Collection[str] = 
 
 
 def status_message(answer: m.JsonObject) -> str:
-    """Return the server's text about a task's state; empty if there is none."""
+    """Return the server's text about a task's state."""
     return _text(answer.get("statusMessage"))
 
 
 def is_unknown(code: int) -> bool:
-    """Return whether a server's error code, after a request about a task, means that it has no such task."""
+    """Return whether a server's error code means that it has no such task."""
     return code in _UNKNOWN_TASK
 
 
