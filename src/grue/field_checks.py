@@ -178,6 +178,13 @@ def _number_fault(
     return f" is {shown(value)}; it must be a finite number{limit}{or_none}"
 
 
+def fault_of(error: Exception) -> str:
+    """Return msgspec's words with the field first, such as ``max_steps: Expected `int`, got `str```."""
+    words, _, place = str(error).partition(" - at `$")
+    field = place.rstrip("`").lstrip(".")
+    return f"{field}: {words}" if field else words
+
+
 def shown(value: object) -> str:
     """Return the beginning of a value's `repr`, or the length of a number that Python refuses to print."""
     try:

@@ -115,6 +115,7 @@ def test_what_is_wrong_is_refused_before_anything_starts(tmp_path: Path, folder:
         (("--misses", "ask"), "'ask' is not one of 'fail', 'call'"),
         (("--set", "speed=1"), "there is no field speed; the fields are"),
         (("--set", "llm.speed=1"), "There is no setting llm.speed. The settings are"),
+        (("--set", "llm.temperature=hot"), "--set llm.temperature: Expected `float | null`, got `str`."),
         (("--base-url", "nowhere"), "The base URL must start with http:// or https://"),
     ]
     for options, says in rows:

@@ -134,7 +134,7 @@ def test_an_episode_that_is_still_being_played_is_refused(grue: Run) -> None:
     ("settings", "words"),
     [
         ({}, "was not made by `grue play`. Resume it with the program that made it."),
-        ({"game": 7}, "does not hold valid options of `grue play`: Expected `str`, got `int` - at `$.game`"),
+        ({"game": 7}, "does not hold valid options of `grue play`: game: Expected `str`, got `int`."),
     ],
 )
 def test_an_episode_of_another_host_is_refused(grue: Run, settings: dict[str, Any], words: str) -> None:

@@ -9,6 +9,7 @@ from msgspec import Struct, structs
 
 from grue import messages as m
 from grue.errors import MCPConfigError
+from grue.field_checks import fault_of
 from grue.hosts.zork.past import GamePast
 from grue.policies import StartAhead, StartWhen
 
@@ -116,7 +117,7 @@ def started_options(recorded: m.JsonObject, kind: type[S], otherwise: str) -> S:
     try:
         return msgspec.convert(recorded, kind, dec_hook=lambda type_, value: type_(value))
     except msgspec.ValidationError as error:
-        raise MCPConfigError(f"{otherwise}: {error}.") from error
+        raise MCPConfigError(f"{otherwise}: {fault_of(error)}.") from error
 
 
 def run_folder(run: Path) -> Path:

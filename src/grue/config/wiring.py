@@ -18,6 +18,7 @@ from grue.config.mcp_servers import MCPConfig, tool_servers
 from grue.config.project_tables import ProjectTables, read_project_tables
 from grue.config.settings import GameConfiguration, Unwritten
 from grue.errors import MCPConfigError
+from grue.field_checks import fault_of
 from grue.policies import (
     Budget,
     ContextPolicy,
@@ -198,7 +199,7 @@ def model_for(
     try:
         checked = msgspec.convert({name: given[name] for name in given}, _fields_of(given))
     except msgspec.ValidationError as error:
-        raise MCPConfigError(f"--set llm.…: {error}.") from error
+        raise MCPConfigError(f"--set llm.{fault_of(error)}.") from error
     settings = replace(settings, **{name: getattr(checked, name) for name in given})
     settings = replace(settings, api_key=settings.api_key or api_key(settings.base_url, os.environ))
     require_key(settings.base_url, settings.api_key, ", or name another endpoint with --base-url")

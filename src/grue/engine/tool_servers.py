@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.errors import MCPConfigError
-from grue.field_checks import shown
+from grue.field_checks import fault_of, shown
 from grue.policies import (
     STARTUP_TIMEOUT_S,
     FailurePolicy,
@@ -513,7 +513,4 @@ def check_fields(argument: str, given: Struct) -> None:
     try:
         msgspec.convert(msgspec.to_builtins(given), kind)
     except (msgspec.ValidationError, TypeError) as error:
-        fault, _, place = str(error).partition(" - at `$")
-        raise MCPConfigError(
-            f"{argument}={kind.__name__}(...): {place.rstrip('`').lstrip('.') or 'a field'}: {fault}."
-        ) from error
+        raise MCPConfigError(f"{argument}={kind.__name__}(...): {fault_of(error)}.") from error

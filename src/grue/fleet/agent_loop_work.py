@@ -18,6 +18,7 @@ from grue.config.mcp_servers import MCPConfig, tool_servers
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import llm_settings
 from grue.errors import FleetError, MCPConfigError
+from grue.field_checks import fault_of
 from grue.fleet.host_settings import chosen_endpoint, with_endpoint
 from grue.fleet.work import Episode, contains, work
 from grue.hosting import ToolServer
@@ -54,7 +55,9 @@ def completed(settings: dict[str, Any]) -> dict[str, Any]:
         if not case.inputs:
             raise MCPConfigError("`inputs` is empty")
         return with_endpoint(settings)
-    except (msgspec.ValidationError, MCPConfigError) as error:
+    except msgspec.ValidationError as error:
+        raise FleetError(f"The case cannot be played: {fault_of(error)}.") from error
+    except MCPConfigError as error:
         raise FleetError(f"The case cannot be played: {error}") from error
 
 

@@ -21,6 +21,7 @@ from msgspec import Struct, field
 
 from grue.config.documents import read_config_text
 from grue.errors import FleetError, LLMError
+from grue.field_checks import fault_of
 from grue.fleet.attempt import Attempted, Task, text_of
 from grue.fleet.broker import Amount, FleetBudget, Limits, Rate
 from grue.fleet.course import read_said
@@ -83,7 +84,9 @@ def _read_file(path: Path) -> Scoring:
         return msgspec.convert(tomllib.loads(text), Scoring)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise FleetError(f"{path} is not valid TOML: {error}.") from error
-    except (msgspec.ValidationError, ValueError) as error:
+    except msgspec.ValidationError as error:
+        raise FleetError(f"{path}: {fault_of(error)}.") from error
+    except ValueError as error:
         raise FleetError(f"{path}: {error}.") from error
 
 

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from grue.errors import FleetError, MCPConfigError, MCPError, TraceError
+from grue.field_checks import fault_of
 from grue.fleet.host_settings import (
     begin_again,
     chosen_endpoint,
@@ -61,7 +62,9 @@ def completed(settings: dict[str, Any]) -> dict[str, Any]:
             require_key(llm.base_url, llm.api_key)
     except OSError as error:
         raise FleetError(f"Cannot read {case.agent}: {error.strerror}.") from error
-    except (msgspec.ValidationError, MCPConfigError) as error:
+    except msgspec.ValidationError as error:
+        raise FleetError(f"The case cannot be run: {fault_of(error)}.") from error
+    except MCPConfigError as error:
         raise FleetError(f"The case cannot be run: {error}") from error
     if not (case.task or config.task):
         raise FleetError(f"{case.agent} has no task: set `task` in the sweep's settings.")

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from grue import Recorder
 from grue.errors import FleetError, MCPConfigError, MCPError
+from grue.field_checks import fault_of
 from grue.fleet.host_settings import begin_again, continue_interrupted, with_endpoint
 from grue.fleet.work import Episode, work
 from grue.hosting import GameConfiguration, RunFolder
@@ -72,7 +73,7 @@ def play(case: dict[str, Any], episode: Episode) -> dict[str, float]:
     try:
         settings = msgspec.convert(case, PlayCase)
     except msgspec.ValidationError as error:
-        raise FleetError(f"The case cannot be played: {error}.") from error
+        raise FleetError(f"The case cannot be played: {fault_of(error)}.") from error
     result = _played(settings, episode)
     if result.reason == "failed" or result.reason == "fallbacks":
         raise MCPError(f"The episode ended with {result.reason}: {result.detail}")

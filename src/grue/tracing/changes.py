@@ -11,6 +11,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from grue import messages as m
+from grue.field_checks import fault_of
 from grue.policies import FailurePolicy, TurnLimits
 from grue.protocol.turn.end import kept_for_closing
 from grue.tracing.reading import EpisodeEnvelope
@@ -137,7 +138,7 @@ def merged(fields: Any, changed: Mapping[str, object]) -> Any:
         # Use `convert`, because `replace` does not check the types of the new values.
         return msgspec.convert({**msgspec.structs.asdict(fields), **values}, kind)
     except msgspec.ValidationError as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(fault_of(error)) from error
 
 
 def _value(before: object, value: object) -> object:

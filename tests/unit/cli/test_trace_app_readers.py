@@ -60,7 +60,7 @@ def test_changes_are_read_from_words(tmp_path: Path) -> None:
     [
         ("after_timeout=sulk", "Invalid enum value 'sulk'"),
         ("nonsense=1", "no field nonsense"),
-        ("max_tool_iterations", "Expected `int`"),
+        ("max_tool_iterations", "max_tool_iterations: Expected `int`"),
         ("max_tool_iterations.x=1", "Expected `int`"),
     ],
 )

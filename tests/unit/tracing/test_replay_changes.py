@@ -147,7 +147,7 @@ def test_another_limit_for_starts_says_whether_a_failure_hangs_on_it(
     [
         ({"policy": {"after_timeout": "sulk"}}, "Invalid enum value 'sulk'"),
         ({"policy": {"no_such": 1}}, "no field no_such; the fields are first_connect"),
-        ({"limits": {"max_tool_iterations": "many"}}, "Expected `int`"),
+        ({"limits": {"max_tool_iterations": "many"}}, "^max_tool_iterations: Expected `int`, got `str`$"),
         ({"limits": {"budget": {"gold": 1}}}, "no field gold; the fields are requests"),
         ({"policy": {"on_tool_drift": "refuse"}}, "cannot be changed"),
     ],
