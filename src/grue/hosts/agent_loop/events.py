@@ -1,7 +1,6 @@
 """The events of an agent loop: the model's words and the tool calls, as they happen.
 
-`EventFeed` makes the events from the streamed reply and from the trace, in the thread of the turn. To add a
-kind of event, add a class here and a case in `EventFeed`.
+To add a kind of event, add a class here and a case in `EventFeed`.
 """
 
 from collections.abc import Callable
@@ -63,18 +62,16 @@ class ToolEnded(Struct, frozen=True, kw_only=True):
 LoopEvent: TypeAlias = Words | ToolStarted | ToolEnded
 
 _NO_CALL = m.ToolCall(call_id=m.CallId(""), name="", arguments="")
-"""The call that `record_settlement` is given; only the result and the duration of its record are used."""
 
 
 class EventFeed:
-    """Makes the events of a turn and passes them to `put`.
+    """Makes the events of a turn, in the thread of the turn, and passes them to `put`.
 
-    `words` makes an event from a piece of a reply. The feed itself is an observer, which makes events from
-    tool calls: add it to the `Recorder` that writes the trace of the turns.
+    It is an observer of tool calls: add it to the recorder of the turns.
 
     Args:
-        put: Called with each event, in the thread of the turn. It must not block or raise. It must not add
-            entries to the trace either: the recorder holds its lock while it calls observers.
+        put: Must not block or raise, nor add entries to the trace: the recorder holds its lock while it calls
+            observers.
     """
 
     def __init__(self, put: Callable[[LoopEvent], object]) -> None:
@@ -82,11 +79,11 @@ class EventFeed:
         self._names: dict[str, str] = {}
 
     def words(self, delta: m.TextDelta) -> None:
-        """Call `put` with a `Words` for a piece of a reply."""
+        """Make an event from a piece of a reply."""
         self._put(Words(text=delta.text, reasoning=delta.part == "reasoning", restart=delta.restart))
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Call `put` if the envelope starts or ends a tool call; ignore all other envelopes."""
+        """Make an event if the envelope starts or ends a tool call."""
         del line
         if not envelope.turn:
             return
@@ -106,5 +103,5 @@ class EventFeed:
 
     def _ended(self, call_id: str, result: m.ToolCallResult, duration_s: float | None = None) -> None:
         name = self._names.get(call_id)
-        if name is not None:  # `None`: the feed saw neither the reply with the call nor the call's start
+        if name is not None:  # `None`: the feed was added in the middle of a turn
             self._put(ToolEnded(call_id=call_id, name=name, result=result, duration_s=duration_s))

@@ -1,7 +1,6 @@
 """The injected invoker: one function that serves every MCP tool in place of the servers.
 
-No server is started and `mcp` is not imported. The function is passed as an argument and not registered
-globally, so one test of an agent cannot affect another.
+It is an argument and not registered globally, so that one test of an agent cannot affect another.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -37,7 +36,7 @@ class McpCall(Struct, frozen=True):
         name: The tool, `SERVER.TOOL`.
         arguments: The arguments, parsed.
         result: What the function returned; `None` if it raised.
-        error: The exception that it raised, with its traceback; the model reads only the exception's text.
+        error: The exception that it raised; the model reads only its text.
     """
 
     name: str
@@ -47,7 +46,7 @@ class McpCall(Struct, frozen=True):
 
 
 class InjectedTools:
-    """A tool server that answers every call with one function. Pass it to a `Runner` among its servers.
+    """A tool server that answers every call with one function.
 
     Args:
         invoke: The function.
@@ -126,7 +125,7 @@ def _bare(name: str) -> str:
 
 
 def _result(value: Any) -> Any:
-    """Convert an MCP result, a dict or an SDK's object, to a `ToolCallResult`; return other values as is."""
+    """Convert an MCP result, a dict or an SDK's object; return other values as they are."""
     dump = getattr(value, "model_dump", None)
     answer = dump(mode="json", by_alias=True) if callable(dump) else value
     if isinstance(answer, Mapping) and _is_blocks(answer.get("content")):

@@ -1,9 +1,8 @@
 """`AgentLoop`: sends inputs to a model with tools and returns its answers, all in one conversation.
 
-Each input is a turn of a `Runner`, which asks the model and makes the tool calls; this module must do neither
-itself. The model sees the tool `read` of the MCP server `files` as `mcp.files.read`, a function `add` as
-`tools.add`, and a `ShellTool` as `shell.run`. Names that collide are refused. `injected.py` lets one function
-answer all MCP calls; `events.py` has the events.
+Each input is a turn of a `Runner`; this module must neither ask the model nor make a tool call itself. The
+model sees the tool `read` of the MCP server `files` as `mcp.files.read`, a function `add` as `tools.add`, and
+a `ShellTool` as `shell.run`.
 
 `list_mcp_tools` and `invoke_mcp_tool` use one MCP server for the whole program, without a client object:
 
@@ -15,8 +14,8 @@ print([tool.name for tool in list_mcp_tools()])
 print(invoke_mcp_tool("echo", {"text": "hello"}).content)
 ```
 
-The client is made at the first call and closed when the interpreter exits; a program need not close it. For
-several servers, or to close the client earlier, use a `ToolClient`.
+The client is made at the first call and closed when the interpreter exits. For several servers, or to close
+the client earlier, use a `ToolClient`.
 """
 
 import asyncio
@@ -81,9 +80,7 @@ Image: TypeAlias = str | PathLike[str] | bytes
 def prefixed(servers: Mapping[str, ToolServer]) -> dict[str, ToolServer]:
     """Return MCP servers under the names that an agent loop gives them, such as `mcp.files` for `files`.
 
-    Raises:
-        MCPConfigError: A name begins with `mcp.` already, so the server's tools could be mistaken for those
-            of another server.
+    Raises `MCPConfigError` if a name begins with `mcp.` already.
     """
     taken = next((name for name in servers if _is_mcp(name)), None)
     if taken is not None:
@@ -96,8 +93,7 @@ def prefixed(servers: Mapping[str, ToolServer]) -> dict[str, ToolServer]:
 def beside(tools: Tools) -> dict[str, ToolServer]:
     """Convert the argument `tools` of an `AgentLoop` to tool servers by name.
 
-    Raises:
-        MCPConfigError: A name belongs to MCP tools, two tools have the same name, or a value is not a tool.
+    Raises `MCPConfigError` for a name that belongs to MCP tools, or a value that is not a tool.
     """
     if isinstance(tools, Mapping):
         taken = next((name for name in tools if _is_mcp(name)), None)
@@ -123,7 +119,7 @@ def _is_mcp(name: str) -> bool:
 
 
 def prefixed_lock(lock: "ToolLock") -> "ToolLock":
-    """Return a copy of a tool lock in which the server `files` is named `mcp.files`, as in an agent loop."""
+    """Return a tool lock in which the server `files` is named `mcp.files`."""
     return replace(
         lock,
         servers={f"{PREFIX}{name}": pins for name, pins in lock.servers.items()},
@@ -132,10 +128,9 @@ def prefixed_lock(lock: "ToolLock") -> "ToolLock":
 
 
 def prefixed_policy(policy: ToolPolicy) -> ToolPolicy:
-    """Return a copy of a policy whose rules match a tool's configured name with and without `mcp.`.
+    """Return a policy whose rules match a tool's configured name with and without `mcp.`.
 
-    A rule for `files.*` has to match `mcp.files.*`. Otherwise a call that the configuration denies would be
-    made, because a tool that no rule matches is allowed.
+    Otherwise a call that the configuration denies would be made: a tool that no rule matches is allowed.
     """
 
     def both(rule: ToolRule) -> ToolRule:
@@ -146,7 +141,7 @@ def prefixed_policy(policy: ToolPolicy) -> ToolPolicy:
 
 
 def prefixed_search(search: ToolSearch | None) -> ToolSearch | None:
-    """Return a copy of a `ToolSearch` whose `always` matches a tool's name with and without `mcp.`."""
+    """Return a `ToolSearch` whose `always` matches a tool's name with and without `mcp.`."""
     return None if search is None else replace(search, always=_prefixed_patterns(search.always))
 
 
@@ -162,10 +157,10 @@ Server: TypeAlias = ToolServer | str | Sequence[str]
 
 
 class _SharedClient:
-    """Holds the program's only `ToolClient`, which the first `get` makes, and the server to connect to."""
+    """The program's only `ToolClient`, which the first `get` makes."""
 
     def __init__(self) -> None:
-        # The lock is reentrant, because a signal handler may call a tool in the thread that holds the lock.
+        # Reentrant: a signal handler may call a tool in the thread that holds the lock.
         self._lock = threading.RLock()
         self._client: ToolClient | None = None
         self._server: Server | None = None
@@ -184,8 +179,6 @@ class _SharedClient:
     def get(self) -> ToolClient:
         with self._lock:
             if self._client is None:
-                # No limit of reconnects: each time the server has died, the next call starts it again. The
-                # call during which it died is not repeated.
                 client = ToolClient({MCP: self._configured()}, max_reconnects=None)
                 self._client = client.__enter__()
             return self._client
@@ -194,7 +187,7 @@ class _SharedClient:
         return self.get().call(f"{PREFIX}{name.removeprefix(PREFIX)}", arguments)
 
     def forget(self) -> None:
-        """Drop the client in a forked process: the client's event loop exists only in the parent."""
+        """Drop the client in a forked process: its event loop exists only in the parent."""
         server = self._server
         self.__init__()  # type: ignore[misc]  # a thread of the parent may have held the lock, too
         self._server = server
@@ -495,7 +488,6 @@ class AgentLoop:
 
     @contextlib.contextmanager
     def _one_input(self, text: str, images: Sequence[Image], turn: int | None) -> Iterator[TurnRequest[str]]:
-        """Yield the request for an input. Another input raises `ConversationBusy` until the block is left."""
         if not self._free.acquire(blocking=False):
             raise ConversationBusy("The agent loop is in the middle of an input. Wait for its end.")
         try:
@@ -519,11 +511,11 @@ class AgentLoop:
     def _run_reporting(
         self, request: TurnRequest[str], on_event: Callable[[Any], object]
     ) -> TurnOutcome[str]:
-        """Run a turn in a thread of its own, and call `on_event` here, in the caller's thread.
+        """Run a turn in a thread of its own, and call `on_event` in the caller's thread.
 
-        If `on_event` were called in the turn's thread, it could not print to a notebook's cell or draw in a
-        GUI, and its exceptions would not reach the caller. An `on_event` that added an entry to the trace
-        would wait for ever, because the recorder holds its lock while it calls observers.
+        In the turn's thread, `on_event` could not print to a notebook's cell or draw in a GUI, and its
+        exceptions would not reach the caller. If it added an entry to the trace there, it would wait for
+        ever: the recorder holds its lock while it calls observers.
         """
         events: SimpleQueue[Any] = SimpleQueue()
         self._put = events.put
@@ -558,8 +550,8 @@ class AgentLoop:
 
 
 def _next(events: "SimpleQueue[Any]") -> Any:
-    # Python runs signal handlers in the main thread. If the operating system delivers a signal to another
-    # thread, a blocking `get` in the main thread goes on. So return from `get` now and then.
+    # Python runs signal handlers in the main thread. A signal to another thread does not end a blocking `get`
+    # in the main thread.
     while True:
         try:
             return events.get(timeout=_NOTICE_S)

@@ -1,18 +1,11 @@
 """A reasoning server: an MCP server on stdin and stdout with one tool, `think`.
 
-Each call records one numbered thought. A thought may revise an earlier one or start a branch. The server
-keeps only the numbers, not the texts: those stay in the model's own conversation.
+Each call records one numbered thought. The server keeps only the numbers: the texts stay in the model's own
+conversation.
 
-How it is built, top to bottom:
-
-    the tool        INPUT_SCHEMA is what callers see, and also what arguments are checked against
-    the methods     METHODS maps a request's method to the function that answers it
-    the messages    answer(session, message) is the whole protocol: no I/O, and no input makes it raise
-    the lines       serve(source, sink) reads and writes them: one message a line, until end of file
-
-It imports only a few modules of the standard library, so that it starts fast: each turn may start a new
-process. Start it without the site packages: `python -I -S PATH/TO/think.py`. Python compiles a script at
-each start. If it is imported instead, Python uses the cached bytecode, which saves another 3 ms:
+It imports only a few modules of the standard library, because each turn may start a new process. Start it
+without the site packages: `python -I -S PATH/TO/think.py`. If it is imported instead, Python uses the cached
+bytecode, which saves another 3 ms:
 `python -I -S -c "import sys; sys.path.append('PATH/TO'); import think; think.run()"`.
 """
 
@@ -107,7 +100,7 @@ OUTPUT_SCHEMA: Json = {
 
 
 class Session:
-    """The state of one client's session: the protocol version and the recorded thoughts."""
+    """The state of one client's session."""
 
     def __init__(self) -> None:
         self.version: str | None = None  # `None` until `initialize` is answered
@@ -116,12 +109,12 @@ class Session:
         self.branches: list[str] = []
 
     def speaks(self, since: str) -> bool:
-        """Return whether the agreed protocol version is `since` or newer."""
+        """Return whether the agreed version is `since` or newer."""
         return self.version is not None and self.version >= since
 
 
 class ProtocolError(Exception):
-    """Raised to answer a request with a JSON-RPC error, which has this `code` and `message`."""
+    """Makes the answer to a request a JSON-RPC error with this `code` and `message`."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -137,13 +130,13 @@ class ThoughtError(Exception):
 
 
 def record_thought(session: Session, arguments: Json) -> Json:
-    """Record one thought, and return the thought's number and what has been recorded, as in OUTPUT_SCHEMA.
+    """Record one thought, and return what OUTPUT_SCHEMA describes.
 
     An optional argument that is null counts as absent, because some models write every argument.
 
     Raises:
         ThoughtError: An argument is missing, unknown, of the wrong kind, or names a thought or branch that
-            does not exist. The message lists everything that is wrong; the session is unchanged.
+            does not exist. The session is unchanged.
     """
     given = {name: value for name, value in arguments.items() if value is not None}
     problems = _malformed(given) or _dangling(session, given)
@@ -164,7 +157,7 @@ def record_thought(session: Session, arguments: Json) -> Json:
 
 
 def _malformed(given: Json) -> list[str]:
-    """Return what is wrong with `given` by INPUT_SCHEMA, one text for each mistake."""
+    """Return what is wrong with `given` by INPUT_SCHEMA."""
     properties = INPUT_SCHEMA["properties"]
     problems = [f"{name} is missing" for name in INPUT_SCHEMA["required"] if name not in given]
     for name, value in given.items():
@@ -178,7 +171,7 @@ def _malformed(given: Json) -> list[str]:
 
 
 def _is_count(value: object) -> bool:
-    # JSON has one kind of number, so 3.0 counts as an integer. True does not, though it is an int in Python.
+    # JSON has one kind of number, so 3.0 counts as an integer.
     if isinstance(value, float):
         return value.is_integer() and value >= 1
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
@@ -192,11 +185,7 @@ KINDS: dict[str, tuple[Callable[[object], bool], str]] = {
 
 
 def _dangling(session: Session, given: Json) -> list[str]:
-    """Return a sentence for each mistake in the arguments for revisions and branches.
-
-    It is a mistake to give an argument without another one that it needs (`isRevision` needs
-    `revisesThought`), or to name a thought or branch that does not exist.
-    """
+    """Return what is wrong with the arguments for revisions and branches."""
     problems = []
     if given.get("isRevision") and "revisesThought" not in given:
         problems.append("isRevision needs revisesThought, the number of the thought it corrects")
@@ -219,7 +208,7 @@ def _quoted(text: str) -> str:
 
 
 def initialize(session: Session, params: Json) -> Json:
-    """Answer with the protocol version that the client asks for if it is in VERSIONS, else the newest."""
+    """Agree on the protocol version that the client asks for, or else the newest."""
     if session.version is not None:
         raise ProtocolError(INVALID_REQUEST, "the session is already initialized")
     wanted = params.get("protocolVersion")
@@ -238,12 +227,12 @@ def initialize(session: Session, params: Json) -> Json:
 
 
 def ping(_session: Session, _params: Json) -> Json:
-    """Return an empty result, which shows the client that the server is alive."""
+    """Return an empty result."""
     return {}
 
 
 def list_tools(session: Session, params: Json) -> Json:
-    """Describe the tool, with only those fields that exist in the agreed protocol version."""
+    """Describe the tool, with the fields that exist in the agreed protocol version."""
     if params.get("cursor") is not None:
         raise ProtocolError(INVALID_PARAMS, "invalid cursor: the list of tools has one page")
     tool: Json = {"name": "think", "description": DESCRIPTION, "inputSchema": INPUT_SCHEMA}
@@ -291,8 +280,8 @@ BEFORE_INITIALIZE = ("initialize", "ping")
 def answer(session: Session, message: object) -> Json | list[Json] | None:
     """Return the reply to one decoded message, or None if it gets no reply.
 
-    Notifications and replies are never answered. A cancellation has no effect, because each call is finished
-    before the next message is read. A list is a batch, which only version 2025-03-26 of the protocol allows.
+    A cancellation has no effect, because each call is finished before the next message is read. A list is a
+    batch, which only version 2025-03-26 of the protocol allows.
     """
     if not isinstance(message, list):
         return _answer_one(session, message)
@@ -328,8 +317,8 @@ def _answer_one(session: Session, message: object) -> Json | None:
 
 
 def _dispatch(session: Session, method: str, params: object) -> Json:
-    # Check for unknown methods first, even before initialize: a client that probes for a newer protocol with
-    # server/discover then gets "not found" and falls back to initialize.
+    # Unknown methods come first: a client that probes for a newer protocol with server/discover then gets
+    # "not found" and falls back to initialize.
     if method not in METHODS:
         raise ProtocolError(METHOD_NOT_FOUND, f"method not found: {_quoted(method)}")
     if session.version is None and method not in BEFORE_INITIALIZE:
@@ -359,7 +348,7 @@ def answer_line(session: Session, line: bytes) -> bytes | None:
             reply = _error(None, PARSE_ERROR, f"not a JSON message: {error}")
         else:
             reply = answer(session, message)
-    # json.dumps escapes everything outside ASCII, so a reply is always one line, even with lone surrogates.
+    # json.dumps escapes everything outside ASCII, so a reply is always one line.
     return None if reply is None else json.dumps(reply, separators=(",", ":")).encode() + b"\n"
 
 
@@ -371,7 +360,7 @@ def _refuse_constant(name: str) -> None:
 def serve(source: BinaryIO, sink: BinaryIO) -> None:
     """Answer each line of `source` on `sink` as it comes; return at end of file.
 
-    At most MAX_LINE_BYTES of a line are kept in memory; the rest of a longer line is read and discarded.
+    The rest of a line above MAX_LINE_BYTES is discarded.
     """
     session = Session()
     while line := source.readline(MAX_LINE_BYTES + 1):
@@ -391,8 +380,7 @@ def main(arguments: list[str]) -> int:
     if arguments:
         sys.stderr.write(f"think.py: unknown argument {arguments[0]}\n{USAGE}")
         return 2
-    # There is nothing to clean up, so SIGINT and SIGPIPE may end the process immediately, without a
-    # traceback.
+    # There is nothing to clean up, so these signals may end the process without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     serve(sys.stdin.buffer, sys.stdout.buffer)
@@ -403,7 +391,7 @@ def run() -> NoReturn:
     """Run `main` and end the process with its status."""
     status = main(sys.argv[1:])
     sys.stdout.flush()
-    # Skip the interpreter's shutdown, which would delay the exit by 2 ms while a client waits for it.
+    # Skip the interpreter's shutdown, which takes 2 ms while a client waits.
     os._exit(status)
 
 
