@@ -1,9 +1,7 @@
 """The actions of the skill agent: their parameters, and the functions that carry them out.
 
-To add an action to grue, add a row to `_BUILT_IN`. A program adds its own with `ActionRegistry.add`: a Struct
-for the parameters, and a function. The function takes an instance of the Struct and an `ActionContext`, and
-returns the result that the model reads. `mcp_call` has no function, because it needs the servers: the
-`StepRunner` carries it out.
+To add an action to grue, add a row to `_BUILT_IN`. `mcp_call` has no function: the `StepRunner` carries it
+out.
 """
 
 from collections.abc import Iterable
@@ -31,7 +29,7 @@ OTHER_AGENTS = {
 
 
 class ActionContext(Struct, frozen=True, kw_only=True):
-    """The things that an action can use: the files of the workspace, and the skills."""
+    """What an action can use."""
 
     workspace: ConfinedFolder
     skills: Skills
@@ -76,11 +74,7 @@ _BUILT_IN = (
 
 
 class ActionRegistry(ActionTypes):
-    """The types of actions that a model can answer with.
-
-    Args:
-        types: The types to begin with; by default, those of the skill agent.
-    """
+    """The types of actions that a model can answer with; by default, those of the skill agent."""
 
     def __init__(self, types: Iterable[ActionType] = _BUILT_IN) -> None:
         super().__init__(types)

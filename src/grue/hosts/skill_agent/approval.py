@@ -1,9 +1,7 @@
 """`Judge`: decides which actions of a reply may be carried out, and asks a person if needed.
 
-It applies the tool policy and the `allowed-tools` of the skill that the model has read last.
-
-The agent's own actions are judged as tools with names such as `agent.write_file`. All actions of a reply are
-judged before the first of them is carried out.
+It applies the tool policy and the `allowed-tools` of the skill that the model has read last, before the first
+action of a reply is carried out.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -49,11 +47,10 @@ class Judge(Struct, kw_only=True):
     Attributes:
         approve: Called with questions if the policy requires approval; `None`: nobody can be asked.
         decisions: Answers to the questions for which the run was parked.
-        earlier: Answers that are recorded in the trace. They exist if the run was resumed with answers to
-            only some of the questions, and was parked again.
+        earlier: Answers to only some of these questions, which were given at an earlier resumption.
         expires_at: Unix time after which `decisions` no longer count and unanswered questions are denied;
-            `None`: they do not expire, or the run was not parked.
-        warned: Names of the skills for which unknown tools in `allowed-tools` have been reported.
+            `None`: never.
+        warned: The skills whose unknown tools have been reported.
     """
 
     run: Run
@@ -66,14 +63,10 @@ class Judge(Struct, kw_only=True):
     def judge(
         self, actions: Sequence[PlannedAction], done: Sequence[PlannedAction] = ()
     ) -> list[JudgedAction]:
-        """Judge a reply's actions before they are carried out. Ask a person about them if the policy says so.
+        """Judge a reply's actions before they are carried out, and record questions and decisions.
 
-        Questions and decisions are recorded. If the run has to wait for decisions, `self.run.asked` is set.
-
-        Args:
-            actions: The reply's actions that have not been carried out yet.
-            done: Actions of the same reply that an earlier process carried out before it was killed. They
-                count towards the policy's `max_calls`.
+        If the run has to wait for decisions, `run.asked` is set. `done` are actions of the reply that an
+        earlier process carried out; they count towards the policy's `max_calls`.
         """
         run, policy = self.run, self.run.config.policy
         tools = [self._tool(action) for action in actions]
@@ -118,8 +111,7 @@ class Judge(Struct, kw_only=True):
     def _tool(self, action: PlannedAction) -> m.ToolDefinition | None:
         if action.type != MCP_CALL:
             kind = self.run.registry.types.get(action.type)
-            # A new reply with an unknown action was refused before. So this reply was read from the trace of
-            # a run that is resumed, and the program that began the run had other actions.
+            # New replies have no unknown action. The program that began the resumed run had other actions.
             if kind is None:
                 raise MCPConfigError(
                     f"The run has planned the action {action.type!r}, which this program does not have."
@@ -132,8 +124,7 @@ class Judge(Struct, kw_only=True):
     def _skill_in_use(self) -> tuple[str, Grant]:
         """Return the name of the skill that the model read last, and the tools that the skill allows.
 
-        The name is empty if the model has read no skill, or if the skill has no `allowed-tools`. Unknown
-        tools in `allowed-tools` are reported, once for each skill.
+        The name is empty if there is no such skill, or if it has no `allowed-tools`.
         """
         run = self.run
         read = [

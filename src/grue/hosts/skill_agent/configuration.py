@@ -1,8 +1,4 @@
-"""`AgentConfig`, the settings of a skill agent, and `load_config`, which reads them from `agent.yaml`.
-
-To add a setting, add a field to `AgentConfig` or `RunLimits`, and its YAML key to `_AgentTable` or a class
-like it.
-"""
+"""`AgentConfig`, the settings of a skill agent, and `load_config`, which reads them from `agent.yaml`."""
 
 from collections.abc import Collection
 from os import PathLike
@@ -30,7 +26,7 @@ _Above0 = Annotated[float, Meta(gt=0)]
 
 
 class RunLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The limits of a run. `None`: no limit. If a limit ends the run, the run's result says which one.
+    """The limits of a run. `None`: no limit.
 
     Attributes:
         max_turns: Most replies of the model, including unusable ones.
@@ -194,7 +190,6 @@ def load_config(path: str | PathLike[str]) -> AgentConfig:
 
 
 def _shell(document: YamlDocument, table: _AgentTable, folder: Path) -> dict[str, ToolServer]:
-    """Return the tool server for shell commands, by name; an empty dict if the file has no `shell`."""
     shell = table.shell
     if shell is None:
         return {}

@@ -1,10 +1,7 @@
 """The decision loop: ask the model, carry out its actions, show it the results, until something ends the run.
 
-All turns belong to one `Conversation`. The trace has the whole state of the loop, so a run that was killed
-can be resumed: `RunPast` reads the state from the trace.
-
-A `StepRunner` carries out one action at a time, and records its result. The start of a step is written to the
-trace before its action begins. So a resumed run knows which action the killed process may have begun.
+The trace has the whole state of the loop, so a run that was killed can be resumed. The start of a step is
+written before its action begins, so a resumed run knows which action may have had an effect.
 """
 
 import math
@@ -51,10 +48,7 @@ class StepRunner:
     def carry_out(self, action: PlannedAction, tool: m.ToolDefinition | None) -> StepExecutionResult:
         """Carry out an action. After a failure, try again if the settings and the tool allow it.
 
-        The settings allow it if `on_step_failure` is `retry`, the tool if `is_repeatable(tool)` is true.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C was pressed. No result of the step is recorded.
+        Raises `KeyboardInterrupt` after Ctrl-C; no result of the step is recorded then.
         """
         run, began = self._run, time.monotonic()
         started = StepStarted(turn=run.turn, number=action.step, action=action.type, target=action.target)
@@ -67,7 +61,7 @@ class StepRunner:
         return self.end(replace(result, attempts=attempt, duration_s=_since(began)))
 
     def end(self, result: StepExecutionResult) -> StepExecutionResult:
-        """Put the current turn's number into an action's result, record the result, and return it."""
+        """Record an action's result in the current turn, and return it."""
         run = self._run
         result = replace(result, turn=run.turn)
         run.note(StepEnded(turn=run.turn, result=result), run.turn)
@@ -125,7 +119,7 @@ class StepRunner:
         return action.ended("failed", error=error)
 
     def _keep(self, action: PlannedAction, kind: str, content: bytes) -> str:
-        """Write a whole result to a file of the run folder; return its name, or "" without a run folder."""
+        """Write a whole result to a file of the run folder; return its name, or "" if it was not kept."""
         folder = self._run.folder
         name = f"{action.step:04}-{(action.target or action.type)[:60]}.{kind}"
         return "" if folder is None else folder.keep(f"artifacts/{name.replace('/', '_')}", content)
@@ -134,8 +128,7 @@ class StepRunner:
 def is_repeatable(tool: m.ToolDefinition | None) -> bool:
     """Return whether a call of `tool` that may have had an effect can be made again.
 
-    The server's annotations say so: the tool is read-only or idempotent. They are trusted here, because a
-    malicious server can do its harm in the first call.
+    The server's annotations are trusted here, because a malicious server can do its harm in the first call.
     """
     # This covers read-only tools: `hints_of` sets `idempotent` for them, too.
     return hints_of(None if tool is None else tool.annotations).idempotent
@@ -149,7 +142,7 @@ _UNUSABLE = "reply"
 
 
 class RunEnd(Struct, frozen=True):
-    """The end of a run: the reason, and the model's answer if it has given one."""
+    """Why a run ended, and the model's answer if it has given one."""
 
     reason: EndReason
     detail: str
@@ -157,29 +150,26 @@ class RunEnd(Struct, frozen=True):
 
 
 class DecisionLoop:
-    """Carries out a run, or the rest of a resumed run. The run's state is in the `Run` that it is given."""
+    """Carries out a run, or the rest of a resumed run."""
 
     def __init__(self, run: Run, conversation: Conversation, judge: Judge, past: RunPast | None) -> None:
         self._run = run
         self._conversation = conversation
         self._judge = judge
         self._steps = StepRunner(run)
-        # The text that last listed the tools for the model: at first the system text, later a user's text
-        # that lists changed tools.
+        # The text in which the model last read the list of tools: at first the system text.
         self._shown = conversation.system
         self._plan: ActionsPlanned | None = None if past is None else past.plan
         self._last_turn = 0 if past is None else past.last_turn
         self._begun = 0 if past is None else past.begun
         self._resumed = past is not None
-        # In a resumed run: the end of the last turn, which has the model's reply, if the earlier process was
-        # killed before it recorded the actions of this reply. Otherwise `None`.
+        # The model's last reply, if an earlier process was killed before it recorded the reply's actions.
         self._answered = past.end if past is not None and isinstance(past.end, m.TurnCompleted) else None
 
     def run(self) -> RunEnd:
         """Ask the model and carry out its actions until the run ends; return why it ended.
 
-        Raises:
-            KeyboardInterrupt: Ctrl-C was pressed. The run can be resumed from its trace.
+        After a `KeyboardInterrupt` the run can be resumed from its trace.
         """
         while True:
             end = None if self._plan is None or self._answered else self._carry_out(self._plan)
@@ -216,7 +206,7 @@ class DecisionLoop:
             request,
             turn=self._last_turn,
             turn_timeout_s=None if math.isinf(run.left_s) else max(0.1, run.left_s),
-            on_delta=(lambda _: None) if run.stream else None,  # a callback turns streaming on
+            on_delta=(lambda _: None) if run.stream else None,  # turns streaming on
         )
         try:
             reply: ActionReply = run.runner.run_turn(request).response
@@ -234,7 +224,6 @@ class DecisionLoop:
         return None
 
     def _text(self) -> str:
-        """Return the user's next text: the task, or the results of the last actions."""
         turn = 0 if self._plan is None else self._plan.turn
         done = [each for each in self._run.results if each.turn == turn]
         text = results_text(done) if done else f"TASK:\n{self._run.task}"
@@ -256,22 +245,19 @@ class DecisionLoop:
         run.turns += 1
 
     def _unusable(self, error: str) -> RunEnd | None:
-        """Record a failed step for a reply that is unusable even after the model was asked to correct it.
-
-        Return the run's end if `on_step_failure` is `stop`; otherwise `None`.
-        """
+        """Record a failed step for a reply that is unusable even after a correction was asked for."""
         self._keep(ActionReply([]))
         failed = PlannedAction(step=len(self._run.results) + 1, type=_UNUSABLE, params={})
         return self._after(self._steps.end(failed.ended("failed", error=error)))
 
     def _carry_out(self, plan: ActionsPlanned) -> RunEnd | None:
-        """Carry out the actions of a plan that have no result yet. Return how the run ends, or `None`."""
+        """Carry out the actions of a plan that have no result yet. Return how the run ends, if it does."""
         run = self._run
         run.turn = plan.turn
         done = [each for each in run.results if each.turn == plan.turn]
         todo = plan.actions[len(done) :]
         for action, result in zip(plan.actions, done, strict=False):
-            # This action has ended the run, but an earlier process was killed before it recorded the end.
+            # An earlier process was killed before it recorded that this action has ended the run.
             if _has_finished(result):
                 return self._finished(action, result, todo)
         judged = self._judge.judge(todo, plan.actions[: len(done)])
@@ -317,10 +303,7 @@ class DecisionLoop:
         return self._after(self._steps.carry_out(action, judged.tool))
 
     def _after(self, result: StepExecutionResult) -> RunEnd | None:
-        """Return the run's end if a step has failed and `on_step_failure` is `stop`; otherwise `None`.
-
-        If the run's time is over too, the end's reason is the time limit and not the failed step.
-        """
+        """Return how a failed step ends the run, if it does. The time limit precedes it as the reason."""
         if result.status != "failed" or self._run.config.on_step_failure != "stop":
             return None
         failed = RunEnd("step_failed", f"step {result.step}, {result.action}, failed: {result.error}")

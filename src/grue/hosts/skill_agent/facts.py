@@ -1,7 +1,6 @@
 """The facts that the skill agent records: its servers, steps and skills, and how a run begins and ends.
 
-Facts are entries that a host adds to the trace. Each fact about MCP is also logged as an event. Programs look
-for the event's name in `events.jsonl`, so it must not change.
+Programs look for the names of events in `events.jsonl`, so a name must not change.
 """
 
 from collections.abc import Callable
@@ -35,33 +34,28 @@ _SHORT = 80
 
 
 class EventFact(Fact, frozen=True, kw_only=True):
-    """Base of the facts that are logged as one event.
-
-    Attributes:
-        event: The event's name.
-        level: The event's level. The viewer shows a warning or an error as a problem.
-    """
+    """Base of the facts that are logged as one event, `event`, at the `level`."""
 
     between_turns: ClassVar[bool] = True
     event: ClassVar[str] = ""
     level: ClassVar[LogLevel] = "info"
 
     def severity(self) -> Severity:
-        """Return `fail` for an error, `warn` for a warning, otherwise an empty text."""
+        """Return the severity of the level."""
         severities: dict[LogLevel, Severity] = {"error": "fail", "warning": "warn"}
         return severities.get(self.level, "")
 
     def mark(self) -> str:
-        """Return `event` with spaces for underscores; empty if the level is `info`."""
+        """Return the event in words; empty if the level is `info`."""
         return "" if self.level == "info" else self.event.replace("_", " ")
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return one line: the event, with the fields of the fact."""
+        """Return the event."""
         return (LogLine(self.level, self.event, self.summary(), self.log_fields()),)
 
 
 class _TurnFact(Fact, frozen=True, kw_only=True):
-    """Base of the facts about a turn's actions, which are carried out after the turn."""
+    """Base of the facts about a turn's actions. These are carried out after the turn."""
 
     between_turns: ClassVar[bool] = True
 
@@ -75,7 +69,7 @@ class ActionsPlanned(_TurnFact, frozen=True, kw_only=True, tag="skillagent.Actio
     actions: tuple[PlannedAction, ...]
 
     def summary(self) -> str:
-        """Return step number and type of each action."""
+        """Return the steps."""
         return ", ".join(f"{each.step} {each.type}" for each in self.actions) or "no usable reply"
 
     def headline(self) -> str:
@@ -83,7 +77,7 @@ class ActionsPlanned(_TurnFact, frozen=True, kw_only=True, tag="skillagent.Actio
         return ", ".join(each.type for each in self.actions)
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return one line: the event `actions_planned`."""
+        """Return the event `actions_planned`."""
         return (LogLine("info", "actions_planned", f"Actions: {self.summary()}", self.log_fields()),)
 
 
@@ -95,11 +89,11 @@ class StepStarted(_TurnFact, frozen=True, kw_only=True, tag="skillagent.StepStar
     target: str
 
     def summary(self) -> str:
-        """Return the step's number, action and target."""
+        """Return the step."""
         return f"step {self.number}: {self.action} {self.target}".rstrip()
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return no lines, because `StepEnded` logs the step with all its fields."""
+        """Return nothing: `StepEnded` logs the step."""
         return ()
 
 
@@ -109,13 +103,13 @@ class StepEnded(_TurnFact, frozen=True, kw_only=True, tag="skillagent.StepEnded"
     result: StepExecutionResult
 
     def summary(self) -> str:
-        """Return the step's number, action and status, and the error or the beginning of the output."""
+        """Return the step and how it ended."""
         result = self.result
         said = result.error or result.output
         return f"step {result.step}: {result.action} {result.status}{f': {_short(said)}' if said else ''}"
 
     def severity(self) -> Severity:
-        """Return the severity that belongs to the status, such as `fail` for `failed`."""
+        """Return the severity of the status."""
         severities: dict[StepStatus, Severity] = {"completed": "good", "failed": "fail", "skipped": "quiet"}
         return severities.get(self.result.status, "warn")
 
@@ -124,7 +118,7 @@ class StepEnded(_TurnFact, frozen=True, kw_only=True, tag="skillagent.StepEnded"
         return "" if self.result.status in ("completed", "skipped") else f"step {self.result.status}"
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return one line: the event `step_STATUS`, such as `step_completed`."""
+        """Return the event `step_STATUS`."""
         level: LogLevel = "info" if self.result.status in ("completed", "skipped") else "warning"
         fields: m.JsonObject = msgspec.to_builtins(self.result)
         return (LogLine(level, f"step_{self.result.status}", self.summary(), fields),)
@@ -143,7 +137,7 @@ class ApprovalsAsked(_TurnFact, frozen=True, kw_only=True, tag="skillagent.Appro
     expires_at: float | None = None
 
     def summary(self) -> str:
-        """Return the tools and their decisions, such as `mail.send: approve, files.write: no answer`."""
+        """Return the tools and their decisions, such as `mail.send: approve`."""
         decided = {each.call_id: each.verdict for each in self.decisions}
         said = (f"{each.name}: {decided.get(each.call_id, 'no answer')}" for each in self.questions)
         return f"{', '.join(said)}{' (parked)' if self.parked else ''}"
@@ -159,7 +153,7 @@ class McpServersConnected(EventFact, frozen=True, kw_only=True, tag="skillagent.
     tool_count: int = 0
 
     def summary(self) -> str:
-        """Return the number of tools, and the servers' names."""
+        """Return the number of tools, and the servers."""
         tools = "1 tool" if len(self.tools) == 1 else f"{len(self.tools)} tools"
         return f"{tools} from {', '.join(self.servers) or 'no server'}"
 
@@ -202,7 +196,7 @@ class McpToolShadowed(EventFact, frozen=True, kw_only=True, tag="skillagent.McpT
     shadowed: str
 
     def summary(self) -> str:
-        """Return both servers, and the name by which the tool of each is called."""
+        """Return by which name each tool is called."""
         return (
             f"{self.server} and {self.shadowed} both have a tool {self.tool!r}: {self.tool} means that of"
             f" {self.server}, and {self.shadowed}.{self.tool} the other one"
@@ -227,10 +221,10 @@ class _CallFact(EventFact, frozen=True, kw_only=True):
     """Base of the facts about a call of an MCP tool.
 
     Attributes:
-        number: The number of the step that makes the call, from 1; 0 in old traces. Its JSON key is `step`.
+        number: The number of the step, from 1; 0 in old traces. Its JSON key is `step`.
         tool_name: The tool's name as the model wrote it.
         server_name: The server of the tool; empty if no server has such a tool.
-        arguments: The arguments that the tool is called with.
+        arguments: The arguments of the call.
     """
 
     turn: int
@@ -251,7 +245,7 @@ class McpToolCallStarted(_CallFact, frozen=True, kw_only=True, tag="skillagent.M
     event: ClassVar[str] = "mcp_tool_call_started"
 
     def summary(self) -> str:
-        """Return step and tool."""
+        """Return the call."""
         return f"step {self.number}: calling {self._name}"
 
 
@@ -266,7 +260,7 @@ class McpToolCallCompleted(_CallFact, frozen=True, kw_only=True, tag="skillagent
     artifact: str = ""
 
     def summary(self) -> str:
-        """Return step, tool, duration and the file with the result."""
+        """Return the call and its result."""
         kept = f", in {self.artifact}" if self.artifact else ""
         result = "an error" if self.is_error else "a result"
         return f"step {self.number}: {self._name} gave {result} after {self.duration_ms / 1000:.3g} s{kept}"
@@ -282,7 +276,7 @@ class McpToolCallFailed(_CallFact, frozen=True, kw_only=True, tag="skillagent.Mc
     duration_ms: float = 0.0
 
     def summary(self) -> str:
-        """Return step, tool and error."""
+        """Return the call and its error."""
         return f"step {self.number}: {self._name} failed: {' '.join(self.error.splitlines())}"
 
 
@@ -318,12 +312,12 @@ class RunEnded(hosting.EpisodeEnded, frozen=True, kw_only=True, tag="EpisodeEnde
 
     @property
     def failed(self) -> bool:
-        """Whether a failure ended the run: the `reason` is `failed` or `step_failed`."""
+        """Whether a failure ended the run."""
         return self.reason in ("failed", "step_failed")
 
     @property
     def result(self) -> str:
-        """The number of steps, such as `3 steps`."""
+        """The number of steps."""
         return f"{self.steps} steps"
 
 
@@ -351,14 +345,9 @@ register_facts("skillagent", RunStarted, RunEnded, *FACTS)
 
 
 class FactEvents:
-    """An observer that calls a function for each log event of certain facts.
+    """An observer that calls `on_event(name, fields)` for each log event of the facts of these `kinds`.
 
-    Add it to a recorder: `recorder.add(FactEvents(print, FACTS))`.
-
-    Args:
-        on_event: Called as `on_event(name, fields)`, in the thread that records the fact. An exception that
-            it raises is raised by the call that records the fact.
-        kinds: `on_event` is called for facts of these classes.
+    `on_event` is called in the thread that records the fact. An exception that it raises is raised there.
     """
 
     def __init__(
@@ -368,7 +357,7 @@ class FactEvents:
         self._kinds = kinds
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """If the envelope has a fact of a class in `kinds`, call `on_event` for each event of the fact."""
+        """Call `on_event` for each event of a fact."""
         del line
         if isinstance(envelope.body, self._kinds):
             for event in envelope.body.log_lines():

@@ -1,12 +1,10 @@
 """`McpManager`: connects MCP servers once, and calls their tools from synchronous code until it is closed.
 
-A `ToolClient` holds the sessions. Its event loop runs in a background thread until the manager is closed,
-because a session must be opened and closed in the same task, and no loop runs between two synchronous calls.
-A program that never closes its manager leaves no server process: the loop ends when the interpreter ends or
-the manager is garbage-collected.
+A program that never closes its manager leaves no server process: the sessions end when the interpreter ends
+or the manager is garbage-collected.
 
 A tool is called by its bare name or by `server.tool`. If two servers have a tool of the same name, the bare
-name calls the tool of the later server, and the other tool is listed as `server.tool`.
+name calls the tool of the later server.
 """
 
 import threading
@@ -56,7 +54,7 @@ class McpCallResult(Struct, frozen=True):
 
 
 class _Connected(Struct, frozen=True):
-    """The state of a connected manager. Changes replace the whole object, so reading it needs no lock."""
+    """A connected manager. It is replaced, never changed, so reading it needs no lock."""
 
     client: ToolClient
     servers: tuple[str, ...]
@@ -126,11 +124,7 @@ class McpManager:
 
     @property
     def routes(self) -> ToolRoutes:
-        """The tools' definitions, by name.
-
-        `listed` has each tool once, under the name that it has in `self.tools`. `called` has each tool under
-        every name that `call_tool` accepts for it.
-        """
+        """The tools' definitions: `listed` by their names in `tools`, `called` by every accepted name."""
         return tool_routes(()) if self._connected is None else self._connected.routes
 
     def connect_all(self, servers: Mapping[str, ToolServer | Mapping[str, object]]) -> list[McpToolInfo]:
@@ -244,7 +238,7 @@ class McpManager:
                 connected.client.close()
 
     def _listed_again(self, connected: _Connected) -> ToolRoutes:
-        """Replace `routes` by the tools that the servers list now, and return the new routes."""
+        """Take the tools that the servers list now."""
         routes = tool_routes(connected.client.tools())
         with self._lock:
             if self._connected is connected:
@@ -296,6 +290,6 @@ def _unknown(name: str, routes: ToolRoutes, absent: Mapping[m.ServerName, str]) 
 
 def _result(tool: m.ToolDefinition, result: m.ToolCallResult) -> McpCallResult:
     text = tool_results.raw_text(result)
-    # There are no blocks if the tool server does not speak MCP, or if the call was refused and not sent.
+    # There are no blocks if the call was refused and not sent, or the tool server does not speak MCP.
     content = list(result.blocks) or [{"type": "text", "text": text}]
     return McpCallResult(tool.server, tool.tool, content, result.is_error, text)

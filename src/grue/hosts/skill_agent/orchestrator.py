@@ -1,8 +1,4 @@
-"""`Orchestrator`: runs a task with a model, its MCP servers and the agent's own actions, in synchronous code.
-
-Servers are connected once, before the first turn, and disconnected at the end, however the run ends. If they
-cannot be connected, the run goes on without them.
-"""
+"""`Orchestrator`: runs a task with a model, its MCP servers and the agent's actions, in synchronous code."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -170,8 +166,7 @@ class Orchestrator:
                 resume = past is not None
                 folder = RunFolder(self._folder, self._recorder, episode_id=run_id, resume=resume)
                 stack.enter_context(folder)
-                # Read the trace again, because another process may have continued the run before
-                # `RunFolder` locked the folder.
+                # Another process may have continued the run before `RunFolder` locked the folder.
                 past = read_run(self._folder) if resume else None
             runner = Runner(
                 llm=config.llm,
@@ -216,7 +211,7 @@ class Orchestrator:
             run.note(SkillProblem(problem=problem))
 
     def _live(self, run: Run, past: RunPast | None, decisions: tuple[ApprovalDecision, ...]) -> RunResult:
-        """Connect the servers and run the loop. Then always disconnect the servers and record the end."""
+        """Connect the servers and run the loop. However it ends, disconnect them and record the end."""
         end = RunEnd("interrupted", "interrupted by Ctrl-C")
         try:
             run.manager = self._connect(run)
@@ -239,7 +234,7 @@ class Orchestrator:
         return result
 
     def _connect(self, run: Run) -> McpManager | None:
-        """Connect the servers; return `None` if there are none to connect or connecting failed."""
+        """Connect the servers; `None`: there are none, or connecting failed."""
         config = run.config
         if not config.mcp_enabled or not config.servers:
             return None
@@ -263,7 +258,7 @@ class Orchestrator:
 
 
 def _offer_served_skills(run: Run) -> None:
-    """Offer the model the approved skills of those connected servers that `skill_servers` names."""
+    """Offer the model the approved skills of connected servers."""
     wanted = run.config.skill_servers
     if run.manager is None or not wanted:
         return
@@ -290,7 +285,7 @@ def _conversation(run: Run, past: RunPast | None) -> Conversation:
 def _note_unmatched(run: Run) -> None:
     """Record the policy's patterns that match no tool, because a misspelt `deny` rule denies nothing.
 
-    Patterns that a tool of a server which is not connected might match are left out.
+    A pattern that a tool of an absent server might match is left out.
     """
     connected = () if run.manager is None else run.manager.servers
     listed = () if run.manager is None else run.manager.routes.listed.values()
@@ -304,7 +299,6 @@ def _note_unmatched(run: Run) -> None:
 
 
 def _disconnect(run: Run) -> None:
-    """Disconnect the servers. A failure is recorded, and not raised."""
     if run.manager is None:
         return
     error, servers = "", run.manager.servers

@@ -16,12 +16,12 @@ class RunPast(hosting.Past[RunStarted], kw_only=True):
     """The recorded part of a run.
 
     Attributes:
-        plan: The planned actions of the last reply; `None` if no reply has come yet.
+        plan: The planned actions of the last reply.
         plans: Number of replies, including unusable ones.
         results: The results of the steps, in order.
-        begun: The step that was under way when the process ended; 0 if no step was.
+        begun: The step that was under way when the process ended; 0: none.
         last_turn: Number of the last turn, which may not have ended.
-        asked: The approvals that the run waits for; `None` if it waits for no approval.
+        asked: The approvals that the run waits for.
     """
 
     plan: ActionsPlanned | None = None
@@ -32,7 +32,7 @@ class RunPast(hosting.Past[RunStarted], kw_only=True):
     asked: ApprovalsAsked | None = None
 
     def take_fact(self, envelope: Envelope[Any]) -> None:
-        """Update the attributes from the next envelope of the trace."""
+        """Read the next envelope."""
         match envelope.body:
             case m.RunTurn():
                 self.last_turn = max(self.last_turn, envelope.turn)

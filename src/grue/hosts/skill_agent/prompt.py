@@ -1,4 +1,4 @@
-"""Builds the texts that the model reads: the system text once a run, the others once a turn. No I/O."""
+"""The texts that the model reads. No I/O."""
 
 import json
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ def build_prompt(
     skills: Iterable[Skill] = (),
     instructions: str = "",
 ) -> str:
-    """Return the system text: rules, instructions, actions, and the skills and tools if there are any."""
+    """Return the system text."""
     described = _json(each.described() for each in actions)
     sections = [_RULES, instructions.strip(), f"ACTIONS:\n{described}"]
     listed = [{"name": skill.name, "description": skill.description} for skill in skills]
@@ -52,12 +52,12 @@ def mcp_section(tools: Iterable[McpToolInfo]) -> str:
 
 
 def results_text(results: Iterable[StepExecutionResult]) -> str:
-    """Return the results of the last actions, as the user's next text."""
+    """Return the results of the last actions as a text."""
     return f"RESULTS:\n{_json(map(_result, results))}"
 
 
 def changed_tools(tools: Iterable[McpToolInfo], system: str) -> str:
-    """Return a text that lists `tools` for the model, if the text `system` lists other ones; else empty."""
+    """Return a text that lists `tools`, if the text `system` lists other ones; else empty."""
     section = mcp_section(tools)
     if section:
         return "" if section in system else f"The tools have changed.\n\n{section}"
@@ -65,7 +65,7 @@ def changed_tools(tools: Iterable[McpToolInfo], system: str) -> str:
 
 
 def next_text(text: str, changed: str, *, resumed: bool) -> str:
-    """Return the user's next text: `changed` and `text`, after a note if the run was `resumed`."""
+    """Return the user's next text."""
     return "\n\n".join(part for part in (_INTERRUPTED if resumed else "", changed, text) if part)
 
 

@@ -1,9 +1,8 @@
 """Actions as JSON: a model answers with a list of them, and your program carries them out.
 
-Use this module in a host whose model writes actions into the reply's text instead of calling tools, as the
-skill agent does. Each type of action has a name, a msgspec Struct for its parameters, and a function.
-`ActionTypes` makes the JSON Schema of a reply, reads replies, and describes the types for a prompt. For a
-`ToolPolicy`, an action is a tool of the server `agent`.
+Use this module in a host whose model writes actions into the reply's text instead of calling tools. Each type
+of action has a name, a msgspec Struct for its parameters, and a function. For a `ToolPolicy`, an action is a
+tool of the server `agent`.
 
 ```python
 class Move(Struct):
@@ -58,7 +57,7 @@ class ActionReply(Struct, frozen=True):
 
 
 class PlannedAction(Struct, frozen=True, kw_only=True):
-    """An action that is about to be carried out, with the number of its step in the run, from 1."""
+    """An action that is about to be carried out; `step` is the number of its step in the run, from 1."""
 
     step: int
     type: str
@@ -66,14 +65,14 @@ class PlannedAction(Struct, frozen=True, kw_only=True):
 
     @property
     def target(self) -> str:
-        """What the action acts on: its parameter `tool_name`, `path` or `name`; empty without these."""
+        """The tool, path or name that the action acts on; empty without one."""
         found = (self.params.get(key) for key in ("tool_name", "path", "name"))
         return next((value for value in found if isinstance(value, str) and value), "")
 
     def ended(
         self, status: StepStatus, *, output: str = "", error: str = "", artifact: str = ""
     ) -> "StepExecutionResult":
-        """Return the result of this action."""
+        """Return the action's result."""
         return StepExecutionResult(
             step=self.step,
             action=self.type,
@@ -130,7 +129,7 @@ class ActionType(Struct, frozen=True):
     annotations: ToolAnnotations = ToolAnnotations()
 
     def definition(self) -> m.ToolDefinition:
-        """Return a tool definition for the action, so that a `ToolPolicy` can judge it."""
+        """Return the action as a tool that a `ToolPolicy` can judge."""
         return m.ToolDefinition(
             server=m.ServerName(AGENT),
             tool=self.name,
@@ -141,7 +140,7 @@ class ActionType(Struct, frozen=True):
         )
 
     def described(self) -> m.JsonObject:
-        """Return type, parameters and description for a prompt, shorter than a JSON Schema."""
+        """Return the type for a prompt, shorter than a JSON Schema."""
         _, parts = msgspec.json.schema_components([self.params])
         properties = parts[self.params.__name__]["properties"]
         params = {name: _shape(schema) for name, schema in properties.items()}
@@ -149,14 +148,7 @@ class ActionType(Struct, frozen=True):
 
 
 class ActionTypes:
-    """The types of actions that a model can answer with.
-
-    Args:
-        types: The types to begin with; `add` adds others.
-
-    Attributes:
-        types: All types, by name.
-    """
+    """The types of actions that a model can answer with, by name in `types`."""
 
     def __init__(self, types: Iterable[ActionType] = ()) -> None:
         self.types = {each.name: each for each in types}
@@ -194,13 +186,12 @@ class ActionTypes:
     def answer_spec(self, offered: Iterable[ActionType] | None = None) -> AnswerSpec[ActionReply]:
         """Return the schema of a valid reply, and its parser. A reply has several actions, or one.
 
-        The schema names only the types of action in `offered`; `None`: all. The parser accepts every type in
-        `types`, even if it is not offered.
+        The schema names only the types in `offered`; `None`: all. The parser accepts every type.
         """
         return AnswerSpec(self.read, schema=self.schema(offered), name="actions", told=True)
 
     def schema(self, offered: Iterable[ActionType] | None = None) -> m.JsonObject:
-        """Return the JSON Schema of a reply with the action types in `offered`; `None`: with all types."""
+        """Return the JSON Schema of a reply with the types in `offered`; `None`: with all."""
         kinds = tuple(self.types.values() if offered is None else offered)
         schemas, parts = msgspec.json.schema_components(
             [each.params for each in kinds], ref_template="#/$defs/{name}"
@@ -244,11 +235,9 @@ class ActionTypes:
         return reply
 
     def params(self, name: str, params: dict[str, Any], where: str = "params") -> Any:
-        """Convert the parameters that the model wrote for the action `name` to the Struct of its type.
+        """Convert the parameters that the model wrote to the Struct of their type.
 
-        Raises:
-            ValueError: There is no such action, or the parameters are wrong. The error's text begins with
-                `where`.
+        Raises `ValueError`, whose text begins with `where`, if the action or a parameter is wrong.
         """
         kind = self.types.get(name)
         if kind is None:
@@ -263,9 +252,8 @@ class ActionTypes:
     def carry_out(self, name: str, params: dict[str, Any], context: object, *, timeout_s: float) -> str:
         """Carry out an action and return its result for the model; blocking.
 
-        The action's function runs in a daemon thread, which does not keep the program alive. At the time
-        limit and after Ctrl-C, the function goes on there, because Python cannot stop a thread; its result is
-        dropped.
+        The function runs in a daemon thread. At the time limit and after Ctrl-C it goes on there, because
+        Python cannot stop a thread; its result is dropped.
 
         Args:
             name: The action's type.
@@ -298,15 +286,15 @@ def _shape(schema: m.JsonObject) -> str:
 
 
 class HasWorkspace(Protocol):
-    """A context with a workspace. The actions in `FILE_ACTIONS` need such a context."""
+    """The context that `FILE_ACTIONS` need."""
 
     @property
     def workspace(self) -> ConfinedFolder:
-        """The folder that file actions work in; no path can lead out of it."""
+        """The folder that file actions work in."""
         ...
 
 
-# These classes have no docstrings, because a docstring would become a description in the model's schema.
+# No docstrings here: they would become descriptions in the model's schema.
 class FilePath(Struct):  # noqa: D101
     path: str
 

@@ -20,15 +20,15 @@ class Run(Struct, kw_only=True):
     """One run.
 
     Attributes:
-        began: When the run began, on the clock `time.monotonic`. For a resumed run: the time of the resume
-            minus the time that the run took before, so that the time limit covers both parts.
+        began: When the run began, on the clock `time.monotonic`; for a resumed run earlier, so that the time
+            limit covers both parts.
         folder: The run folder; `None`: no file is written.
-        manager: The connected servers; `None` if no servers are connected.
+        manager: The connected servers; `None`: no servers are connected.
         stream: Whether replies are streamed.
         turn: Number of the turn whose actions are carried out; 0 until the first reply has come.
         turns: Number of the model's replies so far, including those that could not be used.
         results: The results of the steps so far, in order.
-        asked: The approvals for which the run is parked; `None` if it is not parked.
+        asked: The approvals for which the run is parked.
     """
 
     run_id: str
@@ -49,7 +49,7 @@ class Run(Struct, kw_only=True):
 
     @property
     def left_s(self) -> float:
-        """How much of the run's time is left, in seconds; infinite without a limit."""
+        """Seconds left of the run's time; infinite without a limit."""
         limit_s = self.config.limits.time_limit_seconds
         return math.inf if limit_s is None else self.began + limit_s - time.monotonic()
 
@@ -60,27 +60,19 @@ class Run(Struct, kw_only=True):
 
     @property
     def offered(self) -> list[ActionType]:
-        """The types of actions that the model is offered: all that can be used in this run.
-
-        `mcp_call` is offered only if there are tools, and `use_skill` only if there are skills. If the model
-        uses an action that it is not offered, the step fails, and the model reads why.
-        """
+        """The types of actions that the model is offered: all that can be used in this run."""
         empty = {
             name for name, some in ((MCP_CALL, self.tools), (USE_SKILL.name, self.skills.by_name)) if not some
         }
         return [each for name, each in self.registry.types.items() if name not in empty]
 
     def note(self, fact: Fact | m.ServerNoted, turn: int = 0) -> None:
-        """Record a fact in the trace."""
+        """Record a fact."""
         self.recorder.record(fact, sender="host", turn=turn)
 
 
 def error_text(error: Exception) -> str:
-    """Return an exception's text for the model.
-
-    The name of the exception's class is put before the text, except for `ValueError`, `OSError`, `MCPError`
-    and `ImportError`, whose texts are clear without the name.
-    """
+    """Return an exception's text for the model, with the class's name unless the text is clear without it."""
     try:
         said = str(error).encode("utf-8", "replace").decode()
     except Exception:  # noqa: BLE001 - it is the host's own class

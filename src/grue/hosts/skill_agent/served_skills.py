@@ -1,12 +1,11 @@
 """Skills that MCP servers deliver: the extension `io.modelcontextprotocol/skills` (SEP-2640).
 
-A server lists its skills with their front matter, and the digest and size of each file. The files are
-resources. They are read when the model asks for them, and never before: not when a server is connected,
-listed or approved. A file whose digest or size differs from the listed one is not used.
+A server lists its skills with their front matter, and the digest and size of each file. The files are read
+only when the model asks for them. A file whose digest or size differs from the listed one is not used.
 
-A model will follow the text of a skill, and the server has written it. So a person approves each skill. The
-approval is for the digest of the skill's entry: if one byte of one file changes, the skill has to be approved
-again. Its `allowed-tools` grant nothing, because the server has written them too.
+A model will follow the text of a skill, and the server has written it. So a person approves each skill, by
+the digest of its entry: if one byte of one file changes, it has to be approved again. Its `allowed-tools`
+grant nothing.
 """
 
 import base64
@@ -49,7 +48,7 @@ class AsksServers(Protocol):
         ...
 
     def request_all(self, server: str, method: str) -> tuple[m.JsonObject, ...]:
-        """Send a listing request, such as `resources/list`, for each page; return the items of all pages."""
+        """Send a listing request for each page; return the items of all pages."""
         ...
 
 
@@ -67,7 +66,7 @@ class ServedSkill(Struct, frozen=True, kw_only=True):
     Attributes:
         server: The server's name.
         uri: The URI of the skill's `SKILL.md`.
-        front: The skill's front matter, as the server lists it.
+        front: The skill's front matter.
         files: All files of the skill, `SKILL.md` included, by their paths in the skill.
     """
 
@@ -78,12 +77,12 @@ class ServedSkill(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The name that the model sees: `SERVER/SKILL`. Local skills differ: their names have no slash."""
+        """The name that the model sees: `SERVER/SKILL`. Names of local skills have no slash."""
         return f"{self.server}/{self.front['name']}"
 
     @property
     def digest(self) -> str:
-        """The digest that a person approves. It covers the whole entry, with the digest of each file."""
+        """The digest that a person approves. It covers the digest of each file."""
         files = sorted((each.uri, each.digest, each.size) for each in self.files.values())
         entry = json.dumps([self.uri, self.front, files], sort_keys=True)
         return f"sha256:{hashlib.sha256(entry.encode('utf-8', 'surrogatepass')).hexdigest()}"
@@ -116,7 +115,7 @@ def list_skills(asks: AsksServers, server: str) -> tuple[list[ServedSkill], list
 
 
 def get_skill(asks: AsksServers, server: str, uri: str) -> ServedSkill:
-    """Ask a server for one skill, by the URI of its `SKILL.md`. The files of the skill are not read.
+    """Ask a server for one skill, by the URI of its `SKILL.md`. Reads no file.
 
     Raises:
         MCPError: The server knows no such skill, or its entry cannot be used.
@@ -135,8 +134,7 @@ def read_file(asks: AsksServers, skill: ServedSkill, path: str = SKILL_FILE) -> 
     """Read one file of a skill, check its digest and size, and return its text.
 
     Raises:
-        ValueError: The skill has no such file, or the file is too long, is not text, or has another digest or
-            size than the server has listed. The error's text is for the model.
+        ValueError: The skill has no such file, or the file cannot be used. The error's text is for the model.
         MCPError: The server does not answer.
     """
     listed = skill.files.get(path)
@@ -211,10 +209,7 @@ class ServedSkills:
         write_skill_lock(self._lock, approved)
 
     def as_skills(self) -> dict[str, Skill]:
-        """Return the approved skills as `Skill` objects, without `allowed-tools`.
-
-        Their `text` is empty: the method `text` reads it from the server when the model asks for the skill.
-        """
+        """Return the approved skills, without texts: the method `text` reads these when they are needed."""
         return {
             name: Skill(
                 name=name,
@@ -226,7 +221,7 @@ class ServedSkills:
         }
 
     def text(self, name: str, file: str = "") -> str:
-        """Read a skill's `file` from its server. Without `file`: read `SKILL.md`, and add the files' names.
+        """Read a skill's `file`; without `file`, read `SKILL.md`, and add the files' names.
 
         Raises:
             ValueError: There is no such file, it differs from the approved one, or the server does not

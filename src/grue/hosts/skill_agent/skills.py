@@ -1,16 +1,13 @@
 """Skills: folders with a `SKILL.md`, in the Agent Skills format that many agents use.
 
-Use this module in a host that offers skills to a model. `Skills` reads a folder of skills: show the model
-their names and descriptions. When it asks for a skill or a file in its folder, return the text.
+A host shows the model the names and descriptions of its `Skills`. When the model asks for a skill or a file
+in its folder, the host returns the text.
 
-`granted` finds the tools of your host that a skill's `allowed-tools` name. These tools are approved in
-advance: pass `Grant.approved` to `grue.hosting.judge_calls`, so that a policy's `ask` does not apply to them.
-A `deny` still applies. An entry with a pattern for arguments, `Bash(git:*)`, approves nothing, because rules
-of a policy do not look at arguments. A bare name, such as `Read`, means an action of the host. Only an entry
-with a server's name can allow a tool of the server, because a server could name its tool `Read`, too.
-
-A `SKILL.md` begins with front matter between two lines `---`: YAML with `name` and `description`, perhaps
-`allowed-tools`, and other keys, which are ignored. The instructions follow, in Markdown.
+The tools that a skill's `allowed-tools` name are approved in advance: pass `Grant.approved` of `granted` to
+`grue.hosting.judge_calls`, so that a policy's `ask` does not apply to them. A `deny` still applies. An entry
+with a pattern for arguments, `Bash(git:*)`, approves nothing, because rules of a policy do not look at
+arguments. A bare name, such as `Read`, means an action of the host, because a server could name its tool
+`Read`, too.
 """
 
 import json
@@ -159,7 +156,7 @@ def read_skill_lock(path: Path) -> dict[str, dict[str, str]]:
 
 
 def write_skill_lock(path: Path, servers: Mapping[str, Mapping[str, str]]) -> None:
-    """Write the approved digests, in the form in which `read_skill_lock` returns them.
+    """Write the approved digests.
 
     Raises:
         MCPConfigError: The file cannot be written.
@@ -211,8 +208,7 @@ class Grant(Struct, frozen=True):
 
     Attributes:
         approved: The tools that are approved in advance.
-        named: The tools in `approved`, and the tools of entries with a pattern for arguments, such as
-            `Bash(git:*)`, which are not approved.
+        named: These, and the tools of entries with a pattern for arguments.
         unknown: Names that match no tool.
     """
 
@@ -237,7 +233,7 @@ class Skills:
         self._texts: dict[str, Callable[[str, str], str]] = {}
 
     def add(self, skills: Mapping[str, Skill], text: Callable[[str, str], str]) -> None:
-        """Add skills that are not in the folder, such as a server's. `Skills.text` calls `text` for them."""
+        """Add skills that are not in the folder, such as a server's, whose texts `text` returns."""
         self.by_name |= skills
         self._texts |= dict.fromkeys(skills, text)
 
@@ -262,7 +258,7 @@ class Skills:
 
 
 class HasSkills(Protocol):
-    """A context with skills. The action `USE_SKILL` needs such a context."""
+    """The context that `USE_SKILL` needs."""
 
     @property
     def skills(self) -> Skills:
@@ -286,7 +282,7 @@ USE_SKILL = ActionType(
     "Read a skill of SKILLS before you do what it is about; or a file of it, by its path.",
     ToolAnnotations(read_only=True, open_world=False),
 )
-"""An action that reads a skill, for a context that has `skills`. The prompt lists skills under `SKILLS`."""
+"""An action that reads a skill, for a context that has `skills`."""
 
 
 def granted(skill: Skill, tools: Iterable[str], others: Mapping[str, str] = _NO_OTHERS) -> Grant:
@@ -321,7 +317,7 @@ def _meant(name: str, known: frozenset[str], others: Mapping[str, str]) -> set[s
     parts = name.removeprefix("mcp__").split("__")
     if len(parts) == 1 or parts[1:] == ["*"]:
         return {each for each in known if each.startswith(f"{parts[0]}.")}
-    # The entry is `mcp__SERVER__TOOL`, and both names may contain `__`, so it can be split in several ways.
-    # If more than one split names a tool, allow none: a server could choose names so that its tool matches.
+    # In `mcp__SERVER__TOOL`, both names may contain `__`. If more than one split names a tool, allow none: a
+    # server could choose names so that its tool matches.
     readings = {f"{'__'.join(parts[:at])}.{'__'.join(parts[at:])}" for at in range(1, len(parts))} & known
     return readings if len(readings) == 1 else set()
