@@ -1,14 +1,9 @@
 """The synchronous agent that a host uses: one blocking call for each turn, which returns a dict.
 
-An agent, its manager and its orchestrator may each be given a logger and a Langfuse client, often the same
-ones. All three use the agent's recorder. An observer is added only if the recorder has none for that logger
-or client, so no event is sent twice.
-
 The agent's client is any object with `chat.completions.create(**kwargs)`, blocking or not. Its manager is any
 object with the coroutines `connect_session`, `disconnect_session`, `get_tool_schemas` and `call_tool`. A turn
-calls these methods in place of an endpoint and an MCP server. With grue's own `LLMClient` and `MCPManager`, a
-turn takes their settings and connects to the endpoint and the server itself; it calls their methods only if a
-program has overridden them. `route_of` finds this out before each turn.
+calls these methods in place of an endpoint and an MCP server. It calls the methods of grue's own `LLMClient`
+and `MCPManager` only if a program has overridden them; otherwise it takes their settings.
 
 Source: R10.4, R15.4
 """
@@ -49,7 +44,7 @@ from grue.protocol.turn.prices import Spent
 from grue.tool_sessions.server_specs import McpServer
 
 FALLBACK_ACTION = "look"
-"""The command that is played if the model gives none. It changes nothing in any game."""
+"""Played if the model gives no command. It changes nothing in any game."""
 
 
 class AgentResponse(BaseModel):
@@ -80,10 +75,7 @@ def playable(response: AgentResponse) -> AgentResponse:
 
 
 def answer_spec() -> AnswerSpec[AgentResponse]:
-    """Return the form of a turn's answer: an `AgentResponse` with one command that the game takes.
-
-    The fallback, if the model gives no such answer, is the command `look`.
-    """
+    """Return the form of a turn's answer: an `AgentResponse` with one command that the game takes."""
     return AnswerSpec.from_model(
         AgentResponse, check=playable, fallback=AgentResponse(thinking="", action=FALLBACK_ACTION), told=True
     )
@@ -111,15 +103,12 @@ Answer with one JSON object and nothing else:
 
 
 def add_loggers(recorder: Recorder, *loggers: Any, episode_id: str) -> None:
-    """Add an observer for each logger that is not `None` and does not get the log records already.
+    """Add an observer for each logger that does not get the log records already.
 
-    A logger gets them already if the recorder has an observer for it, or for a logger below it that
-    propagates its records. Besides loggers, objects with `info`, `warning` and `error` are accepted. Every
-    log record gets the `episode_id`.
+    Objects with `info`, `warning` and `error` are accepted, too. Every log record gets the `episode_id`.
     """
     observed = [each.logger for each in recorder.observers if isinstance(each, LoggerObserver)]
-    # Begin with the loggers that are lowest in the hierarchy. If such a logger propagates its records to the
-    # loggers above it, those need no observers of their own.
+    # Begin with the loggers that are lowest in the hierarchy: others may get their records by propagation.
     for logger in sorted(filter(None, loggers), key=_depth, reverse=True):
         if not any(logger is target for each in observed for target in _targets(each)):
             recorder.add(LoggerObserver(logger, episode_id=episode_id))
@@ -129,8 +118,7 @@ def add_loggers(recorder: Recorder, *loggers: Any, episode_id: str) -> None:
 def add_langfuse(recorder: Recorder, client: Any, *, session_id: str | None) -> LangfuseObserver | None:
     """Add an observer for a Langfuse client, and return it; the caller has to close it.
 
-    If `client` is `None`, or the recorder already has an observer for this client, add nothing and return
-    `None`. If `session_id` is `None`, the observer generates one.
+    `None`: there is no client, or it has an observer already. Without a `session_id`, one is generated.
     """
     observed = (each for each in recorder.observers if isinstance(each, LangfuseObserver) and not each.closed)
     if client is None or any(each.client is client for each in observed):
@@ -141,7 +129,6 @@ def add_langfuse(recorder: Recorder, client: Any, *, session_id: str | None) -> 
 
 
 def _targets(logger: Any) -> Iterator[Any]:
-    """Yield the logger, and the loggers that it propagates its records to."""
     yield logger
     while isinstance(logger, logging.Logger) and logger.propagate and logger.parent is not None:
         logger = logger.parent
@@ -153,7 +140,7 @@ def _depth(logger: Any) -> int:
 
 
 _UNNAMED = "mcp"
-"""The server's name if a manager has no `server_name`; its tools keep their own names."""
+"""The server's name if a manager has no `server_name`."""
 
 
 class Route(Struct, frozen=True):
@@ -161,8 +148,7 @@ class Route(Struct, frozen=True):
 
     Attributes:
         manager: The manager's `id()`.
-        manager_called: Whether the manager is an `MCPManager` with overridden methods. If so, a turn calls
-            these methods.
+        manager_called: Whether the manager is an `MCPManager` with overridden methods.
         client: The client's `id()`.
         client_called: Whether the client is an `LLMClient` that overrides `chat_completions_create`.
         client_asked: Whether the client is an `LLMClient` that overrides `_supports_tool_calling`.
@@ -176,12 +162,12 @@ class Route(Struct, frozen=True):
 
 
 def own_manager(manager: object) -> MCPManager | None:
-    """Return the manager if it is a real `MCPManager`; `None` if it is another object, or a mock."""
+    """Return the manager if it is a real `MCPManager`, and not a mock of one."""
     return manager if isinstance(manager, MCPManager) and issubclass(type(manager), MCPManager) else None
 
 
 def route_of(manager: object, client: object) -> Route:
-    """Return the manager and the client that the next turn uses, and which methods they override."""
+    """Return the route of the next turn."""
     ours = own_manager(manager)
     llm = client if isinstance(client, LLMClient) else None
     return Route(
@@ -194,11 +180,7 @@ def route_of(manager: object, client: object) -> Route:
 
 
 def tool_server_of(manager: Any, route: Route) -> tuple[m.ServerName, ToolServer]:
-    """Return the name and the tool server for a manager.
-
-    Raises:
-        MCPError: The manager lacks a coroutine, such as `call_tool`.
-    """
+    """Return the name and the tool server for a manager; raises `MCPError` if it lacks a coroutine."""
     if isinstance(manager, McpServer):
         return m.ServerName(manager.name), manager
     ours = own_manager(manager)
@@ -211,8 +193,8 @@ def tool_server_of(manager: Any, route: Route) -> tuple[m.ServerName, ToolServer
 _RAW_SHOWN = 100
 _UNKNOWN = "unknown"
 _TOLD_S = 2.0
-"""How long a turn waits at its end until the manager's Langfuse client has the turn's events. That usually
-takes a few milliseconds; the first turn may have to wait for the import of langfuse."""
+"""How long a turn's end may wait for the Langfuse client. That usually takes a few milliseconds; the first
+turn may have to wait for the import of langfuse."""
 
 
 class ZorkAgent:
@@ -335,8 +317,7 @@ class ZorkAgent:
         finally:
             self._after_turn()
             if self._route.manager_called and self._keep == "nothing":
-                # The turn's event loop has ended, so it can no longer end the process of a session that the
-                # manager still has open. Kill such processes here.
+                # The turn's event loop has ended, and can no longer end the process of an open session.
                 self.mcp_manager.kill_leftovers()
             self._wait_for_langfuse()
         return self._result(outcome)
@@ -395,7 +376,7 @@ class ZorkAgent:
     async def _generate_action_async(
         self, game_state_text: str, relevant_memories: str | None = None
     ) -> dict[str, str | None]:
-        """Do the same as `get_action_with_reasoning`, but in the caller's event loop."""
+        """Do the same as `get_action_with_reasoning`, in the caller's event loop."""
         request = self._request(game_state_text, relevant_memories)
         try:
             outcome = await self._runner.run_turn_async(request)
@@ -417,7 +398,7 @@ class ZorkAgent:
             turn=self.turn,
             json_results=True,
             final_request=m.FINAL_REQUEST,
-            on_delta=(lambda _: None) if self.stream else None,  # a callback turns streaming on
+            on_delta=(lambda _: None) if self.stream else None,  # turns streaming on
         )
 
     def _result(self, outcome: TurnOutcome[AgentResponse]) -> dict[str, str | None]:
@@ -435,7 +416,6 @@ class ZorkAgent:
         }
 
     def _wire(self, recorder: Recorder) -> Runner:
-        """Create a runner for the next turns; add observers for the loggers and Langfuse to `recorder`."""
         servers: dict[str, ToolServer] = {}
         manager = own_manager(self.mcp_manager) if self.mcp_enabled else None
         if self.mcp_enabled:
@@ -469,7 +449,7 @@ class ZorkAgent:
         )
 
     def _rewire(self) -> None:
-        """Create a new runner if the manager or the client, or a method of theirs, was replaced."""
+        """Create a new runner if the route has changed."""
         route = route_of(self.mcp_manager, self.client)
         if route == self._route:
             return
@@ -490,30 +470,27 @@ class ZorkAgent:
             weakref.finalize(self, observer.close, timeout_s=0)
 
     def _wait_for_langfuse(self) -> None:
-        """Wait until the turn's events have been given to the manager's Langfuse client.
+        """Wait until the Langfuse client has the turn's events, so that a call of its `flush` sends them all.
 
-        A call of the client's `flush` after the turn then sends all of them. If the client once takes longer
-        than `_TOLD_S` seconds, later turns do not wait, because a slow client would delay each of them.
+        A slow client is not waited for again, because it would delay every turn.
         """
         if self._langfuse is not None and self._langfuse_keeps_up:
             self._langfuse_keeps_up = self._langfuse.wait_idle(_TOLD_S)
 
     def _before_turn(self) -> None:
-        """Disable the server in the runner if the manager says that it is disabled."""
+        """Disable the server in the runner if the manager is disabled."""
         if self._server is None or not getattr(self.mcp_manager, "is_disabled", False):
             return
         if not isinstance(self._runner.connection(self._server), Disabled):
             self._runner.remember(self._server, Disabled("the MCP manager is disabled"))
 
     def _after_turn(self) -> None:
-        """Copy the connection's state from the runner to the manager."""
         manager = own_manager(self.mcp_manager)
         if manager is not None and self._server is not None:
             manager.connection = self._runner.connection(self._server)
 
 
 def _sampling_of(config: GameConfiguration, **given: float | None) -> Sampling:
-    """Return the given sampling settings; those that are `None` are taken from the configuration."""
     sampling = {
         name: getattr(config.agent_sampling, name) if value is None else value
         for name, value in given.items()

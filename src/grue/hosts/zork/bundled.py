@@ -11,10 +11,10 @@ BUNDLED_NAME = "mind"
 
 
 def bundled_server() -> StdioServer:
-    """Return the server. It runs in this Python, isolated and without site packages, so that it starts fast.
+    """Return the server, which runs without site packages, so that it starts fast.
 
-    The server needs neither files nor a network. So it runs in a box that allows neither (the preset `pure`),
-    if this machine can enforce the box.
+    It needs neither files nor a network, so it runs in a box that allows neither, if this machine can enforce
+    that.
     """
     spec = importlib.util.find_spec("grue.hosts.servers.think")
     assert spec is not None, "think.py is part of the package"

@@ -7,8 +7,6 @@
 {"role": "tool", "tool_call_id": "...", "content": "..."}
 ```
 
-`LLMResponse` and the other reply objects of `LLMClient` are defined here, too.
-
 Source: R4.2, R4.3
 """
 
@@ -26,12 +24,7 @@ from grue.protocol.chat_wire.wire_format import Reply
 
 @dataclass
 class FunctionCall:
-    """The function and the arguments of a tool call.
-
-    Attributes:
-        name: Canonical tool name, such as `thoughtbox.think`.
-        arguments: JSON text.
-    """
+    """The function and the arguments of a tool call: a canonical name, and JSON text."""
 
     name: str
     arguments: str
@@ -81,7 +74,7 @@ class Sampling(TypedDict, total=False):
 
 
 def model_settings(model: str, sampling: Sampling) -> ModelSettings:
-    """Return `ModelSettings` with this model and this sampling. A single `stop` text becomes a tuple."""
+    """Return the settings of a model. A single `stop` text becomes a tuple."""
     stop = sampling.get("stop") or ()
     chosen: dict[str, Any] = {**sampling, "stop": (stop,) if isinstance(stop, str) else tuple(stop)}
     return ModelSettings(model=model, **chosen)
@@ -93,10 +86,7 @@ _ECHOED = ("reasoning_details", "reasoning_content")
 def given_tool(schema: Mapping[str, Any], server: m.ServerName | None = None) -> m.ToolDefinition:
     """Convert a tool from OpenAI's format. Its name is kept, even if it does not have the form `server.tool`.
 
-    `server` may be left out if the definition is only used for a request to the model.
-
-    Raises:
-        MCPError: The tool has no name.
+    Raises `MCPError` if the tool has no name.
     """
     function = schema.get("function")
     name = function.get("name") if isinstance(function, Mapping) else None
@@ -120,12 +110,11 @@ def conversation_of(
 ) -> EncodedConversation:
     """Return a conversation with these messages, ready for a request of the given `mode`.
 
-    Tool calls without a result are left out, because providers refuse them. If there are no `tools`, the
-    request lists the tools that are called in `messages`, because some endpoints require a list of tools.
+    Tool calls without a result are left out, because providers refuse them. Without `tools`, the request
+    lists the tools that `messages` call, because some endpoints require a list.
 
     Raises:
-        MCPError: A message has an unknown role or content other than text, or a tool call lacks its `id`,
-            `name` or `arguments`.
+        MCPError: A message has an unknown role or content other than text, or a tool call lacks a part.
         ValueError: A tool message does not belong to a call of the assistant's message before it.
     """
     given = sum(len(_cache_points(message)) for message in messages)
@@ -145,7 +134,7 @@ def conversation_of(
 
 
 def response_of(reply: Reply, model: str) -> LLMResponse:
-    """Return a completion as an `LLMResponse`; its content is `None` if there are tool calls.
+    """Return a completion as an `LLMResponse`.
 
     Source: R4.3, P12
     """
@@ -209,7 +198,7 @@ def _calls(message: ChatMessage) -> Iterator[m.ToolCall]:
 
 
 def _cache_points(message: ChatMessage) -> tuple[m.CachePoint, ...]:
-    """Return the cache markers of a system or user message and of its parts, with their positions."""
+    """Return the cache markers of a message and of its parts, with their positions."""
     if message.get("role") not in ("system", "developer", "user"):
         return ()
     content = message.get("content")

@@ -1,9 +1,7 @@
 """`LLMClient`: a synchronous client for chat completions, with the same wire formats and retries as a turn.
 
-A turn does not call `chat_completions_create`: `ZorkAgent` takes the client's endpoint and lets the LLM actor
-ask it. If a program overrides `chat_completions_create`, a turn calls that method, as it does for any other
-client object (`client_actor.py`). If a program overrides `_supports_tool_calling`, a turn calls it to learn
-whether the model can call tools.
+A turn takes only the client's endpoint. It calls `chat_completions_create` or `_supports_tool_calling` if a
+program has overridden that method.
 
 Source: R4
 """
@@ -92,7 +90,7 @@ class LLMClient:
         self._settings = llm_settings(self.config)
         if api_key is not None:
             self._settings = replace(self._settings, api_key=api_key)
-        LlmEndpoint(self._settings)  # raises now, and not at the first request, if the settings are unusable
+        LlmEndpoint(self._settings)  # raises now if the settings are unusable
         if transport is not None and not isinstance(transport, httpx.AsyncBaseTransport):
             transport = _InThreads(transport)
         self._transport: httpx.AsyncBaseTransport | None = transport
@@ -113,12 +111,9 @@ class LLMClient:
             self._transport.close()
 
     def llm_settings(self, model: str | None = None, **sampling: Unpack[Sampling]) -> LlmSettings:
-        """Return this client's settings for a model, by default the configured model.
-
-        The endpoint chooses the sampling settings that are left out.
-        """
+        """Return this client's settings for a model, by default the configured model."""
         settings = model_settings(model or self.config.agent_model, sampling)
-        # A program that names another model gets that model only, without the configured fallback models.
+        # Another model than the configured one has no fallback models.
         then = self._settings.then if settings.model == self._settings.model else ()
         chosen = {name: getattr(settings, name) for name in ("model", *Sampling.__annotations__)}
         return replace(self._settings, **chosen, then=then)
@@ -220,8 +215,7 @@ class LLMClient:
         extra = {key: value for key, value in kwargs.items() if value is not None}
         if not calling and mode == m.RequireAnswer() and response_format:
             extra["response_format"] = response_format
-        # Set `extra_body` only after the endpoint is made. The constructor refuses fields that a turn sets
-        # itself, such as `response_format`, but the caller may set them here.
+        # The endpoint's constructor would refuse fields that a turn sets itself, such as `response_format`.
         endpoint.settings = replace(settings, extra_body={**settings.extra_body, **extra})
         choice = _choice(tool_choice, conversation)
         outcome = run_blocking(
@@ -230,7 +224,7 @@ class LLMClient:
             twin="a thread, such as asyncio.to_thread gives",
         )
         if endpoint.profile != endpoint.first_profile:
-            # The profile was adapted to what the endpoint accepts. Keep it for later requests.
+            # Keep what the endpoint accepts for later requests.
             self._settings = replace(self._settings, profile=endpoint.profile)
         if isinstance(outcome, m.LlmFailure):
             raise CompletionError(outcome)
@@ -243,7 +237,7 @@ class LLMClient:
         mode: m.OfferTools | m.RequireAnswer,
         choice: Choice,
     ) -> Reply | m.LlmFailure:
-        """Ask the endpoint as a turn's LLM actor does, but record nothing, because there is no trace here."""
+        """Ask the endpoint as a turn's LLM actor does, but record nothing."""
         command = m.RequestCompletion(conversation=m.ConversationId("client"), request=1, new=(), mode=mode)
         async with endpoint:
             asking = Asking(endpoint, conversation, command, lambda _: None, choice=choice, sleep=self._wait)
@@ -261,7 +255,7 @@ class LLMClient:
 
 
 class _Completions:
-    """The object `client.chat.completions`; `create` calls `chat_completions_create`, overridden or not."""
+    """The object `client.chat.completions`."""
 
     def __init__(self, client: LLMClient) -> None:
         self._client = client
@@ -276,7 +270,7 @@ _COMPLETIONS_METHOD = own_methods(_Completions, ("create",))
 
 
 class _AskedByClient(LlmEndpoint):
-    """An endpoint that asks its `LLMClient` (`_supports_tool_calling`) whether the model can call tools."""
+    """An endpoint whose `LLMClient` says whether the model can call tools."""
 
     def __init__(
         self, client: LLMClient, settings: LlmSettings, *, transport: httpx.AsyncBaseTransport | None
@@ -285,7 +279,7 @@ class _AskedByClient(LlmEndpoint):
         self._client = client
 
     def support_check(self) -> SupportCheck:
-        """Return `skip` if `force_tool_support` is set, otherwise `before`: check before a server starts."""
+        """Return `before`, so that the check comes before a server starts, unless support is forced."""
         return "skip" if self.settings.force_tool_support else "before"
 
     async def tool_support(self) -> m.ToolSupportChecked:
@@ -312,7 +306,7 @@ def _with_base_url(config: GameConfiguration, base_url: str) -> GameConfiguratio
 
 
 def _answer(response_format: Mapping[str, Any] | None) -> m.AnswerSchema | None:
-    """Return the schema if the format is a `json_schema`; `None` for any other format."""
+    """Return the schema of a `json_schema`; `None` for any other format."""
     shape = (response_format or {}).get("json_schema")
     if not isinstance(shape, Mapping) or not isinstance(shape.get("schema"), Mapping):
         return None
@@ -320,7 +314,7 @@ def _answer(response_format: Mapping[str, Any] | None) -> m.AnswerSchema | None:
 
 
 class _InThreads(httpx.AsyncBaseTransport):
-    """Calls a blocking transport in threads. `close` closes the blocking transport; `aclose` does nothing."""
+    """Calls a blocking transport in threads. `aclose` does nothing, because endpoints share the transport."""
 
     def __init__(self, transport: httpx.BaseTransport) -> None:
         self._transport = transport

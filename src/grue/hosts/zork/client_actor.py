@@ -1,7 +1,4 @@
-"""Use any object with `chat.completions.create(**kwargs)`, blocking or not, as the model of a turn.
-
-`look_alikes.py` reads the object's answers.
-"""
+"""Use any object with `chat.completions.create(**kwargs)`, blocking or not, as the model of a turn."""
 
 import dataclasses
 import functools
@@ -49,7 +46,7 @@ _SDK = WireProfile(
     name="an SDK",
     names="encoded",
     sampling=frozenset({"temperature", "top_p", "max_tokens", "stop"}),
-    # Send no images: if the client's model refused them, the client would raise, and the turn would end.
+    # A model that refused them would make the client raise, and the turn would end.
     images=False,
 )
 
@@ -62,10 +59,9 @@ class ClientActor(Actor[m.LlmCommand]):
     """Ask a client object for completions, one at a time.
 
     A client whose `create` has a parameter `name` is taken to have the interface of `LLMClient`. It gets all
-    arguments, with `None` for those that are not set, and tool names such as `files.read`. Its system and
-    user messages have `cache_control`, except for an `LLMClient`, which sets cache markers itself. Any other
-    client is taken to be an SDK's. It gets only the arguments that are set, and tool names that every
-    endpoint accepts.
+    arguments, with `None` for those that are not set, and tool names such as `files.read`. Any other client
+    is taken to be an SDK's. It gets only the arguments that are set, and tool names that every endpoint
+    accepts.
 
     A blocking client runs in a worker thread. When the actor is cancelled, the thread runs on and its result
     is dropped.
@@ -129,7 +125,7 @@ class ClientActor(Actor[m.LlmCommand]):
         return await lent.answered(command, conversation, counted, time.monotonic() - begun)
 
     async def _asked(self, conversation: EncodedConversation, request: int) -> Reply | m.LlmFailure:
-        """Wait until the request gate (a fleet's rate limit) lets the request pass, then ask the client."""
+        """Ask the client when the request gate (a fleet's rate limit) lets the request pass."""
         body, settings = conversation.body(self._settings), self._settings
         permit: Permit | str | None = None
         if not isinstance(self._client, LLMClient):  # an `LLMClient` asks the gate itself, for each attempt
@@ -164,7 +160,7 @@ class ClientActor(Actor[m.LlmCommand]):
         asked = from_json(body)
         assert isinstance(asked, dict), "a request is an object"
         if self._profile is _SIMPLE_CLIENT:
-            # An `LLMClient` sets cache markers itself, according to its endpoint's profile.
+            # An `LLMClient` sets cache markers itself.
             asked = _simple_arguments(asked, marked=not isinstance(self._client, LLMClient))
         call = functools.partial(self._create, **asked)
         if inspect.iscoroutinefunction(self._create):
@@ -192,16 +188,16 @@ class ClientModel:
 
     @property
     def profile(self) -> WireProfile:
-        """The request fields that this client accepts: only simple ones, or those of a provider's SDK."""
+        """The request fields that this client accepts."""
         return _SIMPLE_CLIENT if accepts(self.client.chat.completions.create, "name") else _SDK
 
     @property
     def model(self) -> str:
-        """The name of the model."""
+        """The model's name."""
         return self.settings.model
 
     def lending(self, lent: LentConversation) -> "ClientModel":
-        """Return a copy for a turn that continues the conversation `lent`."""
+        """Return a `ClientModel` for a turn that continues the conversation `lent`."""
         return dataclasses.replace(self, lent=lent)
 
     def __call__(
@@ -212,11 +208,7 @@ class ClientModel:
         return ClientActor(mailbox, agent, self)
 
     def support_check(self) -> SupportCheck:
-        """Return when to check whether the model can call tools: `before` the servers start, or `skip`.
-
-        `skip` if `mcp_force_tool_support` is set. Otherwise `before` if the client has a method
-        `_supports_tool_calling`, or if models of this name are known not to call tools. Otherwise `skip`.
-        """
+        """Return `before` if tool support is checked before the servers start, otherwise `skip`."""
         if self.config is not None and self.config.mcp_force_tool_support:
             return "skip"
         asks = callable(getattr(self.client, METHOD, None))
@@ -228,10 +220,7 @@ def client_actor(
 ) -> ClientModel:
     """Make any object with `chat.completions.create` usable as the model of a `Runner`.
 
-    The client chooses the sampling settings that are left out. `config` is as in `ClientModel`.
-
-    Raises:
-        MCPError: The client has no `chat.completions.create`.
+    The client chooses the sampling settings that are left out. Raises `MCPError` for any other object.
     """
     try:
         client.chat.completions.create  # noqa: B018 - checked here, so that the error comes at once

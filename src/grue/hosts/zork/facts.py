@@ -1,7 +1,6 @@
 """The facts that the Zork host records: the game, its output, and the commands that are played.
 
-The facts' tags have no prefix, unlike those of other hosts, because traces that are older than the prefixes
-have to stay readable.
+Their tags have no prefix, unlike those of other hosts, because older traces have to stay readable.
 """
 
 from typing import ClassVar, Literal, TypeAlias
@@ -40,18 +39,18 @@ class EpisodeStarted(hosting.EpisodeStarted, frozen=True, kw_only=True):
         return {"game": self.game, "game_hash": self.game_hash, "seed": self.seed, **super().labels()}
 
     def summary(self) -> str:
-        """Return id, game, model, seed and servers."""
+        """Return the episode and its players."""
         tools = f"tools from {', '.join(self.servers)}" if self.servers else "no tools"
         return f"{self.episode_id}: {self.game}, played by {self.played_by}, seed {self.seed}, {tools}"
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return one line: the event `episode_started`."""
+        """Return the event `episode_started`."""
         message = f"Episode started: {self.game}, played by {self.played_by}"
         return (LogLine("info", "episode_started", message, self.log_fields()),)
 
 
 class EpisodeEnded(hosting.EpisodeEnded, frozen=True, kw_only=True):
-    """An episode of a game ends, with its score; unknown values are `None`."""
+    """An episode of a game ends, with its score; `None`: unknown."""
 
     reason: EndReason
     score: int | None = None
@@ -59,7 +58,7 @@ class EpisodeEnded(hosting.EpisodeEnded, frozen=True, kw_only=True):
 
     @property
     def failed(self) -> bool:
-        """Whether failures ended the episode: the `reason` is `failed` or `fallbacks`."""
+        """Whether failures ended the episode."""
         return self.reason in {"failed", "fallbacks"}
 
     @property
@@ -90,24 +89,24 @@ class McpInitialized(Fact, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
     def problem(self) -> str:
-        """Return the settings that have no effect, as a text; empty if all have an effect."""
+        """Return the settings that have no effect; empty: all have one."""
         only = [f"only {self.server} is used; ignored: {', '.join(self.ignored)}"] if self.ignored else []
         return " ".join([*only, *self.warnings])
 
     def summary(self) -> str:
-        """Return the settings that have no effect; if there are none, the server's name."""
+        """Return the problem, or else the server's name."""
         return self.problem() or self.server
 
     def severity(self) -> Severity:
-        """Return `warn` if a setting has no effect."""
+        """Return `warn` if there is a problem."""
         return "warn" if self.problem() else ""
 
     def mark(self) -> str:
-        """Return `config` if a setting has no effect; otherwise an empty text."""
+        """Return `config` if there is a problem."""
         return "config" if self.problem() else ""
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return one line with the event `mcp_manager_init`, and warnings for settings without effect."""
+        """Return the event `mcp_manager_init`, and warnings."""
         lines = [LogLine("info", "mcp_manager_init", "MCP Manager initialized")]
         if self.ignored:
             message = (
@@ -140,7 +139,7 @@ class McpInitFailed(Fact, frozen=True, kw_only=True):
         return "bad config"
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return one line: the event `mcp_init_error`."""
+        """Return the event `mcp_init_error`."""
         message = f"Failed to initialize MCP Manager: {self.error}"
         return (LogLine("error", "mcp_init_error", message, {"error": self.error}),)
 
@@ -168,7 +167,7 @@ class Observed(Fact, frozen=True, kw_only=True):
         return f"{self.location or 'somewhere'}, score {score}: {_quoted(self.text)}"
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return no lines: a log has one line for each command, and none for what the game replied."""
+        """Return nothing: a log has one line for each command."""
         return ()
 
 
@@ -204,7 +203,7 @@ class Decided(Fact, frozen=True, kw_only=True):
         return self.action
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return one line: the event `agent_action`."""
+        """Return the event `agent_action`."""
         return (LogLine("info", "agent_action", f"Agent action: {self.action}", self.log_fields()),)
 
 
@@ -222,7 +221,7 @@ class Remembered(Fact, frozen=True, kw_only=True):
         return f"{self.location}: {_quoted(self.text)}"
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return no lines: a log has one line for each command, and none for notes."""
+        """Return nothing: a log has one line for each command."""
         return ()
 
 

@@ -2,9 +2,6 @@
 
 The client and the manager may be grue's own, an SDK's, or the program's own with the same methods.
 
-If a client that is not an `LLMClient` has a method `_supports_tool_calling`, that method decides whether a
-model can call tools.
-
 Source: R12, P13
 """
 
@@ -31,7 +28,7 @@ from grue.runtime.secrets.secret_forms import secrets_in
 def completion_body(response: object) -> m.JsonObject:
     """Return a client's answer as the body of a chat completion.
 
-    The answer is an `LLMResponse`, an SDK's object with `choices[0].message`, or an object like one of these.
+    The answer is like an `LLMResponse`, or like an SDK's object with `choices[0].message`.
     """
     dump = getattr(response, "model_dump", None)
     plain = dump() if callable(dump) else response
@@ -50,10 +47,7 @@ def completion_body(response: object) -> m.JsonObject:
 
 
 def completion_failure(error: Exception, client: object, model: str) -> m.LlmFailure:
-    """Return an `LlmFailure` for an exception of a client. The client's `api_key` is redacted.
-
-    The HTTP status is the `status_code` or `status` of the exception or of its `response`.
-    """
+    """Return an `LlmFailure` for an exception of a client. The client's `api_key` is redacted."""
     told = getattr(error, "failure", None)
     if isinstance(told, m.LlmFailure):
         return told
@@ -65,7 +59,7 @@ def completion_failure(error: Exception, client: object, model: str) -> m.LlmFai
 
 
 def tool_result(answer: object) -> m.ToolCallResult:
-    """Convert what a manager's `call_tool` has returned: an object like a `ToolCallResult`, or any value."""
+    """Convert what a manager's `call_tool` has returned."""
     if isinstance(answer, Mapping) or not (hasattr(answer, "content") and hasattr(answer, "is_error")):
         return tool_results.success(answer)
     if answer.is_error is True:
@@ -77,7 +71,7 @@ def tool_result(answer: object) -> m.ToolCallResult:
 
 
 def accepts(function: Callable[..., Any], parameter: str) -> bool:
-    """Return whether a function accepts an argument of that name; `True` if it cannot be inspected."""
+    """Return whether a function accepts an argument of that name, or cannot be inspected."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -92,7 +86,7 @@ def _call(call: object) -> m.JsonObject:
 
 
 def member(holder: object, name: str) -> Any:
-    """Return the value of a dict's key or of an object's attribute; `None` if there is none."""
+    """Return the value of a dict's key or of an object's attribute, if there is one."""
     return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
 
 
@@ -121,7 +115,7 @@ def _status(error: Exception) -> int | None:
 
 
 def foreign_failure(fault: Fault, client: object, model: str) -> m.LlmFailure:
-    """Return an `LlmFailure` for a `Fault`; redact the client's `api_key` and the environment's secrets."""
+    """Return an `LlmFailure` without the client's `api_key` and the environment's secrets."""
     redaction, key = Redaction(secrets_in(os.environ)), getattr(client, "api_key", None)
     if isinstance(key, str):
         redaction.hide("api_key", key)
@@ -138,7 +132,7 @@ def foreign_failure(fault: Fault, client: object, model: str) -> m.LlmFailure:
 
 
 def own_methods(cls: type, names: Iterable[str]) -> Mapping[str, Callable[..., Any]]:
-    """Return methods of a class as they are now; `is_overridden` compares an object's methods with them."""
+    """Return methods of a class as they are now, for `is_overridden`."""
     return {name: vars(cls)[name] for name in names}
 
 
@@ -158,11 +152,7 @@ async def asked_of_client(
 ) -> m.ToolSupportChecked:
     """Return whether the model may be offered tools.
 
-    If the configuration forces tool support, the answer is yes. Otherwise the client's method
-    `_supports_tool_calling` decides. If the client has no such method, the model's name decides. The method
-    is called with `model`, and with `config` if it has such a parameter. It may block or be asynchronous. If
-    it raises, the model is offered no tools, and the result has the reason. `endpoint` is the name of the
-    endpoint in the result.
+    The client's method may block or be asynchronous. If it raises, the model is offered no tools.
 
     Source: R12.4
     """

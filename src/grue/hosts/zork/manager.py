@@ -1,9 +1,7 @@
 """`MCPManager`: coroutines to connect to one MCP server, list its tools and call them.
 
-By default, a turn does not call these coroutines. `ZorkAgent` takes the server's configuration from the
-`MCPManager`, and its runner opens the sessions, so that the turn's agent gets every event of a session. If a
-program overrides one of the coroutines, a turn calls all of them (`manager_connection.py`). In both cases, a
-session actor owns the session, and the rules for connecting are the same.
+By default, a turn takes only the server's configuration from an `MCPManager`, and opens sessions of its own.
+If a program overrides one of the coroutines, a turn calls all of them (`manager_connection.py`).
 
 Source: R2, R3, R8
 """
@@ -45,7 +43,7 @@ class TurnUse(Struct, frozen=True):
 
     Attributes:
         note: Puts a note into the turn's trace.
-        startup_timeout_s: Time limit for `connect_session`, in seconds.
+        startup_timeout_s: Time limit for `connect_session`.
     """
 
     note: Note
@@ -53,18 +51,16 @@ class TurnUse(Struct, frozen=True):
 
 
 class SessionNews:
-    """An observer of a manager's sessions.
+    """An observer of a manager's sessions, which passes their messages to the manager's observers.
 
-    Outside turns it passes the session's messages to the manager's observers. During a turn it does not,
-    because the turn reports each connect and tool call to the same observers itself. Messages that the turn
-    does not report, such as a changed tool, are then recorded in the turn's trace.
+    During a turn it does not, because the turn reports each connect and tool call to the same observers. What
+    the turn does not report, such as a changed tool, is then recorded in the turn's trace.
 
-    This class must not refer to the manager. A session refers to this observer, so an open session would keep
-    the manager alive.
+    It must not refer to the manager, because an open session refers to it and would keep the manager alive.
 
     Attributes:
         observers: The manager's observers.
-        turn: The turn that uses the manager now; `None`: no turn does.
+        turn: The turn that uses the manager now.
     """
 
     def __init__(self) -> None:
@@ -72,11 +68,7 @@ class SessionNews:
         self.turn: TurnUse | None = None
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Outside turns: pass a message to the manager's observers. During a turn: record it in the trace.
-
-        During a turn only `ServerNoted` and `ToolDrifted` are recorded, because the turn reports all other
-        messages itself.
-        """
+        """Pass a message on, or record it in the turn's trace."""
         if self.turn is None:
             for observer in self.observers:
                 observer(envelope, line)
@@ -145,7 +137,7 @@ class MCPManager:
             self._news.observers.append(langfuse)
             weakref.finalize(self, langfuse.close, timeout_s=0)
         self._registry = ProcessRegistry()
-        # Kill the server if the manager is garbage-collected before it was disconnected.
+        # For a manager that is garbage-collected before it was disconnected.
         weakref.finalize(self, self._registry.kill_leftovers, loop_running=True)
         self._session: OwnedSession | None = None
         self._last_session: OwnedSession | None = None
@@ -161,7 +153,7 @@ class MCPManager:
 
     @property
     def timeout_seconds(self) -> float:
-        """Default time limit of a tool call, in seconds.
+        """Default time limit of a tool call.
 
         Source: R13.2
         """
@@ -169,12 +161,12 @@ class MCPManager:
 
     @property
     def session(self) -> OwnedSession | None:
-        """The open session, or the last one if none is open; `None` before the first session."""
+        """The open session, or else the last one."""
         return self._session or self._last_session
 
     @property
     def failure(self) -> m.ServerFailure | None:
-        """Why the last session could not be opened, or how its server died; `None` if neither happened."""
+        """Why the last session could not be opened, or how its server died."""
         return self._startup_failure or (self.session.died if self.session else None)
 
     async def connect_session(self) -> None:
@@ -203,12 +195,11 @@ class MCPManager:
         self._startup_failure = None
         limit_s = self._startup_limit_s() if turn is None else turn.startup_timeout_s
         command = m.OpenSession(server=self.server_name, turn=self._sessions, timeout_s=limit_s)
-        # Pass `config`, not `self`: an open session that refers to the manager would keep it alive.
+        # An open session must not refer to the manager: it would keep the manager alive.
         pins = pinning(self.tool_lock, self.server_name, on_tool_drift(self.config))
         options = ClientOptions(pinning=pins, on_secret=self.recorder.hide)
         connect = connect_to(self.server_name, self.tool_server, self._registry, options)
-        # In the state `Untried` the session makes only one attempt to connect. That is enough for a turn,
-        # because the turn itself retries, and keeps the connection's state.
+        # In the state `Untried` there is only one attempt, because the turn itself retries.
         known = self.connection if turn is None else Untried()
         session = OwnedSession(command, connect, self.recorder, known)
         self._session = session
@@ -279,13 +270,13 @@ class MCPManager:
     def lend(self, turn: TurnUse) -> None:
         """Let a turn use this manager until `give_back`.
 
-        Until then `connect_session` tries only once, with the turn's time limit. The sessions' events are not
-        passed to `logger` and `langfuse_client`, because the turn reports the same events to them.
+        Until then `connect_session` tries only once, with the turn's time limit, and the sessions' events go
+        to the turn.
         """
         self._news.turn = turn
 
     def give_back(self) -> None:
-        """Undo `lend`: the turn has ended, and the coroutines work as they did before it."""
+        """Undo `lend`."""
         self._news.turn = None
 
     def kill_leftovers(self) -> None:
@@ -293,7 +284,7 @@ class MCPManager:
         self._registry.kill_leftovers(loop_running=True)
 
     def _refusal(self, tool_name: str, arguments: object) -> m.ToolCallResult | None:
-        """Return the error result for a call that cannot be sent; `None` if it can be sent."""
+        """Return the error result for a call that cannot be sent."""
         try:
             self._parse_tool_name(tool_name)
         except ValueError as error:
@@ -311,9 +302,7 @@ class MCPManager:
         return None
 
     def _translate_schema(self, mcp_tool: object, server_name: str) -> m.JsonObject:
-        """Convert a tool from the server's format to OpenAI's.
-
-        The tool is a dict with the names of the protocol, or an object of any version of the MCP SDK.
+        """Convert a tool, a dict as MCP writes it or an object of any MCP SDK, to OpenAI's format.
 
         Source: R8.1, P33, P36
         """
@@ -327,17 +316,13 @@ class MCPManager:
         return openai_tool(definition)
 
     def _parse_tool_name(self, tool_name: str) -> tuple[str, str]:
-        """Split `server.tool` at its first dot.
-
-        Raises:
-            ValueError: The name has no dot.
+        """Split `server.tool` at its first dot; raises `ValueError` if there is none.
 
         Source: R8.3, P35
         """
         return split_name(tool_name)
 
     def _startup_limit_s(self) -> float:
-        """Return the time limit for the server's start: its own, or else the one for all servers."""
         limits = startup_limits(turn_limits(self.config), {self.server_name: self.tool_server})
         return limits.startup_timeout_s(self.server_name)
 
@@ -360,7 +345,7 @@ TURN_METHODS = own_methods(
         "_parse_tool_name",
     ),
 )
-"""A turn does the work of these methods itself, unless a program has overridden one of them."""
+"""The methods that a turn calls only if a program has overridden one of them."""
 
 
 def _as_listed(tool: m.ToolDefinition) -> m.JsonObject:

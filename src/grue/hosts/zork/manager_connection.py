@@ -1,9 +1,7 @@
 """Use the host's own manager object as the tool server of a turn, by calling its coroutines.
 
-The object has the four coroutines of `MCPManager`: `connect_session`, `disconnect_session`,
-`get_tool_schemas` and `call_tool`. It may be an `MCPManager` with overridden methods. If these call the
-methods of `MCPManager`, the turn knows as much as with an unchanged manager: why the server did not start,
-whether it died, its process id, how the process ended, and the last lines of its standard error.
+If overridden methods of an `MCPManager` call the original ones, the turn knows as much as with an unchanged
+manager: why the server did not start, whether it died, and how its process ended.
 """
 
 import asyncio
@@ -27,13 +25,13 @@ from grue.protocol.tools import results as tool_results
 from grue.runtime.processes.limits import ServerExit
 
 DISCONNECT_TIMEOUT_S = 4.0
-"""Time limit of `disconnect_session`; it is less if the turn has less time left."""
+"""Time limit of `disconnect_session`, if the turn does not have less time left."""
 
 
 class SessionManager(Protocol):
-    """The interface of a manager object: four coroutines.
+    """The coroutines of a manager object. It may have an attribute `is_disabled`, too.
 
-    The attribute `is_disabled` and the argument `timeout_seconds` of `call_tool` are optional.
+    The argument `timeout_seconds` of `call_tool` is optional.
     """
 
     async def connect_session(self) -> None:
@@ -56,13 +54,12 @@ class SessionManager(Protocol):
 class ManagerConnection:
     """One session with a manager object; a `ToolConnection`. Needs asyncio.
 
-    `connect_session` and `disconnect_session` run in the same task, outside any cancel scope. The reason is
-    that a manager may enter a task group in the first and leave it in the second, as the clients of the MCP
-    SDK do. A task group must be left in the task that entered it, and inside the same cancel scopes;
-    otherwise anyio raises an error.
+    `connect_session` and `disconnect_session` run in the same task, outside any cancel scope: a manager may
+    enter a task group in the first and leave it in the second, as the clients of the MCP SDK do. anyio raises
+    an error if a task group is left in another task, or in other cancel scopes.
 
     `disconnect_session` is called once for each `connect_session` that succeeded or was cancelled, and not
-    after one that raised. It is not cancelled with the turn; its time limit is `DISCONNECT_TIMEOUT_S`.
+    after one that raised. It is not cancelled with the turn.
 
     Args:
         manager: The manager.
@@ -72,8 +69,7 @@ class ManagerConnection:
     """
 
     report_s = 0.0
-    """Seconds that `open` waits beyond the time limit, if the manager keeps the limit itself and then reports
-    the cause."""
+    """Seconds that `open` waits beyond the time limit, if the manager keeps the limit itself."""
 
     def __init__(self, manager: SessionManager, server: m.ServerName, note: Note) -> None:
         self._manager = manager
@@ -86,7 +82,7 @@ class ManagerConnection:
         self._close_by = float("inf")
 
     async def __aenter__(self) -> Self:
-        # -inf means that the scope is cancelled already. It does not say how much time is left for closing.
+        # -inf: the scope is cancelled already, which does not say how much time is left for closing.
         deadline = anyio.current_effective_deadline()
         self._close_by = float("inf") if deadline == float("-inf") else deadline
         return self
@@ -108,7 +104,7 @@ class ManagerConnection:
 
     @property
     def status(self) -> ConnectionStatus:
-        """An empty status, because nothing is known about the manager's server process."""
+        """An empty status: nothing is known about the manager's server process."""
         return ConnectionStatus()
 
     async def open(self, timeout_s: float) -> Listing:
@@ -137,7 +133,7 @@ class ManagerConnection:
         return Listing(tools=self._read(schemas), protocol_version="")
 
     async def refresh_tools(self, timeout_s: float) -> None:
-        """Do nothing: a manager does not report that its tools have changed."""
+        """Do nothing: a manager does not report changed tools."""
         del timeout_s
 
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
@@ -226,11 +222,7 @@ class ManagerConnection:
 
 
 def connect_manager(manager: SessionManager, server: m.ServerName) -> Connect:
-    """Make a manager object usable as a tool server of a `Runner`.
-
-    Raises:
-        MCPError: The manager lacks a coroutine of `SessionManager`.
-    """
+    """Return a tool server for a `Runner`; raises `MCPError` if the manager lacks a coroutine."""
     four = ("connect_session", "disconnect_session", "get_tool_schemas", "call_tool")
     missing = [name for name in four if not callable(getattr(manager, name, None))]
     if missing:
@@ -239,18 +231,13 @@ def connect_manager(manager: SessionManager, server: m.ServerName) -> Connect:
 
 
 _REPORT_S = 0.45
-"""Extra time for `connect_session`, which applies the start-up limit itself and then reports the cause."""
+"""Time in which `connect_session`, which applies the start-up limit itself, reports the cause."""
 
 
 class OverriddenManagerConnection(ManagerConnection):
     """One session with a manager whose methods are overridden.
 
-    The manager's `connect_session` gets one attempt, with the turn's time limit. The manager's logger and
-    Langfuse client get each event once, from the turn: the manager's coroutines report nothing to them.
-
-    Args:
-        manager: The manager.
-        note: Puts a note into the turn's trace.
+    The manager's logger and Langfuse client get each event once, from the turn.
     """
 
     report_s = _REPORT_S
@@ -269,21 +256,12 @@ class OverriddenManagerConnection(ManagerConnection):
             self._lent.give_back()
 
     async def open(self, timeout_s: float) -> Listing:
-        """Connect and list the tools.
-
-        Raises:
-            ServerFailed: The connect failed. The error has the details of the manager's `failure`, if any.
-        """
+        """Connect and list the tools. A `ServerFailed` has the details of the manager's `failure`, if any."""
         self._lent.lend(TurnUse(self._note, timeout_s))
         return await super().open(timeout_s)
 
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
-        """Call a tool by the manager's `call_tool`.
-
-        Raises:
-            ServerFailed: The result is an error, and the server has died.
-            ToolTimedOutError: The manager raised `TimeoutError`, or took longer than `timeout_s`.
-        """
+        """Call a tool. Raises `ServerFailed` if the result is an error, and the server has died."""
         result = await super().call(tool, arguments, timeout_s)
         session = self._session
         if result.is_error and session is not None and session.died is not None:
@@ -292,7 +270,7 @@ class OverriddenManagerConnection(ManagerConnection):
 
     @property
     def status(self) -> ConnectionStatus:
-        """The state of the server's process, as the manager's own session reports it."""
+        """The state of the server's process, as the manager's session reports it."""
         session = self._session
         if session is None:
             return ConnectionStatus()
@@ -308,7 +286,7 @@ class OverriddenManagerConnection(ManagerConnection):
 
     @property
     def _session(self) -> OwnedSession | None:
-        """The session that `MCPManager`'s own methods have opened in this turn, if any."""
+        """The session that `MCPManager`'s own methods have opened in this turn."""
         session = self._lent.session
         return None if session is self._before else session
 
@@ -320,5 +298,5 @@ class OverriddenManagerConnection(ManagerConnection):
 
 
 def connect_overridden(manager: MCPManager) -> Connect:
-    """Return a tool server for a `Runner` that connects and makes calls by the overridden methods."""
+    """Return a tool server for a `Runner` that calls the overridden methods."""
     return lambda note: OverriddenManagerConnection(manager, note)

@@ -1,13 +1,8 @@
 """The host that plays a text adventure: a plain synchronous loop around the agent.
 
-In every turn the host shows the agent what the game shows, and plays the command that the agent returns. For
-each place, it remembers which commands gained points, which killed the player, and where exits lead. The
-episode ends with the game, when the turns or the budget are used up, after too many fallback turns in a row,
-or after an error that another turn cannot mend; the reason is recorded.
-
-The settings (`conditions_of`) are recorded at the start and at each resume. A resume with another game, with
-MCP switched on or off, or with another MCP server is refused. Any other change is reported and recorded, and
-the episode goes on, because people also resume an episode after they have mended its configuration.
+A resume with another game, with MCP switched on or off, or with another MCP server is refused. Any other
+changed setting is reported and recorded, because people also resume an episode after they have mended its
+configuration.
 
 Source: R9, R10.2
 """
@@ -76,7 +71,7 @@ class Move(Struct, frozen=True):
 def context_text(
     game: str, turn: int, seen: Observation, moves: Sequence[Move], objectives: Sequence[str]
 ) -> str:
-    """Return the user's text of a turn: location, inventory, score, recent moves, objectives, game text."""
+    """Return the user's text of a turn."""
     lines = [f"Game: {game}", f"Turn: {turn}"]
     if seen.location is not None:
         lines.append(f"Location: {seen.location}")
@@ -96,11 +91,7 @@ def context_text(
 
 
 def stuck_warning(moves: Sequence[Move]) -> str:
-    """Return a warning for a player who is stuck; empty if the player is not.
-
-    A player is stuck after the same command three times in a row. A player is also stuck if the last `RECENT`
-    moves were in one place, changed no points, and got at most `RECENT // 2` different replies.
-    """
+    """Return a warning for a player who is stuck; empty if the player is not."""
     last = [move.command for move in moves[-3:]]
     if len(last) == 3 and len(set(last)) == 1:
         return f"You have tried '{last[0]}' three times running. Do something else."
@@ -126,13 +117,13 @@ MOST_PER_PLACE = 8
 
 
 class Memories:
-    """Keeps short notes on what the player's moves did, at most `MOST_PER_PLACE` for each location."""
+    """Short notes on what the player's moves did, at most `MOST_PER_PLACE` for each location."""
 
     def __init__(self) -> None:
         self._notes: dict[str, list[str]] = {}
 
     def learn(self, move: Move, after: Observation) -> str | None:
-        """Keep a note about a move, and return it; `None` if there is nothing new to note."""
+        """Keep a note about a move, and return it; `None`: there is nothing new to note."""
         if move.location is None:
             return None
         note = self._note(move, after)
@@ -146,7 +137,7 @@ class Memories:
         return note
 
     def text(self, location: str | None) -> str | None:
-        """Return the notes on a place as text for the agent, oldest first; `None` if there are none."""
+        """Return the notes on a place, oldest first, for the agent."""
         notes = self._notes.get(location or "")
         if not notes:
             return None
@@ -164,7 +155,7 @@ class Memories:
 
 
 def conditions_of(agent: ZorkAgent) -> dict[str, str]:
-    """Return an agent's settings to record in the trace, as texts by name, without secrets."""
+    """Return an agent's settings to record in the trace, without secrets."""
     config, client = agent.config, agent.client
     said = {
         "model": agent.model,
@@ -188,11 +179,7 @@ def conditions_of(agent: ZorkAgent) -> dict[str, str]:
 
 
 def require_same_tools(started: EpisodeStarted, server: str | None) -> None:
-    """Refuse to resume an episode with another server, or with MCP switched on or off.
-
-    Raises:
-        MCPConfigError: The text names the servers at the start and now.
-    """
+    """Raise `MCPConfigError` if an episode would be resumed with another server, or with MCP on or off."""
     now = (server,) if server else ()
     if now != started.servers:
         raise MCPConfigError(
@@ -215,7 +202,7 @@ def _definition(manager: object) -> str:
     server = manager.tool_server if isinstance(manager, MCPManager) else manager
     match server:
         case StdioServer(command=command, args=args, cwd=cwd):
-            # Arguments may hold secrets. A digest shows whether they have changed, but not what they are.
+            # Arguments may hold secrets, so only their digest is recorded.
             return f"{command} ({_digest((command, args, cwd, sorted(server.env), server.inherit_env))})"
         case HttpServer(url=url, transport=transport):
             return f"{shown_endpoint(url)} ({_digest((url, transport, sorted(server.headers)))})"
@@ -233,8 +220,7 @@ def _lock(agent: ZorkAgent) -> str:
 
 
 def _digest(value: object) -> str:
-    # Sort the keys, because their order has no effect. Use `repr`, because a lock can hold lone surrogates,
-    # which msgspec cannot write as JSON.
+    # `repr`, because a lock can hold lone surrogates, which msgspec cannot write as JSON.
     text = repr(msgspec.to_builtins(value, builtin_types=(), order="sorted"))
     return f"sha256 {hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
 
@@ -300,7 +286,7 @@ class EpisodeResult(Struct, frozen=True, kw_only=True):
 
     @property
     def succeeded(self) -> bool:
-        """Whether the episode came to a regular end, and was not stopped by failures or an interruption."""
+        """Whether the episode came to a regular end."""
         return self.reason not in ("fallbacks", "failed", "interrupted")
 
 
@@ -376,7 +362,7 @@ class ZorkOrchestratorV2:
         self.recorder: Recorder = self.setup.recorder or Recorder()
         self.recorder.add(self._count)
         if self.setup.logger is not None:
-            # Add the logger before anything is recorded, so that it also logs MCP configuration errors.
+            # Before anything is recorded, so that it also logs MCP configuration errors.
             self.recorder.add(LoggerObserver(self.setup.logger, episode_id=episode_id))
         self._langfuse: LangfuseObserver | None = None
         if self.setup.langfuse_client is not None:
@@ -428,7 +414,7 @@ class ZorkOrchestratorV2:
         return self.result()
 
     def result(self) -> EpisodeResult:
-        """Return the result of the episode, or its current state if it has not ended."""
+        """Return the result of the episode so far."""
         state, seen = self.game_state, self.game_state.observation
         reason: EndReason = self._end.reason if self._end else "interrupted"
         return EpisodeResult(
@@ -505,9 +491,8 @@ class ZorkOrchestratorV2:
     def _come_back(self, past: GamePast) -> list[Remembered]:
         """Restore the state of an episode: replay its commands in the game, and read the rest from the trace.
 
-        Return the notes on places (`Remembered`) that the program could not record before it was killed. They
-        are not recorded here: the constructor may still refuse to resume, if the MCP server has changed, and
-        then the trace must stay unchanged.
+        Return the notes on places that the killed program had not recorded. They are not recorded here: the
+        constructor may still refuse to resume, and then the trace must stay unchanged.
         """
         state = self.game_state
         if past.started.game_hash != self.game.fingerprint:
@@ -527,8 +512,7 @@ class ZorkOrchestratorV2:
                 unrecorded.append(memory)
             if decided.turn == past.forgiven:
                 state.fallbacks_in_a_row = 0
-        # Check the text of the unfinished turn too: the turn's decision, which may be in the trace already,
-        # was made from the recorded text.
+        # The unfinished turn's decision may be in the trace already. It was made from the recorded text.
         self._check_replayed(past.shown.get(past.turns + 1))
         self._turn_end = past.end
         self._began -= past.lasted_s
@@ -558,15 +542,10 @@ class ZorkOrchestratorV2:
             )
 
     def _process_turn(self) -> bool:
-        """Play one turn and return `True`; return `False` if the episode is over and no turn was played.
+        """Play one turn and return `True`; `False`: the episode is over.
 
-        An error that another turn cannot mend ends the episode. The error is recorded and raised; later calls
-        return `False`.
-
-        Raises:
-            MCPServerStartupError: The server did not start in the first turn.
-            MCPError: The episode cannot go on for another reason.
-            KeyboardInterrupt: Ctrl-C was pressed during the turn, which also ends the episode.
+        An error that another turn cannot mend ends the episode, is recorded, and raised as by
+        `play_episode`.
 
         Source: R6.1, R10.2
         """
@@ -598,7 +577,7 @@ class ZorkOrchestratorV2:
         return True
 
     def _decide(self, seen: Observation) -> Decided:
-        """Ask the agent for a decision. After an error that does not end the episode, return a fallback."""
+        """Ask the agent. After an error that does not end the episode, return a fallback."""
         state = self.game_state
         self.agent.turn = state.turn - 1
         context = context_text(self.game.name, state.turn, seen, state.moves, state.objectives)
@@ -633,7 +612,7 @@ class ZorkOrchestratorV2:
         )
 
     def _play(self, decided: Decided) -> Remembered | None:
-        """Play a command and update the state. Return the new note about the place; `None`: no new note."""
+        """Play a command and update the state. Return the new note about the place, if any."""
         state, seen = self.game_state, self.game_state.observation
         after = self.game.step(decided.action)
         gained = None if after.score is None or seen.score is None else after.score - seen.score
@@ -670,7 +649,6 @@ class ZorkOrchestratorV2:
             self._ends("turn_limit", f"all {self.setup.max_turns} turns are used up")
 
     def _ends(self, reason: EndReason, detail: str) -> None:
-        """Record why the episode ends, unless it has ended already."""
         if self._end is not None:
             return
         seen = self.game_state.observation
@@ -681,14 +659,12 @@ class ZorkOrchestratorV2:
             score=seen.score,
             max_score=seen.max_score,
         )
-        # Record the state after the last command. If the last turn played no command, because the turn failed
-        # or was interrupted, this state is in the trace already: it was recorded when that turn began.
+        # If the last turn played no command, its state was recorded when the turn began.
         if len(self.game_state.moves) == self.game_state.turn > 0:
             self._note(_observed(self.game_state.turn, seen))
         self._note(self._end)
 
     def _count(self, envelope: Envelope[Any], line: bytes) -> None:
-        """If the envelope ends a turn, add the turn's calls, requests and tokens to `game_state`."""
         del line
         end = envelope.body
         if isinstance(end, m.TurnCompleted | m.TurnFailed):

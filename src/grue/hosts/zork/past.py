@@ -39,7 +39,7 @@ class GamePast(hosting.Past[EpisodeStarted], kw_only=True):
         return len(self.decided)
 
     def take_fact(self, envelope: Envelope[Any]) -> None:
-        """Update the attributes from the next envelope of the trace."""
+        """Read the next envelope."""
         match envelope.body:
             case Observed(turn=turn) as observed if not envelope.redacted:
                 self.shown.setdefault(turn, observed)
@@ -55,8 +55,7 @@ class GamePast(hosting.Past[EpisodeStarted], kw_only=True):
 def read_past(path: Path) -> GamePast:
     """Read how far an episode got. `path` is its run folder or the trace in the folder.
 
-    An episode that was won, lost or quit, but has no result file, counts as unfinished: the resume then only
-    writes the result file.
+    An episode that is over, but has no result file, can be resumed: the resume writes the file.
 
     Raises:
         TraceError: The trace cannot be read or has no episode, the episode is over and its result file is

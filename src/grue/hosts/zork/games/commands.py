@@ -1,16 +1,11 @@
-"""Reduce a model's text to one safe command before it is sent to a game.
-
-Models add Markdown ("**take lamp**"), chain commands ("n. n. take lamp"), and sometimes ask for a command
-that would end the game or make it wait ("save" asks for a file name). The result is one plain command, or
-nothing.
-"""
+"""Reduce a model's text to one safe command before it is sent to a game."""
 
 import re
 import unicodedata
 from typing import Final
 
 MAX_LENGTH: Final = 120
-"""Most characters in a command. The games of the 1980s read about this many."""
+"""Most characters in a command: about as many as the games of the 1980s read."""
 
 _TERMINAL_ESCAPES: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?")
 _FOLDED: Final = {
@@ -19,19 +14,17 @@ _FOLDED: Final = {
     **dict.fromkeys(map(ord, "\u2010\u2011\u2013\u2014\u2212"), "-"),
 }
 _FENCE: Final = re.compile(r"\s*(?:```|~~~)\w*\s*")
-# Characters that are never part of a game's command. `dfrotz` takes a line with a backslash as a command to
-# the interpreter.
+# `dfrotz` takes a line with a backslash as a command to the interpreter.
 _MARKUP: Final = re.compile(r"[*`~\\]+")
 _LEADING: Final = re.compile(r"(?:[\s>#_.,;:]+|[-+]\s+|\d+[.)]\s+|[-+]$|then\b)+", re.IGNORECASE)
 _TRAILING: Final = re.compile(r"[\s_.,;:!]+$")
 _CHAIN: Final = re.compile(r";|[,\s]+(?:and\s+)?then\b", re.IGNORECASE)
-# The interpreter ends a command at a full stop, so "n.n" is a chain. The full stops of
-# titles ("mr.") and decimals end no command.
+# The interpreter ends a command at a full stop. Those of titles ("mr.") and decimals end none.
 _FULL_STOP: Final = re.compile(
     r"(?<!\bmr)(?<!\bms)(?<!\bdr)(?<!\bst)(?<!\bmrs)(?<!\d)\.|(?<=\d)\.(?!\d)", re.IGNORECASE
 )
-# Commands to the interpreter, which ask questions, write files or end the session. Only six letters are
-# compared, because the games of the 1980s distinguish words by their first six letters.
+# Commands that ask questions, write files or end the session. The games of the 1980s distinguish words by
+# their first six letters.
 _META: Final = frozenset({
     "save", "restor", "restar", "quit", "q", "replay",
     "script", "unscri", "noscri", "transc", "record", "unreco",
@@ -61,7 +54,7 @@ def _ascii(line: str) -> str:
 
 
 def _tidy(line: str) -> str:
-    """Apply `_peel` until nothing changes. This makes `sanitise_command` idempotent."""
+    """Peel until nothing changes, so that `sanitise_command` is idempotent."""
     while (peeled := _peel(line)) != line:
         line = peeled
     return line

@@ -3,9 +3,8 @@ r"""Play a story with the package `fernz`: commands come from stdin, answers go 
     python -m grue.hosts.zork.games.fernz_player [-m] [-p] [-q] [-w COLUMNS] [-h ROWS] [-s SEED] [-R FOLDER]
     STORY
 
-An `InterpreterProcess` starts this program. Because it is a process of its own, a story that never stops or
-needs too much memory can be killed, and the host goes on. The program does the same as `dfrotz` in these
-points:
+It is a process of its own, so that a story that never stops or needs too much memory can be killed. It does
+the same as `dfrotz` in these points:
 
 - The line `\sf-N` prints "Speed Factor -N" and the prompt again, and does not reach the story.
 - If the story waits for a single key, it gets the first character of the next line.
@@ -13,12 +12,11 @@ points:
   stories.
 - Characters outside ASCII are printed as question marks.
 
-Unlike `dfrotz`, it does not ask for a file name when the player saves: the saved game is kept in memory.
+Unlike `dfrotz`, it keeps a saved game in memory.
 
 A story of version 4 or later has two windows. The lower window has the text, and scrolls. The upper window
 covers the top of the screen, with a status line, a quotation or a menu. fernz reports both as one stream, in
 which commands stand between angle brackets ("<top>", "<at 1 50>") and "<<" stands for the character "<".
-`Screen.read` returns the lines of the upper window, followed by the text of the lower one.
 """
 
 import argparse
@@ -37,7 +35,7 @@ _MOST_COLUMNS: Final = 255
 
 
 class Screen:
-    """Turns fernz's output into text. Between two answers it keeps the selected window and the cursor."""
+    """Turns fernz's output into text."""
 
     def __init__(self) -> None:
         self._upper = False
@@ -45,10 +43,10 @@ class Screen:
         self._rows: dict[int, str] = {}
 
     def read(self, stream: str) -> str:
-        """Read what one command printed, and return it as text.
+        """Return what one command printed: the lines of the upper window, then the text of the lower one.
 
-        If the first row of the upper window is a status line with a score, the text begins with it. Another
-        first row, such as one with the room and the time of day, is left out: it would begin every answer.
+        The first row is left out unless it is a status line with a score: another one, such as the room with
+        the time of day, would begin every answer.
         """
         self._rows = {}
         lower = []
@@ -100,7 +98,7 @@ _INFOCOM: Final = 3
 
 
 class Player:
-    """Runs a story, with the lines of the standard input as commands."""
+    """Runs a story, with the lines of stdin as commands."""
 
     def __init__(self, story: str, *, seed: int, columns: int, rows: int) -> None:
         self._saved: bytes | None = None
@@ -120,7 +118,7 @@ class Player:
         return True
 
     def play(self) -> None:
-        """Print the opening, and answer each line of the standard input until the input or the story ends."""
+        """Print the opening, and answer each line until the input or the story ends."""
         self._print(self._screen.read(self._story.reset(max_steps=_MOST_STEPS)[0].stream))
         while not self._story.done and (line := sys.stdin.readline()):
             command = line.rstrip("\n")

@@ -1,8 +1,7 @@
-"""The interface between a host and a game: reset, step, close.
+"""The interface between a host and a game.
 
-A game answers every command with an `Observation`. A command that makes no sense is not an exception; the
-game's text says so. A game never guesses: a field whose value it does not know is `None`, not zero and not an
-empty tuple.
+A command that makes no sense is not an exception: the game's text says so. A field whose value the game does
+not show is `None`, not zero and not an empty tuple.
 """
 
 from typing import Protocol
@@ -11,15 +10,15 @@ from msgspec import Struct
 
 
 class Observation(Struct, frozen=True, kw_only=True):
-    """The state of a game after a command, as far as the game shows it.
+    """The state of a game after a command; `None`: the game does not show it.
 
     Attributes:
         text: The game's own words, without prompt or status line.
-        location: Name of the room the player is in; `None` if the game does not say.
-        score: Points so far; `None` if unknown.
-        max_score: Highest possible score; `None` if unknown.
-        moves: Game turns taken so far; `None` if unknown.
-        inventory: What the player carries, in the game's words; `None` if unknown, `()` if nothing.
+        location: Name of the room the player is in.
+        score: Points so far.
+        max_score: Highest possible score.
+        moves: Game turns taken so far.
+        inventory: What the player carries, in the game's words.
         died: Whether the player died in this step. Many games go on after a death; only `done` means the end.
         won: Whether the game has been won.
         done: Whether the game has ended and takes no further commands.
@@ -54,13 +53,12 @@ class Game(Protocol):
         ...
 
     def step(self, command: str) -> Observation:
-        """Play one command, already sanitised (one printable line), and return the result.
+        """Play one command, already sanitised (one printable line).
 
-        Raises:
-            GameError: The game itself broke (its interpreter died, its story file is damaged).
+        Raises `GameError` if the game itself broke: its interpreter died, its story file is damaged.
         """
         ...
 
     def close(self) -> None:
-        """Release processes and files. A second call does nothing."""
+        """Release processes and files. May be called twice."""
         ...

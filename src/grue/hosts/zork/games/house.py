@@ -50,7 +50,7 @@ class HouseGame:
 
     @property
     def fingerprint(self) -> str:
-        """The game's name and version."""
+        """The version of the house."""
         return "house 1"
 
     def reset(self, seed: int = 0) -> Observation:
@@ -59,7 +59,7 @@ class HouseGame:
         return self._observe(f"{OPENING}\n\n{describe(self._state, self._case)}")
 
     def step(self, command: str) -> Observation:
-        """Play one command, whatever it is. After the end of the game, commands have no effect."""
+        """Play one command. After the end of the game, commands have no effect."""
         if self._state.ending:
             return self._observe(_OVER)
         turn = Turn(self._state, self._case, self._understand(command))
@@ -90,8 +90,7 @@ class HouseGame:
         if phrase.verb == "again":
             return parse(state.last)
         if asked and not phrase.verb:
-            # A command without a verb answers the game's last question: "Take what?", "The key." Put the
-            # verb of the question before it.
+            # The command answers the game's last question: "Take what?", "The key."
             command = f"{asked} {command}"
             phrase = parse(command)
         state.last = command
@@ -122,14 +121,11 @@ class HouseGame:
         )
 
     def close(self) -> None:
-        """Do nothing: the house has no process and no files."""
+        """Do nothing."""
 
 
 def _dark_falls(turn: Turn) -> list[str]:
-    """Count a turn in the dark. The fourth in a row kills the player.
-
-    If the player has played the music box to the grue (flag `grue_content`), the dark is safe.
-    """
+    """Count a turn in the dark, which is safe once the grue is content. The fourth in a row kills."""
     state = turn.state
     if turn.killed_by or not is_dark(state) or turn.happened("grue_content"):
         state.dark_turns = 0
@@ -141,7 +137,7 @@ def _dark_falls(turn: Turn) -> list[str]:
 
 
 def walkthrough(seed: int) -> tuple[str, ...]:
-    """Return the 44 commands that win the game with this seed, with all 100 points."""
+    """Return the commands that win the game with this seed, with all 100 points."""
     route = (
         "north. north. open door. north. north. examine sampler. east. take lantern. take sardines. open "
         "teapot. take key. west. give sardines to cat. south. west. examine painting. east. up. west. read "

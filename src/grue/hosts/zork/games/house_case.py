@@ -42,10 +42,9 @@ class Case(Struct, frozen=True):
 
 
 def case_for(seed: int) -> Case:
-    """Compute the seed's variation: the figures, their order, which clue is forged, and the small talk.
+    """Return the seed's variation.
 
-    The choices come from a digest of the seed and not from `random`, so that a seed gives the same house in
-    every version of Python.
+    A digest of the seed, and not `random`, so that a seed gives the same house in every version of Python.
     """
     dice = hashlib.sha256(f"house {seed}".encode()).digest()
     figures = dict(zip(PEOPLE, list(permutations(range(2, 9), 3))[dice[0] % 210], strict=True))

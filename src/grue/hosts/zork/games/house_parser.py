@@ -1,7 +1,4 @@
-"""Parse a command in English into a `Phrase`: a verb, noun phrases and a preposition.
-
-The parser knows words only. It does not know which things exist, or what can be done with them.
-"""
+"""Parse a command in English into a `Phrase`. The parser does not know which things exist."""
 
 import re
 from typing import Final
@@ -26,7 +23,7 @@ DIRECTION_NAMES: Final = {
     "out": "out",
 }
 
-# For each verb, the phrases that mean it. If a command begins with several phrases, the longest one counts.
+# For each verb, the phrases that mean it. The longest one with which a command begins counts.
 _VERB_PHRASES: Final[dict[str, str]] = {
     "go": "go|walk|run|head|step|move to",
     "look": "l|look|look around|look round",
@@ -92,12 +89,12 @@ class Phrase(Struct, frozen=True, kw_only=True):
     """A parsed command.
 
     Attributes:
-        verb: The verb, as a key of `_VERB_PHRASES`; empty if the command does not begin with a known verb.
+        verb: A key of `_VERB_PHRASES`; empty if the command does not begin with a known verb.
         said: The player's words for the verb.
         nouns: The noun phrases after the verb; `("all",)` stands for everything.
-        preposition: The preposition before `second`; empty if there is none.
+        preposition: The preposition before `second`.
         second: The noun phrase after the preposition.
-        direction: For "go": one of `DIRECTION_NAMES`; empty if none was understood.
+        direction: For "go": one of `DIRECTION_NAMES`.
         number: For "dial": the figures.
     """
 
@@ -111,7 +108,7 @@ class Phrase(Struct, frozen=True, kw_only=True):
 
 
 def parse(line: str) -> Phrase:
-    """Parse a command. This never fails: an unknown verb gives a phrase without a verb."""
+    """Parse a command. This never fails."""
     spoken = re.findall(r"[a-z0-9]+(?:['-][a-z0-9]+)*|,", line.lower())
     words = [word for word in spoken if word not in _IDLE_WORDS]
     if not words:

@@ -1,11 +1,7 @@
 """The state of the house at one moment, and the rules: one function for each verb.
 
-`State` is complete plain data. The functions before `Turn` only read it.
-
 A rule takes a `Turn`, and the thing to act on if there is one. It changes the state and returns the text to
-print. If the command is impossible, it raises `RefusalError`, and no turn passes. The tables at the end
-assign rules to verbs. The rules for the characters of the house come first: giving them things, talking to
-them, and playing music.
+print. If the command is impossible, it raises `RefusalError`, and no turn passes.
 """
 
 from collections.abc import Callable
@@ -44,11 +40,10 @@ class State(Struct, kw_only=True):
         room: The player's room.
         places: Where each portable thing is: a room, a container, `PLAYER` or `GONE`.
         flags: Events that have happened, such as `door_open`.
-        awarded: Achievements that have given points, out of `AWARDS`. It only grows, so the score never
-            falls.
+        awarded: Achievements that have given points. It only grows, so the score never falls.
         moves: Turns taken; some commands take none.
         dark_turns: Consecutive turns spent in the dark.
-        wrong_numbers: Wrong numbers dialled; set to 0 again when too many of them have killed the player.
+        wrong_numbers: Wrong numbers dialled since they last killed the player.
         deaths: Deaths so far; the second one ends the game.
         asked: The verb of a question that the next command may answer ("take", after "Take what?").
         it: The thing that "it" refers to.
@@ -74,11 +69,10 @@ class State(Struct, kw_only=True):
 
 
 class RefusalError(Exception):
-    """The command cannot be carried out. The text is the house's answer, and no turn passes.
+    """The command cannot be carried out. The text is the house's answer.
 
     Attributes:
-        asks: If the text is a question ("Take what?"), the verb of the command that the player's answer
-            completes; otherwise empty.
+        asks: The verb of the command that the player's answer completes, if the text asks one ("Take what?").
     """
 
     def __init__(self, text: str, *, asks: str = "") -> None:
@@ -87,31 +81,30 @@ class RefusalError(Exception):
 
 
 def score(state: State) -> int:
-    """Return the sum of the points awarded, 0 to 100."""
+    """Return the points, 0 to 100."""
     return sum(AWARDS[name] for name in state.awarded)
 
 
 def is_dark(state: State) -> bool:
-    """Return whether the player sees nothing: the room is dark and has no lit lantern in it."""
+    """Return whether the player sees nothing."""
     lit = "lantern_lit" in state.flags and state.places["lantern"] in (PLAYER, state.room)
     return ROOMS[state.room].dark and not lit
 
 
 def things_at(state: State, place: str) -> list[str]:
-    """List the things in a room, in a container (open or not) or with the player, in a fixed order."""
+    """List the things in a room, in a container or with the player, in a fixed order."""
     return [name for name in PORTABLE if state.places[name] == place]
 
 
 def within_reach(state: State) -> list[str]:
-    """List the things that a command may refer to now; in the dark, only those that can be felt."""
+    """List the things that a command may refer to now; in the dark, those that can be felt."""
     carried = things_at(state, PLAYER)
     if is_dark(state):
         by_feel = [name for name in ("lantern", "musicbox") if state.places[name] == state.room]
         return [*carried, *by_feel, *(["grue"] if state.room in SCENERY["grue"].rooms else [])]
     reach = [name for name, thing in SCENERY.items() if state.room in thing.rooms]
     reach += carried + things_at(state, state.room)
-    # The teapot may be in the desk, so the desk has to come first in `CONTAINERS`: its contents are then in
-    # `reach` when the teapot is looked for.
+    # The desk comes first in `CONTAINERS`, because the teapot may be in it.
     for container in CONTAINERS:
         if container in reach and f"{container}_open" in state.flags:
             reach += things_at(state, container)
@@ -119,22 +112,20 @@ def within_reach(state: State) -> list[str]:
 
 
 def the(name: str) -> str:
-    """Return a thing's name with its article, for the middle of a sentence."""
+    """Return a thing's name with its article."""
     thing = THINGS[name]
     return f"the {thing.name}" if thing.article or thing.name[0].islower() else thing.name
 
 
 def upper_first(text: str) -> str:
-    """Return a text with its first letter in upper case."""
+    """Return a text that begins in upper case."""
     return text[:1].upper() + text[1:]
 
 
 def find(state: State, words: Words, *, asks: str = "") -> str:
     """Return the one thing that a noun phrase, without articles, refers to.
 
-    Raises:
-        RefusalError: There is no such thing here, or several things fit. If several fit, the error's text
-            asks the player which one is meant, and the error's attribute `asks` is the argument `asks`.
+    Raises `RefusalError` if there is none, or with `asks`, if several fit.
     """
     reach = within_reach(state)
     if words in (("it",), ("them",), ("him",), ("her",)):
@@ -159,7 +150,7 @@ def a_list(names: list[str]) -> str:
 
 
 def inventory(state: State) -> tuple[str, ...]:
-    """Return the names of the things that the player carries, with their visible state."""
+    """Return the names of the things that the player carries."""
     return tuple(THINGS[name].name + _aside(state, name) for name in things_at(state, PLAYER))
 
 
@@ -171,7 +162,7 @@ def _aside(state: State, name: str) -> str:
 
 
 def describe(state: State, case: Case) -> str:
-    """Return the description of the room: name, text, the current state of its feature, and things in it."""
+    """Return the description of the room."""
     room = ROOMS[state.room]
     if is_dark(state):
         if "grue_content" in state.flags:
@@ -213,9 +204,9 @@ class Turn:
         state: The state of the house; rules change it in place.
         case: The seed's variation.
         phrase: The command.
-        killed_by: The cause of the player's death in this turn, a key of `DEATHS`; empty: the player lives.
+        killed_by: The cause of the player's death in this turn, a key of `DEATHS`.
         gains: The points that the command has earned.
-        takes_time: Whether the command counts as a move; `score` and `help`, for example, do not.
+        takes_time: Whether the command counts as a move.
     """
 
     def __init__(self, state: State, case: Case, phrase: Phrase) -> None:
@@ -227,7 +218,7 @@ class Turn:
         self.takes_time = True
 
     def happened(self, flag: str) -> bool:
-        """Return whether the flag of an event is set."""
+        """Return whether an event has happened."""
         return flag in self.state.flags
 
     def award(self, name: str) -> None:
@@ -237,17 +228,17 @@ class Turn:
             self.gains += AWARDS[name]
 
     def kill(self, cause: str) -> str:
-        """Let the player die, and return the text about the death."""
+        """Let the player die of a cause."""
         self.killed_by = cause
         return DEATHS[cause]
 
     def fill(self, text: str) -> str:
-        """Replace each `{name}` in a text by the word that the game's seed has chosen for it."""
+        """Put the words of the seed into a text."""
         return text.format_map(self.case.words)
 
 
 def hazard(turn: Turn, name: str) -> str:
-    """Warn of the danger `name` in `HAZARDS` the first time; let the player die of it the second time."""
+    """Warn of a danger the first time; let the player die of it the second time."""
     flag, warning = HAZARDS[name]
     if turn.happened(flag):
         return turn.kill(name)
@@ -256,7 +247,7 @@ def hazard(turn: Turn, name: str) -> str:
 
 
 def give(turn: Turn, name: str) -> str:
-    """Give a carried thing to the character that the command names after its preposition."""
+    """Give a thing to the character that the command names."""
     if turn.phrase.second:
         return hand_over(turn, name, find(turn.state, turn.phrase.second))
     raise RefusalError(
@@ -265,7 +256,7 @@ def give(turn: Turn, name: str) -> str:
 
 
 def gift_and_receiver(state: State, words: Words) -> tuple[str, str] | None:
-    """Split words such as "the cat sardines" into thing and receiver; `None` if the split is not clear."""
+    """Split words such as "the cat sardines" into thing and receiver, if the split is clear."""
     for cut in range(1, len(words)):
         try:
             return find(state, words[cut:]), find(state, words[:cut])
@@ -673,7 +664,7 @@ def _saying(text: str) -> PlainRule:
     return lambda _turn: text
 
 
-# Rules for verbs that act on one thing. "take" and "drop" accept several.
+# For verbs that act on one thing. "take" and "drop" accept several.
 THING_RULES: Final[dict[str, ThingRule]] = {
     "take": _take,
     "drop": _drop,
@@ -699,8 +690,7 @@ THING_RULES: Final[dict[str, ThingRule]] = {
     "smell": _smell,
     "use": _use,
 }
-# Rules for verbs that have no thing as their object. "go" finds a direction in the words after the verb, and
-# "dial" a number.
+# For verbs that have no thing as their object.
 PLAIN_RULES: Final[dict[str, PlainRule]] = {
     "go": _go,
     "look": _look,
@@ -714,7 +704,7 @@ PLAIN_RULES: Final[dict[str, PlainRule]] = {
     "knock": _saying("You knock. It is, in a manner of speaking, your own house: nobody answers but you."),
     "sing": _saying("You sing a little. Somewhere a window is closed, gently."),
 }
-# The thing that a verb acts on if the player names none ("talk" means "talk to pym"), if it is within reach.
+# What a verb acts on if the player names nothing ("talk" means "talk to pym").
 IMPLIED: Final[dict[str, Words]] = {
     "talk": ("pym",),
     "light": ("lantern",),
@@ -724,10 +714,9 @@ IMPLIED: Final[dict[str, Words]] = {
 
 
 def play_verb(turn: Turn) -> str:
-    """Find the rule for the phrase's verb and the thing that the phrase names; apply the rule to the thing.
+    """Apply the rule for the phrase's verb to the thing that the phrase names.
 
-    Raises:
-        RefusalError: The command is impossible, or was not understood; the text says which.
+    Raises `RefusalError` if the command is impossible, or was not understood.
     """
     phrase = turn.phrase
     if phrase.verb in PLAIN_RULES:

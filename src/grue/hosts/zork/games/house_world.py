@@ -1,8 +1,6 @@
 """The house as tables: its rooms, the points, the texts that belong to no thing, and the things.
 
-There is no code here. A text may contain `{names}`, which are replaced by `Case.words`; the seed changes no
-other part of the texts. Scenery stays in its rooms. A portable thing starts at `place`, the id of a room or a
-container; `State.places` has its place after that.
+A text may contain `{names}`, which are replaced by `Case.words`: the seed's part of the texts.
 """
 
 from typing import Final
@@ -213,8 +211,7 @@ NO_LIFE_LEFT: Final = (
     'The clerk leafs through the file. "No further lives on account. I am so sorry. Mind the step."'
 )
 
-# Blocked exits. Key: the rooms on both sides. Value: the flag that opens the exit, and the text that the
-# player reads until then.
+# Blocked exits between two rooms: the flag that opens the exit, and the text until then.
 BARRIERS: Final = {
     ("porch", "hall"): (
         "door_open",
@@ -230,8 +227,7 @@ BARRIERS: Final = {
         "The vault is shut, and means it. It wants three figures on its dials.",
     ),
 }
-# Dangerous actions, each with a flag and a warning. The first attempt sets the flag and prints the warning.
-# The second attempt kills the player.
+# Dangerous actions: the flag and the warning of the first attempt. The second attempt kills.
 HAZARDS: Final = {
     "well": (
         "well_warned",
@@ -252,8 +248,7 @@ WRONG_NUMBERS: Final = (
     "Wrong. Somewhere above you a very large thing wakes up and finds its place in the music.",
     "Wrong. Above you, mahogany leans out over the edge and waits for one more reason.",
 )
-# What the player reads in the first, second and third consecutive turn in the dark. The fourth turn kills the
-# player.
+# What the player reads in the first, second and third consecutive turn in the dark. The fourth kills.
 STEPS_IN_THE_DARK: Final = (
     "",
     "The quiet takes a step towards you.",

@@ -1,23 +1,18 @@
 r"""The interpreters for Z-machine stories: which there are, which one plays a story, and how to talk to it.
 
-`INTERPRETERS` has the order in which they are tried. `dfrotz` runs stories of all versions; `fernz`, a Python
-package, those of versions 3, 4, 5 and 8. To add an interpreter, write a function that returns its
-`Interpreter` or raises `MissingDependencyError`, and put it into `INTERPRETERS`. The program itself must
-read commands from a pipe and print answers to a pipe as `dfrotz` does. For `fernz`, it is `fernz_player.py`.
+An interpreter must read commands from a pipe and print answers to a pipe as `dfrotz` does. To add one, write
+a function that returns its `Interpreter`, and put it into `INTERPRETERS`.
 
-`prints_styled_words` plays a tiny story to find out whether an interpreter prints bold and underlined words.
-`dfrotz` 2.54, which Debian 12 has, prints neither: a story of version 4 or later loses its room names and all
-other words in these styles. Other releases may print them, so the program itself is tried and its version is
-not read. Stories of versions 1 to 3 have no styles. Offsets and opcodes are those of the Z-Machine Standards
-Document 1.1, sections 11 (header), 3 (text) and 15.
+`dfrotz` 2.54, which Debian 12 has, prints no bold and underlined words: a story of version 4 or later loses
+its room names. Other releases may print them, so a tiny story is played to find out. Offsets and opcodes are
+those of the Z-Machine Standards Document 1.1, sections 11 (header), 3 (text) and 15.
 
-An interpreter is a process that answers each line with text, within a time limit. It does not mark the end of
-an answer, so `exchange` makes it print a mark: it sends each line together with a second line `\sf-N`, which
-sets the speed of the interpreter's clock to -N, a new random number. The interpreter prints "Speed Factor -N"
-when it reads that line, whether it waits for a command, the answer to a question, a single key or a file
-name. A game cannot print the mark by chance, and never sees the second line. The speed is negative because a
-clock that runs backwards never interrupts a command. Looking for the prompt ">" instead would fail with texts
-that contain a ">", and would wait forever at questions, which do not end with it.
+An interpreter does not mark the end of an answer. So each line is sent together with a second line `\sf-N`,
+which sets the speed of the interpreter's clock to -N, a new random number. The interpreter prints
+"Speed Factor -N" when it reads that line, whatever it waits for. A game cannot print the mark by chance, and
+never sees the second line. The speed is negative because a clock that runs backwards never interrupts a
+command. Looking for the prompt ">" instead would fail with texts that contain a ">", and would wait forever
+at questions, which do not end with it.
 """
 
 import os
@@ -71,11 +66,10 @@ class Interpreter(Struct, frozen=True, kw_only=True):
 
 
 class InterpreterProcess:
-    """A running interpreter with one story.
+    """A running interpreter with one story, in a process group of its own.
 
-    The process leads a process group of its own, and may read and write files only in a temporary folder. The
-    process is ended and the folder removed by `close`, when this object is garbage-collected, or when the
-    program ends.
+    The process may read and write files only in a temporary folder. It is ended and the folder removed by
+    `close`, when this object is garbage-collected, or when the program ends.
 
     Attributes:
         ended: Whether the story and the interpreter have ended; if so, no further line may be sent.
@@ -120,8 +114,7 @@ class InterpreterProcess:
         sent = "" if line is None else _UNSAFE.sub(" ", line)[:_LONGEST_LINE] + "\n"
         with suppress(BrokenPipeError):  # the interpreter has ended, but its last output can still be read
             os.write(self._input, f"{sent}\\sf-{mark}\n".encode("ascii", "replace"))
-        # After each mark the interpreter prints the prompt again. So this answer begins with the prompt that
-        # followed the previous mark. Remove it.
+        # After each mark the interpreter prints the prompt again, so this answer begins with the last prompt.
         answer = self._read_to(b"Speed Factor -%d\n" % mark).removeprefix(self._prompt)
         self._prompt = b"" if self.ended else answer.rpartition(b"\n")[2]
         self._last_words = answer
@@ -171,7 +164,7 @@ class InterpreterProcess:
 
 
 def _end(process: subprocess.Popen[bytes], folder: str) -> None:
-    # If `returncode` is `None`, the process was not reaped, so no other process can have its id or its group.
+    # While `returncode` is `None`, no other process can have its id or its group.
     if process.returncode is None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -192,8 +185,7 @@ _WORDS: Final = ("bold", "underlined")
 def prints_styled_words(program: str) -> bool:
     """Return whether `program`, which takes dfrotz's options, prints bold and underlined words.
 
-    If the program cannot be started or does not end in time, the result is `False`. The result is cached
-    until the program's file changes.
+    The result is cached until the program's file changes.
     """
     try:
         changed = Path(program).stat().st_mtime_ns
@@ -204,8 +196,7 @@ def prints_styled_words(program: str) -> bool:
 
 @cache
 def _try(program: str, changed: int) -> bool:
-    # `changed`, the file's modification time, is only part of the cache's key: after an upgrade of the
-    # interpreter, the cached result no longer counts.
+    # `changed` is part of the cache's key, so that an upgraded interpreter is tried again.
     del changed
     with tempfile.TemporaryDirectory(prefix="grue-game-") as folder:
         story = Path(folder) / "styles.z5"
@@ -228,8 +219,7 @@ def styled_story() -> bytes:
     size = _CODE_AT + len(code) + -len(code) % 4
     header = bytearray(64)
     header[0] = 5
-    # The addresses in the header, in this order: high memory, code, dictionary, objects, global variables and
-    # static memory; after the loop, the abbreviations.
+    # High memory, code, dictionary, objects, global variables and static memory; then the abbreviations.
     for at, value in (
         (0x04, _CODE_AT),
         (0x06, _CODE_AT),
@@ -262,10 +252,9 @@ _ANSWER_WITHIN_S: Final = 60.0
 
 
 def fernz() -> Interpreter:
-    """Return fernz as an interpreter. It runs in a process of its own, with the arguments of dfrotz.
+    """Return fernz as an interpreter, in a process of its own.
 
-    Raises:
-        MissingDependencyError: fernz is not installed.
+    Raises `MissingDependencyError` if fernz is not installed.
     """
     if find_spec("fernz") is None:
         raise MissingDependencyError(f"The interpreter fernz is not installed: {_PIP}.")
@@ -286,8 +275,7 @@ DEBIAN_GAMES: Final = "/usr/games"  # Debian keeps games here, and the folder is
 def dfrotz() -> Interpreter:
     """Return dfrotz as an interpreter: the one on PATH, or else the one in Debian's folder for games.
 
-    Raises:
-        MissingDependencyError: dfrotz is not installed.
+    Raises `MissingDependencyError` if dfrotz is not installed.
     """
     found = shutil.which("dfrotz", path=os.pathsep.join((os.environ.get("PATH", ""), DEBIAN_GAMES)))
     if found is None:
@@ -321,16 +309,10 @@ class Choice(Struct, frozen=True):
 
 
 def choose_interpreter(version: int, name: str | None = None) -> Choice:
-    """Choose the interpreter for a story of the Z-machine's version `version`.
+    """Choose the interpreter for a story of this version.
 
-    It is the interpreter called `name`. If `name` is `None`, it is the first installed interpreter that
-    prints all text of such a story; if none does, the first installed one. `Choice.reason` then says what is
-    lost.
-
-    Raises:
-        GameError: grue knows no interpreter of this name.
-        MissingDependencyError: The interpreter is not installed; or `name` is `None`, and no interpreter is
-            installed.
+    It is the one called `name`; `None`: the first installed one that prints all text of such a story, or else
+    the first installed one. Raises as `find_interpreter`.
     """
     first = find_interpreter(name)
     if version < FIRST_VERSION_WITH_STYLES or _prints_all(first):
@@ -349,12 +331,11 @@ def choose_interpreter(version: int, name: str | None = None) -> Choice:
 
 
 def find_interpreter(name: str | None = None) -> Interpreter:
-    """Return the interpreter called `name`; if `name` is `None`, the first one that is installed.
+    """Return the interpreter called `name`; `None`: the first one that is installed.
 
     Raises:
         GameError: grue knows no interpreter of this name.
-        MissingDependencyError: The interpreter is not installed; or `name` is `None`, and no interpreter is
-            installed.
+        MissingDependencyError: The interpreter is not installed, or none is.
     """
     if name is not None:
         if name not in INTERPRETERS:

@@ -1,8 +1,4 @@
-"""Find the room, the score and the end of the game in a story's text.
-
-A Z-machine prints nothing but text. These functions recognise the few forms that many games share, and return
-nothing for anything else.
-"""
+"""Find the room, the score and the end of the game in a story's text, by forms that many games share."""
 
 import re
 from typing import Final
@@ -32,14 +28,14 @@ SAYS_WON: Final = re.compile(
 SAYS_OVER: Final = re.compile(
     r"\brestart\b(?=[^>]*\brestore\b)(?=[^>]*\b(?:quit|end this session)\b)", re.IGNORECASE
 )
-"""Matches the question of a game that is over: whether to RESTART, RESTORE or QUIT."""
+"""The question of a game that is over: whether to RESTART, RESTORE or QUIT."""
 TOOK_NO_TIME: Final = re.compile(r"(?:don't|do not) know the word", re.IGNORECASE)
-"""Matches the answer to a command with an unknown word. The next command may correct the word ("oops")."""
+"""The answer to an unknown word, which the next command may correct ("oops")."""
 SAYS_DARK: Final = re.compile(r"\bpitch (?:black|dark)\b", re.IGNORECASE)
 
 
 class ScoreLine(Struct, frozen=True):
-    """A score that the game has printed; `None` for values that it did not print."""
+    """A score that the game has printed, with what else it has printed."""
 
     score: int
     max_score: int | None = None
@@ -57,12 +53,11 @@ class StatusLine(Struct, frozen=True):
 def tidy(printed: str, *, broken_lines: bool = True) -> str:
     """Remove the prompt and the blank lines around a text.
 
-    With `broken_lines`, also join lines that the interpreter has broken at `WIDTH` columns.
+    With `broken_lines`, also join lines that the interpreter has broken.
     """
     text, room_left = "", -1
     for line in printed.rstrip().removesuffix(">").split("\n"):
-        # The interpreter has broken the line before this one only if this line's first word did not fit into
-        # it.
+        # The interpreter has broken the line before only if this line's first word did not fit into it.
         first = re.match(r"[^\s-]*-?", line)
         broken = broken_lines and bool(line) and first is not None and 0 <= room_left <= len(first.group())
         text += (("" if text.endswith("-") else " ") if broken else "\n") + line.rstrip()
@@ -71,10 +66,7 @@ def tidy(printed: str, *, broken_lines: bool = True) -> str:
 
 
 def take_status_line(text: str) -> tuple[str, StatusLine | None]:
-    """Return the text without its status line, and the status line; `None`: the text has none.
-
-    Z-machine games of version 4 and later print a status line.
-    """
+    """Return the text without its status line, and the status line, if there is one."""
     found = _STATUS_LINE.search(text)
     if found is None:
         return text, None
@@ -96,8 +88,7 @@ def told_score(text: str) -> ScoreLine | None:
 def heading(text: str, names: frozenset[str]) -> str | None:
     """Return the name in the last line that is a room's heading; `None`: no line is a heading.
 
-    A heading is one of `names`, alone or before a comma or a bracket, as in `Kitchen (in the chair)`. The
-    player is in the room of the last heading.
+    A heading is one of `names`, alone or before a comma or a bracket, as in `Kitchen (in the chair)`.
     """
     for line in reversed(text.split("\n")):
         name = re.split(r", | \(", line, maxsplit=1)[0]
@@ -107,5 +98,5 @@ def heading(text: str, names: frozenset[str]) -> str | None:
 
 
 def asks_something(text: str, prompt: str) -> bool:
-    """Return whether the game asks a question. If so, do not send SCORE: it would be taken as the answer."""
+    """Return whether the game asks a question."""
     return prompt.strip() != ">" or text.endswith("?")

@@ -1,8 +1,8 @@
 """Play Z-machine story files with an interpreter: `dfrotz`, or `fernz` from pip.
 
-A story file is checked, and the names of its objects are read, without running it. The names are needed to
-recognise rooms: a room's heading in the game's text is the name of an object. Offsets are those of the
-Z-Machine Standards Document 1.1, sections 11 (header), 12 (objects) and 3 (text).
+The names of a story's objects are read to recognise rooms: a room's heading in the text is the name of an
+object. Offsets are those of the Z-Machine Standards Document 1.1, sections 11 (header), 12 (objects) and 3
+(text).
 """
 
 import hashlib
@@ -47,11 +47,7 @@ class StoryFile(Struct, frozen=True):
 
 
 def open_story(path: Path) -> StoryFile:
-    """Read a story file and check that it is complete.
-
-    Raises:
-        GameError: The file does not exist, is not a Z-machine story, or is truncated.
-    """
+    """Read a story file. Raises `GameError` if it is missing, truncated, or not a Z-machine story."""
     try:
         story = path.read_bytes()
     except OSError as error:
@@ -92,7 +88,7 @@ def _names(story: bytes) -> Iterator[str]:
     entry_bytes, pointer_at = (9, 7) if early else (14, 12)
     entry = _word(story, _OBJECT_TABLE) + (31 if early else 63) * 2
     first_properties = len(story)
-    # The table does not state its length; it ends where the first object's properties begin.
+    # The table ends where the first object's properties begin.
     while entry + entry_bytes <= first_properties:
         properties = _word(story, entry + pointer_at)
         first_properties = min(first_properties, properties)
@@ -137,7 +133,7 @@ _OVER: Final = "The story has ended."
 
 
 class _Known(Struct):
-    """The last values that the game has printed; `None` for a value that it has not printed yet."""
+    """The last values that the game has printed."""
 
     location: str | None = None
     score: int | None = None
@@ -148,13 +144,11 @@ class _Known(Struct):
 class ZMachineGame:
     """A story file (.z1 to .z8) as a `Game`.
 
-    Values that the story does not print are `None`. The room is known once the game has printed its heading.
-    Score and moves come from the status line if the game prints one. Otherwise the command SCORE is sent
-    after each command, because it takes no game time. It is not sent after a question of the game, which
-    would take SCORE for the answer, nor after an unknown word, which the next command may correct ("oops").
-    The inventory is always `None`, because asking for it takes a turn. A question of the game ("Do you wish
-    to leave?") is an ordinary observation, and the next command answers it. A game that waits for a single
-    key gets the first character of the next command.
+    The room is known once the game has printed its heading. Score and moves come from the status line if the
+    game prints one. Otherwise the command SCORE is sent after each command, because it takes no game time. It
+    is not sent after a question of the game, which would take SCORE for the answer, nor after an unknown
+    word, which the next command may correct ("oops"). The inventory is always `None`, because asking for it
+    takes a turn. A game that waits for a single key gets the first character of the next command.
 
     Args:
         story: The story file.
@@ -202,11 +196,7 @@ class ZMachineGame:
         return self._story.digest
 
     def reset(self, seed: int = 0) -> Observation:
-        """Start the story in a new interpreter.
-
-        Raises:
-            GameError: The interpreter cannot be started or the story cannot be run.
-        """
+        """Start the story in a new interpreter; raises `GameError` if that is impossible."""
         self.close()
         self._forget()
         self._seed = seed
@@ -228,8 +218,7 @@ class ZMachineGame:
         if self._done:
             return self._observe(_OVER)
         self._commands.append(command)
-        # "again" must repeat the player's last command. The interpreter would repeat its own last input,
-        # which may have been SCORE.
+        # The interpreter would repeat its own last input, which may have been SCORE.
         if command.strip().lower() in _AGAIN:
             command = self._repeated or command
         if not command.lower().startswith("oops"):
@@ -252,7 +241,7 @@ class ZMachineGame:
         return story_text.tidy(printed, broken_lines=self._player.breaks_lines)
 
     def _learn(self, text: str) -> str:
-        """Remember the room and score that a text shows, and return the text without the status line."""
+        """Remember the room and score in a text, and return the text without the status line."""
         known = self._known
         text, status = story_text.take_status_line(text)
         room = story_text.heading(text, self._story.names)
@@ -298,7 +287,7 @@ class ZMachineGame:
         )
 
     def close(self) -> None:
-        """End the interpreter. A second call does nothing; `reset` starts another one."""
+        """End the interpreter. May be called twice; `reset` starts another one."""
         if self._interpreter is not None:
             self._interpreter.close()
             self._interpreter = None
