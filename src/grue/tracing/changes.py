@@ -62,9 +62,8 @@ class Changes(Struct, frozen=True, kw_only=True):
     def carried(self, command: Any, recorded: Any) -> Any:
         """Return the replay's `command`, but with the limits and policies of the `recorded` command.
 
-        Commands repeat limits of the turn, for example `OpenSession.timeout_s`. If the replay's commands had
-        the changed limits, each of them would be reported as a difference, even in a turn in which no limit
-        takes effect.
+        Commands repeat limits of the turn, for example `OpenSession.timeout_s`. With changed limits each
+        command would be reported as a difference.
         """
         if not self or type(command) is not type(recorded):
             return command
@@ -79,13 +78,9 @@ class Changes(Struct, frozen=True, kw_only=True):
                 return command
 
     def excludes(self, envelope: EpisodeEnvelope, begun: EpisodeEnvelope) -> str:
-        """Return why a recorded event is impossible with the changed limits; an empty text if it is possible.
+        """Return why a recorded event is impossible with the changed limits; empty: it is possible.
 
-        For example, a result that came after 8 s is impossible if calls now time out after 5 s.
-
-        Args:
-            envelope: The event.
-            begun: The envelope with the `RunTurn` of the event's turn.
+        `begun` has the `RunTurn` of the event's turn.
         """
         if not self.limits or not isinstance(begun.body, m.RunTurn):
             return ""
@@ -97,8 +92,7 @@ class Changes(Struct, frozen=True, kw_only=True):
 def parted(changed: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
     """Split changed settings into fields of `FailurePolicy` and fields of `TurnLimits`.
 
-    Args:
-        changed: The new values by field name. A field of the budget is named `budget.requests`, for example.
+    A field of the budget is named `budget.requests`, for example.
 
     Raises:
         ValueError: Neither class has a field of this name. The error's text lists the fields.
@@ -135,7 +129,7 @@ def merged(fields: Any, changed: Mapping[str, object]) -> Any:
             raise ValueError(f"there is no field {name}; the fields are {', '.join(kind.__struct_fields__)}")
     values = {name: _value(getattr(fields, name), value) for name, value in changed.items()}
     try:
-        # Use `convert`, because `replace` does not check the types of the new values.
+        # `replace` does not check the types of the new values.
         return msgspec.convert({**msgspec.structs.asdict(fields), **values}, kind)
     except msgspec.ValidationError as error:
         raise ValueError(fault_of(error)) from error

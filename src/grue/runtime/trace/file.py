@@ -1,22 +1,12 @@
 """Write a trace file, new or continued.
 
-A background thread (`LineQueue`) writes the lines, so that a slow disk does not delay a turn. Envelopes to
-or from the host are flushed synchronously: `record()` blocks, in the event loop, for at most
-`flush_within_s`, so that a decision is on file before the host acts on it.
+A background thread writes the lines, so that a slow disk does not delay a turn. Only for envelopes to or from
+the host `record()` blocks, in the event loop, until they are flushed. Suppose that the host plays a command
+and the process is killed before the line is written: a resumed episode would play a second command. The flush
+costs microseconds, a few times per turn. If the disk does not answer within `flush_within_s`, the turn goes
+on: an incomplete trace is better than a program that hangs.
 
-Why block the event loop? Suppose that the host plays a command and the process is killed before the line is
-written. A resumed episode would then ask the model again and play a second command, and the game would no
-longer match the trace. The flush prevents this, and it costs little: there are a few such envelopes per turn,
-and a write to the page cache takes microseconds. The messages inside a turn are not flushed, because nothing
-outside the process depends on them. If the disk does not answer within `flush_within_s`, the turn goes on: an
-incomplete trace is better than a program that hangs. From then on `record()` waits only 50 ms per envelope,
-until a flush succeeds in time again.
-
-A file belongs to one episode and one process. The format itself is in `format.py`; reading is in `reader.py`.
-Secrets are removed before an envelope gets here (`runtime/secrets/redaction.py`).
-
-`LineQueue.put` only queues a line. The thread collects lines for a few milliseconds and writes them in one
-system call. `flush` waits until the lines so far are written.
+A file belongs to one episode and one process. Secrets are removed before an envelope gets here.
 """
 
 import atexit
@@ -63,13 +53,12 @@ _LINGER_S = 0.01
 class LineQueue:
     """A thread that owns `file` and writes the queued lines. Thread-safe.
 
-    The thread runs until `close` or the interpreter's exit; before it ends it writes all queued lines. A
-    forked child does not have the thread. There the queue is closed, and the parent writes the queued lines.
+    The thread writes all queued lines before it ends: by `close`, or at the interpreter's exit. In a forked
+    child the queue is closed, and the parent writes the queued lines.
 
     Args:
         file: The file. Only the thread writes and closes it.
-        write: Called in the thread with the collected lines; writes them to `file`. Raises `TraceError` if it
-            fails.
+        write: Writes the collected lines to `file`, in the thread. Raises `TraceError` if it fails.
         fsync: Whether each flush calls `fsync`.
 
     Raises:
@@ -151,13 +140,10 @@ class LineQueue:
             self._file.close()
 
     def _write_some(self) -> bool:
-        """Wait for entries of the queue and write the lines; return `False` after `close` was called.
-
-        `flush` puts an event into the queue, and `close` puts `None`. These entries are not written.
-        """
+        """Wait for entries of the queue and write the lines; return `False` after `close` was called."""
         entries = [self._queue.get()]
         self._hurry.wait(_LINGER_S)
-        # No entry is lost by clearing the event: `flush` and `close` queue their entry before they set it.
+        # This loses no entry: `flush` and `close` queue theirs before they set the event.
         self._hurry.clear()
         try:
             while True:
@@ -292,11 +278,10 @@ class TraceWriter(Closing):
         self._recorders: list[Recorder] = []
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Queue the line of an envelope. If the host sends or receives the envelope, also flush the queue.
+        """Queue the line of an envelope. If the host sends or receives it, flush the queue too.
 
         Raises:
-            TraceError: The envelope's number is not greater than the last one, so that readers would reject
-                the file. Or writing failed.
+            TraceError: Writing failed, or the envelope's number is not greater than the last one.
         """
         if envelope.seq <= self._written_seq:
             raise TraceError(
@@ -324,9 +309,7 @@ class TraceWriter(Closing):
     def close(self) -> None:
         """Write all that was recorded, without a time limit, and close the file. A second call does nothing.
 
-        A recorder searches long messages for secrets in a thread. Inside an event loop, `record` does not
-        wait for this thread, so `close` waits for it. Otherwise a program that closes its trace in a notebook
-        would lose these messages.
+        Long messages that are still being searched for secrets are written too.
 
         Raises:
             TraceError: Writing failed, and no earlier call has raised that.
@@ -346,16 +329,13 @@ class TraceWriter(Closing):
         self._file.write(msgspec.json.encode(header))
 
     def _last_whole_line(self, after: int) -> TraceLine | None:
-        """Return the last line; `None`: the file has only a header.
-
-        First repair the file's end: add a missing newline, or remove a line that was written in part.
-        """
+        """Repair the file's end, and return the last line; `None`: the file has only a header."""
         written = self._file.last_line()
         if not written.endswith(b"\n"):
             line = _line(written)
             if line is not None or self._file.size == after:
-                # The line is complete except for its newline. Keep it: readers accept such a line, and the
-                # host may have restored its state from it already.
+                # Only the newline is missing. Readers accept such a line, and the host may have restored its
+                # state from it already.
                 self._file.write(b"")
                 return line
             self._file.cut(self._file.size - len(written))
@@ -379,10 +359,7 @@ class TraceWriter(Closing):
         self._file.require_not_deleted()
 
     def _shortened(self, written: bytes, strings: list[tuple[int, int]]) -> bytes:
-        """Return the line to write: `written` with its long `strings` moved into files.
-
-        If the body is still too long, it is moved into a file as a whole.
-        """
+        """Return the line, with its long `strings` in files, and the rest of its body if it is still long."""
         view = memoryview(written)
         pieces: list[memoryview] = []
         extracts: list[Extract] = []
@@ -397,10 +374,8 @@ class TraceWriter(Closing):
         return self._with_reference(kept, extracts)
 
     def _with_reference(self, written: memoryview, extracts: list[Extract]) -> bytes:
-        """Return the trace line. If its body is too long, move the body to a file and refer to that file."""
-        # Find the member `body` by a search. Decoding the whole line would copy it, and block other threads
-        # meanwhile. The search finds nothing inside a string, because quotes in strings are escaped. The body
-        # is the last member of a line.
+        # Decoding the whole line would copy it, and block other threads. The search finds nothing inside a
+        # string, whose quotes are escaped. The body is the last member of a line.
         start = _BODY.search(written)
         assert start is not None, "a line has a body"
         before = start.end()
@@ -449,7 +424,6 @@ def _line(written: bytes) -> TraceLine | None:
 
 
 def _tag(body: memoryview) -> str | UnsetType:
-    """Return the tag, which is the first member of a message's JSON."""
     first = _FIRST_MEMBER.match(body)
     try:
         return _TAGS.decode(first[0] + b"}").type if first else UNSET
@@ -458,7 +432,7 @@ def _tag(body: memoryview) -> str | UnsetType:
 
 
 def _header_to_resume(path: Path, episode: str) -> bytes:
-    """Return the first line of the trace of `episode`; raise `TraceError` if the file cannot be continued."""
+    """Return the first line of the trace of `episode`. Raise `TraceError` if it cannot be continued."""
     try:
         with open_regular(path) as file:
             first = next_line(file)

@@ -1,17 +1,12 @@
 """The format of a trace file: its header, its lines, the payload files beside it, and the checks of a line.
 
-Writing is in `file.py`, reading in `reader.py`.
+A trace is JSON Lines: a `TraceHeader`, then a `TraceLine` for each envelope. A body that is too large for a
+line is written to `payloads/SHA256.json`, and the line holds a `PayloadReference` instead.
 
-A trace is JSON Lines. The first line is a `TraceHeader`, each further line a `TraceLine`: an envelope whose
-body is the message, tagged with its type. A body that is too large for a line is written to a file of its
-own, `payloads/SHA256.json`, and the line holds a `PayloadReference` instead.
+The base64 of an image that a tool returned would be in several messages. It is cut out of each of them and
+written once, as a JSON string, to such a file. The body has `""` instead, and the line an `Extract`.
 
-An image that a tool returned occurs in several messages: the tool's result, the request that shows it to the
-model, the message that ends the turn. Its base64 is cut out of each of them and written once, as a JSON
-string, to a file of the same kind. The body has `""` instead, and the line has an `Extract` with the
-position.
-
-The functions here check a line before it is used. This module opens no files.
+This module opens no files; `file.py` writes and `reader.py` reads.
 """
 
 import re
@@ -98,18 +93,14 @@ class Extract(Struct, frozen=True, kw_only=True, rename={"sha256": "$payload"}):
 
 
 REFERENCE_START = b'{"$payload":'
-"""The first bytes of a `PayloadReference`. No message begins with them, because a message begins with its
-tag."""
+"""The first bytes of a `PayloadReference`. A message begins with its tag instead."""
 
 
 _TAG_AT_START = re.compile(rb'\{"type":"([\w.]{1,100})"')
 
 
 def tag_at_start(body: bytes | msgspec.Raw) -> str:
-    """Return the tag of a message's JSON if it is the first member, where grue writes it; else `""`.
-
-    Only the first bytes are looked at; the rest of the JSON is not checked.
-    """
+    """Return the tag of a message's JSON if it is the first member, where grue writes it; else `""`."""
     found = _TAG_AT_START.match(body)
     return found[1].decode() if found else ""
 
@@ -123,15 +114,13 @@ MIN_EXTRACT_BYTES = 1024
 """Length of the shortest string that is cut out of a body."""
 
 _BASE64_MEMBERS = (b'"data":"', b'"blob":"')
-"""The members of MCP results that hold base64. In JSON these bytes always begin a member. Inside a string,
-the quotes would have backslashes before them."""
+"""The members of MCP results that hold base64. Inside a JSON string their quotes would have backslashes."""
 
 
 def long_strings(written: bytes) -> list[tuple[int, int]]:
     """Return start and end of each long base64 string in a body's JSON, quotes included.
 
-    The JSON is not parsed, because it may have megabytes. Only the names of the members that can hold base64
-    are searched for.
+    The JSON is not parsed, because it may have megabytes.
     """
     found: list[tuple[int, int]] = []
     for member in _BASE64_MEMBERS:
@@ -141,7 +130,7 @@ def long_strings(written: bytes) -> list[tuple[int, int]]:
             end = written.find(b'"', start + 1)
             if end < 0:
                 break
-            # If there is a backslash, the string is not base64, and the quote at `end` may be inside it.
+            # A string with a backslash is not base64, and the quote at `end` may be inside it.
             if end - start >= MIN_EXTRACT_BYTES and written.find(b"\\", start, end) < 0:
                 found.append((start, end + 1))
             at = written.find(member, start + 1)
@@ -168,7 +157,6 @@ def read_header(path: Path, first: bytes) -> TraceHeader:
 
 
 def _wrong_start(first: bytes) -> str:
-    """Return why the first line is not a header."""
     if not first:
         return "it is empty"
     for start, name, command in _PACKED:
@@ -187,12 +175,11 @@ _PACKED = (
 
 
 MAX_DEPTH = 250
-"""Largest nesting of a body. Input from models and servers is limited to 100 levels where it enters, so a
-valid trace is never nested more deeply than a recursive reader can handle."""
+"""Largest nesting of a body, within reach of a recursive reader. Messages from models and servers are limited
+to 100 levels where they enter."""
 
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MCPConfigError)
-"""The exceptions that decoding JSON from an untrusted file can raise. `MCPConfigError` is raised if the file
-holds an invalid limit."""
+"""What decoding JSON from an untrusted file can raise. `MCPConfigError`: the file holds an invalid limit."""
 
 _LATEST_S = 1e11
 """Largest valid time. With larger ones the arithmetic of readers would overflow."""
@@ -200,7 +187,7 @@ _LATEST_S = 1e11
 _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _CHUNK = 2**18
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
-"""Replaces each bracket by 1 or -1, as a signed byte: by how much the bracket changes the depth."""
+"""Replaces each bracket by the signed byte 1 or -1, by which it changes the depth."""
 
 _NO_BRACKETS = bytes(sorted({*range(256)} - {*b"[]{}"}))
 
@@ -226,9 +213,7 @@ def error_text(error: Exception) -> str:
 
 
 def check_numbers(path: Path, number: int, line: TraceLine, after: int) -> None:
-    """Check that a line's sequence number is above `after`, and that its times are valid.
-
-    `after` is the sequence number of the previous line. `path` and the line's `number` are for the error.
+    """Check that a line's sequence number is above `after`, the previous one's, and that its times are valid.
 
     Raises:
         TraceError: The line is damaged, was moved, or is there twice.
@@ -246,7 +231,7 @@ def check_depth(path: Path, number: int, body: bytes) -> None:
         TraceError: The body is nested more deeply.
     """
     if len(body) <= STEP:
-        # Most bodies have at most `STEP` bytes. Two C calls count their brackets faster than `count_of` does.
+        # Most bodies: two C calls are faster than `count_of`.
         if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
             return
     elif count_of(body, "[{") <= MAX_DEPTH:
@@ -254,7 +239,7 @@ def check_depth(path: Path, number: int, body: bytes) -> None:
     steps = array("b", _STRINGS.sub(b"", body).translate(_STEPS, _NO_BRACKETS))
     depth = 0
     for at in range(0, len(steps), _CHUNK):
-        # A chunk takes a few milliseconds. Other threads can run between two chunks.
+        # Other threads can run between two chunks, of a few milliseconds each.
         chunk = steps[at : at + _CHUNK]
         if max(accumulate(chunk, initial=depth)) > MAX_DEPTH:
             raise damaged(path, number, f"nested deeper than {MAX_DEPTH} levels")

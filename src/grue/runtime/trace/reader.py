@@ -1,10 +1,7 @@
 """Read a trace file: a line at a time, whole, or while it is being written.
 
-A trace can come from anywhere and may be damaged. Whatever the file contains, a reader returns envelopes or
-raises `TraceError`. The checks of a line are in `format.py`.
-
-Most bytes of a trace are the bodies of its messages, and many callers need few bodies. So `TraceReader.lines`
-yields lines whose bodies are decoded only when the caller asks for them.
+Whatever the file contains, a reader returns envelopes or raises `TraceError`. `TraceReader.lines` yields
+lines whose bodies, most bytes of a trace, are decoded only when the caller asks for them.
 """
 
 import contextlib
@@ -62,13 +59,7 @@ class LinePlace(NamedTuple):
 
 
 class RecordedLine(Struct, Generic[B], frozen=True):
-    """A line of a trace whose body is not decoded yet.
-
-    Attributes:
-        line: All fields of the envelope but the body.
-        number: Number of the line in the file, from 1.
-        reader: Decodes the body.
-    """
+    """A line of a trace whose body is not decoded yet. `number` is its number in the file, from 1."""
 
     line: TraceLine
     number: int
@@ -76,10 +67,7 @@ class RecordedLine(Struct, Generic[B], frozen=True):
 
     @property
     def tag(self) -> str:
-        """The tag of the body's type; empty if the body does not begin with a tag.
-
-        Each body that grue has written begins with its tag.
-        """
+        """The tag of the body's type; empty if the body does not begin with a tag, as those of grue do."""
         body = self.line.body
         tag = tag_at_start(body)
         if not tag and bytes(memoryview(cast("Any", body))[: len(REFERENCE_START)]) == REFERENCE_START:
@@ -108,12 +96,11 @@ class TraceReader(Generic[B]):
     Raises:
         TraceError: The file is missing, is not a regular file or not a trace, or its format is newer than
             this version reads. While iterating: a line before the last one is damaged, out of order or longer
-            than 512 MiB, or a payload file is missing or altered. The error names file and line.
+            than 512 MiB, or a payload file is missing or altered.
 
     Attributes:
         header: The file's first line.
-        cut_short: Whether the last line was incomplete when the last iteration or `follow` ended, for example
-            because the host was killed while it wrote the line.
+        cut_short: Whether the last line was incomplete when the last iteration or `follow` ended.
     """
 
     def __init__(self, path: Path, body_type: type[B] | Any) -> None:
@@ -135,7 +122,7 @@ class TraceReader(Generic[B]):
             yield LinePlace(offset, number, size), self.decoded(number, line)
 
     def at(self, place: LinePlace) -> Envelope[B]:
-        """Return the envelope at a place that `with_places` has yielded. This costs a few system calls.
+        """Return the envelope at a place that `with_places` has yielded.
 
         Raises:
             TraceError: The file has changed since `place` was yielded, or cannot be read.
@@ -148,16 +135,14 @@ class TraceReader(Generic[B]):
         return self.decoded(place.number, line)
 
     def lines(self) -> Iterator[RecordedLine[B]]:
-        """Yield the lines that are in the file now, without their bodies.
+        """Yield the lines that are in the file now, for callers that need the bodies of some messages only.
 
-        For callers that need the bodies of some messages only. A body that is never decoded is checked to be
-        JSON, but not to be a message.
+        A body that is never decoded is checked to be JSON, but not to be a message.
         """
         for _, number, _, line in self._placed():
             yield RecordedLine(line, number, self)
 
     def _placed(self) -> Iterator[tuple[int, int, int, TraceLine]]:
-        """Yield the offset, number and size of each line, and the line without its body."""
         self.cut_short = False
         path, number, seq = self.path, 2, 0
         with _opened(path) as file:
@@ -207,8 +192,8 @@ class TraceReader(Generic[B]):
                 if stop() or (last is not None and over(last)):
                     return
                 time.sleep(poll_s)
-                # The line is incomplete. Next time, read it from its start: a writer that resumes the trace
-                # cuts the incomplete line off, and writes another line at the same place.
+                # Read the incomplete line again: a writer that resumes the trace cuts it off, and writes
+                # another.
                 file.seek(start)
 
     def decoded(self, number: int, line: TraceLine) -> Envelope[B]:
@@ -249,13 +234,12 @@ class TraceReader(Generic[B]):
         try:
             reference = _REFERENCES.decode(line.body)
         except UNDECODABLE as error:
-            # The decoder also checks the hash's pattern, because the hash becomes a file name, and the trace
-            # may be hostile.
+            # Its pattern was checked, because the hash becomes a file name, and the trace may be hostile.
             raise damaged(self.path, number, f"not a reference to a payload: {error_text(error)}") from error
         return self._content(number, reference.sha256)
 
     def _restored(self, number: int, line: TraceLine, body: bytes) -> bytes:
-        """Return a body's JSON after putting back the long strings that the writer has moved into files."""
+        """Put the long strings that are in files back into a body's JSON."""
         pieces: list[bytes] = []
         end, size = 0, len(body)
         for extract in line.extracts:
@@ -265,7 +249,7 @@ class TraceReader(Generic[B]):
             end = extract.at + 2
             size += len(pieces[-1])
             if size > MAX_LINE_BYTES:
-                # A hostile trace may refer to one large file many times in a line, so check the total size.
+                # A hostile trace may refer to one large file many times in a line.
                 raise damaged(self.path, number, "its body is too large with what was taken out of it")
         return b"".join([*pieces, body[end:]])
 
@@ -290,9 +274,7 @@ class TraceReader(Generic[B]):
 def read_trace(path: Path, body_type: type[B] | Any) -> Trace[B]:
     """Read a whole trace file into memory.
 
-    Args:
-        path: The file.
-        body_type: Type of the bodies: a union of tagged Structs, or `dict` for plain JSON.
+    `body_type` is the type of the bodies: a union of tagged Structs, or `dict` for plain JSON.
 
     Raises:
         TraceError: As `TraceReader`.

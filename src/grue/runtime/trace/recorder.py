@@ -1,14 +1,11 @@
 """The recorder of the trace: numbers all envelopes, removes secrets, and passes them to the observers.
 
-Each envelope is passed to the observers once, in the order of the numbers. One observer, the `TraceWriter` in
-`file.py`, writes the trace file, and `reader.py` reads it.
+Each envelope is passed to the observers once, in the order of the numbers, with placeholders for secrets; the
+actors receive the original message.
 
-No secret gets past the recorder. Observers and the file get a placeholder instead, and the envelope is marked
-as redacted. The actors receive the original message.
-
-A message is encoded when it is recorded. If it is long, a thread searches it for secrets, so that the event
-loop is not blocked. Until the thread is done, it also handles all later messages, to keep their order. Call
-`shown` before a result is given to the host: it waits until the observers have seen everything.
+If a message is long, a thread searches it for secrets, so that the event loop is not blocked. Until the
+thread is done, it also handles all later messages, to keep their order. Call `shown` before a result is given
+to the host: it waits until the observers have seen everything.
 """
 
 import contextlib
@@ -39,10 +36,7 @@ class Backlog:
     """A queue of calls for one thread. Call `add` from one thread at a time; everything else is thread-safe.
 
     The thread starts with the first call and ends when the queue is empty. At its exit the interpreter waits
-    for the thread.
-
-    Attributes:
-        calls: Pending calls, and finished calls whose result `check` has not looked at yet.
+    for the thread. `calls` holds a call until `check` has looked at its result.
     """
 
     def __init__(self) -> None:
@@ -203,9 +197,9 @@ class Recorder:
     def hold_back(self, piece: type[Struct]) -> None:
         """Find secrets that are split over several messages of the type `piece`.
 
-        Each of these messages is a piece of a longer text. Its field `text` has the piece; its other fields
-        identify the longer text. If the end of a piece may be the beginning of a secret, that end is held
-        back. It is recorded with the next piece, or before the sender's next message of another type.
+        Each of these messages has a piece of a longer text in its field `text`; its other fields identify the
+        longer text. An end that may be the beginning of a secret is held back, and recorded with the next
+        piece, or before the sender's next message of another type.
         """
         self._piece = piece
 
@@ -258,8 +252,7 @@ class Recorder:
     def watch(self, watched: Mapping[type, Callable[[Any], object]]) -> None:
         """Call each function in `watched` with every message of its type from now on, after recording it.
 
-        The messages are not redacted. Unlike an observer, a function costs nothing for messages of other
-        types, because they need not be encoded for it.
+        The messages are not redacted. Unlike for an observer, they need not be encoded.
         """
         self._watched = watched
 
@@ -276,10 +269,10 @@ class Recorder:
         """Record `body` and return its envelope, unredacted.
 
         Outside an event loop this waits until the observers have seen the envelope. Inside an event loop, a
-        long message may reach them after this returns; await `shown` to wait for them. Text that is held back
-        (`hold_back`) is recorded later.
+        long message may reach them after this returns: await `shown`. Held-back text (`hold_back`) is
+        recorded later.
         """
-        # A piece without text says that the reply starts again. It is recorded like any other message.
+        # A piece without text says that the reply starts again.
         piece = body.__class__ is self._piece and bool(body.text)  # type: ignore[attr-defined]  # a piece has it
         shown: object = body
         with self._lock:
@@ -317,7 +310,7 @@ class Recorder:
     def _show_piece(self, envelope: Envelope[Any]) -> None:
         """Show the observers the part of the text so far that cannot belong to a secret.
 
-        If that part is empty, they are shown nothing, and the next envelope gets this envelope's number.
+        If it is empty, the next envelope gets this envelope's number.
         """
         texts = self._texts.setdefault((envelope.sender, envelope.turn), {})
         key = replace(envelope.body, text="")
@@ -342,23 +335,19 @@ class Recorder:
             self._show(replace(part, body=valid), written)
 
     def _encoded(self, body: Any) -> tuple[Any, bytes]:
-        """Return a message as observers get it, and its JSON, with U+FFFD in place of lone surrogates.
-
-        Lone surrogates come from hosts and models, for example from a file's name.
-        """
+        """Return a message as observers get it, and its JSON, with U+FFFD in place of lone surrogates."""
         try:
             return body, self._encoder.encode(body)
         except UnicodeEncodeError:
             plain = _valid(msgspec.to_builtins(body))
-        # If the message's type does not allow a text with U+FFFD, observers get the message unchanged.
+        # If the message's type does not allow such a text, observers get the message unchanged.
         with contextlib.suppress(msgspec.ValidationError):
             body = msgspec.convert(plain, type(body))
         return body, self._encoder.encode(plain)
 
     def _show(self, envelope: Envelope[Any], written: bytes) -> None:
         if len(written) >= LONG or self._late:
-            # Pass the JSON in a list, from which `_pass_on` removes it. If the lambda referred to the JSON
-            # itself, its megabytes would stay in memory until `_pass_on` returns.
+            # In a list, from which `_pass_on` removes it: the lambda would keep its megabytes in memory.
             left = [written]
             self._backlog.add(lambda: self._pass_on(envelope, left))
             return
@@ -367,7 +356,6 @@ class Recorder:
         self._tell(envelope, line)
 
     def _hidden(self, envelope: Envelope[Any], written: bytes) -> tuple[Envelope[Any], bytes]:
-        """Return an envelope and the JSON of its body, both without secrets."""
         if not self._redaction.may_contain_secrets(written):
             return envelope, written
         shown, body = self._redaction.redact_message(written, envelope.body)
@@ -375,8 +363,8 @@ class Recorder:
 
     def _pass_on(self, envelope: Envelope[Any], left: list[bytes]) -> None:
         envelope, shown = self._hidden(envelope, left.pop())
-        # Encode the line with `0` as its body, and put the JSON `shown` in place of that `0`. So megabytes of
-        # JSON are not encoded again. The body is the last member of a line.
+        # Put the JSON in place of the `0`, so that its megabytes are not encoded again. The body is the last
+        # member of a line.
         line = b"".join((self._encoder.encode(_line(envelope, b"0"))[:-2], shown, b"}"))
         del shown
         self._tell(envelope, line)
