@@ -1,7 +1,6 @@
 """The counts of an episode: of its turns, its requests to the model, its tool calls and its servers.
 
-An episode is counted in one pass over its trace. Only one number per call and per turn is kept, so 10,000
-turns take a few megabytes of memory.
+One pass over the trace keeps only one number per call and per turn, so 10,000 turns take a few megabytes.
 """
 
 import functools
@@ -39,10 +38,7 @@ SLOWEST_TURNS = 5
 
 
 class TurnCounts:
-    """Counts turns, and measures the phases of each turn.
-
-    Turns of `Runner.map` run at the same time, so each turn has its own `PhaseClock`.
-    """
+    """Counts turns, and measures the phases of each turn. Turns of `Runner.map` run at the same time."""
 
     def __init__(self) -> None:
         self._started = 0
@@ -56,7 +52,7 @@ class TurnCounts:
     def take(self, envelope: EpisodeEnvelope, changes: Sequence[StepChange]) -> None:
         """Count a message; `changes` are the steps (`steps.py`) that begin or end with this message."""
         if not changes:
-            return  # the turn stays in the same phase
+            return
         turn = envelope.turn
         ended, own = None, changes
         if len(changes) > 1 or changes[0].step.kind == "turn" or changes[0].step.turn != turn:
@@ -73,9 +69,9 @@ class TurnCounts:
             self._ended(envelope.body, round(envelope.t - ended.step.start_s, 6), clock.phases)
 
     def _begin_and_end(self, turn: int, changes: Sequence[StepChange]) -> StepEnded | None:
-        """Start a clock if a turn begins. Return the turn's end if a message reports it (`TurnCompleted`).
+        """Start a clock if a turn begins. Return the turn's end if a message reports it.
 
-        No message reports the end of a turn that crashed or was killed. Then only drop the turn's clock.
+        A turn that crashed or was killed has no such message: only its clock is dropped.
         """
         ended = None
         for change in changes:
@@ -104,7 +100,7 @@ class TurnCounts:
             tool_calls=len(end.tool_calls),
             phases=phases,
         )
-        # Of two turns that took equally long, keep the earlier one.
+        # Of two equally long turns, keep the earlier one.
         heapq.heappush(self._slowest, (duration_s, -len(self._durations), turn))
         if len(self._slowest) > SLOWEST_TURNS:
             heapq.heappop(self._slowest)
@@ -177,8 +173,7 @@ def _size(path: Path) -> int:
 class EpisodeTally:
     """The counts of an episode, up to the envelope that was read last.
 
-    Use an `EpisodeTally` to count while you read an episode for another purpose. Otherwise call
-    `count_episode`, which reads the episode only to count.
+    `count_episode` counts in a pass of its own.
     """
 
     def __init__(self) -> None:
@@ -206,7 +201,7 @@ class EpisodeTally:
             count(self, envelope, changes)
 
     def pass_over(self, t: float) -> None:
-        """Count a message with the time `t` that was not decoded, because no count needs its content."""
+        """Count a message with the time `t` whose content no count needs."""
         self.messages += 1
         self.clock.note(t)
 
@@ -271,14 +266,13 @@ class EpisodeTally:
         turn, body = envelope.turn, envelope.body
         match body:
             case m.CallTools(server=server, calls=calls):
-                # `CompletionReceived` has already given the names of the model's calls. Add the names of
-                # other calls, such as the host's own.
+                # The model's calls have their names from `CompletionReceived`; the host's own have not.
                 for call in calls:
                     self._names.setdefault((turn, call.call_id), f"{server}.{call.tool}")
             case m.ToolCalled():
                 self._tool(envelope).numbers["calls"] += 1
             case m.ToolRejected(name=name) | m.ToolDenied(name=name):
-                # The model may have written a name that no tool has. Count the call under that name.
+                # The model may have written a name that no tool has: it is counted under that name.
                 self.tools[name].numbers["rejected"] += 1
                 self._names.pop((turn, body.call_id), None)
             case m.ToolSkipped(refused=refused):
@@ -313,9 +307,8 @@ class EpisodeTally:
             case m.McpDisabled(newly=newly):
                 counts["disabled"] += newly
             case m.SessionClosed(ending=ending):
-                # Count one ending per session: a cancelled session can send a second `SessionClosed`. Do not
-                # count `handed_over`: the server is then ended in the background, and its real ending is in
-                # a later `ServerEnded`.
+                # One ending per session: a cancelled session can send a second `SessionClosed`, and the real
+                # ending after `handed_over` is in a later `ServerEnded`.
                 if turn in server.in_turns and ending != "handed_over":
                     server.endings[ending] += 1
                 server.in_turns.discard(turn)
@@ -337,7 +330,6 @@ class EpisodeTally:
                 self.ending = ended
 
     def _tool(self, envelope: Envelope[Any]) -> Counts:
-        """Return the counts of the tool whose call the message is about."""
         return self.tools[self._names.get((envelope.turn, envelope.body.call_id), "?")]
 
     _counted: ClassVar[dict[Callable[..., None], tuple[type[Struct], ...]]] = {
@@ -359,12 +351,10 @@ class EpisodeTally:
 
 @functools.cache
 def _count_of(kind: type[Struct]) -> Callable[..., None] | None:
-    """Return the method of `EpisodeTally` that counts messages of this class; `None`: no method does."""
     counted = EpisodeTally._counted  # noqa: SLF001 - of this module
     return next((count for count, kinds in counted.items() if issubclass(kind, kinds)), None)
 
 
 @functools.cache
 def _is_counted(kind: type[Struct]) -> bool:
-    """Return whether `EpisodeTally` needs the content of messages of this class."""
     return _count_of(kind) is not None or moves_steps(kind)

@@ -1,8 +1,7 @@
 """Draw a trace as a sequence diagram, in Mermaid's language or as plain text.
 
-Requests have a solid line and their results a dashed one. A message that was recorded but sent to no actor is
-drawn as a note. Untrusted text is reduced to one short line of printable characters and escaped, so that it
-cannot break the diagram.
+Untrusted text is reduced to one short line of printable characters and escaped, so that it cannot break the
+diagram.
 """
 
 from collections.abc import Iterable, Iterator
@@ -41,13 +40,12 @@ class Drawn(Struct, frozen=True):
     """An envelope as both kinds of diagram draw it.
 
     Attributes:
-        sender: The actor where the line starts, or over which the note is drawn. For `DeadlinePassed` and
-            `TurnInterrupted`, which no actor sends: the agent.
-        receiver: The actor where the line ends; `None`: the message is drawn as a note.
+        sender: The actor where the line starts, or over which the note is drawn.
+        receiver: The actor where the line ends; `None`: the message is drawn as a note, because it was
+            recorded but sent to no actor.
         asks: Whether the message is a request, drawn with a solid line. Results have a dashed line.
         failed: Whether the message reports that a call, a server or a turn failed.
-        text: One printable line. It begins with `✗` if the message reports a failure, and with `!` if it
-            reports another problem.
+        text: One printable line, with a sign before it if the message reports a problem.
     """
 
     sender: str
@@ -58,10 +56,7 @@ class Drawn(Struct, frozen=True):
 
 
 def drawn(envelope: EpisodeEnvelope, *, limit: int = _TEXT_CHARS) -> Drawn | None:
-    """Draw an envelope, with at most `limit` characters of text.
-
-    Return `None` for a piece of a streamed reply, because the whole reply is drawn.
-    """
+    """Draw an envelope, with at most `limit` characters of text; `None`: a piece of a streamed reply."""
     body = envelope.body
     if isinstance(body, m.TextDelta):
         return None
@@ -82,11 +77,7 @@ def drawn(envelope: EpisodeEnvelope, *, limit: int = _TEXT_CHARS) -> Drawn | Non
 
 
 def mermaid(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[str]:
-    """Yield the lines of a Mermaid `sequenceDiagram`.
-
-    Args:
-        envelopes: The envelopes of one turn, or of all turns.
-    """
+    """Yield the lines of a Mermaid `sequenceDiagram` of one turn or of all turns."""
     lines = _MermaidLines()
     for turn_slice in split_turns(envelopes):
         if not lines.begun:
@@ -126,7 +117,7 @@ class _MermaidLines:
         for name in names:
             if name is not None and name not in self._ids:
                 self._ids[name] = f"p{len(self._ids)}"
-                # Escape colons too: Mermaid would remove `wrap:` from the beginning of a name.
+                # Mermaid would remove `wrap:` from the beginning of a name.
                 yield f"    participant {self._ids[name]} as {escaped(name).replace(':', '#58;')}"
 
 
@@ -138,9 +129,8 @@ _MARKERS = frozenset("ﬂ°¶ß")
 def escaped(text: str) -> str:
     """Return printable text in which entities replace all characters that Mermaid could interpret.
 
-    In Mermaid a semicolon ends a statement, `#` begins an entity, `%%` begins a comment or a directive, and
-    the text is inserted into HTML. A colon is safe, except in a text with the word `style` or `classDef`:
-    there Mermaid removes the last semicolon after the colon, and this semicolon may end an entity.
+    A colon is safe, except in a text with the word `style` or `classDef`: there Mermaid removes the last
+    semicolon after it, which may end an entity.
     """
     harmless = _HARMLESS if "style" in text or "classDef" in text else _HARMLESS | {":"}
     return "".join(
@@ -153,12 +143,7 @@ def escaped(text: str) -> str:
 
 
 def plain(envelopes: Iterable[EpisodeEnvelope], *, width: int = WIDTH) -> Iterator[str]:
-    """Yield the lines of a diagram drawn with characters, each turn with a heading of its own.
-
-    Args:
-        envelopes: The envelopes of one turn, or of all turns.
-        width: Columns, at least 40.
-    """
+    """Yield the lines of a diagram drawn with characters, `width` columns wide, but at least 40."""
     first = True
     for turn_slice in split_turns(envelopes):
         arrows = [arrow for envelope in turn_slice.envelopes if (arrow := drawn(envelope, limit=width))]
@@ -215,7 +200,6 @@ class _Lanes:
         return heading.rstrip()
 
     def _row(self, placed: dict[int, str]) -> str:
-        """Return a row of lifelines, in which the characters in `placed` replace those at their columns."""
         chars = [" "] * (self._column(self._shown - 1) + 1)
         for lane in range(self._shown):
             chars[self._column(lane)] = "│"
@@ -224,7 +208,6 @@ class _Lanes:
         return "".join(chars).rstrip()
 
     def _labelled(self, text: str, lane: int) -> str:
-        """Return a row with a text beside a lifeline, on the side with more room."""
         row = self._row({})
         right = self._width - self._column(lane) - 2
         left = self._column(lane) - self._column(0) - 4

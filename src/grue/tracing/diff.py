@@ -1,21 +1,14 @@
 """Compare two traces turn by turn, and each pair of turns message by message.
 
-The i-th turn of one trace is compared with the i-th turn of the other. A fork is a turn whose beginning is
-copied from a recorded turn. It has the number of the recorded turn. If one of the traces has forks, only
-turns with the numbers of forks are compared.
+If one of the traces has forks, which copy the beginning of a recorded turn and have its number, only turns
+with the numbers of forks are compared. Otherwise the i-th turns are.
 
-The messages of a turn form a tree, in which each message is below the message that caused it. The comparison
-goes down both trees: if two messages are counterparts, the messages that they caused are paired, in order, if
-they have the same sender, receiver and kind. So two traces can be identical even if their actors ran in a
-different order.
+The messages of a turn form a tree, in which each message is below the message that caused it. If two messages
+are counterparts, the messages that they caused are paired, in order, if they have the same sender, receiver
+and kind. So two traces can be identical even if their actors ran in a different order.
 
-Numbers of messages, times, durations and process ids are ignored. So is a reply's field `echo`: data that the
-provider wants back with the next request. Ids of calls, batches and conversations may differ if they are used
+`IGNORED` fields and numbers and times of messages are not compared. `IDS` may differ if they are used
 consistently. Pieces of streamed replies are left out, because the whole reply follows.
-
-Both traces are read turn by turn. Of each trace, at most `KEPT_BYTES` of messages are in memory. For each
-further message, `lean_turns` keeps only its place in the file. `whole` reads such a message again to compare
-it, and to describe how it differs.
 """
 
 import hashlib
@@ -51,15 +44,13 @@ IGNORED = frozenset(
         "asks",
     }
 )
-"""Fields that are not compared: they differ from run to run, or, like the model, they are also among the
-episode's recorded conditions, so that a difference is reported there."""
+"""Fields that are not compared: they differ from run to run, or a difference is reported among the episode's
+recorded conditions."""
 
 IDS = frozenset({"call_id", "batch", "conversation"})
-"""Fields of messages that hold ids."""
 
 _MOST_MATCHED = 400
-"""Most messages with the same cause that are matched by their content, at a quadratic cost. More messages
-than this are paired in order."""
+"""Most messages with the same cause that are matched by their content, at a quadratic cost."""
 
 _MOST_ANSWERS = 5
 
@@ -67,11 +58,7 @@ _MOST_ANSWERS = 5
 def diff(left: Iterable[EpisodeEnvelope], right: Iterable[EpisodeEnvelope]) -> Iterator[Divergence]:
     """Yield the differences between two traces, in the order of the left trace; none if they are identical.
 
-    Files are read turn by turn: a few megabytes of each file are in memory at a time.
-
-    Args:
-        left: A trace: a reader, or its envelopes.
-        right: The other trace.
+    A few megabytes of each file are in memory at a time.
 
     Raises:
         TraceError: One of the files is damaged. Raised when the damaged line is read.
@@ -82,7 +69,6 @@ def diff(left: Iterable[EpisodeEnvelope], right: Iterable[EpisodeEnvelope]) -> I
 
 
 def _forked_turns(trace: Iterable[EpisodeEnvelope]) -> set[int]:
-    """Return the numbers of the turns that are forks of recorded turns."""
     if isinstance(trace, EpisodeReader):
         return {line.line.turn for line in trace.lines() if line.tag == m.TurnForked.__name__}
     known = trace if isinstance(trace, Sequence) else ()
@@ -90,17 +76,11 @@ def _forked_turns(trace: Iterable[EpisodeEnvelope]) -> set[int]:
 
 
 def _only(forked: set[int], turns: Iterator[TurnSlice]) -> Iterator[TurnSlice]:
-    """Yield the turns whose numbers are in `forked`; all turns if `forked` is empty."""
     return (each for each in turns if not forked or each.turn in forked)
 
 
 def render(divergences: Iterable[Divergence], *, every: bool = False) -> Iterator[str]:
-    """Yield the report on divergences between `A` and `B`: the first one in full, then the number of others.
-
-    Args:
-        divergences: The results of `diff`.
-        every: Describe all divergences in full, instead of giving the number of the others.
-    """
+    """Yield the report on divergences between `A` and `B`: the first, or `every` one, in full."""
     count = 0
     for divergence in divergences:
         count += 1
@@ -135,8 +115,7 @@ def _aligned(
 ) -> Iterator[tuple[TurnSlice | None, TurnSlice | None]]:
     """Pair the turns of the two traces in order.
 
-    A host can run a turn again, for example after a resume (`TurnSlice.again`). If the next turn of one trace
-    was run again and the next turn of the other was not, pair the repeated turn with `None`.
+    A turn that only one trace has run again (`TurnSlice.again`), for example after a resume, gets `None`.
     """
     one, other = next(left, None), next(right, None)
     while one is not None or other is not None:
@@ -157,19 +136,17 @@ _ROOT = 0
 
 
 class _Tree:
-    """The messages of a turn as a tree, in which each message is below the message that caused it."""
 
     def __init__(self, turn_slice: TurnSlice) -> None:
         self.by_seq = {envelope.seq: envelope for envelope in turn_slice.envelopes}
         self._children: dict[int, _Siblings] = {}
         self._parent: dict[int, int] = {}
-        # Maps a message's number to the number of the first message in its chain of causes, and to how many
-        # causes the chain has. A message without a cause is the first of its own chain.
+        # By a message's number: the number of the first message in its chain of causes, and the chain's
+        # length.
         self._origin: dict[int, tuple[int, int]] = {}
         for envelope in turn_slice.envelopes:
             cause = envelope.cause if envelope.cause in self.by_seq else None
-            # A damaged trace may have causes with later numbers. Ignore them, because following them could
-            # lead to a loop.
+            # A damaged trace may have causes with later numbers, which could lead to a loop.
             parent = _ROOT if cause is None or cause >= envelope.seq else cause
             self._children.setdefault(parent, []).append(envelope)
             self._parent[envelope.seq] = parent
@@ -177,10 +154,7 @@ class _Tree:
             self._origin[envelope.seq] = (first, depth + 1)
 
     def causes(self, envelope: EpisodeEnvelope) -> tuple[tuple[EpisodeEnvelope, ...], int]:
-        """Return the chain of a message's causes, and how many causes are left out of it.
-
-        The chain has the first cause and the `LAST_CAUSES` last ones. Those between them are left out.
-        """
+        """Return a message's first cause and its `LAST_CAUSES` last ones, and how many are left out between."""
         parents: list[int] = []
         parent = self._parent.get(envelope.seq, _ROOT)
         while parent != _ROOT and len(parents) < LAST_CAUSES:
@@ -229,9 +203,8 @@ class _TurnDiff:
     def divergences(self) -> Iterator[Divergence]:
         """Yield all divergences, in the order of the left trace.
 
-        A message that is only in the right trace has no place in the left one. To place its divergence, go
-        back in the right trace to the nearest message that has a counterpart, and put the divergence after
-        that counterpart.
+        The divergence of a message that is only in the right trace follows the counterpart of the nearest
+        message before it that has one.
         """
         # Depth first, so that the message that creates an id is compared before messages that use it.
         open_: list[tuple[int, int]] = [(_ROOT, _ROOT)]
@@ -247,7 +220,7 @@ class _TurnDiff:
             before = bisect_left(rights, pair.right)
             return self._lefts[rights[before - 1]] + 0.5 if before else 0.0
 
-        # To save memory, only the messages' numbers are sorted here. `_divergence` reads a message again.
+        # `_divergence` reads the messages again, to save memory.
         yield from (self._divergence(pair) for pair in sorted(self._found, key=place))
 
     def _compare_children(self, one: int, other: int) -> list[tuple[int, int]]:
@@ -267,11 +240,7 @@ class _TurnDiff:
     def _paired(
         self, left: _Siblings, right: _Siblings
     ) -> Iterator[tuple[EpisodeEnvelope | None, EpisodeEnvelope | None]]:
-        """Pair the siblings of one kind.
-
-        If both sides have equally many siblings, or one side has more than `_MOST_MATCHED`, pair them in
-        order; otherwise pair those with the same content.
-        """
+        """Pair the siblings of one kind: in order, or those with the same content if one side has more."""
         if len(left) == len(right) or max(len(left), len(right)) > _MOST_MATCHED:
             yield from zip_longest(left, right)
             return
@@ -283,8 +252,7 @@ class _TurnDiff:
     def _differences(self, left: EpisodeEnvelope, right: EpisodeEnvelope) -> tuple[Difference, ...]:
         if _ended_as_asked(left.body, right.body):
             return ()
-        # Read the iterator to its end, even if only the first difference is of interest: while it runs, it
-        # pairs the ids of the two messages, and the comparison of later messages needs these pairs.
+        # Read to the end: the iterator pairs the ids, which the comparison of later messages needs.
         return tuple(self._comparison.differences(left.body, right.body))
 
     def _divergence(self, pair: _Pair) -> Divergence:
@@ -308,9 +276,8 @@ class _TurnDiff:
 def _gist(body: object, common: Callable[[str, object], object]) -> bytes:
     """Return a digest of a message without the ignored fields, in which `common` has replaced each id.
 
-    `common(field, id)` returns an id of the right trace: for an id of the left trace, the one paired with
-    it; for an id of the right trace, that id itself. It returns `None` for an id that is not paired yet. So a
-    left and a right message that differ only in paired ids have the same digest.
+    `common(field, id)` returns the id of the right trace, or `None` if that is not paired yet. So messages
+    that differ only in paired ids have the same digest.
     """
     return hashlib.sha256(msgspec.json.encode(_counting(body, common))).digest()
 
@@ -340,14 +307,10 @@ class LeftInFile(Struct, frozen=True):
 
 
 def lean_turns(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:
-    """Split a trace into its turns, as `split_turns` does.
+    """Split a trace into its turns, as `split_turns` does, with `KEPT_BYTES` of messages in memory at most.
 
-    At most `KEPT_BYTES` of a file's messages are in memory at a time. The body of a further envelope is a
-    `LeftInFile`, with which `whole` reads the message again. `TextDelta` messages are left out, and so is
-    `TurnForked`, because it only says from which turn a fork was copied.
-
-    Args:
-        envelopes: A reader of a file, or a collection of envelopes, which stay in memory.
+    Each further envelope of a reader gets a `LeftInFile`, which `whole` reads again. `TextDelta` messages are
+    left out, and so is `TurnForked`, because it only says from which turn a fork was copied.
     """
     splitter = TurnSplitter()
     kept: dict[int, int] = {}  # key: `id()` of a slice; value: bytes of its messages in memory
@@ -366,7 +329,7 @@ def lean_turns(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:
 
 
 def whole(envelope: EpisodeEnvelope) -> EpisodeEnvelope:
-    """Return an envelope with its message. If it has a `LeftInFile`, read the message from the file.
+    """Return an envelope with its message, read from the file if it is there.
 
     Raises:
         TraceError: The file has changed since it was read, or cannot be read.
@@ -396,9 +359,8 @@ def _with_stubs(
 def _ended_as_asked(left: object, right: object) -> bool:
     """Return whether two messages are both `SessionClosed`, with endings that count as equal.
 
-    Two endings count as equal if neither is `died`: whether a process exits by itself or is killed depends on
-    timing. They also count as equal if one is `none`, that is, the session had no process. For example, a
-    fork that takes its tool results from a trace starts no process.
+    Whether a process exits by itself or is killed depends on timing. `none`: the session had no process, for
+    example in a fork that takes its tool results from a trace.
     """
     if not (isinstance(left, m.SessionClosed) and isinstance(right, m.SessionClosed)):
         return False

@@ -1,8 +1,7 @@
 """Find the differences between two messages, as JSON paths.
 
-Messages are compared as JSON values: `2` equals `2.0`, but `true` does not equal `1`. A `Comparison` ignores
-some fields of messages. In fields with ids, it only checks that each id on the left always stands where the
-same id stands on the right. A key in a tool's arguments is always compared, whatever its name.
+Messages are compared as JSON values: `2` equals `2.0`, but `true` does not equal `1`. A key in a tool's
+arguments is always compared, whatever its name.
 """
 
 import functools
@@ -33,11 +32,10 @@ class Difference(Struct, frozen=True):
 class Comparison:
     """Compare messages, pair after pair.
 
-    Ids may differ if each id on the left always pairs with the same id on the right.
-
     Args:
         ignored: Names of message fields that are not compared.
-        ids: Names of message fields whose values are ids.
+        ids: Names of message fields whose values are ids. Ids may differ if each id on the left always pairs
+            with the same id on the right.
         same_text: Called with two different texts; returns whether they count as equal.
     """
 
@@ -69,14 +67,11 @@ class Comparison:
             yield Difference(path, left, right)
 
     def counterpart(self, name: str, left: object) -> object:
-        """Return the id on the right that is paired with the id `left`; `None`: no id is paired yet."""
+        """Return the id on the right that is paired with the id `left` of the field `name`, or `None`."""
         return self._there.get((name, left))
 
     def paired(self, name: str, right: object) -> object:
-        """Return `right`, an id of the right trace, if it was paired with an id of the left one; else `None`.
-
-        `name` is the name of the field that has the id.
-        """
+        """Return `right`, if it is paired with an id on the left, or `None`."""
         return right if (name, right) in self._back else None
 
     def _of_fields(self, left: Struct, right: object, path: str) -> Iterator[Difference]:
@@ -113,8 +108,7 @@ class Comparison:
     def _holds_special(self, value: object) -> bool:
         if isinstance(value, Struct):
             return not self._special.isdisjoint(_fields_within(type(value)))
-        # Only a field of a Struct can be ignored, or hold an id. So look for Structs: in a message they are
-        # in fields and in tuples only, because lists and dicts hold plain JSON.
+        # A message has Structs in fields and in tuples only: lists and dicts hold plain JSON.
         return isinstance(value, tuple) and any(map(self._holds_special, value))
 
 

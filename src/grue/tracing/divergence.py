@@ -33,10 +33,9 @@ class Divergence(Struct, frozen=True, kw_only=True):
         right: Its counterpart in the second version; `None`: it is missing there. Its number `seq` is 0 if a
             replay computed it.
         differences: The fields that differ.
-        because: The chain of messages that led to the message, the first cause first. If two traces are
-            compared, the chain in the first trace, or in the second if the first lacks the message.
-        because_left_out: How many messages of the chain are left out between the first two items of
-            `because`.
+        because: The chain of messages that led to the message in the first version, or in the second if it is
+            missing there. The first cause comes first.
+        because_left_out: How many messages are left out after the first item of `because`.
         reason: An explanation, if the differences do not show what is wrong; otherwise empty.
         descendants: If the message is missing on one side: how many messages that it caused are missing too.
     """
@@ -120,10 +119,7 @@ def _chain(because: tuple[EpisodeEnvelope, ...], left_out: int) -> Iterator[str]
 
 
 def excerpts(left: object, right: object) -> tuple[str, str]:
-    """Return two values as short lines of JSON. Long ones begin a little before their first difference.
-
-    When that difference is looked for, white space, such as the indentation of JSON, is ignored.
-    """
+    """Return two values as short lines of JSON. Long ones begin a little before their first difference."""
     texts = [_written(left), _written(right)]
     if all(len(text) <= _VALUE_CHARS for text in texts):
         return texts[0], texts[1]
@@ -144,17 +140,14 @@ def _written(value: object) -> str:
 
 
 def _first_difference(one: str, other: str) -> tuple[int, int]:
-    """Return the position in `one` and the position in `other` from which on the two texts differ.
-
-    Differences in white space are ignored, unless there are no others.
-    """
+    """Return where the two texts begin to differ, in more than white space if possible."""
     dense = "".join(one.split()), "".join(other.split())
     same = _common(*(dense if dense[0] != dense[1] else (one, other)))
     return (same, same) if dense[0] == dense[1] else (_place(one, same), _place(other, same))
 
 
 def _place(text: str, number: int) -> int:
-    """Return the index in `text` of the character that has the index `number` without the white space."""
+    """Return the index in `text` of its `number`-th character that is not white space, from 0."""
     found = next(itertools.islice(re.finditer(r"\S", text), number, None), None)
     return found.start() if found else len(text)
 

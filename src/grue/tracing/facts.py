@@ -1,12 +1,10 @@
 """Facts that a host records in the trace, besides the messages of its turns.
 
-A host is a program that runs turns, such as a game or a mail desk. With the host's facts a trace describes a
-whole episode. The logs, the statistics and the host itself, when it resumes the episode, read the facts. A
-host records a fact through its runner's recorder:
+A host is a program that runs turns, such as a game or a mail desk. The logs, the statistics, and the host
+itself when it resumes the episode, read its facts. A host records one through its runner's recorder:
 `runner.recorder.record(fact, sender="host", turn=runner.turn)`. Facts are not sent to any actor.
 
-This module declares the three facts that every host can record: an episode started, was resumed, or ended. A
-host declares further facts:
+Every host can record the three facts of this module, and declare further ones:
 
 ```python
 class Assigned(Fact, frozen=True, kw_only=True, tag="maildesk.Assigned"):
@@ -19,7 +17,7 @@ class Assigned(Fact, frozen=True, kw_only=True, tag="maildesk.Assigned"):
 register_facts("maildesk", Assigned)
 ```
 
-A program that has not imported the host can read the host's facts too: it shows the names and values of their
+A program that has not imported the host can read its facts too: it shows the names and values of their
 fields.
 """
 
@@ -58,8 +56,8 @@ class LogLine(Struct, frozen=True):
 class Fact(m.Message, frozen=True, kw_only=True):
     """Base of all facts. A host's own facts have tags with a prefix: `tag="maildesk.Assigned"`.
 
-    If a fact has a field `turn`, readers show it with that turn. Override the methods below to choose how
-    readers present the fact; each has a default.
+    If a fact has a field `turn`, readers show it with that turn. Override the methods to choose how readers
+    present the fact.
 
     Attributes:
         between_turns: Whether the host records the fact only while none of its turns runs. If it does, and
@@ -116,10 +114,7 @@ def _json(value: object) -> str:
 class ConditionChanged(Struct, frozen=True, kw_only=True):
     """A part of the configuration, such as the model, that has changed when an episode is resumed.
 
-    Attributes:
-        what: Name of the condition: `model`, `endpoint`, ...
-        before: The condition's former value, in words, without secrets.
-        now: The condition's present value, in words, without secrets.
+    `before` and `now` are its values in words, without secrets.
     """
 
     what: str
@@ -135,10 +130,7 @@ class ConditionChanged(Struct, frozen=True, kw_only=True):
 def changed_conditions(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[ConditionChanged, ...]:
     """Return the conditions that differ, in the order of `now`.
 
-    Args:
-        before: The recorded conditions. A condition that is only in `now` counts as unchanged, because
-            traces of older versions have fewer conditions.
-        now: The present conditions.
+    A condition that `before` lacks counts as unchanged: traces of older versions have fewer conditions.
     """
     return tuple(
         ConditionChanged(what=what, before=before[what], now=value)
@@ -310,8 +302,7 @@ def register_facts(prefix: str, *kinds: type[Fact], unprefixed: Iterable[type[Fa
     Args:
         prefix: The host's name. Each tag must begin with the prefix and a dot. Only a subclass of
             `EpisodeStarted`, `EpisodeResumed` or `EpisodeEnded` may have the tag of its base class instead.
-            Several hosts can register such subclasses. A fact is read into the subclass that declares the
-            fields that the fact has.
+            If there are several, a fact is read into the one that declares the fields that the fact has.
         kinds: The classes of the facts.
         unprefixed: Classes whose tags may lack the prefix, to read traces from before prefixes were used.
 

@@ -17,9 +17,7 @@ T = TypeVar("T")
 
 
 class Filter(Struct, frozen=True, kw_only=True):
-    """A filter for messages. A message passes if it matches each attribute that is set.
-
-    An attribute is set if it is not empty. A message matches an attribute if it matches one of its entries.
+    """A filter for messages. A message passes if it matches one entry of each attribute that is not empty.
 
     Attributes:
         turns: Ranges of numbers of turns; 0 stands for messages outside turns.
@@ -52,15 +50,9 @@ class Filter(Struct, frozen=True, kw_only=True):
     ) -> "Filter":
         """Make a filter from the texts that people write as options.
 
-        Args:
-            turns: Numbers of turns, each as `3` or `3-7`.
-            messages: Numbers of messages, each as `3` or `3-7`.
-            actors: Names of senders or receivers.
-            kinds: Kinds of messages, or the beginning or a part of a name.
-            texts: Texts in the message.
-            facts: Further names that `kinds` may refer to: the facts in the trace whose hosts are not
-                installed.
-            failures: Only messages that report a failure or a problem.
+        Numbers of turns and messages are written as `3` or `3-7`; of a kind, a part of its name is enough.
+        `facts` are further names that `kinds` may refer to: the facts in the trace whose hosts are not
+        installed.
 
         Raises:
             MCPConfigError: A turn or message is not written as `3` or `3-7`, or a kind is unknown or
@@ -111,7 +103,6 @@ class Filter(Struct, frozen=True, kw_only=True):
 
 
 def _values(value: object) -> Iterator[str]:
-    """Yield the texts and numbers in a message, and the keys of its JSON objects."""
     match value:
         case str():
             yield value
@@ -137,7 +128,7 @@ EVERYTHING = Filter()
 
 
 def turn_of_line(line: RecordedLine[EpisodeBody]) -> int:
-    """Return the number of the turn that a line's message belongs to; 0 if it belongs to no turn."""
+    """Return the number of the turn that a line's message belongs to; 0: no turn."""
     return line.line.turn or turn_of(line.envelope())
 
 
@@ -182,7 +173,6 @@ def _nearest(word: str, kinds: dict[str, str]) -> str:
 
 def _spellings(text: str) -> set[str]:
     """Return the forms that a text can have in JSON, where quotes and newlines are escaped."""
-    # A shell may pass bytes that are not valid text. Python represents them as surrogates. Replace these,
-    # because JSON cannot hold them.
+    # A shell may pass bytes that are not valid text, as surrogates, which JSON cannot hold.
     plain = text.encode(errors="replace").decode().casefold()
     return {plain, msgspec.json.encode(plain).decode()[1:-1]}
