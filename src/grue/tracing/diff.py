@@ -1,13 +1,13 @@
 """Compare two traces turn by turn, and each pair of turns message by message.
 
-If one of the traces has forks, which copy the beginning of a recorded turn and have its number, only turns
-with the numbers of forks are compared. Otherwise the i-th turns are.
+The i-th turn of one trace is compared with the i-th turn of the other. A fork copies the beginning of a
+recorded turn and has its number. If one of the traces has forks, only turns with their numbers are compared.
 
 The messages of a turn form a tree, in which each message is below the message that caused it. If two messages
 are counterparts, the messages that they caused are paired, in order, if they have the same sender, receiver
 and kind. So two traces can be identical even if their actors ran in a different order.
 
-`IGNORED` fields and numbers and times of messages are not compared. `IDS` may differ if they are used
+Numbers, times and `IGNORED` fields of messages are not compared. `IDS` may differ if they are used
 consistently. Pieces of streamed replies are left out, because the whole reply follows.
 """
 
@@ -136,7 +136,6 @@ _ROOT = 0
 
 
 class _Tree:
-
     def __init__(self, turn_slice: TurnSlice) -> None:
         self.by_seq = {envelope.seq: envelope for envelope in turn_slice.envelopes}
         self._children: dict[int, _Siblings] = {}
@@ -154,7 +153,7 @@ class _Tree:
             self._origin[envelope.seq] = (first, depth + 1)
 
     def causes(self, envelope: EpisodeEnvelope) -> tuple[tuple[EpisodeEnvelope, ...], int]:
-        """Return a message's first cause and its `LAST_CAUSES` last ones, and how many are left out between."""
+        """Return a message's first cause and its `LAST_CAUSES` last ones, and how many are left out."""
         parents: list[int] = []
         parent = self._parent.get(envelope.seq, _ROOT)
         while parent != _ROOT and len(parents) < LAST_CAUSES:
@@ -240,7 +239,7 @@ class _TurnDiff:
     def _paired(
         self, left: _Siblings, right: _Siblings
     ) -> Iterator[tuple[EpisodeEnvelope | None, EpisodeEnvelope | None]]:
-        """Pair the siblings of one kind: in order, or those with the same content if one side has more."""
+        """Pair the siblings of one kind in order, or if one side has more, those with the same content."""
         if len(left) == len(right) or max(len(left), len(right)) > _MOST_MATCHED:
             yield from zip_longest(left, right)
             return

@@ -1,14 +1,13 @@
 """The server of a page that follows a growing trace, for `grue trace serve`.
 
-Only this machine can reach the server, because it listens at the loopback address. The path of the page
-begins with a random word, because other users of the machine can reach the port, and a trace is for its owner
-only. The `Host` header of a request must name this server, so that a page of another site whose name points
-here (DNS rebinding) gets nothing. The server never changes the trace. It writes only the mark, that is, the
-score that a person gives the episode (`marks.py`), and accepts it only from its own page.
+Only this machine can reach the server, at the loopback address. The path of the page begins with a random
+word, because other users of the machine can reach the port. The `Host` header must name this server, so that
+a page of another site whose name points here (DNS rebinding) gets nothing. The server never changes the
+trace. It writes only the mark that a person gives the episode (`marks.py`), and accepts it only from its own
+page.
 
-A `LiveFeed` reads the trace in a thread of its own, and writes the new messages in pieces to a temporary
-file. The server's threads read the pieces from there when a page asks for them. So neither the length of the
-trace nor the number of open pages costs memory.
+A `LiveFeed` writes the new messages in pieces to a temporary file, from which they are served. So neither the
+length of the trace nor the number of open pages costs memory.
 """
 
 import base64
@@ -45,10 +44,7 @@ _POLL_S = 0.2
 class _LivePiece(Piece, frozen=True, kw_only=True):
     """A piece of the page's data: the messages that were added to a growing trace since the piece before.
 
-    Attributes:
-        turns: The turns that these messages changed.
-        actors: All actors, up to the last of these messages.
-        overview: The overview of the episode, up to the last of these messages.
+    `turns` are those that these messages changed; `actors` and `overview` are of all messages so far.
     """
 
     turns: tuple[PageTurn, ...]
@@ -57,13 +53,7 @@ class _LivePiece(Piece, frozen=True, kw_only=True):
 
 
 class LiveFeed:
-    """Follows a trace file in a thread of its own; a context manager.
-
-    Args:
-        trace: The trace file, or the run folder that holds it.
-
-    Attributes:
-        reader: The trace's reader; pages use its header.
+    """Follows a trace file, or that of a run folder, in a thread of its own; a context manager.
 
     Raises:
         TraceError: The file is missing, or is not a trace.
@@ -102,7 +92,7 @@ class LiveFeed:
     def answer(self, first: int) -> bytes:
         """Return new pieces of the trace for a page, as JSON.
 
-        The JSON object has four members:
+        The members of the JSON object:
         - `pieces`: the pieces from number `first` on, as many as fit into one answer;
         - `next`: the number of the piece to ask for next;
         - `over`: whether the episode has ended with these pieces;
@@ -182,11 +172,7 @@ class _Marked(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LiveServer(ThreadingHTTPServer):
-    """Serves the page of one trace.
-
-    Args:
-        feed: Follows the trace that the page shows.
-        port: The port; 0: any that is free.
+    """Serves the page of one trace. `port=0`: any that is free.
 
     Raises:
         MCPConfigError: The port is taken, or may not be used.
@@ -234,10 +220,7 @@ def serving(feed: LiveFeed, port: int = 0) -> Iterator[LiveServer]:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers GET requests for the page, pieces of the trace, images and the episode's mark.
-
-    A POST stores a mark: the score that a person gives the episode.
-    """
+    """Answers GET requests for the page, its data and the episode's mark. A POST stores a mark."""
 
     server: LiveServer
     server_version = "grue"
@@ -269,8 +252,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815 - http.server's name
 
     def do_POST(self) -> None:
-        # Close the connection: if the request is refused, its body stays unread, and would be parsed as the
-        # next request.
+        # Otherwise the unread body of a refused request would be parsed as the next request.
         self.close_connection = True
         origin = self.headers.get("Origin", "").removeprefix("http://")
         if self.headers.get("Host", "") not in self.server.names or origin not in self.server.names:
@@ -301,7 +283,6 @@ class _Handler(BaseHTTPRequestHandler):
         return place_of_marks(self.server.feed.reader.path)
 
     def _mark(self) -> bytes:
-        """Return the mark that a person has given the episode, as JSON; `null` if nobody has given one."""
         folder, attempt = self._place()
         given = (each for each in read_marks(folder) if each.scorer == HUMAN and each.attempt == attempt)
         mark = next(given, None)

@@ -2,10 +2,8 @@
 
     RUN/scores/NAME@VERSION.json
 
-Each mark is a file of its own, so scoring a run changes none of its other files. Each version of a scorer
-writes another file, so that two versions can be compared. `RUN` is the run folder that holds the trace. In a
-fleet (`grue fleet`) an episode can take several attempts, each with a run folder `attempt-N`. In this case
-`RUN` is the episode's folder, in which the folders of the attempts are.
+Each mark is a file of its own, so scoring a run changes none of its other files. Versions of a scorer can be
+compared. `RUN` is the run folder; in a fleet, the episode's folder, which holds the run folders `attempt-N`.
 """
 
 import os
@@ -33,12 +31,12 @@ class Mark(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A score of one episode; stored as a file in the episode's folder `scores`.
 
     Attributes:
-        scorer: Who gave the score: a scorer's name, or `human`.
+        scorer: A scorer's name, or `human`.
         version: Version of the scorer.
         score: The score, a finite number.
         reason: The reason for the score, in a sentence; untrusted, as a model may have written it.
-        attempt: In a fleet, the number of the attempt at the episode that was scored. The mark counts only if
-            this attempt was committed, that is, became the episode's result. 0: the run is not in a fleet.
+        attempt: In a fleet, the number of the attempt that was scored. The mark counts only if this attempt
+            was committed. 0: the run is not in a fleet.
         requests: Requests to a model that the scoring took.
         tokens: The tokens of these requests.
         money_usd: The price of these requests in US dollars, as far as it is known.
@@ -70,18 +68,14 @@ def require_name(word: str) -> None:
 
 
 def place_of_marks(trace: Path) -> tuple[Path, int]:
-    """Return the folder below which a trace's marks are stored, and the number of the trace's attempt.
-
-    In a fleet, the trace is in a folder `EPISODE/attempt-N`: return `EPISODE` and N. Any other trace: return
-    its own folder and 0.
-    """
+    """Return the folder for a trace's marks, and the number of its attempt; 0: it is not in a fleet."""
     run = trace.absolute().parent
     match = _ATTEMPT.fullmatch(run.name)
     return (run.parent, int(match[1])) if match else (run, 0)
 
 
 def write_mark(folder: Path, mark: Mark) -> Path:
-    """Write a mark into `scores` in the `folder` of a run. It replaces a mark of the same scorer and version.
+    """Write a mark into `scores` in `folder`. It replaces a mark of the same scorer and version.
 
     Raises:
         ValueError: The name or the version cannot be part of a file's name.

@@ -1,11 +1,9 @@
 """The words in which each kind of message is shown to people: a table with a row for each kind.
 
-A row has three parts. The first is for `grue trace show`, the viewer, the diagrams and the live view of `grue
-play`: a line of text with its severity, and a word that marks a problem. The second part is the log lines
-that depend on this message alone; the requirements specify their texts. The third part is a `SpanNote`: an
-event that the message adds to a span in Langfuse and OpenTelemetry. A kind without a row is shown by its
-fields, and is neither logged nor added to a span. To add a kind of message, add its row here. Log lines and
-spans that depend on earlier messages are in `observers/events.py` and `observers/span_feed.py`.
+A row has the line of text with its severity for `grue trace show`, the viewer, the diagrams and the live view
+of `grue play`; the log lines that depend on this message alone, whose texts the requirements specify; and a
+`SpanNote`, an event in a span of Langfuse and OpenTelemetry. Without a row, a kind is shown by its fields.
+Log lines and spans that depend on earlier messages are in `observers/events.py` and `observers/span_feed.py`.
 
 Source: R7.1-3, P31
 """
@@ -87,8 +85,6 @@ class _Row(Struct, frozen=True):
         judge: Returns severity and mark, if they differ between messages of the kind.
         subject: Returns the call's id or the tool's name that `words` is about, to be shown before `words`.
         live: Returns whether the live view shows `words` of a message as a problem.
-        logged: Returns the log lines of a message, if they do not depend on other messages.
-        noted: Returns the `SpanNote` that a message adds to the span in which it happens.
     """
 
     words: _Words
@@ -119,9 +115,7 @@ def name_of(kind: type[Struct]) -> str:
 
 
 def kind_of_line(line: RecordedLine[Any]) -> str:
-    """Return the name of the kind of message in a line.
-
-    The name is made from the tag at the beginning of the message. A message with no tag there is decoded.
+    """Return the name of the kind of message in a line, by its tag if possible.
 
     Raises:
         TraceError: The message had to be decoded, and is damaged.
@@ -156,10 +150,10 @@ def log_lines(body: Struct) -> tuple[LogLine, ...]:
 
 
 def told_lines(body: Struct) -> Iterator[tuple[str, str]]:
-    """Yield pairs `(key, line)`: lines about a message, for a program that prints them and has no recorder.
+    """Yield pairs `(key, line)` about a message, for a program that prints them and has no recorder.
 
-    Lines with the same key report the same problem, so the program may print only the first of them. The text
-    is untrusted.
+    Lines with the same key report the same problem: the program may print only the first. Their text is
+    untrusted.
     """
     match body:
         case m.ServerDied(server=server, failure=failure):
@@ -550,7 +544,7 @@ def _note_not_connected(body: m.ConnectFailed) -> SpanNote:
 def _log_noted(body: m.ServerNoted) -> tuple[LogLine, ...]:
     match body.kind:
         case "bad_tool" if body.text.endswith(UNMATCHED):
-            message = body.text  # the mistake is in the user's tool policy, so do not name the server
+            message = body.text  # the mistake is in the user's tool policy
         case "bad_tool" if body.text.endswith(UNLISTED):
             message = f"MCP server '{body.server}': {body.text}"
         case "bad_tool":

@@ -1,8 +1,7 @@
 """`Conversations`: rebuilds the whole conversation of each request to the model from the messages of a trace.
 
-A trace holds only the new messages of each request. `Conversations` takes the envelopes in order and puts the
-earlier messages before the new ones, by the rules of `protocol/context/history.py`. It does no I/O and never
-raises: if earlier messages are not in the trace, `AsSent.missing` says how many.
+A trace holds only the new messages of each request. The rules are in `protocol/context/history.py`. Nothing
+here raises: if earlier messages are not in the trace, `AsSent.missing` says how many.
 """
 
 from typing import Any
@@ -46,8 +45,7 @@ class _Talk:
     def take(self, step: SaidStep) -> None:
         """Apply the recorded message `step` to the history.
 
-        If the trace lacks messages before `step`, it cannot be applied. Then the entries so far are counted
-        as missing, and a new history begins: with the new messages of `step` if it is a request, else empty.
+        If the trace lacks messages before `step`, the entries so far are missing, and a new history begins.
         """
         try:
             take_step(self.history, step)
@@ -126,6 +124,6 @@ class Conversations:
             del self._talks[next(iter(self._talks))]
 
     def _talk(self, name: m.ConversationId) -> _Talk:
-        # `_talks` has each conversation of a turn from the turn's beginning on. If it lacks `name`, a server
-        # has asked the model (sampling). Such a conversation has only this one request, so do not store it.
+        # A conversation that did not begin with a turn is a server's (sampling): it has only this one
+        # request.
         return self._talks.get(name) or _Talk()

@@ -1,11 +1,10 @@
 """Turn trace envelopes into log events.
 
-`EventFeed` takes the envelopes of an episode in order and returns the events that each one makes. It does no
-I/O; observers write the events that it returns. If the requirements name an event, they also specify its text
-and fields. Events that depend on one message alone are in `tracing/message_words.py`.
+If the requirements name an event, they also specify its text and fields. Events that depend on one message
+alone are in `tracing/message_words.py`.
 
-Each tool call that was sent to its server has one event `mcp_tool_call`. The events that follow depend on how
-the call was settled. Each failed call has exactly one failure event:
+Each tool call that was sent to its server has one event `mcp_tool_call`. Each failed call has exactly one
+failure event:
 
 | the call                  | completion event  | failure event      |
 |---------------------------|-------------------|--------------------|
@@ -49,8 +48,7 @@ class Event(Struct, frozen=True, kw_only=True):
         event_type: The event's name, such as `mcp_tool_call`.
         message: One printable line for people.
         turn: One-based number of the turn; 0 outside turns.
-        fields: Further data of the event: JSON values by name. `docs/requirements.md` prescribes the names.
-            Texts in these values are untrusted.
+        fields: JSON values by name. `docs/requirements.md` prescribes the names. Texts are untrusted.
     """
 
     at: float
@@ -86,9 +84,7 @@ class _Call(Struct, frozen=True):
 class _TurnLines:
     """Makes those log lines of one turn that depend on more than one of its messages.
 
-    Args:
-        servers: The servers of the turn.
-        attempts: By server, the latest failed attempt to connect. All turns share this dict and change it.
+    `attempts` has the latest failed attempt to connect, by server. All turns share this dict and change it.
     """
 
     def __init__(
@@ -222,7 +218,7 @@ class _TurnLines:
         return replace(failed, fields={**failed.fields, "arguments": call.arguments})
 
     def _failed(self, name: str, error: str) -> LogLine:
-        # The error may begin with the same words as the event's text. Do not write them twice.
+        # The error may begin with the same words.
         error = error.removeprefix(_CALL_FAILED)
         return problem(
             "mcp_tool_error",
@@ -256,11 +252,7 @@ class _TurnLines:
 
 
 class EventFeed:
-    """Turn the envelopes of one episode into its events.
-
-    Args:
-        episode_id: The episode's id in each event, until an `EpisodeStarted` gives another id.
-    """
+    """Turn the envelopes of one episode into its events. An `EpisodeStarted` replaces `episode_id`."""
 
     def __init__(self, episode_id: str = "") -> None:
         self._episode_id = episode_id
@@ -270,7 +262,7 @@ class EventFeed:
         self._running: dict[int, _TurnLines] = {}  # by turn; `Runner.map` runs several at once
 
     def feed(self, envelope: Envelope[Any]) -> list[Event]:
-        """Return the events for a message, in order: none or one for most messages."""
+        """Return the events for a message, in order."""
         body = envelope.body
         if isinstance(body, EpisodeStarted | EpisodeResumed):
             self._episode_id = body.episode_id
@@ -279,7 +271,7 @@ class EventFeed:
             return []
         if isinstance(body, m.RunTurn):
             self._latest = self._running[envelope.turn] = _TurnLines(body.servers, self._attempts)
-        # Add messages outside turns, such as the host's own calls, to the lines of the turn that began last.
+        # Messages outside turns, such as the host's own calls, belong to the turn that began last.
         of_turn = self._running.get(envelope.turn, self._latest)
         if isinstance(body, m.TurnEnd):
             self._running.pop(envelope.turn, None)
@@ -297,11 +289,7 @@ class EventFeed:
         ]
 
     def _is_known(self, drift: m.ToolDrifted) -> bool:
-        """Return whether an equal `ToolDrifted` has come before, and remember this one.
-
-        Every session reports again that a tool differs from the tool lock, but only the first report is
-        logged.
-        """
+        """Return whether an equal `ToolDrifted` has come before, as every session reports it."""
         known = drift in self._drifted
         self._drifted.add(drift)
         return known
