@@ -11,9 +11,8 @@
 
 The tool-calling session lasts from the turn's first request that offers tools to the end of the turn.
 
-The outbox's thread creates observations some time after the events that they describe, so they need explicit
-times. In Langfuse 5, `end` accepts a time, but `start_observation` does not. So the observer sets the start
-of the underlying OpenTelemetry span, before anything reads it.
+Observations are created some time after the events that they describe. In Langfuse 5, `end` accepts a time,
+but `start_observation` does not. So the observer sets the start of the underlying OpenTelemetry span.
 
 Source: R7.4-5
 """
@@ -82,10 +81,9 @@ class LangfuseObserver(Outbox):
             from the environment (`LANGFUSE_PUBLIC_KEY`, `LANGFUSE_SECRET_KEY`, `LANGFUSE_BASE_URL`). It does
             not touch the global tracer provider and, like all Langfuse clients, lives until the process ends.
         session_id: The Langfuse session's id, until an `EpisodeStarted` gives another id; `None`: a new id.
-        capture_content: Send prompts, arguments, outputs and error texts; otherwise only names,
-            sizes, usage and kinds of errors. With `"reference"`, a generation has only the new messages of
-            its conversation, and the number of its request in grue's trace. The trace has the earlier
-            messages.
+        capture_content: Send prompts, arguments, outputs and error texts; otherwise only names, sizes, usage
+            and kinds of errors. With `"reference"`, a generation has only the new messages of its
+            conversation, and the number of its request in grue's trace, which has the earlier messages.
         warn: Called with the warning, from any thread; `None`: the warning goes to the logger `grue`.
         bound: How many envelopes the queue holds; further ones are dropped and counted.
 
@@ -114,7 +112,6 @@ class LangfuseObserver(Outbox):
 
 
 def _client_from_environment(warn: Warn) -> Any:
-    """Return a client. If none can be made, call `warn` with the reason and return `None`."""
     missing = [name for name in _KEYS if not os.environ.get(name)]
     if find_spec("langfuse") is None:
         warn(f"{INSTALL}. The episode continues without it.")
@@ -145,7 +142,7 @@ def _new_client(warn: Warn) -> Any:
         headers={
             "Authorization": f"Basic {b64encode(f'{public}:{secret}'.encode()).decode()}",
             "x-langfuse-public-key": public,
-            # Without this header, observations appear in Langfuse only minutes later.
+            # Otherwise observations appear in Langfuse only minutes later.
             "x-langfuse-ingestion-version": "4",
         },
         timeout=_EXPORT_TIMEOUT_S,
@@ -198,10 +195,7 @@ class _LangfuseSink(SpanSink):
     def _start(self, inside: Any, at: float, beginning: m.JsonObject) -> Any:
         """Create an observation as a child of `inside`; `None`: as a root of the trace.
 
-        Args:
-            inside: The parent.
-            at: When the observation starts, in seconds since the epoch.
-            beginning: The arguments for Langfuse's `start_observation`.
+        `beginning` has the arguments for Langfuse's `start_observation`.
         """
         with self._for_the_whole_trace():
             if inside is None:
@@ -295,10 +289,9 @@ class _LangfuseSink(SpanSink):
                 assert_never(never)
 
     def _episode_ended(self, summary: EpisodeSummary) -> m.JsonObject:
-        """Return what Langfuse gets at the episode's end: labels, and the trace's input and output.
+        """Return labels, and if content may be sent, the trace's input and output.
 
-        The input is the host's text of the first turn, and the output is the last answer. If content may not
-        be sent, both are left out.
+        The input is the host's text of the first turn, and the output is the last answer.
         """
         labels = {} if summary.ended is None else summary.ended.labels()
         ending: m.JsonObject = {"metadata": labels} if labels else {}
@@ -309,7 +302,7 @@ class _LangfuseSink(SpanSink):
         return ending
 
     def _content(self, part: str, content: object, metadata: m.JsonObject) -> m.JsonObject:
-        """Return `content` and `metadata`. If content must not be sent, return its size in the metadata."""
+        """Return `content` with `metadata`; if content must not be sent, only its size."""
         if self._capture:
             return {part: content, "metadata": metadata}
         return {"metadata": {**metadata, f"{part}_chars": len(json_text(content))}}
@@ -322,10 +315,7 @@ class _LangfuseSink(SpanSink):
 
 
 def _propagation(session_id: str, trace_name: str) -> Callable[[], AbstractContextManager[Any]]:
-    """Return a function that makes a context manager for a `with` block.
-
-    Observations that are created in the block get the session id and the trace name.
-    """
+    """Return a maker of contexts in which observations get the session id and the trace name."""
     if find_spec("langfuse") is None:  # the client is not Langfuse's own, for example in a test
         return nullcontext
     from langfuse import propagate_attributes
@@ -368,7 +358,6 @@ def _turn_facts(end: m.TurnCompleted | m.TurnFailed) -> m.JsonObject:
 
 def _set_start(observation: Any, at_ns: int) -> None:
     span = getattr(observation, "_otel_span", None)
-    # A span that is not sampled has no start time that could be set. Neither has a span of a client that is
-    # disabled or faked.
+    # A span that is not sampled, or of a client that is disabled or faked, has no such time.
     if isinstance(getattr(span, "_start_time", None), int):
         span._start_time = at_ns  # type: ignore[union-attr]  # noqa: SLF001 - there is no other way in version 5

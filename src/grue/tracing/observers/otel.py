@@ -10,14 +10,11 @@
 | call of a function    | `execute_tool {tool}`                           | internal |
 | any other event       | an event of the span in which it happens        |          |
 
-`otel_attributes.py` has the names and attributes. Times and parents come from grue's trace, never from the
-thread that writes the spans.
+Times and parents come from grue's trace, never from the thread that writes the spans.
 
 A call of an MCP tool tells the server the ids of the OpenTelemetry trace and of the call's span
 (`traceparent` and `tracestate` in `_meta`, which the SDK writes), so that the server's own spans are in the
-same tree. The call's span is created only later, in another thread, so both ids are chosen beforehand. `_Ids`
-generates the id of the OpenTelemetry trace at the start, and computes the id of the span from the number of
-the call's message.
+same tree. The call's span is created only later, in another thread, so `_Ids` chooses both ids beforehand.
 """
 
 import contextlib
@@ -116,7 +113,7 @@ class OtelObserver(Outbox):
     def _around_call(self, message: int) -> Iterator[None]:
         from opentelemetry import context, trace
 
-        if self.closed or self._process != os.getpid():  # the call's span will not be exported
+        if self.closed or self._process != os.getpid():
             yield
             return
         span = trace.NonRecordingSpan(self._sink.context_of(message))
@@ -130,8 +127,8 @@ class OtelObserver(Outbox):
 def _provider_from_environment(warn: Warn) -> tuple[Any, bool]:
     """Return a tracer provider, and whether the observer has to shut it down.
 
-    The provider is the program's own, or else one for the endpoint that the environment names. It is `None`
-    if there is neither; `warn` has then been called with the reason.
+    The provider is the program's own, or else one for the endpoint in the environment. `None`: there is
+    neither, and `warn` was called.
     """
     if not _installed():
         warn(f"{INSTALL}. The episode continues without it.")
@@ -179,7 +176,7 @@ class _OtelSink(SpanSink):
 
         assert self.ids is not None, "asked for only if there are ids"
         root, span = self._root, self.ids.span_of(message)
-        if root is None:  # the root span does not exist yet; assume that it will be sampled
+        if root is None:  # assume that the root span will be sampled
             return SpanContext(self.ids.trace, span, False, TraceFlags(TraceFlags.SAMPLED))
         return SpanContext(root.trace_id, span, False, root.trace_flags, root.trace_state)
 
@@ -193,8 +190,7 @@ class _OtelSink(SpanSink):
             self.ids.next_span = self.ids.span_of(event.subject.message)
         span = self._tracer.start_span(
             name,
-            # Pass a context explicitly: that of the parent span, or for an episode, which has no parent, an
-            # empty one. Otherwise the span that is current in this thread would become the parent.
+            # Without a context of its own, the span would get the thread's current span as its parent.
             context=Context() if inside is None else set_span_in_context(inside, Context()),
             kind=SpanKind.CLIENT if _is_remote(event) else SpanKind.INTERNAL,
             attributes=present(attributes),
@@ -228,12 +224,7 @@ class _OtelSink(SpanSink):
 
 
 class _Ids:
-    """Generates the ids of an observer's spans. The id of a tool call's span can be asked for in advance.
-
-    Attributes:
-        trace: The id of the OpenTelemetry trace.
-        next_span: The id for the span that begins next; `None`: the SDK generates an id.
-    """
+    """Generates the ids of an observer's spans. The id of a tool call's span can be asked for in advance."""
 
     def __init__(self, others: Any) -> None:
         self._others = others
@@ -258,21 +249,17 @@ class _Ids:
 
 
 def _own_tracer(provider: Any) -> tuple[Any, _Ids | None]:
-    """Return a provider's tracer, and the `_Ids` that generates its ids.
-
-    If the tracer is not the SDK's, its ids cannot be set, and the second item is `None`.
-    """
+    """Return a provider's tracer with its `_Ids`; `None`: the tracer is not the SDK's, and keeps its own."""
     tracer: Any = None if provider is None else provider.get_tracer("grue")
     others = getattr(tracer, "id_generator", None)
     if others is None:
         return tracer, None
-    tracer = copy.copy(tracer)  # the provider returns the same tracer to all observers, so change a copy
+    tracer = copy.copy(tracer)  # the provider returns the same tracer to all observers
     tracer.id_generator = ids = _Ids(others)
     return tracer, ids
 
 
 def _is_remote(event: SpanOpened) -> bool:
-    """Return whether a span is a request to another process: to a model, or to an MCP server."""
     match event.subject:
         case Generation():
             return True

@@ -1,14 +1,11 @@
 """The names and attributes of spans, by OpenTelemetry's semantic conventions for GenAI and MCP.
 
-`tests/support/genai_conventions.py` has the conventions' tables of required and recommended attributes, with
-their date; tests compare spans with them. Attributes without a standard name are called `grue.*`.
+`tests/support/genai_conventions.py` has the conventions' tables of attributes, with their date; tests compare
+spans with them. Attributes without a standard name are called `grue.*`.
 
 The attributes that an OpenTelemetry sampler reads (operation, provider, model, address, agent) are set when a
-span begins. If grue's trace has not named a value by then, the attribute is set when the span ends. This
-happens with old traces, and with traces of hosts that have their own model actor.
-
-The attributes that hold text of models or tools are JSON, by the schemas of the conventions. Each text in
-them is cut at `CONTENT_LIMIT` characters.
+span begins, or when it ends if grue's trace has not named the value by then. Old traces and hosts with their
+own model actor need that.
 """
 
 from collections.abc import Iterable
@@ -156,13 +153,7 @@ class AgentDescription(Struct, frozen=True):
 
 
 class Conventions:
-    """Maps spans to names and attributes.
-
-    Args:
-        agent: The agent in the spans of turns.
-        capture_content: Whether prompts, arguments, outputs and error texts are sent. `"reference"`: yes, but
-            the span of a completion has only those messages that the completion before it did not have.
-    """
+    """Maps spans to names and attributes. `agent` and `capture_content` are as in `OtelObserver`."""
 
     def __init__(self, agent: AgentDescription, capture_content: Capture) -> None:
         self._described = agent
@@ -302,7 +293,7 @@ class Conventions:
     def _completion(self, reply: m.CompletionReceived, subject: object) -> Attributes:
         facts, asks = reply.facts, subject.asks if isinstance(subject, Generation) else m.ModelAsked(model="")
         return {
-            # Take the requested model from the reply if the trace does not say which model was requested.
+            # Hosts with their own model actor do not say which model was requested.
             "gen_ai.request.model": None if asks.model else reply.model or None,
             "gen_ai.response.model": reply.model or None,
             "gen_ai.response.id": facts.id or None,
@@ -317,7 +308,7 @@ class Conventions:
         }
 
     def _about_subject(self, event: SpanClosed) -> Attributes:
-        """Return the attributes of a completion or a tool call that became known after its span had begun."""
+        """Return the attributes that became known after the span of a completion or a tool call had begun."""
         match event.subject:
             case Generation(asks=asks):
                 return {**_sampling(asks), **_sampling_of_model(asks)}
@@ -328,7 +319,6 @@ class Conventions:
                 return {}
 
     def _judged(self, event: SpanClosed) -> Attributes:
-        """Return the attributes that say how a span ended. Only a span that failed has `error.type`."""
         verdict = event.verdict
         if verdict.level != "error":
             return {"grue.warning": verdict.error_type or None, **self._detail(verdict)}
@@ -353,7 +343,6 @@ def _episode(episode: Episode) -> tuple[str, Attributes]:
 
 
 def _mcp(use: ToolUse) -> Attributes:
-    """Return the attributes that a tool call's span gets for the call's MCP request."""
     if not use.protocol_version:
         return {}
     by_http = bool(use.address)
@@ -417,8 +406,8 @@ def _finished(reason: str | None) -> Attributes:
 def _of_this_part(usage: m.Usage, subject: object) -> m.Usage:
     """Return a parked turn's usage since it was resumed; for any other turn, the whole usage.
 
-    The usage before the turn was parked is in the spans of an earlier trace. If the new spans repeated it,
-    tools that add up the usage of all traces, such as MLflow, would count it twice.
+    The usage before is in the spans of an earlier trace. Tools that add up the usage of all traces, such as
+    MLflow, would count it twice.
     """
     if not isinstance(subject, m.RunTurn) or subject.resumed is None:
         return usage

@@ -1,8 +1,7 @@
 """A bounded queue and a thread that pass envelopes to an observer that uses the network.
 
-The recorder puts an envelope into the queue and continues. It never waits, and an exception in the observer's
-thread never reaches a turn. If the queue is full, the envelope is dropped and counted; one warning at the end
-gives the count. The trace file does not use this queue and drops nothing.
+The recorder never waits, and an exception in the observer's thread never reaches a turn. If the queue is
+full, the envelope is dropped and counted; one warning at the end gives the count.
 
 The thread starts with the first envelope. It ends with `close` or with the program. A process that was forked
 in the middle of an episode sends nothing, because the episode continues in its parent.
@@ -40,10 +39,7 @@ Warn: TypeAlias = Callable[[str], None]
 def warn_once(warn: Warn | None = None) -> Warn:
     """Return a function that passes its first warning to `warn` and ignores all later ones. Thread-safe.
 
-    Without it, a lasting problem would cause the same warning again and again.
-
-    Args:
-        warn: Called with the first warning; `None`: the logger `grue` logs it.
+    `warn=None`: the logger `grue` logs it.
     """
     tell = warn or logging.getLogger("grue").warning
     first = iter([tell])
@@ -69,14 +65,7 @@ class Consumer(Protocol):
 
 
 class OutboxStatistics(Struct, frozen=True, kw_only=True):
-    """How many envelopes were handled, dropped or failed so far.
-
-    Attributes:
-        taken: Envelopes that were put into the queue.
-        dropped: Envelopes that were dropped, because the queue was full.
-        failed: Envelopes for which the consumer raised an exception.
-        waiting: Envelopes that are in the queue now.
-    """
+    """How many envelopes were put into the queue (`taken`), were dropped, failed, or are in the queue now."""
 
     taken: int
     dropped: int
@@ -93,8 +82,7 @@ class Outbox:
         consumer: Gets the envelopes, in order.
         name: The observer's name, in warnings and as the thread's name.
         bound: How many envelopes the queue holds.
-        warn: Called with the first warning, from any thread. Later warnings are dropped. `None`: the first
-            warning goes to the logger `grue`.
+        warn: Called with the first warning, from any thread; `None`: the warning goes to the logger `grue`.
     """
 
     def __init__(
@@ -141,9 +129,6 @@ class Outbox:
 
         This blocks, so do not call it from a thread that runs an event loop. Data that the backend's client
         has buffered is not flushed.
-
-        Args:
-            timeout_s: How long to wait, in seconds.
         """
         thread = self._thread
         if thread is None or self._process != os.getpid():
@@ -196,8 +181,7 @@ class Outbox:
                 self._warn(f"{self._name}: nothing is sent: {error}.")
                 return
             self._thread = thread
-            # atexit handlers run last in, first out. So this handler runs before the handler of a client that
-            # was created earlier, and the client is still open.
+            # atexit handlers run last in, first out: a client that was created earlier is then still open.
             atexit.register(self.close)
 
     def _run(self) -> None:
@@ -228,17 +212,11 @@ _exporting = threading.local()
 def patient(exporter: "SpanExporter", *, backend: str, warn: Warn) -> "SpanExporter":
     """Return an exporter that sends spans through `exporter`, and calls `warn` instead of logging failures.
 
-    Otherwise, while the backend cannot be reached, OpenTelemetry would log two retries and a failure for each
-    batch of spans.
-
-    Args:
-        exporter: Sends the spans over HTTP.
-        backend: The backend's name in the warning.
-        warn: Called with the warning.
+    Otherwise OpenTelemetry would log two retries and a failure for each batch, while it cannot reach the
+    `backend`, which the warning names.
     """
     logging.getLogger(_LOGGER).addFilter(_hold_back)
-    # The class has the methods of `SpanExporter` but does not derive from it, so that this module need not
-    # import OpenTelemetry's SDK.
+    # It does not derive from `SpanExporter`, so that this module need not import OpenTelemetry's SDK.
     return cast("SpanExporter", _PatientExporter(exporter, backend, warn))
 
 
@@ -269,10 +247,7 @@ class _PatientExporter:
 
 
 def _hold_back(record: logging.LogRecord) -> bool:
-    """Return whether to log a record.
-
-    `False` while the record's thread runs `_PatientExporter.export`: the text is added to `said` there.
-    """
+    """Return whether to log a record. Collect it in `said` while its thread exports."""
     said: list[str] | None = getattr(_exporting, "said", None)
     if said is None:
         return True

@@ -1,6 +1,6 @@
 """The run folder of an episode: its trace, its two logs and, at the end, its result.
 
-`events.jsonl` is for programs, one JSON object a line. `episode.log` is for people, one line for each event:
+`events.jsonl` is for programs, one JSON object a line. `episode.log` is for people:
 
 ```
 [INFO] Turn 47 Iteration 1: Agent calling tool thoughtbox.think
@@ -9,8 +9,7 @@
 ```
 
 Every line reads `[LEVEL] Turn N: ...` or `[LEVEL] Turn N Iteration I: ...`; events outside turns have turn 0.
-Lines that the requirements specify are written word for word. Any other event, such as a failed call or the
-end of the episode, is a line with the event's level and text. The events `mcp_iteration_start` and
+Lines that the requirements specify are written word for word. The events `mcp_iteration_start` and
 `mcp_no_content` have no line, because it would only repeat a neighbouring line.
 """
 
@@ -105,7 +104,7 @@ class RunFolder(Closing):
                 raise TraceError(f"Cannot remove {self.path / RESULT_FILE}: {error.strerror}.") from error
 
     def _require_place(self, envelope: Envelope[Any], line: bytes) -> None:
-        """If the message is from or to the host, raise `TraceError` if the folder does not exist any more."""
+        """At a message from or to the host, raise `TraceError` if the folder is gone."""
         del line
         if self._outside in (envelope.sender, envelope.receiver) and not os.path.exists(self._place):  # noqa: PTH110 - never raises
             raise TraceError(f"The run folder {self.path} was moved or deleted while it was being written.")
@@ -182,8 +181,7 @@ def new_run_path(parent: Path, suffix: str = "") -> Path:
     for number in count(1):
         path = parent / (f"{name}{suffix}" if number == 1 else f"{name}-{number}{suffix}")
         try:
-            # In containers that share `parent`, two processes may have the same process id. `mkdir` succeeds
-            # for only one of the two, and the other takes the next name.
+            # In containers that share `parent`, two processes may have the same process id.
             path.mkdir(mode=0o700, parents=True)
         except FileExistsError:
             continue
@@ -295,7 +293,7 @@ class EpisodeLog:
                 return [_line(event.level.upper(), event, event.message)]
 
     def _skipped(self, event: Event) -> list[str]:
-        """Return the line about skipped calls; an empty list if the batch has had this line already."""
+        """Return the line about skipped calls, once for each batch."""
         batch = (event.turn, event.fields["iteration"])
         if batch == self._skipping:
             return []
