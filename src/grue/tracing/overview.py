@@ -14,7 +14,7 @@ _CHARS = 300
 _TITLE_CHARS = 80
 _MOST_MODELS = 20
 _PRESENTED = frozenset({"type", "episode_id", "model", "servers", "scripted", "reason", "detail", "turns"})
-"""Fields that have their own place on the page, so `facts` and `results` leave them out."""
+"""Fields that have their own place on the page."""
 
 
 class Overview(Struct, kw_only=True):
@@ -23,8 +23,7 @@ class Overview(Struct, kw_only=True):
     Attributes:
         title: The episode's subject: the host's title, or else the beginning of the first turn's text.
         models: The models that answered, with the number of their replies.
-        asked: The models that the turns asked, with their addresses. A reply may give its model another name,
-            so these can differ from `models`.
+        asked: The models that the turns asked, with their addresses. A reply may name another model.
         servers: Names of the episode's tool servers.
         facts: Further fields of the host's `EpisodeStarted`, by name.
         ending: Why the episode ended, in a word; empty: it has not ended, or its host gave no reason.
@@ -33,8 +32,7 @@ class Overview(Struct, kw_only=True):
         result: The result in a few words, such as a score; empty if the host is not installed.
         results: Further fields of the host's `EpisodeEnded`, by name.
         resumed: How often the episode was resumed.
-        turns: How many turns were run; a resumed turn counts once. If the trace has forks of recorded
-            turns: how many forks.
+        turns: How many turns were run; a resumed turn counts once. If the trace has forks: how many forks.
         forks: A description of each fork: the turn that it repeats, and its changes.
         failures: Turns that failed, and those that ended with a fallback.
         last: How the last turn ended: `failed`, or the kind of its outcome; empty if no turn has ended.

@@ -1,17 +1,12 @@
 """The data of a trace's page: its messages, its turns, its spans and its story, found in one pass.
 
-The page of a finished trace, the comparison of two, and the page that follows a trace all read from a
-`PageFeed`. The messages are in pieces, so that the page can show the first ones while it reads the others.
+The messages are in pieces, so that the page can show the first ones while it reads the others.
 
-Each turn has a summary: where its time went, and what went wrong in it. A span says how long a step took, in
-which actor, and how it ended; `steps.py` decides which messages begin and end a step. If the end of a step is
-not recorded, its span ends where the turn or the trace ends, or where the host was killed.
+A span says how long a step (`steps.py`) took, in which actor, and how it ended. Without a recorded end of the
+step, its span ends where the turn or the trace ends, or where the host was killed.
 
-The story groups messages that belong together, in the order in which a person reads them. It is a list of
-passages: a fact of the host, the host's text for the agent, a reply of the model with its request, a tool
-call with its result, a problem, the end of a turn. A passage names its messages by their numbers; the page
-takes the contents from the messages themselves. Messages that are of no interest to a reader, such as the
-handshake of a session, are in no passage.
+The story groups messages that belong together into passages, in the order in which a person reads them. A
+passage names its messages by their numbers. Messages such as the handshake of a session are in none.
 """
 
 from collections.abc import Hashable, Iterable, Iterator
@@ -37,11 +32,9 @@ PassageKind: TypeAlias = Literal["fact", "prompt", "reply", "call", "note", "end
 
 _HEADLINE_CHARS = 300
 _LEAST_SHOWN = 3
-"""A fact's text with fewer characters than this is not looked for in the prompt, where it is likely to occur
-by chance."""
+"""A fact's text with fewer characters is likely to occur in the prompt by chance."""
 _MOST_SHOWN = 20
-"""Of the facts before a prompt, at most this many are remembered, each by its longest text. If the prompt
-contains one of these, the `text` of the prompt's passage is `shown`."""
+"""Of the facts before a prompt, at most this many are remembered, each by its longest text."""
 
 
 class Passage(Struct, frozen=True, kw_only=True, array_like=True):
@@ -54,9 +47,9 @@ class Passage(Struct, frozen=True, kw_only=True, array_like=True):
             turn. `end`: the end of the turn.
         seq: Number of the message that begins the passage.
         place: For a `call`: its position in the reply that asked for it; -1: no reply asked for it.
-        also: Numbers of the passage's further messages. A `reply` has one number: the model's reply. A `call`
-            has four: the call was sent, it was settled, a person was asked about it, the person decided. An
-            `end` has one: the reply that contains the answer. 0 in place of a number: there is no message.
+        also: Numbers of the passage's further messages; 0: there is no message. A `reply` has one: the
+            model's reply. A `call` has four: the call was sent, it was settled, a person was asked, the
+            person decided. An `end` has one: the reply that contains the answer.
         depth: 1 for a request of a server to the model, otherwise 0.
         text: For a `fact`: its headline, printable. For a `prompt`: the word `resumed` if the turn was
             resumed; otherwise `shown` if the prompt contains the text of a fact that the page shows above
@@ -81,9 +74,8 @@ class _Turn(Struct):
     """What is remembered of a turn while its messages are read.
 
     Attributes:
-        requests: The page's passages about requests that have no reply yet, by the request's message number.
-        calls: The page's passages about tool calls, by the call's id. Passages of settled calls stay, because
-            messages of a resumed turn name these calls again.
+        requests: Passages about requests that have no reply yet, by the request's message number.
+        calls: Passages about tool calls, also settled ones, which a resumed turn names again.
         said: The text of the last reply, and the number of its message.
     """
 
@@ -103,10 +95,7 @@ class StoryTeller:
         self._shown: list[str] = []
 
     def see(self, envelope: EpisodeEnvelope, turn: int) -> Iterator[Passage]:
-        """Yield the passages that begin or change with this envelope.
-
-        `turn` is the number of the turn under which the page shows the envelope.
-        """
+        """Yield the passages that begin or change with this envelope, which the page shows under `turn`."""
         body, seq = envelope.body, envelope.seq
         match body:
             case Fact():
@@ -226,8 +215,7 @@ class Span(Struct, frozen=True, kw_only=True, array_like=True):
         turn: Number of the turn that the first message of the step belongs to.
         lane: Name of the actor.
         label: Short description; may be untrusted text.
-        start_s: Seconds since the trace began.
-        end_s: Seconds since the trace began; not before the start.
+        start_s: Seconds since the trace began, as `end_s`.
         first: Number of the message that began the step.
         last: Number of the message that ended the step, or of the last message before it was abandoned.
         grade: `fail` if the step failed, `warn` if it was tried again or ended with a warning, else empty.
@@ -254,12 +242,7 @@ class SpanFinder:
         self._seq = 0
 
     def see(self, envelope: EpisodeEnvelope, turn: int | None = None) -> Iterator[Span]:
-        """Yield the spans that end with this envelope.
-
-        Args:
-            envelope: The next envelope of the trace.
-            turn: The turn to which the envelope belongs; default: the turn that the envelope names.
-        """
+        """Yield the spans that end with this envelope. `turn=None`: the turn that the envelope names."""
         changes = self._steps.take(envelope)
         for change in changes:
             if isinstance(change, StepBegan) and turn is not None:
@@ -296,7 +279,7 @@ class SpanFinder:
         )
 
     def _pause(self, span: Span, pause_s: float) -> Span:
-        """Return a span for the pause before a request's retry. `span` is the failed request."""
+        """Return a span for the pause before the retry of the failed request `span`."""
         return replace(
             span,
             phase="wait",
@@ -393,11 +376,7 @@ class PageTurn(Struct, kw_only=True):
 
 
 class TurnWriter:
-    """Summarises one turn: takes its messages and its spans.
-
-    Attributes:
-        page: The summary so far.
-    """
+    """Summarises one turn in `page`: takes its messages and its spans."""
 
     def __init__(self, turn: int, start_s: float) -> None:
         self.page = PageTurn(turn=turn, start_s=start_s)
@@ -413,7 +392,7 @@ class TurnWriter:
             page.took_s = max(page.took_s, envelope.t - page.start_s)
         match envelope.body:
             case m.RunTurn(user=user):
-                # A resumed episode may run a turn again: drop the outcome of the earlier run of this turn.
+                # A resumed episode may run a turn again.
                 page.outcome, page.reason, page.answer = "unfinished", "", ""
                 page.question = printable(user, _SAID_CHARS)
             case m.TurnCompleted(kind=kind, reason=reason, raw_response=said):
@@ -433,9 +412,7 @@ class TurnWriter:
     def add_mark(self, row: "Row") -> None:
         """Count the mark of a message, unless an earlier message has reported the same problem.
 
-        When a server dies in a call, `ServerDied` is counted; the `SessionClosed` or `ServerEnded` that
-        follows is not. `TurnCompleted` is not counted if an earlier message of the turn has the same mark: a
-        turn with `FinalForced` and then `TurnCompleted`, both with the mark `forced`, counts one mark.
+        For example, `SessionClosed` repeats a `ServerDied`, and `TurnCompleted` a `FinalForced`.
         """
         if row.kind == "TurnCompleted" and row.mark in self._marks:
             return
@@ -500,7 +477,6 @@ class EpisodePage(Struct, frozen=True, kw_only=True):
     Attributes:
         live: Whether the page follows the trace, and requests new pieces.
         images: How many different images the trace's messages show.
-        kinds: The kinds of the trace's messages.
     """
 
     title: str
@@ -516,10 +492,7 @@ class EpisodePage(Struct, frozen=True, kw_only=True):
 
 
 class Piece(Struct, frozen=True, kw_only=True):
-    """Consecutive messages, and the spans and passages that they led to.
-
-    The page's script reads a piece in `Trace.extend`.
-    """
+    """Consecutive messages, and the spans and passages that they led to, for `Trace.extend` of the page."""
 
     messages: tuple[Row, ...]
     spans: tuple[Span, ...]
@@ -530,13 +503,7 @@ class PageFeed:
     """Makes the data of a page, piece by piece: call `see` with each envelope in order, then `finish`.
 
     Only the current piece and the sums of each turn are in memory. A caller takes a piece when it is `due`,
-    and the last one after `finish`.
-
-    Args:
-        images: Collects the images of the messages.
-
-    Attributes:
-        overview: The episode's subject, end and cost.
+    and the last one after `finish`. `images` collects the images of the messages.
     """
 
     def __init__(self, images: ImageTable) -> None:
@@ -556,10 +523,7 @@ class PageFeed:
         self._passages: dict[tuple[int, int], Passage] = {}
 
     def see(self, envelope: EpisodeEnvelope) -> int:
-        """Add a message, and return the number of the turn under which the page shows it.
-
-        That is the turn that the message names. If it names none, it is the latest turn.
-        """
+        """Add a message, and return its turn: the one that it names, or the latest."""
         turn = turn_of(envelope) or self._latest
         self._latest = max(self._latest, turn)
         writer = self._turns.get(turn)

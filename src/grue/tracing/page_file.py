@@ -2,14 +2,12 @@
 
 Text from models, tools and games cannot run as code in a page. Each of three measures would suffice: the text
 is data in a script element that browsers do not execute, and cannot end that element; the script shows it
-only as text; and the content security policy allows the page's own style and script, by their hashes, but no
-other script, no form, and no text that becomes markup. The policy also forbids all requests, except that a
-page which follows a trace may ask its own server.
+only as text; and the content security policy allows no other style and script than the page's own. The policy
+also forbids all requests, except those of a page that follows a trace to its own server.
 
-The images in a trace are taken out of its messages, so that each is in the page only once. A JSON string
-counts as an image if it is base64 text that begins as a PNG, JPEG, GIF or WebP file does. It is replaced by
-the image's id, and the page shows the image in its place. No other media type is shown, so that a page never
-draws SVG that a tool wrote.
+Images are taken out of the messages, so that each is in the page only once. A JSON string counts as an image
+if it is base64 text that begins as a PNG, JPEG, GIF or WebP file does. No other media type is shown, so that
+a page never draws SVG that a tool wrote.
 """
 
 import base64
@@ -40,7 +38,7 @@ def page_parts(
         name: Name of its template in `viewer_page/`.
         title: The page's title.
         style: Names of its style sheets, without suffix.
-        scripts: Names of the parts of its script, in the order in which they are joined.
+        scripts: Names of the parts of its script, in order.
         served: Whether the page may send requests to the server that it came from.
     """
     css = "\n".join(_part(f"{each}.css") for each in style)
@@ -78,11 +76,7 @@ def _hash(text: str) -> str:
 
 
 def embedded(value: object) -> bytes:
-    """Return JSON that is safe to embed in HTML and JavaScript.
-
-    `<`, `>`, `&` and the two line separators of Unicode are written as escapes. In JSON they occur only in
-    strings, so the value stays the same.
-    """
+    """Return JSON that is safe to embed in HTML and JavaScript. Only strings have the escaped characters."""
     written = msgspec.json.encode(value)
     for char, escape in _ESCAPES:
         written = written.replace(char, escape)
@@ -93,10 +87,10 @@ _ESCAPES = tuple((char.encode(), f"\\u{ord(char):04x}".encode()) for char in "<>
 
 
 def refuse_foreign(target: Path, name: str) -> None:
-    """Check that there is no file `target`, or that it is a page that grue wrote from the template `name`.
+    """Check that there is no file `target`, or that grue wrote it from the template `name`.
 
     Raises:
-        TraceError: The file there is not a page that grue wrote from this template, or cannot be read.
+        TraceError: Another file is there, or it cannot be read.
     """
     mark = f'<meta name="generator" content="grue {name}">'.encode()
     try:
@@ -133,11 +127,7 @@ _MIMES = {
 
 
 class ImageTable:
-    """Collects the images of a page.
-
-    Args:
-        spool: A file for the base64 of the images, so that they are not kept in memory.
-    """
+    """Collects the images of a page. `spool` is a file for their base64, so that it is not kept in memory."""
 
     def __init__(self, spool: IO[bytes]) -> None:
         self._spool = spool
@@ -161,7 +151,6 @@ class ImageTable:
         return found[1] + f"{REFERENCE}{name}".encode() + found[4]
 
     def __len__(self) -> int:
-        """Return the number of different images."""
         return len(self._places)
 
     def __iter__(self) -> Iterator[tuple[str, str, bytes]]:
@@ -181,4 +170,4 @@ class ImageTable:
 
 
 _SHORTEST = 100
-"""A message with at most so many bytes cannot hold an image, so it is not searched for one."""
+"""A message with at most so many bytes is too short for an image."""

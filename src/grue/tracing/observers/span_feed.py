@@ -1,14 +1,9 @@
 """Turn trace envelopes into spans: when each begins and ends, which span contains it, and how it ended.
 
-`SpanFeed` takes the envelopes of an episode in order and returns the spans that begin and end, and the notes
-in between. It does no I/O and reads no clock.
-
 An envelope belongs to the turn of the envelope that caused it. An envelope without a cause (a deadline, a
 crash) belongs to the latest open turn that has the envelope's turn number. A session that was opened outside
-a turn, for example by `MCPManager`, is a child of the episode, and the calls that the host makes in it are
-children of the session. But the host may record such a call with the number of the turn that has just ended,
-because the call carries out that turn's answer. Then the call is a child of the turn, although it begins
-later.
+a turn is a child of the episode, and the calls that the host makes in it are children of the session. If the
+host records such a call with the number of the turn that has just ended, it is a child of that turn.
 
 These rules hold for any sequence of envelopes:
 - Each span that is opened is closed exactly once (`finish` closes what is left). A span is closed after
@@ -16,11 +11,10 @@ These rules hold for any sequence of envelopes:
 - A call that was sent has a span (`ToolUse`). A call that was skipped or rejected has only a note.
 - A turn has one `ToolSession`, from its first request that offers tools to its end; without such a request
   it has none.
-- A span that is open when its turn ends is closed without an outcome. So is a turn whose agent crashed, and
-  every turn that is open when the episode ends; such a turn ends at the time of its last envelope.
-- If a host has recorded `EpisodeStarted`, its `EpisodeEnded` decides how the episode ended. Without a host's
-  facts, as with a plain `Runner`, the episode ended as its last turn did; if a turn is still open, the
-  episode was cut off.
+- A span that is open when its turn ends is closed without an outcome. So is a turn whose agent crashed or
+  that is open when the episode ends; it ends at the time of its last envelope.
+- A host's `EpisodeEnded` decides how the episode ended. Without a host's facts, the episode ended as its last
+  turn did; if a turn is still open, it was cut off.
 - Times never run backwards: each is the wall clock's time of the first envelope, plus the monotonic time
   since then.
 
@@ -109,11 +103,7 @@ _NO_TURN = (0, SpanId(0))
 
 
 class SpanFeed:
-    """Turn the envelopes of one episode into its spans.
-
-    Args:
-        episode_id: The episode's id until `EpisodeStarted` gives another id; empty: no id.
-    """
+    """Turn the envelopes of one episode into its spans. An `EpisodeStarted` replaces `episode_id`."""
 
     def __init__(self, episode_id: str = "") -> None:
         self._episode_id = episode_id
@@ -219,7 +209,7 @@ class SpanFeed:
         scope.session = scope.root
 
     def _abandon(self, scope: SpanScope) -> None:
-        """End the span of a turn whose end is not recorded. Its end time is that of its last envelope."""
+        """End a turn whose end is not recorded, at the time of its last envelope."""
         verdict = CUT_OFF if scope.crash is None else crash_verdict(scope.crash)
         self._end_scope(scope, scope.last_at, None, verdict)
 
@@ -249,8 +239,7 @@ class SpanFeed:
         turn = next((scope for scope in turns if scope.turn == envelope.turn), None)
         if turn is not None:
             return turn
-        # No open turn has the envelope's turn number. So the message may be about a call that the host itself
-        # makes in a session outside turns: find that session by its server.
+        # The message may be about a call that the host itself makes in a session outside turns.
         sessions = {
             scope.command.server: scope for scope in self._scopes if isinstance(scope.command, m.OpenSession)
         }
@@ -358,10 +347,7 @@ class SpanFeed:
         self._close(scope, span, self._now, outcome, verdict_of(outcome))
 
     def _change_asked(self, scope: SpanScope, envelope: Envelope[Any]) -> None:
-        """Record in the request's open span that the LLM actor has changed a setting of the request.
-
-        For example, it has left out `temperature`, or has lowered `max_tokens`. Other messages are ignored.
-        """
+        """Record that the LLM actor has changed a setting of the request, such as `max_tokens`."""
         match envelope.body:
             case m.SettingsLeftOut(settings=names):
                 changed: m.JsonObject = dict.fromkeys(names)
@@ -387,11 +373,7 @@ class SpanFeed:
         return self._open(scope, subject, self._asked_by(scope, asked.sender))
 
     def _asked_by(self, scope: SpanScope, sender: str) -> SpanId:
-        """Return the parent span of a request to the model that `sender` has made.
-
-        If `sender` is a server (sampling), return the span of the tool call that it is answering. Otherwise
-        return the innermost open span.
-        """
+        """Return the parent span of a request by `sender`: for a server (sampling), its tool call."""
         for span in scope.open.values():
             if isinstance(span.subject, ToolUse) and span.subject.server == sender:
                 return span.span
@@ -419,9 +401,6 @@ class SpanFeed:
 
     def _called_by(self, scope: SpanScope, turn: int) -> SpanId:
         """Return the parent span of a tool call. `turn` is the turn number in the call's envelope."""
-        # A call in a session outside turns normally has the turn number of the session's `OpenSession`. But
-        # the host may record the call with the number of the turn that has just ended. Then the parent is
-        # that turn's span.
         number, span = self._ended_turn
         outside = isinstance(scope.command, m.OpenSession) and turn != scope.turn
         return span if outside and turn == number else scope.innermost

@@ -27,11 +27,7 @@ DETAIL_LIMIT = 1_000
 
 
 class SpanSink(ABC):
-    """The base of span exporters; an outbox calls its methods, all from one thread.
-
-    Args:
-        feed: Turns envelopes into spans.
-    """
+    """The base of span exporters; an outbox calls its methods, all from one thread."""
 
     def __init__(self, feed: SpanFeed) -> None:
         self._feed = feed
@@ -61,34 +57,30 @@ class SpanSink(ABC):
                     if span is None:
                         continue  # `open` failed for this span
                     if isinstance(event.subject, m.RunTurn):
-                        # Keep the ended turn's span. The host itself may still make calls that belong to the
-                        # turn, and this span is the parent of their spans.
+                        # The host itself may still make calls that belong to the turn.
                         self._ended_turn = {event.span: span}
                     self.close(event, span)
                 case never:
                     assert_never(never)
 
     def _found(self, span: SpanId | None) -> Any:
-        """Return the backend's object for a span, or `None` if there is none."""
+        """Return the backend's object for a span; `None`: `open` failed for it, or there is no span."""
         return None if span is None else self._spans.get(span) or self._ended_turn.get(span)
 
     @abstractmethod
     def open(self, event: SpanOpened, inside: Any) -> Any:
         """Begin a span, and return the backend's object for it.
 
-        Args:
-            event: The beginning.
-            inside: The backend's object for the parent; `None`: the span has no parent, or `open` failed for
-                the parent.
+        `inside` is the backend's object for the parent; `None`: there is no parent, or `open` failed for it.
         """
 
     @abstractmethod
     def note(self, event: SpanNoted, span: Any) -> None:
-        """Add a note to a span. `span` is what `open` returned for this span; `None`: `open` failed."""
+        """Add a note to a span. `span` is what `open` returned; `None`: it failed."""
 
     @abstractmethod
     def close(self, event: SpanClosed, span: Any) -> None:
-        """End a span. `span` is what `open` returned for this span."""
+        """End a span. `span` is what `open` returned."""
 
     @abstractmethod
     def flush(self) -> None:
@@ -96,8 +88,7 @@ class SpanSink(ABC):
 
 
 def nanoseconds(seconds: float) -> int:
-    """Convert seconds since the epoch to nanoseconds, the unit of OpenTelemetry."""
-    # Round to microseconds: a float that holds seconds since 1970 is not precise beyond them.
+    """Convert seconds since the epoch to nanoseconds, rounded to the microseconds that a float can hold."""
     return round(seconds * 1_000_000) * 1_000
 
 
@@ -129,8 +120,8 @@ class ShownHistory(NamedTuple):
 def shown_history(sent: AsSent, *, whole: bool) -> ShownHistory:
     """Return the part of a conversation that the span of a generation shows.
 
-    Without `whole`, that is only the new messages. With `whole`, earlier messages are shown too: the newest
-    ones, up to `HISTORY_LIMIT` characters, and all system texts.
+    Without `whole`, that is only the new messages. With it, all system texts and the newest of the earlier
+    messages are shown too, up to `HISTORY_LIMIT` characters.
     """
     earlier, new = sent.said[: len(sent.said) - sent.fresh], sent.said[len(sent.said) - sent.fresh :]
     if not whole:

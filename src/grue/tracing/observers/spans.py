@@ -10,8 +10,7 @@ Episode
    └─ ToolUse, for each call that the host itself makes and records in the turn, after the turn has ended
 ```
 
-`span_feed` creates these from the trace's envelopes. Both exporters use them, so that both report the same.
-Some trace messages are used as they are: `RunTurn` describes the span of a turn, and `TurnCompleted` its end.
+Some messages are used as they are: `RunTurn` describes the span of a turn, and `TurnCompleted` its end.
 
 Source: P31
 """
@@ -39,8 +38,7 @@ class Episode(Struct, frozen=True, kw_only=True):
 class ToolSession(Struct, frozen=True, kw_only=True):
     """The part of a turn in which tools are offered, or a session that was opened outside turns.
 
-    Attributes:
-        max_iterations: After so many replies with tool calls the model must answer; `None` outside turns.
+    After `max_iterations` replies with tool calls the model must answer; `None` outside turns.
     """
 
     servers: tuple[m.ServerName, ...]
@@ -48,12 +46,10 @@ class ToolSession(Struct, frozen=True, kw_only=True):
 
 
 class Generation(Struct, frozen=True, kw_only=True):
-    """One completion: its request, with the messages before it.
+    """One completion: its request, with the messages before it (`sent`).
 
     Attributes:
-        asks: The requested model, its endpoint and settings. Model and endpoint are empty if no message has
-            named them yet.
-        sent: The whole conversation as it was sent.
+        asks: The requested model, its endpoint and settings; empty texts if no message has named them yet.
         asked_by: Name of the actor that makes the request: the agent, or a server that samples.
     """
 
@@ -69,7 +65,6 @@ class ToolUse(Struct, frozen=True, kw_only=True):
     Attributes:
         name: The tool's name with its server, such as `files.read`.
         tool: The tool's name at its server.
-        timeout_s: The call's time limit.
         iteration: Number of the reply that requested the call, counted from 1; 0 outside turns.
         protocol_version: The MCP revision of the tool's server; empty for servers that do not use MCP.
         description: The server's text about the tool; untrusted.
@@ -99,7 +94,7 @@ class EpisodeSummary(Struct, frozen=True, kw_only=True):
 
     Attributes:
         ended: The host's fact about the episode's end; `None`: the host recorded none.
-        asked: The `RunTurn` of the first turn, with the host's text; `None`: there was no turn.
+        asked: The `RunTurn` of the first turn; `None`: there was no turn.
         answered: The end of the last turn that has an answer; `None`: no turn has an answer.
     """
 
@@ -132,11 +127,9 @@ class SpanOpened(Struct, frozen=True, kw_only=True):
     """A span begins.
 
     Attributes:
-        subject: What the span stands for, such as a turn, a request to the model or a tool call.
         parent: The span that contains this span; `None`: this span is the outermost.
-        at: When the span begins, in seconds since the epoch.
-        conversation: Id of the conversation, or of the episode if its turns are in no conversation; empty: no
-            id.
+        at: Seconds since the epoch.
+        conversation: Id of the conversation, or of the episode if its turns are in no conversation, or empty.
         asks: The model that the turn asks; `None`: unknown.
     """
 
@@ -150,10 +143,7 @@ class SpanOpened(Struct, frozen=True, kw_only=True):
 
 
 class SpanNoted(Struct, frozen=True, kw_only=True):
-    """An event without duration in a span.
-
-    `facts` are its details by name: names and numbers, but no text of models or tools.
-    """
+    """An event without duration in a span. Its `facts` have no text of models or tools."""
 
     span: SpanId
     at: float
@@ -166,7 +156,7 @@ class SpanClosed(Struct, frozen=True, kw_only=True):
     """A span ends; `outcome` is `None` if the span was cut off.
 
     Attributes:
-        subject: What the span stands for: the `subject` of its `SpanOpened`, completed by later messages.
+        subject: The `subject` of its `SpanOpened`, completed by later messages.
         finish_reason: For a turn: why its last reply ended; `None`: unknown.
     """
 
@@ -193,7 +183,7 @@ def verdict_of(
     | m.CompletionFailed
     | m.ToolCallRecord,
 ) -> Verdict:
-    """Return how a span ended: its level (`error`, `warning` or `default`), error type and details."""
+    """Return how a span ended."""
     match outcome:
         case m.CompletionReceived():
             return Verdict()
