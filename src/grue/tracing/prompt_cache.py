@@ -1,12 +1,9 @@
 """How much of each prompt repeats an earlier prompt, and what ended the repetition.
 
 Providers cache the beginning of a prompt: the tools, the system text and the messages, in this order, as far
-as every byte is the same as in an earlier request. A trace holds what was said, step by step, and not the
-bytes that were sent. So each conversation is encoded again here, by the code that encodes requests, without
-cache markers, and each prompt is compared with the ones before it.
-
-This module decides what counts as a repetition, and which message ended it. A `CachedPrompts` reads the
-messages of a trace one by one, and keeps only the last prompts of each conversation.
+as every byte is the same as in an earlier request. A trace does not hold the bytes that were sent. So each
+conversation is encoded again here, without cache markers, and each prompt is compared with the ones before
+it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -45,8 +42,8 @@ class PrefixBreak(Struct, frozen=True, kw_only=True):
         cause: Number of the message in the trace that caused the difference.
         cause_kind: The kind of that message.
         why: What has changed, in words; names in it are untrusted.
-        tokens: About how many tokens after that byte have to be paid again, up to the end of the shorter of
-            the two prompts. Computed from the endpoint's token count of this prompt, or from its bytes.
+        tokens: About how many tokens after that byte have to be paid again, up to the end of the shorter
+            prompt, from the endpoint's token count of this prompt or from its bytes.
     """
 
     part: PromptPart
@@ -69,12 +66,10 @@ class CachedPrompt(Struct, frozen=True, kw_only=True):
         prompt_bytes: Size of the prompt's tools, system text and messages, as far as the trace has them.
         repeated_bytes: How many bytes at the prompt's beginning equal those of the earlier prompt.
         compared_with: Number of the request with the earlier prompt; `None`: there was no earlier prompt.
-        after_s: Seconds between the request with the earlier prompt and this one. Most providers' caches keep
-            a prompt for 5 minutes.
+        after_s: Seconds between the two requests. Most providers' caches keep a prompt for 5 minutes.
         input_tokens: Tokens of the prompt, as the endpoint has counted them; 0 if it has reported none.
         cached_tokens: How many of these tokens the endpoint reports as read from its cache.
-        whole: Whether the trace holds all messages of the prompt. If not, the sizes include only the
-            messages that it holds.
+        whole: Whether the trace holds all messages of the prompt.
         broken: Where this prompt differs from the earlier one; `None`: it begins with all of the earlier one.
     """
 
@@ -105,10 +100,7 @@ class CachedPrompt(Struct, frozen=True, kw_only=True):
 
 
 class _Form(Struct, frozen=True):
-    """The form in which requests are encoded.
-
-    `cause`: number and kind of the trace message that reported this form; number 0: no message did.
-    """
+    """The form of requests, and number and kind of the trace message that reported it; 0: no message did."""
 
     profile: WireProfile
     model: str
@@ -120,8 +112,7 @@ class _Sent(Struct, frozen=True, kw_only=True):
 
     Attributes:
         whole: The bytes of the prompt: tools, system text and messages.
-        head: Size in bytes of tools and system text together. Prompts of other conversations may begin with
-            the same bytes.
+        head: Size in bytes of tools and system text together, which other conversations may share.
         tools: The tools that the prompt offered.
         parts: Size of the tools and size of the system text, in bytes.
     """
@@ -137,12 +128,7 @@ class _Sent(Struct, frozen=True, kw_only=True):
 
 
 class _Asked(Struct, frozen=True, kw_only=True):
-    """A request under way.
-
-    Attributes:
-        listed: For each server, the trace message with its latest list of tools: the message's number and
-            kind.
-    """
+    """A request under way. `listed`: by server, number and kind of the message with its latest tools."""
 
     seq: int
     at: float
@@ -157,13 +143,11 @@ class _Prompted(Struct, kw_only=True):
     Attributes:
         whole: Whether the trace holds all earlier messages of the conversation.
         sent: The last prompt with tools (`True`) and the last without (`False`).
-        blame: What has changed the messages since the last prompt was sent. Each entry: how many bytes before
-            the first difference are unchanged, and the number and the kind of the trace message that reports
-            the change.
+        blame: What has changed the messages since the last prompt was sent: how many bytes are unchanged, and
+            the number and the kind of the trace message that reports the change.
         adapted: Number and kind of the trace message that changed how requests are encoded; `None`: nothing
             has changed since the last prompt.
-        notes: Why the next request may offer no tools, as noted since the last request. Each entry: the
-            number and the kind of the trace message that gives the reason, and the reason in words.
+        notes: Why the next request may offer no tools: number and kind of a trace message, and the reason.
     """
 
     name: m.ConversationId
@@ -191,10 +175,9 @@ class CachedPrompts:
         self._dropping: dict[int, m.ConversationId] = {}
 
     def see(self, envelope: Any) -> CachedPrompt | None:
-        """Take the next message. If it answers a request, return that request, compared with earlier ones.
+        """Take the next message. If it ends a request, return that request, compared with earlier ones.
 
-        Return `None` for all other messages, also for the failure of a request: no endpoint has read its
-        prompt.
+        Return `None` for the failure of a request: no endpoint has read its prompt.
         """
         body, cause, kind = envelope.body, envelope.cause or 0, kind_of(envelope.body)
         place = (envelope.seq, kind)
@@ -258,11 +241,7 @@ class CachedPrompts:
         return _Form(_unmarked(profile_for(asks.address, asks.model, wire)), asks.model, place)
 
     def _found(self, name: m.ConversationId, past: m.HistoryReference | None) -> _Prompted:
-        """Return the state of the conversation `name` for a turn that continues the history `past`.
-
-        If the stored conversation `name` has another history, look for a stored conversation that has the
-        history `past`, and return a copy of its state. If there is none, return a new conversation.
-        """
+        """Return the state that has the history `past`, or a copy of another conversation's, or a new one."""
         known = self._talks.get(name)
         if past is None or not past.length:
             return self._new(name)
@@ -305,8 +284,7 @@ class CachedPrompts:
             try:
                 talk.encoded.ask(command.new, command.mode)
             except ValueError:
-                # The new messages cannot follow the messages before: an old version of grue recorded messages
-                # again after a resume, or a secret was redacted. So the sizes are reported as incomplete.
+                # An old version of grue recorded messages again after a resume, or a secret was redacted.
                 talk.whole = False
                 talk.encoded.history.forget()
 
@@ -338,11 +316,7 @@ class CachedPrompts:
         _blame(talk, place)
 
     def _learn(self, changed: m.JsonObject, place: tuple[int, str]) -> None:
-        """Change how requests are encoded from now on: set the fields `changed` of the wire profile.
-
-        `place` has the number and the kind of the message in which the LLM actor recorded this change. A
-        change that cannot be decoded is ignored.
-        """
+        """Set the fields `changed` of the wire profile, as the LLM actor has done in the message `place`."""
         form = self._form
         fields = {
             **msgspec.to_builtins(form.profile),
@@ -383,10 +357,7 @@ class CachedPrompts:
         return prompt
 
     def _forget_sampling(self, name: m.ConversationId) -> None:
-        """Forget the conversation `name` if it belongs to a server's request (sampling) and not to a turn.
-
-        The next request of a server may have the same conversation id, but begins a new conversation.
-        """
+        """Forget a server's conversation (sampling): its next request may have the same conversation id."""
         if name in self._talks and self._talks[name].run is None:
             del self._talks[name]
 
@@ -438,8 +409,7 @@ class CachedPrompts:
         )
         if earlier is None:
             return found
-        # If this is the conversation's first prompt (`talk.last` is `None`), `earlier` is a prompt of another
-        # conversation. Then only the tools and the system text (`head`) can be the same.
+        # `earlier` may be a prompt of another conversation, which shares only the tools and the system text.
         shared, ends = (len(earlier.whole), len(sent.whole)) if talk.last else (earlier.head, sent.head)
         if same >= shared:
             return found
@@ -448,10 +418,7 @@ class CachedPrompts:
         return replace(found, broken=_broken(_Compared(earlier, sent, same), talk, asked, tokens))
 
     def _nearest(self, talk: _Prompted, sent: _Sent) -> _Sent | None:
-        """Return the earlier prompt that has the longest beginning in common with `sent`.
-
-        If two have an equally long beginning in common, return the later of the two.
-        """
+        """Return the earlier prompt with the longest common beginning; of two such, the later one."""
         if talk.last is None:
             return self._heads.get(sent.model) if talk.run is not None and talk.whole else None
         return max(talk.sent.values(), key=lambda each: (common_bytes(each.whole, sent.whole), each.seq))
@@ -472,20 +439,13 @@ class CachedPrompts:
 
 
 class _Compared(Struct, frozen=True):
-    """Two prompts, and how many of their first bytes are the same."""
-
     earlier: _Sent
     sent: _Sent
     same: int
 
 
 def _blame(talk: _Prompted, place: tuple[int, str]) -> None:
-    """Record that a trace message has changed messages of the conversation's last prompt, if it has.
-
-    Args:
-        talk: The conversation, after the trace message was applied to it.
-        place: Number and kind of the trace message. They are added to `talk.blame`.
-    """
+    """Note in `talk.blame` that a trace message has changed messages of the conversation's last prompt."""
     last = talk.last
     if last is not None:
         messages = last.whole[sum(last.parts) :]
@@ -504,7 +464,7 @@ def _unmarked(profile: WireProfile) -> WireProfile:
 
 
 def _system_bytes(encoded: EncodedConversation, messages: bytes) -> int:
-    """Return how many bytes of the encoded `messages` are the system text; 0: there is no system text."""
+    """Return how many bytes of the encoded `messages` are the system text."""
     first = encoded.history.entries[0] if encoded.history.entries else None
     texts = (
         [item for item in first.items if isinstance(item, m.SystemText)] if isinstance(first, m.Said) else []
@@ -517,7 +477,7 @@ def _system_bytes(encoded: EncodedConversation, messages: bytes) -> int:
 
 
 def common_bytes(left: bytes, right: bytes) -> int:
-    """Return the length in bytes of the common beginning of two texts."""
+    """Return the length of the common beginning."""
     low, high = 0, min(len(left), len(right))
     if left[:high] == right[:high]:
         return high
@@ -599,11 +559,7 @@ def _changed_messages(talk: _Prompted, asked: _Asked) -> tuple[int, str, str]:
 
 
 def _changed_tool(pair: _Compared, talk: _Prompted, asked: _Asked) -> tuple[str, tuple[int, str, str]]:
-    """Return the first tool that differs from the earlier prompt, in words, and what made it differ.
-
-    The second item of the result has the number and the kind of the trace message that caused the difference,
-    and the reason.
-    """
+    """Return the first tool that differs from before, and number, kind and reason of its cause."""
     old, new = pair.earlier.tools, pair.sent.tools
     if not new:
         return "having no tools", _why_no_tools(talk, asked)
@@ -641,11 +597,10 @@ def _why_no_tools(talk: _Prompted, asked: _Asked) -> tuple[int, str, str]:
 def _listing(
     tool: m.ToolDefinition, pair: _Compared, talk: _Prompted, asked: _Asked, why: str
 ) -> tuple[int, str, str]:
-    """Return number and kind of the trace message that made the prompt differ in `tool`, and the reason.
+    """Return number and kind of the trace message that made the prompt differ in `tool`, and `why`.
 
-    If the turn wants other tools or servers than the turn before, the message is the turn's `RunTurn`.
-    Otherwise it is the message with the latest list of tools of the tool's server. `why` says how the tool
-    differs, and becomes the reason.
+    It is the turn's `RunTurn` if the turn wants other tools or servers than the turn before, or else the
+    message with the latest list of tools of the tool's server.
     """
     before, now = pair.earlier.run, pair.sent.run
     if before is not None and now is not None and before is not now:
@@ -675,7 +630,6 @@ def _name(tool: m.ToolDefinition) -> str:
 
 
 def _message_at(pair: _Compared) -> str:
-    """Return the number and role of the first message that differs from the earlier prompt."""
     begin = sum(pair.sent.parts)
     try:
         messages = msgspec.json.decode(b"[" + pair.sent.whole[begin:] + b"]", type=list[msgspec.Raw])

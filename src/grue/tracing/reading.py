@@ -1,8 +1,7 @@
 """Open an episode's trace file and decode its messages.
 
 Facts of hosts that are not installed can be read and shown too, and are written back unchanged. For this, the
-module creates a class for each combination of a tag and a set of fields. Readers can use it like the host's
-own class: it has the same tag and the same fields, whose values are plain JSON.
+module creates a class for each combination of a tag and a set of fields, whose values are plain JSON.
 """
 
 import contextlib
@@ -56,9 +55,8 @@ def unknown_fact(body: bytes) -> Fact:
 def with_hosts_fields(fact: Fact, body: bytes) -> Fact:
     """Return `fact` with the fields of its JSON `body` that the host has added to the class of `fact`.
 
-    Only an `EpisodeStarted`, `EpisodeResumed` or `EpisodeEnded` can have such fields; another fact is
-    returned unchanged. If an imported host declares a subclass with these fields, the result is of that
-    class. Otherwise a subclass is generated, whose added fields have plain JSON values.
+    If no imported host declares a subclass of `EpisodeStarted`, `EpisodeResumed` or `EpisodeEnded` with these
+    fields, one is generated, whose added fields have plain JSON values.
     """
     if type(fact) not in EPISODE_FACTS:
         return fact
@@ -80,8 +78,7 @@ def with_hosts_fields(fact: Fact, body: bytes) -> Fact:
 def _class_for(
     tag: str, fields: tuple[str, ...], base: type[Fact] = Fact, *, has_turn: bool = False
 ) -> type[Fact]:
-    # Readers expect the attribute `turn` to be a turn's number. So if the JSON field `turn` is not a number
-    # (`has_turn` is `False`), it is decoded into an attribute with another name.
+    # Readers expect `turn` to be a turn's number: any other value goes to an attribute with another name.
     usable = [name for name in fields if _usable(name, base) and (name != "turn" or has_turn)]
     names = {name: name if name in usable else f"field_{number}" for number, name in enumerate(fields)}
     try:
@@ -95,15 +92,13 @@ def _class_for(
             rename={python_name: name for name, python_name in names.items() if python_name != name},
         )
     except ValueError as error:
-        # msgspec refuses names of fields with quotes, backslashes or control characters. Only a damaged or
-        # hostile file has such names.
+        # msgspec refuses names with quotes, backslashes or control characters, as in a hostile file.
         raise msgspec.ValidationError(f"a field has no usable name: {error}") from error
     return kind  # type: ignore[no-any-return]
 
 
 def _usable(name: str, base: type[Fact]) -> bool:
-    # `hasattr` finds names of attributes of `Fact` that readers use, such as `summary`. A field must not
-    # replace them.
+    # A field must not replace an attribute of `Fact` that readers use, such as `summary`.
     plain = _NAME.fullmatch(name) is not None and not keyword.iskeyword(name)
     return plain and not name.startswith(("_", "field_")) and not hasattr(base, name)
 
@@ -133,7 +128,7 @@ class EpisodeReader(TraceReader[EpisodeBody]):
     """Yield an episode's envelopes in order, one line in memory at a time; `open_episode` makes one.
 
     Attributes:
-        kinds: The classes of all messages by tag. Facts of hosts that are not loaded are not among them.
+        kinds: The classes of all messages by tag, without the facts of hosts that are not loaded.
     """
 
     def __init__(self, path: Path) -> None:
@@ -144,16 +139,15 @@ class EpisodeReader(TraceReader[EpisodeBody]):
         """Return the class of a line's message, found by its tag; `None`: decode the line to find out."""
         tag = line.tag
         kind = self.kinds.get(tag)
-        # The class of a host's fact is in a module of the host. If that module is not imported, there is no
-        # class until the fact is decoded: return the base class, `Fact`.
+        # The host whose fact this is may not be imported.
         return Fact if kind is None and line.line.receiver == NOTES and can_be_fact(tag) else kind
 
     def _body(self, line: TraceLine, written: bytes) -> EpisodeBody:
         try:
             body: EpisodeBody = self._bodies.decode(written)
         except msgspec.ValidationError:
-            # An unknown message can be a host's fact only if it was sent to no actor (`NOTES`). An unknown
-            # message from one actor to another is an error: a replay would have to know what it means.
+            # Only a message to no actor (`NOTES`) can be a host's fact. A replay would have to know what any
+            # other unknown message means.
             tag = msgspec.json.decode(written, type=_Tag).type if line.receiver == NOTES else ""
             if tag in self.kinds or not can_be_fact(tag):
                 raise
@@ -167,13 +161,7 @@ class EpisodeReader(TraceReader[EpisodeBody]):
         *,
         over: Callable[[EpisodeEnvelope], bool] = lambda envelope: isinstance(envelope.body, EpisodeEnded),
     ) -> Iterator[EpisodeEnvelope]:
-        """Yield what is in the file, then what is appended to it, until the episode has ended.
-
-        Args:
-            stop: Called whenever there is nothing more to read; the iteration ends if it returns true.
-            poll_s: Seconds between two checks of the file.
-            over: Called with the last envelope in the file; returns whether this envelope ends the episode.
-        """
+        """Do the same as `TraceReader.follow`. By default, an `EpisodeEnded` ends the iteration."""
         return super().follow(stop, poll_s, over=over)
 
 

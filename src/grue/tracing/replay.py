@@ -1,24 +1,17 @@
 """Replay an episode: run its pure parts again on the recorded events, and compare the results.
 
 The pure parts are the turn's state machine (`protocol/tool_loop.py`), the connection policy
-(`protocol/turn/connection.py`) and what a session does after a call is settled. The model's replies, the
-servers' behaviour, the host's answer checks and the timeouts come from the recording. Of the LLM actor, only
-the order of its messages is checked, because delays and the number of retries depend on the clock and the
-network. No model, server or tool is run.
+(`protocol/turn/connection.py`) and what a session does after a call is settled. Everything else comes from
+the recording. Of the LLM actor, only the order of its messages is checked, because delays and the number of
+retries depend on the clock and the network.
 
-For each event, the commands of the state machine or of a session are compared with the recorded ones.
+In a trace, placeholders stand in the place of secrets. A recorded text was computed with the secret, the
+replayed one with the placeholder. They count as equal if they differ only in quotes around a placeholder,
+because the secret was a number in JSON; in punctuation after it, which was replaced together with the secret;
+or in the place where the text was cut to a length.
 
-In a trace, placeholders stand in the place of secrets. A recorded text was computed with the secret, which
-was replaced afterwards. The replay computes the text from data that already has the placeholder. The recorded
-and the replayed text count as equal if they differ only in one of these ways: only one of them has quotes
-around a placeholder, because the secret was a number in JSON; a full stop or a comma after the secret was
-replaced together with it; the text was cut to a length, and the secret is shorter or longer than its
-placeholder.
-
-With `Changes` (other limits, another failure policy or other texts), a replay shows where the episode would
-have gone differently. After the first difference in a turn, the rest of the turn would have been different
-too, in a way that nobody recorded. So the replay skips the rest, and replays the next turn from its recorded
-beginning.
+With `Changes`, a replay shows where the episode would have gone differently. Nobody has recorded what follows
+the first difference in a turn. So the replay goes on with the next turn, from its recorded beginning.
 """
 
 import math
@@ -71,8 +64,7 @@ ReplayEnd: TypeAlias = Literal["finished", "crashed", "interrupted", "unfinished
 _Ending: TypeAlias = tuple[ReplayEnd, Divergence | None]
 
 _FOLLOWS = frozenset({"whole_chars"})
-"""Fields that are not compared. They are computed from a text that is compared itself, and they differ if a
-secret was removed from it."""
+"""Fields that are not compared: they are computed from a text that is, and that may lack a secret."""
 
 
 class AgentTurn(Struct, frozen=True, kw_only=True):
@@ -81,8 +73,7 @@ class AgentTurn(Struct, frozen=True, kw_only=True):
     Attributes:
         begun: The turn's `RunTurn`.
         inbox: The messages that entered the agent's mailbox, `begun` first.
-        noted: Events of the state machine that did not come through the mailbox (`NOTED_EVENTS`), such as
-            `DeadlinePassed`; the agent recorded them itself.
+        noted: Events that did not come through the mailbox (`NOTED_EVENTS`); the agent recorded them itself.
         said: The messages and notes that the agent recorded.
         crash: The agent's exception, if it crashed.
         by_seq: All envelopes of the turn's `TurnSlice`, by number.
@@ -119,7 +110,7 @@ class AgentTurn(Struct, frozen=True, kw_only=True):
         """Whether the agent may have ended before it recorded all commands that its state machine gave."""
         if any(isinstance(envelope.body, m.TurnEnd) for envelope in self.said):
             return False
-        # If `said` is empty, the agent was cancelled before it read its first message.
+        # Without a message, the agent was cancelled before it read its first one.
         return self.cut_off or self.crash is not None or self.interrupted or not self.said
 
     def up_to(self, envelope: EpisodeEnvelope) -> tuple[EpisodeEnvelope, ...]:
@@ -131,11 +122,7 @@ class AgentTurn(Struct, frozen=True, kw_only=True):
     ) -> Divergence:
         """Return the divergence for a recorded message that the replay does not produce.
 
-        Args:
-            recorded: The message.
-            reason: An explanation.
-            after: The event after which the replay produces something else; default: the event that caused
-                `recorded`.
+        `after` is the event after which the replay produces something else; `None`: the cause of `recorded`.
         """
         because = causes(recorded, self.by_seq) if after is None else self.up_to(after)
         return Divergence(turn=self.run.turn, left=recorded, right=None, because=because, reason=reason)
@@ -174,8 +161,7 @@ class AgentReplay:
 
     Attributes:
         compared: How many messages were compared.
-        commands: The state machine's commands, by the number of the recorded message with which each was
-            compared.
+        commands: The state machine's commands, by the number of the message with which each was compared.
         end: How the turn ended.
         divergence: The first message that differs from the recording; `None`: none differs.
     """
@@ -230,7 +216,7 @@ class AgentReplay:
             turn=self._turn.run.turn,
             cause=event.seq,
         )
-        # The cause of the message that ends the turn is always the host's `RunTurn`, not `event`.
+        # The cause of the message that ends the turn is always the host's `RunTurn`.
         ends = isinstance(command, m.TurnEnd | m.TurnWaits)
         cause = self._turn.begun.seq if ends else event.seq
         if recorded is not None and recorded.cause != cause and recorded.cause in self._taken:
@@ -261,9 +247,9 @@ class AgentReplay:
                 return "trace"
 
     def _had_nobody_to_tell(self, command: m.TurnCommand | m.TurnNote, event: EpisodeEnvelope) -> bool:
-        """Return whether `command` is a `CloseSession` for a session whose actor had ended: it was not sent.
+        """Return whether `command` was not sent, because the session's actor had ended.
 
-        The agent sends itself a `SessionClosed` in this case. So look for that message in the recording.
+        The agent then sends itself a `SessionClosed`.
         """
         return isinstance(command, m.CloseSession) and any(
             isinstance(message.body, m.SessionClosed)
@@ -287,32 +273,27 @@ class AgentReplay:
 
 
 def replay_agent(turn: AgentTurn, changes: Changes) -> AgentReplay:
-    """Feed a turn's events to the state machine, and return the replay that follows the recording furthest.
-
-    A trace may allow several orders of the events (`_orders`). They are tried until one has no divergence.
-    """
+    """Return the replay that follows the recording furthest, among all orders that the trace allows."""
     best: AgentReplay | None = None
     for order in islice(_orders(turn), _MOST_ORDERS):
         replay = AgentReplay(turn, changes, order)
         if replay.divergence is None:
             return replay
         best = max(best or replay, replay, key=lambda each: each.compared)
-    # An invalid trace may allow no order of the events. Then use the order in which they were recorded.
+    # An invalid trace may allow no order.
     return best or AgentReplay(turn, changes, turn.inbox)
 
 
 _MOST_ORDERS = 1000
-"""How many orders of a turn's events are tried. A recorded turn has one or two; a made-up one can have
-billions."""
+"""How many orders of a turn's events are tried. A recorded turn has one or two; a made-up one, billions."""
 
 
 def _orders(turn: AgentTurn) -> Iterator[Sequence[EpisodeEnvelope]]:
     """Yield the orders in which the agent can have handled its events, the most likely first.
 
     Messages in the mailbox keep their order. But the agent handles an event from the clock or the supervisor
-    at once, while older messages may still be in the mailbox. So the trace does not show which of these
-    messages the agent handled before the event. If a message has an effect that was recorded before the
-    event, the agent handled that message, and all messages before it, first.
+    at once, while older messages may still be in the mailbox. For certain, only those came first that had an
+    effect recorded before the event, and the messages before them.
     """
     answered = {envelope.cause: envelope.seq for envelope in reversed(turn.said)}
     places: list[range] = []
@@ -328,10 +309,7 @@ def _orders(turn: AgentTurn) -> Iterator[Sequence[EpisodeEnvelope]]:
 
 
 def _rising(places: Sequence[range]) -> Iterator[Sequence[int]]:
-    """Yield tuples with one number from each range, in which no number is less than the number before it.
-
-    All such tuples are yielded, those with the largest numbers first. Each range has the step -1.
-    """
+    """Yield all tuples of numbers that never fall, one from each range (step -1), the largest first."""
     highest = [*accumulate((place.start for place in reversed(places)), min)][::-1]
     if any(most <= place.stop for most, place in zip(highest, places, strict=True)):
         return
@@ -366,9 +344,8 @@ def same_redacted(one: str, other: str) -> bool:
         return False
     if first[:kept] == second[:kept]:
         return True
-    # If a text was cut in the middle of a secret, it ends with the first part of the secret, where the other
-    # text has a placeholder. Or it was cut in the middle of a placeholder. In both cases there is a position
-    # at which only one of the texts has a placeholder. The texts are then compared up to that position.
+    # If a text was cut within a secret or a placeholder, only the other one has a placeholder there. Compare
+    # the texts up to it.
     halved = set(_placeholders(first)) ^ set(_placeholders(second))
     return any(first[:start] == second[:start] for start in halved if start <= kept)
 
@@ -407,11 +384,7 @@ class Connections:
         return self._known.get(server, Untried())
 
     def begin(self, turn_slice: TurnSlice) -> None:
-        """Begin a turn.
-
-        If the episode was resumed just before this turn, use the last recorded state of each server, as the
-        process that resumed the episode did.
-        """
+        """Begin a turn. A process that has resumed the episode knows only the recorded states."""
         if turn_slice.resumed:
             self._known = dict(self._recorded)
 
@@ -431,10 +404,9 @@ class Connections:
                 if not isinstance(body, m.StartupFailed):
                     self._recorded[m.ServerName(envelope.sender)] = _after(body)
             elif isinstance(body, m.SessionClosed) and envelope.cause is not None:
-                # The session was closed while it connected, because the turn ran out of time. This leaves the
-                # server's state unchanged.
+                # The turn ran out of time while the session connected.
                 connecting.discard(envelope.sender)
-        # The sessions still in `connecting` were cancelled. The state of their servers stays unchanged.
+        # The sessions that are still connecting were cancelled.
         self._known.update({name: state for name, state in learned.items() if name not in connecting})
 
 
@@ -443,8 +415,7 @@ def _after(outcome: _Outcome) -> Settled:
         case m.SessionOpened():
             return Proven()
         case m.McpDisabled(reason=reason):
-            # `until_s=0.0` lets the next turn try to connect again. Whether the recorded turn has tried,
-            # `_Session._open` reads from the recording.
+            # The next turn may try to connect again, if the recording says so (`_Session._open`).
             return Disabled(reason, until_s=0.0)
         case m.StartupFailed():
             return Untried()
@@ -458,15 +429,8 @@ def replay_sessions(
 ) -> tuple[int, list[Divergence]]:
     """Replay the sessions of a turn.
 
-    Args:
-        turn: The turn.
-        turn_slice: The turn's slice of the trace.
-        connections: The state of the servers when the turn began.
-        commands: The commands that the replay of the agent has computed, by the number of the recorded
-            message that each replaces.
-
-    Returns:
-        How many messages were compared, and the first difference of each session that has one.
+    `commands` are those of the agent's replay, by the number of the recorded message that each replaces.
+    Returns how many messages were compared, and the first difference of each session that has one.
     """
     compared = 0
     found: list[Divergence] = []
@@ -520,10 +484,9 @@ class _Session:
 
     def _open(self, command: m.OpenSession, cause: EpisodeEnvelope) -> None:
         first = self._sent[0].body if self._sent else None
-        at_s = math.inf  # a time at which any pause of a disabled server is over, so that it is tried again
+        at_s = math.inf  # any pause of a disabled server is over
         if isinstance(first, m.McpDisabled) and not first.newly:
-            # The server was disabled before this turn, and a host that disables a server chooses the reason
-            # itself. So take the reason from the recording.
+            # The host that has disabled the server has chosen the reason.
             self._connection, at_s = Disabled(first.reason), 0.0
         order: ConnectionCommand | None = self._step(ConnectRequested(command.policy, at_s))
         while isinstance(order, Attempt):
@@ -532,8 +495,7 @@ class _Session:
             case ReportDisabled(reason, newly, last_words, retry_s):
                 recorded = self._sent[0].body if self._sent else None
                 if isinstance(recorded, m.McpDisabled):
-                    # Take `last_words` and `retry_s` from the recording: old traces lack them, and `retry_s`
-                    # depends on the clock.
+                    # Old traces lack `last_words` and `retry_s`, and `retry_s` depends on the clock.
                     last_words, retry_s = recorded.last_words, recorded.retry_s
                 disabled = m.McpDisabled(
                     server=self._server, reason=reason, newly=newly, last_words=last_words, retry_s=retry_s
@@ -545,10 +507,7 @@ class _Session:
                 pass
 
     def _attempt(self, attempt: Attempt, cause: EpisodeEnvelope) -> ConnectionCommand | None:
-        """Replay an attempt to connect with its recorded result, and return the command that follows.
-
-        Return `None` if the trace ends before the result.
-        """
+        """Replay an attempt to connect with its recorded result. `None`: the trace ends before the result."""
         if not self._sent:
             return None
         recorded = self._sent[0]
@@ -582,7 +541,7 @@ class _Session:
                     case ReadChangedTools():
                         pass  # a replay asks no server for its tools
             if settled is None:
-                return  # this was the last call of the batch, or the session was cancelled
+                return  # the last call of the batch, or the session was cancelled
             state, commands = batch_step(state, settled)
 
     def _refused(self, called: m.ToolCalled) -> m.ToolSkipped | None:
@@ -662,9 +621,8 @@ def replay(
         TraceError: The trace file is damaged. Raised when the damaged line is read.
     """
     connections = Connections()
-    # `cut_off` says that the trace may lack the end of the turn: the turn may have been killed
-    # (`TurnSlice.cut_off`), the trace ends with it, or the episode was resumed after it. If the end of the
-    # turn is recorded, `cut_off` has no effect.
+    # `cut_off`: the trace may lack the end of the turn, because it was killed, the trace ends with it, or the
+    # episode was resumed after it.
     for turn_slice, following in pairwise(chain(split_turns(envelopes), (None,))):
         assert turn_slice is not None, "only the last `following` is `None`"
         connections.begin(turn_slice)
@@ -680,10 +638,6 @@ def render(turns: Iterable[TurnReplay], changes: Changes = _UNCHANGED) -> Iterat
     """Yield the lines of a replay's report: `identical`, or where turns differ from the recording.
 
     The first divergence is described in full, that of each later turn in one line.
-
-    Args:
-        turns: The results of `replay`.
-        changes: The changes that `replay` was called with.
     """
     compared = total = unfinished = diverged = 0
     names = ("recorded", "changed" if changes else "replayed")
@@ -713,8 +667,6 @@ def _replay_turn(
     compared, found = replay_sessions(turn, turn_slice, connections, agent.commands if changes else {})
     if found and not changes:
         # A turn of `Runner.map` does not know in which state the other turns of that call left the servers.
-        # If this is such a turn, `connections` may have led to wrong differences. So replay the turn again
-        # without `connections`.
         alone, differences = replay_sessions(turn, turn_slice, Connections(), {})
         compared, found = (compared, found) if differences else (alone, [])
     found += [*_llm_divergences(turn, turn_slice), *_excluded(turn, turn_slice, changes)]
@@ -744,11 +696,7 @@ def _excluded(turn: AgentTurn, turn_slice: TurnSlice, changes: Changes) -> Itera
 
 
 def _llm_divergences(turn: AgentTurn, turn_slice: TurnSlice) -> Iterator[Divergence]:
-    """Yield a divergence for each message of the LLM actor that is out of order.
-
-    Out of order are a reply without a request, a `ReplyDropped` without a `DropCompletion`, and a retry whose
-    number is not higher than that of the retry before.
-    """
+    """Yield a divergence for each message of the LLM actor that is out of order."""
     asked: m.RequestCompletion | None = None
     dropping: int | None = None
     attempts: dict[int, int] = {}
@@ -759,7 +707,7 @@ def _llm_divergences(turn: AgentTurn, turn_slice: TurnSlice) -> Iterator[Diverge
                 asked = command
             case m.CompletionReceived(request=request) | m.CompletionFailed(request=request):
                 if envelope.receiver != AGENT:
-                    continue  # the reply goes to an MCP server, which has asked the model (sampling)
+                    continue  # the reply goes to an MCP server (sampling)
                 if asked is None or asked.request != request:
                     reason = f"it answers request {request}, but no such request is open"
                 asked = None

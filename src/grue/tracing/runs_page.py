@@ -40,14 +40,9 @@ class _Run(Struct, frozen=True, kw_only=True):
 
 
 def write_index(folder: Path, runs: Iterable[Path]) -> Path:
-    """Write `index.html` into a folder of episodes.
+    """Write `index.html` into a folder of episodes, with a row for each of `runs`.
 
-    A page is written beside each trace, unless there is one that is newer than the trace. A trace that cannot
-    be read gets a row that says why.
-
-    Args:
-        folder: The folder.
-        runs: The run folders and trace files in it, in the order of the rows.
+    A page is written beside each trace, unless there is one that is newer than the trace.
 
     Raises:
         TraceError: The index cannot be written, or there is an `index.html` that grue has not written.

@@ -13,8 +13,7 @@ def trace_schema() -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of a line of a trace file: its header, or an envelope.
 
     The bodies are under `$defs` by the name of their class: grue's messages, and the facts of the hosts that
-    are loaded. The facts of other hosts have a tag with a prefix and any fields. Later versions may add
-    fields to a message, so readers ignore unknown fields.
+    are loaded. Later versions may add fields to a message, so readers ignore unknown fields.
     """
     types = (TraceHeader, TraceLine, PayloadReference, union_of(known_kinds().values()))
     (header, line, reference, body), definitions = msgspec.json.schema_components(
