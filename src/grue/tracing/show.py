@@ -1,12 +1,10 @@
 """Print a trace as a table for people, or as JSON Lines for programs: `grue trace show FILE`.
 
-Each message is one line: its number, its time since the start, its turn, the number of the message that
-caused it, its sender and receiver, its type, and a summary. A line cannot move the terminal's cursor:
-untrusted text is made printable, and the only escape sequences are the requested colours.
+A line cannot move the terminal's cursor: untrusted text is made printable, and the only escape sequences are
+the requested colours.
 
-Only one message is in memory at a time. A finished file is read twice, first for the column widths and then
-for the lines. The first reading decodes no message unless a filter asks for its content. A file that is still
-being written gets columns of fixed width.
+Only one message is in memory at a time. A finished file is read twice, first for the column widths. A file
+that is still being written gets columns of fixed width.
 """
 
 import functools
@@ -73,7 +71,7 @@ class _Layout(Struct, frozen=True):
 
     @classmethod
     def of(cls, widths: Iterable[int], width: int | None, colour: bool) -> Self:
-        """Return a layout for `width`. Columns are left out until enough room is left for the summary."""
+        """Return a layout for `width`. Columns are left out until there is room for the summary."""
         shown = dict(zip(_COLUMNS, widths, strict=True))
         widths = tuple(shown.values())
         for column in sorted((each for each in _COLUMNS if each.dropped), key=lambda each: each.dropped):
@@ -162,7 +160,6 @@ class _Measured:
         self._kinds: set[str] = set()
 
     def see(self, line: RecordedLine[EpisodeBody]) -> None:
-        """Measure a line of the trace that the table will show."""
         head = line.line
         self._last_seq = head.seq
         self._last_cause = max(self._last_cause, head.cause or 0)
@@ -172,7 +169,6 @@ class _Measured:
         self._kinds.add(kind_of_line(line))
 
     def widths(self) -> list[int]:
-        """Return the width of each column, wide enough for its heading too."""
         texts = (
             (str(self._last_seq or ""),),
             map(_time, {self._first_t, self._last_t} - {math.inf, -math.inf}),
@@ -247,10 +243,9 @@ def _fields(value: object, indent: str) -> Iterator[str]:
 
 
 def json_line(envelope: EpisodeEnvelope) -> str:
-    """Return a message in the format of a trace line, without a newline.
+    """Return a message in the format of a trace line, without a newline, and safe to print.
 
-    The body is included even if the trace stores it in a separate file. Characters that a terminal interprets
-    are written as JSON escapes.
+    The body is included even if the trace stores it in a separate file.
     """
     line = TraceLine(
         seq=envelope.seq,
@@ -279,7 +274,7 @@ def _json_escape(char: str) -> str:
     return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
 
 
-# Cache the padded names: a trace has few names in many messages, and measuring non-ASCII text is slow.
+# A trace has few names in many messages, and measuring non-ASCII text is slow.
 _padded = functools.lru_cache(maxsize=512)(pad)
 
 
@@ -313,6 +308,6 @@ def headline(episode: str, started_at: float) -> str:
     try:
         began = f"{datetime.fromtimestamp(started_at, UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (ValueError, OverflowError, OSError):
-        # In a damaged or hostile trace, `started_at` can be a number that is no valid time.
+        # A damaged trace may have any number.
         began = "at an unknown time"
     return f"Episode {printable(episode, 80)}, started {began}"

@@ -1,22 +1,19 @@
 """The classes for an episode's statistics; `counts.py` computes the statistics, `stats_table.py` prints them.
 
-Percentiles use the nearest rank. So each is a measured value: the smallest one for which the given percentage
-of all values are equal or smaller. Times are rounded to the microsecond.
+Percentiles use the nearest rank: each is a measured value. Times are rounded to the microsecond.
 
-`PhaseClock` assigns every instant of the trace to one phase, to show where the time went. The time between
-two consecutive envelopes belongs to the phase that was active after the first of them. `steps.py` decides
-which steps are under way. The **model** phase is active during a request to the model, including its retries
-and the pauses between them, during a server's request (sampling), and while the model's tool support is
-checked. **Tools**, **start-up** and **teardown** are active while a call is made, a session opens, or a
-session closes. If several phases are active, the first in this order counts.
+`PhaseClock` assigns the time between two envelopes to the phase that was active after the first of them. The
+**model** phase is active during a request to the model with its retries, during a server's
+request (sampling), and while the model's tool support is checked. **Tools**, **start-up** and **teardown**
+are active while a call is made, a session opens, or a session closes. If several are active, the first in
+this order counts.
 
 The remaining time of a turn is **other**: the agent itself and the check of the answer. The remaining time
-outside turns belongs to the **host**, as do start-up and teardown outside turns, because no turn waits for
-them. If turns overlap, as in `Runner.map`, a phase is active if it is active in any of them.
+outside turns belongs to the **host**, as do start-up and teardown there, because no turn waits for them. If
+turns overlap, as in `Runner.map`, a phase is active if it is active in any of them.
 
-The wall time is the sum of all phases. It does not include time in which no host ran. That is the time before
-an `EpisodeResumed`, and before an envelope that has a lower time than the envelope before it. So the wall
-time is the time between the first and the last envelope of each run of the host, added up.
+The wall time is the sum of all phases, without time in which no host ran: before an `EpisodeResumed`, and
+before an envelope that has a lower time than the envelope before it.
 """
 
 import functools
@@ -66,13 +63,13 @@ class Phases(Struct, frozen=True, kw_only=True):
 
 
 class PhaseClock:
-    """Adds up how long each phase of an episode has lasted: the model's time, the tools', and so on.
+    """Adds up how long each phase of an episode has lasted.
 
     Call `note` for each envelope of an episode, in order, with the changes that a `StepTracker` returns.
     """
 
     def __init__(self) -> None:
-        # In microseconds, like the times in the trace, because integers add up exactly.
+        # Integers add up exactly.
         self._microseconds = dict.fromkeys(PHASES, 0)
         self._counted = 0  # the time up to which `_microseconds` is complete, in microseconds
         self._last = math.inf  # the time of the last envelope; infinite until the first one
@@ -86,17 +83,12 @@ class PhaseClock:
         return Phases(**{f"{phase}_s": count / 1e6 for phase, count in self._microseconds.items()})
 
     def note(self, t: float, changes: Sequence[StepChange] = (), *, resumed: bool = False) -> None:
-        """Count the time until an envelope, then apply the steps that begin or end with the envelope.
+        """Count the time until an envelope, then apply the steps that begin or end with it.
 
-        Args:
-            t: Seconds since the trace began.
-            changes: The steps that begin or end with the envelope.
-            resumed: Whether no host ran since the last envelope. If so, the time since then is not counted.
+        `resumed`: no host ran since the last envelope, so that the time since then is not counted.
         """
         if resumed or t < self._last:
-            # Do not count the time since the last envelope. If `resumed`, no host ran meanwhile. If `t` is
-            # less than the last envelope's time, another run of the host has begun, or this envelope is the
-            # first one.
+            # A lower time: another run of the host has begun, or this envelope is the first one.
             self._count_until(self._last)
             self._counted = round(t * 1e6)
         elif changes:
@@ -176,10 +168,9 @@ class ModelStats(Struct, frozen=True, kw_only=True):
         retries: Requests that were sent again after a failure.
         cut_replies: Replies that ended at their length limit.
         cut_results: Results of tools that were cut before the model read them.
-        dropped_replies: Replies that were dropped: the request had offered the tools that a server was
-            presumed to have, and the server then listed other tools.
-        usage: Tokens and cost of all replies. For a reply that was dropped before it arrived, they are
-            estimates.
+        dropped_replies: Replies that were dropped, because a server did not list the tools that it was
+            presumed to have.
+        usage: Tokens and cost of all replies; estimates for a reply that was dropped before it arrived.
         duration: Durations of requests that got a reply, from the first attempt to the reply.
     """
 
@@ -197,8 +188,8 @@ class ToolStats(Struct, frozen=True, kw_only=True):
 
     Attributes:
         tool: The tool's name with its server, such as `files.read`.
-        calls: Calls that were sent to the server. Each one that has ended is also counted as returned, error,
-            timed out or lost.
+        calls: Calls that were sent to the server. One that has ended is also returned, error, timed out or
+            lost.
         returned: Calls that were answered with a result.
         errors: Calls that were answered with an error.
         timed_out: Calls that were not answered in time.
@@ -228,8 +219,8 @@ class ServerStats(Struct, frozen=True, kw_only=True):
         retries: Failed attempts that were followed by another one.
         disabled: How often the server was disabled, for a time or for the rest of the episode.
         deaths: How often the server died in the middle of a call.
-        endings: How many of its processes ended in each way. The way is that in `SessionClosed` or, if a
-            process outlived its turn, in `ServerEnded`. A session without a process counts as `none`.
+        endings: How many of its processes ended in each way, as `SessionClosed` or `ServerEnded` says. A
+            session without a process counts as `none`.
         startup: How long turns waited for each session that opened, as the session measured it.
         spares: Sessions that were prewarmed.
         spares_lost: Prewarmed or kept sessions that could not be used when their turn began.

@@ -29,14 +29,7 @@ Row = Sequence[str]
 
 
 def render(stats: EpisodeStats, *, width: int | None = None, colour: bool = False) -> Iterator[str]:
-    """Yield the lines of the tables.
-
-    Args:
-        stats: As `count_episode` returns them.
-        width: Columns of the terminal, to which lines are cut; `None`: lines are not cut, and
-            tables are made for 80 columns.
-        colour: Colour headings by escape sequences; leave it off for a pipe.
-    """
+    """Yield the lines of the tables. `width=None`: lines are not cut, and tables are made for 80 columns."""
     room = 80 if width is None else width
 
     def shown(line: str, code: str = "") -> str:
@@ -59,12 +52,7 @@ def render(stats: EpisodeStats, *, width: int | None = None, colour: bool = Fals
 
 
 def summary(stats: EpisodeStats, width: int | None = None) -> tuple[str, ...]:
-    """Return a summary of an episode in a few lines: turns and outcomes, requests, tool calls and the ending.
-
-    Args:
-        stats: As `count_episode` returns them.
-        width: Columns of the terminal, at which lines are wrapped; `None`: lines are not wrapped.
-    """
+    """Return a summary of an episode in a few lines, wrapped at `width`; `None`: not wrapped."""
     usage, model, turns = stats.model.usage, stats.model, stats.turns
     again = _listed(
         {"tried again": model.retries, "cut short": model.cut_replies, "dropped": model.dropped_replies}, " ("

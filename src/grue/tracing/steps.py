@@ -1,7 +1,6 @@
 """Pair the messages of a trace: which message begins a step, and which one ends it.
 
-A step is something that takes time. Statistics, phases, the viewer, exported spans and the live view all ask
-a `StepTracker` what is under way, so that they agree.
+A step is something that takes time. All who ask what is under way ask a `StepTracker`, so that they agree.
 
 | step     | begins with                         | ends with                                            |
 |----------|-------------------------------------|------------------------------------------------------|
@@ -20,8 +19,7 @@ When a request or a connect is tried again, the attempt ends, and a new attempt 
 
 No message ends a turn that was killed or crashed. Such a turn ends with the host's next fact that is recorded
 between turns, or, if it crashed, with the next `RunTurn`. When a turn ends, all its steps that are still
-under way are abandoned. A session that was opened before its turn stays under way when the turn begins.
-`EpisodeResumed` abandons all steps.
+under way are abandoned. `EpisodeResumed` abandons all steps.
 """
 
 from collections.abc import Hashable
@@ -45,7 +43,7 @@ class Step(Struct, frozen=True, kw_only=True):
         key: Identifies the step while it is under way; the same for all attempts.
         began: The envelope with which the step's first attempt began.
         attempt: Number of this attempt, counted from 1.
-        start_s: When this attempt begins. If it is a retry, the pause before the retry is over by then.
+        start_s: When this attempt begins, after the pause before a retry.
         first: Number of the envelope with which this attempt began.
     """
 
@@ -68,8 +66,7 @@ class StepEnded(Struct, frozen=True):
     """An attempt at a step is over.
 
     Attributes:
-        reported: `True`: a message reports the end of the attempt. `False`: none does, for example because
-            the turn or the trace ended first.
+        reported: Whether a message reports the end. `False`: for example, the turn or the trace ended first.
         retried: Whether another attempt follows.
     """
 
@@ -82,11 +79,7 @@ StepChange: TypeAlias = StepBegan | StepEnded
 
 
 class StepTracker:
-    """Tracks which steps are under way. Call `take` with a trace's envelopes in order.
-
-    Attributes:
-        open: The steps that are under way, by key, in the order in which they began.
-    """
+    """Tracks which steps are under way (`open`, in their order). Call `take` with all envelopes in order."""
 
     def __init__(self) -> None:
         self.open: dict[Hashable, Step] = {}
@@ -137,8 +130,7 @@ class StepTracker:
             case m.CompletionReceived() | m.CompletionFailed():
                 self._end(self._question("model", envelope))
             case m.ReplyDropped(request=request):
-                # Find the request by its number, because the message that caused `ReplyDropped` is
-                # `DropCompletion`, and not the request.
+                # Its cause is `DropCompletion`, and not the request.
                 self._end(self._asked_as(request, turn))
             case m.CheckToolSupport():
                 self._begin("check", ("check", envelope.seq), envelope)
@@ -175,10 +167,7 @@ class StepTracker:
         return self._asked_as(number, kind=kind)
 
     def _asked_as(self, number: int | None, turn: int | None = None, kind: StepKind = "model") -> Hashable:
-        """Return the key of the open step of this kind whose request is `number`; `None`: there is none.
-
-        If `turn` is given, only that turn's steps are searched.
-        """
+        """Return the key of the open step of this kind (and turn) with this request, or `None`."""
         for key, step in self.open.items():
             asked = getattr(step.began.body, "request", None)
             if step.kind == kind and asked == number and turn in (None, step.turn):
@@ -210,10 +199,7 @@ class StepTracker:
             self._changes.append(StepEnded(step, reported=reported))
 
     def _leave(self, turns: set[int], *, ended: Hashable = None) -> None:
-        """End the open steps of the turns in `turns` as abandoned, for turns that are under way.
-
-        The current message reports the end of the step with the key `ended`. So that step is not abandoned.
-        """
+        """End the open steps of turns that are under way. All but the step `ended` are abandoned."""
         left = {turn for turn in turns if ("turn", turn) in self.open}
         self._crashed -= left
         for key in [key for key, step in self.open.items() if step.turn in left and step.kind != "host"]:

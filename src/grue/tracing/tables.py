@@ -1,9 +1,8 @@
 """An episode as rows of tables, for SQL and Parquet: its turns, its tool calls, its requests.
 
 The fields of a row are the columns of its table, so these classes also describe the tables that `grue fleet
-export` writes and `grue trace query` reads. A trace that ends early, or is damaged, gives the rows up to that
-place. If the end of a turn or request is not recorded before that place, its row leaves the columns about the
-end empty, such as `outcome`.
+export` writes and `grue trace query` reads. If a trace ends early or is damaged, it gives the rows up to that
+place; columns about the end of a turn or request that is not recorded are empty.
 """
 
 from collections.abc import Iterator
@@ -148,10 +147,6 @@ def trace_rows(trace: Path, episode: str) -> Iterator[Row]:
     A turn's row and the rows of its calls are yielded when the turn has ended, a request's row when the
     request has ended. The rows of turns and requests without an end come last.
 
-    Args:
-        trace: The trace, or its run folder.
-        episode: The episode's id, for the rows.
-
     Raises:
         TraceError: The trace is damaged or cannot be read. Raised after the rows of all messages before the
             damaged place have been yielded.
@@ -172,10 +167,9 @@ class _Rows:
 
     def __init__(self, episode: str) -> None:
         self._episode = episode
-        # The key is the number of the message that began the turn.
+        # By the number of the message that began the turn.
         self._turns: dict[int, TurnRow] = {}
-        # The key is the number of the message that the request's end will name as its cause:
-        # `RequestCompletion`, or `DropCompletion` if the request is being dropped.
+        # By the cause of the request's end: `RequestCompletion`, or a `DropCompletion`.
         self._requests: dict[int, RequestRow] = {}
 
     def take(self, envelope: EpisodeEnvelope) -> Iterator[Row]:
@@ -218,10 +212,7 @@ class _Rows:
         )
 
     def _drop(self, seq: int, drop: m.DropCompletion) -> None:
-        """Store the row of the dropped request under `seq`, the number of the message `drop`.
-
-        The cause of the message that ends the request will be `drop`, and not the request.
-        """
+        """Store the row of the dropped request under `seq`, the number of `drop`: its end has that cause."""
         for asked, row in self._requests.items():
             if (row.conversation, row.request) == (drop.conversation, drop.request):
                 self._requests[seq] = self._requests.pop(asked)

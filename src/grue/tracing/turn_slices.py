@@ -17,13 +17,10 @@ from grue.tracing.reading import EpisodeEnvelope
 class TurnSlice(Struct):
     """The messages of a turn, with the facts that its host recorded before and after it.
 
-    The slice of the first turn also has all facts before that turn.
-
     Attributes:
         turn: The turn's number; 0 if the slice has only facts.
         resumed: Whether an interrupted episode continues with this turn.
-        again: Whether the host runs a turn of this number a second time: the slice before this one has the
-            same or a higher number.
+        again: Whether the slice before this one has the same or a higher number.
         begun: Whether the turn's `RunTurn` has arrived.
         over: Whether the turn has ended or crashed.
         overtaken: Whether a later turn has started, and nothing has arrived for this turn since.
@@ -39,18 +36,17 @@ class TurnSlice(Struct):
 
     @property
     def complete(self) -> bool:
-        """Whether no further envelope can belong to this slice: its turn is over, or it has no turn."""
+        """Whether no further envelope can belong to this slice."""
         return self.over or not self.begun
 
     @property
     def cut_off(self) -> bool:
-        """Whether the turn may have been killed: it has begun, is not over, and is not `overtaken`."""
+        """Whether the turn may have been killed."""
         return self.begun and not self.over and not self.overtaken
 
 
 _MOST_AT_ONCE = 1000
-"""Most slices that wait for the end of their turn. Without this limit, a turn that is cancelled as it begins,
-and so never has an end, would keep all later slices waiting."""
+"""Most slices that wait for the end of their turn. A turn that is cancelled as it begins never has an end."""
 
 
 def split_turns(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:
@@ -63,10 +59,7 @@ def split_turns(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:
 
 
 class TurnSplitter:
-    """Sorts a trace's envelopes into slices, one for each turn. `slices` are those that may still grow.
-
-    An envelope that belongs to no turn is added to the last slice.
-    """
+    """Sorts a trace's envelopes into slices, one for each turn. `slices` are those that may still grow."""
 
     def __init__(self) -> None:
         self.slices: deque[TurnSlice] = deque()
@@ -77,14 +70,12 @@ class TurnSplitter:
         turn, own = turn_of(envelope), self._of(turn_of(envelope))
         runs = isinstance(envelope.body, m.RunTurn)
         goes_on = isinstance(envelope.body, m.RunTurn) and envelope.body.resumed is not None
-        # In one run of the host, turns begin in the order of their numbers, even if they overlap. So if a
-        # turn's number is not higher than that of the turn before, another run of the host begins.
+        # In one run of the host, turns begin in the order of their numbers, even if they overlap.
         anew = runs and (turn <= self._last if own is None else own.begun)
         if isinstance(envelope.body, EpisodeResumed) or anew:
             unfinished = [turn_slice for turn_slice in self.slices if not turn_slice.complete]
             if anew and not goes_on and len(unfinished) == 1:
-                # The numbers begin again, but no `EpisodeResumed` says that the host was resumed. So the
-                # program has repeated a `Runner.map`, and the unfinished turn counts as overtaken.
+                # No `EpisodeResumed`: the program has repeated a `Runner.map`.
                 unfinished[0].overtaken = True
             while self.slices:
                 yield self.slices.popleft()
@@ -115,10 +106,7 @@ class TurnSplitter:
         return turn_slice
 
     def _of(self, turn: int) -> TurnSlice | None:
-        """Return the slice for the envelopes of a turn; `None`: no slice has this turn yet.
-
-        It is the last slice if `turn` is 0, and also if the last slice has not been given a turn yet.
-        """
+        """Return the slice for the envelopes of a turn; `None`: no slice has this turn yet."""
         last = self.slices[-1] if self.slices else None
         if turn == 0 or last is None or last.turn in (0, turn):
             return last
@@ -126,7 +114,7 @@ class TurnSplitter:
 
 
 def turn_of(envelope: EpisodeEnvelope) -> int:
-    """Return the number of the turn that an envelope belongs to; 0 if it belongs to no turn.
+    """Return the number of the turn that an envelope belongs to; 0: no turn.
 
     A fact that a host records between turns has no turn in its envelope, but most facts have a field `turn`.
     """

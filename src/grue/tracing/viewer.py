@@ -1,12 +1,7 @@
 """Write a trace as one HTML page that needs only a browser, for `grue trace html FILE`.
 
-The page's style and script are in `viewer_page/` and are put into the file, with the trace as JSON between
-them. `page_file.py` says why text from models, tools and games cannot run as code there.
-
-The page's head, its turns and its script come first, then the messages in pieces. The script runs while the
-browser still reads the pieces, so the first turns of a long trace can be read at once.
-
-`grue trace html A B` writes two traces as one page that shows them side by side.
+`page_file.py` says why text from models, tools and games cannot run as code in it. The script runs while the
+browser still reads the messages, so the first turns of a long trace can be read at once.
 """
 
 import shutil
@@ -68,7 +63,7 @@ def write_html(trace: Path, target: Path, *, title: str = "") -> Overview:
     Args:
         trace: The trace file, or the run folder that holds it.
         target: The page; an existing file is replaced.
-        title: The page's title; default: the episode's name.
+        title: The page's title; empty: the episode's name.
 
     Raises:
         TraceError: The trace cannot be read or the page cannot be written; no partial page is left.
@@ -145,14 +140,12 @@ def write_pieces(
     """Write a trace's messages in pieces, each in a `<script>` element; return the rest of the page's data.
 
     Args:
-        pieces: A file for the messages. In the page the messages come after the other data, which is known
-            only when all messages have been read.
+        pieces: A file for the messages: the page has them behind the other data, which is known later.
         reader: The trace.
         title: The title of this trace in the page.
         images: Collects the images of the messages.
         side: Number of the trace in the page, counted from 0.
-        turns: A dict with message numbers as keys. This function sets each value to the turn under which the
-            page shows the message.
+        turns: By number of a message, the turn under which the page shows it. This function sets the values.
     """
     feed = PageFeed(images)
     for envelope in reader:
@@ -208,8 +201,7 @@ _SCRIPTS = (
     "passages", "head", "request", "pieces", "compare",
 )  # fmt: skip
 _MOST_DIVERGENCES = 5000
-"""Most differences that a page lists. One more is looked for, to know whether the page has to name further
-ones."""
+"""Most differences that a page lists."""
 
 _MOST_IN_FULL = 500
 """Most differences that a page describes in full; of each further one it has only the place and one line."""
@@ -244,12 +236,8 @@ class _Comparison(Struct, frozen=True, kw_only=True):
 def write_comparison(left: Path, right: Path, target: Path) -> int:
     """Write the page and return the number of the first turn that differs; 0: the traces are identical.
 
-    Numbers, times, durations and ids are not compared, as in `grue trace diff`.
-
-    Args:
-        left: A trace file, or the run folder that holds it.
-        right: Another trace file or run folder.
-        target: The page; an existing file is replaced. Only its owner can read it.
+    Numbers, times, durations and ids are not compared, as in `grue trace diff`. Only its owner can read the
+    page. Each trace is a file, or the run folder that holds it.
 
     Raises:
         TraceError: A trace cannot be read or the page cannot be written; no partial page is left.
@@ -265,7 +253,7 @@ def write_comparison(left: Path, right: Path, target: Path) -> int:
 
 
 def _compare(left: EpisodeReader, right: EpisodeReader) -> _Comparison:
-    """Compare two traces. Keep only a description of each difference, not the messages."""
+    """Compare two traces, and keep only a description of each difference."""
     found = [
         _Difference(
             left=each.left.seq if each.left else 0,
