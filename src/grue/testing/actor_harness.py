@@ -253,10 +253,8 @@ class ActorHarness:
     def channel(self, name: str, *, bound: int | None = None) -> FakeChannel[Any]:
         """Make the mailbox of a neighbour, which the test plays.
 
-        Args:
-            name: The neighbour's name.
-            bound: How many messages the mailbox can hold; `None`: any number. If it is full, the actor's
-                `send` waits until the test takes a message.
+        It holds `bound` messages; `None`: any number. If it is full, the actor's `send` waits until the test
+        takes a message.
         """
         channel: FakeChannel[Any] = FakeChannel(name, self._record, bound=bound)
         self._channels.append(channel)
@@ -285,9 +283,7 @@ class ActorHarness:
     async def ask(self, body: object, *, timeout_s: float | None = None) -> Asked:
         """Ask the actor a question, and return the `Asked` when the actor waits again, replied or not.
 
-        Args:
-            body: The question.
-            timeout_s: How long the ask waits, in virtual time; `None`: without a limit.
+        The ask waits `timeout_s` seconds of virtual time; `None`: without a limit.
         """
         asked = Asked(body)
         self._tasks.start_soon(asked.put_to, self._mailbox(), timeout_s)

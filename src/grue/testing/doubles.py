@@ -50,10 +50,7 @@ class MockMCPManager:
     `{"default": "result"}`, even if it is not listed. Calls are answered whether a session is open or not.
 
     Attributes:
-        server_name: The server that its tools belong to.
         is_disabled: Set it to simulate a manager that has disabled MCP.
-        connected: Whether a session is open.
-        connect_count: Number of sessions opened so far.
         calls: Name and arguments of each call.
         connect_error: Raised by `connect_session` while it is set.
     """
@@ -159,13 +156,9 @@ class MockLLMClient:
     ) -> None:
         """Add a response to the end of the queue.
 
-        Args:
-            content: The text.
-            tool_calls: `ToolCall` objects, OpenAI's dicts, or `{"name": ..., "arguments": ...}`. Arguments
-                are JSON text, or an object; a missing id is made up.
-            finish_reason: Default: `tool_calls` with calls, otherwise `stop`.
-            model: Name of the model in the response.
-            usage: Token counts, under the endpoint's names.
+        Tool calls are `ToolCall` objects, OpenAI's dicts, or `{"name": ..., "arguments": ...}`. Arguments are
+        JSON text, or an object; a missing id is made up. The default `finish_reason` is `tool_calls` with
+        calls, otherwise `stop`. `usage` has token counts, under the endpoint's names.
         """
         calls = [self._tool_call(call) for call in tool_calls or ()]
         self._responses.append(

@@ -71,12 +71,8 @@ class FakeToolServer:
     ) -> None:
         """Add a tool and set its results. If a session is open, it reports a changed list of tools.
 
-        Args:
-            tool: The tool's bare name.
-            results: Contents, or `ToolCallResult`s, one for each call; the last one is repeated. Without
-                results, the content is `None`.
-            description: The description that the model sees.
-            schema: JSON Schema of its arguments; `None`: any object.
+        The `results` are contents, or `ToolCallResult`s, one for each call; the last one is repeated. Without
+        results, the content is `None`. `schema` is the JSON Schema of the arguments; `None`: any object.
         """
         told = [
             each if isinstance(each, m.ToolCallResult) else tool_results.success(each) for each in results

@@ -58,13 +58,7 @@ def error_in_200(message: str, code: int | str = 502, **error: str | Mapping[str
 def rate_limited(
     retry_after: float | datetime | None = None, message: str = "Rate limit exceeded."
 ) -> LlmReply:
-    """Return a 429.
-
-    Args:
-        retry_after: The header `Retry-After`: seconds, or a `datetime`, which is sent as an HTTP date;
-            `None`: no such header.
-        message: The provider's error message.
-    """
+    """Return a 429; `retry_after` is in seconds, or a `datetime`, which is sent as an HTTP date."""
     if isinstance(retry_after, datetime):
         wanted = format_datetime(retry_after.astimezone(UTC), usegmt=True)
     else:

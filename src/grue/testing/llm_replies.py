@@ -24,8 +24,6 @@ class LlmReply(Struct, frozen=True, kw_only=True):
     """A reply of the scripted server.
 
     Attributes:
-        status: HTTP status.
-        headers: HTTP headers.
         body: A chat completion or an error in OpenAI's shape, sent in the format of the request; any other
             body is sent unchanged.
         then: What to do after sending: `keep` the connection, `hang` (send nothing more until the server
@@ -57,10 +55,8 @@ class LlmReply(Struct, frozen=True, kw_only=True):
 def text_reply(content: str | None, *, finish_reason: str = "stop", **message: object) -> LlmReply:
     """Return a completion with text.
 
-    Args:
-        content: The text; `None`: a message without content.
-        finish_reason: Such as `length` or `content_filter`.
-        message: Further fields of the assistant's message, such as `reasoning_content`.
+    `content` may be `None`. `message` has further fields of the assistant's message, such as
+    `reasoning_content`.
 
     Raises:
         TypeError: The content is neither a `str` nor `None`.
@@ -129,10 +125,7 @@ def completion(
 ) -> LlmReply:
     """Return a completion whose message is `message`. It is not checked, so that it can be malformed.
 
-    Args:
-        message: The message to put into the completion.
-        finish_reason: Such as `stop` or `length`.
-        usage: The `usage` object of the completion; default: 10 prompt tokens, 5 completion tokens.
+    By default `usage` has 10 prompt tokens and 5 completion tokens.
     """
     _check_form("completion", "message", message, Mapping)
     counted = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
@@ -151,14 +144,7 @@ def completion(
 def error_reply(
     status: int, message: str, headers: Mapping[str, str] | None = None, **error: object
 ) -> LlmReply:
-    """Return an error in OpenAI's shape.
-
-    Args:
-        status: HTTP status.
-        message: The provider's words.
-        headers: Such as `{"Retry-After": "3"}`.
-        error: Further fields of the error object, such as `metadata`.
-    """
+    """Return an error in OpenAI's shape; `error` has further fields of it, such as `metadata`."""
     _check_form("error_reply", "status", status, int)
     _check_form("error_reply", "message", message, str)
     if headers is not None:

@@ -121,10 +121,7 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 def deliver(reply: LlmReply, connection: socket.socket, closing: threading.Event) -> bool:
     """Send a reply, and return whether to keep the connection.
 
-    Args:
-        reply: The reply.
-        connection: Where to send it. A reset closes it; otherwise the caller closes it.
-        closing: Set when the server closes, which ends a pause in the reply.
+    A reset closes the connection here; otherwise the caller closes it. `closing` ends a pause in the reply.
 
     Raises:
         OSError: The client has closed the connection.
@@ -199,10 +196,8 @@ class LlmRequest(Struct, frozen=True, kw_only=True):
     Attributes:
         path: Such as `/v1/chat/completions`.
         headers: Names in lower case.
-        raw: The body's bytes.
         body: The parsed body, and the fields in the path (`Dialect.told`); empty if it is not a JSON object.
         refused: Why the server's rules refused it; `None` if they accepted it.
-        dialect: The format of the request.
         chat: The body translated to chat completions; empty if that is impossible.
     """
 

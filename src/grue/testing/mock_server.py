@@ -165,7 +165,6 @@ class MockServer(MCPServer[Any]):
     """A correct MCP server, for tests.
 
     Args:
-        name: The server's name.
         page_size: Number of items in a page of each list, at least 1; `None`: everything in one page.
         without: Features to switch off. Their methods are answered with "method not found".
         era: The protocol revisions that the server speaks. `initialize`: the older ones, in which a client

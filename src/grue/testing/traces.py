@@ -11,7 +11,7 @@ from grue.tracing.replay import replay as replay_turns
 
 
 def replay(path: str | PathLike[str], changes: Changes | None = None) -> int:
-    """Replay a trace. No model, server or tool runs.
+    """Replay a trace, and return the number of its turns. No model, server or tool runs.
 
     ```python
     from grue.testing import replay
@@ -23,9 +23,6 @@ def replay(path: str | PathLike[str], changes: Changes | None = None) -> int:
     Args:
         path: A trace file or a run folder.
         changes: Changes to the recorded run, such as other limits; `None`: nothing is changed.
-
-    Returns:
-        The number of turns.
 
     Raises:
         AssertionError: The agent no longer decides as recorded; the message shows the first difference and
@@ -40,7 +37,7 @@ def replay(path: str | PathLike[str], changes: Changes | None = None) -> int:
 
 
 def assert_prefix_stable(path: str | PathLike[str], *, allow: Collection[PromptPart] = ()) -> int:
-    """Check that each prompt of a trace begins with an earlier one, so that prompt caches can be used.
+    """Check that each prompt of a trace begins with an earlier one, and return the number of prompts.
 
     Within a conversation, each prompt has to begin with all of one of two earlier prompts: the last that
     offered tools, or the last that did not. Across conversations with the same model, the tools and the
@@ -50,9 +47,6 @@ def assert_prefix_stable(path: str | PathLike[str], *, allow: Collection[PromptP
         path: A trace file or a run folder.
         allow: Parts of a prompt in which a difference is accepted: `model`, `tools`, `system`, `messages`.
             Allow `tools` if a request for a final answer offers no tools.
-
-    Returns:
-        The number of requests.
 
     Raises:
         AssertionError: A prompt breaks one of these rules; the message names each such prompt and the cause.

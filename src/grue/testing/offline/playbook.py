@@ -19,7 +19,6 @@ class Thought(Struct, frozen=True):
     """One step of thinking.
 
     Attributes:
-        text: The thought, in full sentences.
         revises: Number, from 1, of the earlier step of the same turn that this step corrects.
         branches_from: Number of the earlier step at which a new branch starts.
     """
@@ -33,7 +32,6 @@ class Step(Struct, frozen=True, kw_only=True):
     """One turn of a script.
 
     Attributes:
-        command: The command to play.
         why: The thinking in the answer.
         objective: A new goal for several turns; `None`: no new goal.
         rounds: Thoughts before the answer, if there is a tool for thinking. Each round is one reply, with one
@@ -51,7 +49,6 @@ class Playbook(Struct, frozen=True):
 
     Attributes:
         title: Regular expression that is searched for in the title of a game, ignoring case.
-        steps: The steps from the first turn on.
     """
 
     title: str
@@ -80,10 +77,7 @@ def position(commands: Sequence[str], turn: int, recent: Sequence[str]) -> int |
     script's commands just before this turn, its idle commands are ignored, and the last place in the script
     that has the others in a row counts.
 
-    Args:
-        commands: The script.
-        turn: The turn to play, from 1.
-        recent: The last commands that were played, oldest first.
+    `turn` is the turn to play, from 1. `recent` begins with the oldest command.
     """
     due = turn - 1
     played = [command.casefold() for command in recent]

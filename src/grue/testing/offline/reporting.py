@@ -36,8 +36,6 @@ class _Row(Struct, frozen=True):
 
 
 class _Results(Struct, frozen=True):
-    """The results of the actions in a conversation, oldest first."""
-
     all: list[m.JsonObject]
 
     def output(self, action: str, target: str = "") -> str | None:

@@ -30,14 +30,12 @@ class Situation(Struct, frozen=True, kw_only=True):
     """A turn of a game, as the host's message describes it.
 
     Attributes:
-        game: The game's title.
         turn: Number of the turn, from 1.
         location: Name of the place; `None` if the message does not say.
         inventory: What the player carries, in the host's words; `None` if the message does not say.
         recent: The last commands played, oldest first.
         known: Commands that, according to the host's notes, lead to another place.
         deadly: Commands that, according to the host's notes, have killed the player in this place.
-        text: The game's own text.
     """
 
     game: str

@@ -112,11 +112,8 @@ def offline_endpoint(
 ) -> LlmEndpoint:
     """Return an endpoint that a script answers, without network or key, for a program's `--offline`.
 
-    Args:
-        script: Answers each request.
-        settings: The settings of the real model, of which those of its endpoint (URL, key, wire format,
-            profile) and its replacements (`then`) are not used. `None`: the defaults.
-        model: The name of the script.
+    Of the real model's `settings`, those of its endpoint (URL, key, wire format, profile) and its
+    replacements (`then`) are not used. `None`: the defaults.
     """
     real = settings or LlmSettings(model=model)
     offline = replace(real, base_url=OFFLINE_URL, model=model, api_key="", wire=None, profile=None, then=())

@@ -90,7 +90,6 @@ class ScriptedBatches:
         ask: Answers one request, given its path, headers and body, as if it had been posted alone.
 
     Attributes:
-        faults: The faults to cause.
         asked: How often each request of a batch was answered, by the request's id.
         made: The ids of the requests in each batch, in order, by the batch's id.
     """

@@ -222,9 +222,6 @@ class ProviderRules(Struct, frozen=True, kw_only=True):
             formats always require that.
         developer_role: A message may have the role `developer`.
         known_fields_only: A field of the request that neither OpenAI nor OpenRouter documents is refused.
-        images: The model takes images.
-        audio: The model takes audio.
-        files: The model takes PDF files.
         max_image_base64: Longest base64 text of an image.
     """
 

@@ -41,7 +41,6 @@ class Dialect(Struct, frozen=True, kw_only=True):
     """One request format, as functions that translate to and from chat completions.
 
     Attributes:
-        name: The name of the format.
         path: The end of its URL path; `{model}` in it stands for the model's name.
         to_chat: Translates a request to chat completions.
         from_chat: Takes a chat completion and the request; returns the completion in this format.
@@ -80,13 +79,8 @@ class Dialect(Struct, frozen=True, kw_only=True):
     def read(self, body: Json, rules: ProviderRules, owed: Owed) -> tuple[Json, Refusal | None]:
         """Translate a request to chat completions, and check it.
 
-        Args:
-            body: The request.
-            rules: Applied to the translated request.
-            owed: The reasoning that the request must repeat.
-
-        Returns:
-            The translated request, empty if it cannot be translated; and its refusal, or `None`.
+        `rules` are applied to the translated request. `owed` is the reasoning that the request must repeat.
+        Return the translated request, empty if it cannot be translated; and its refusal, or `None`.
         """
         if self.name == "chat" and not rules.echo_reasoning:
             owed = {}
