@@ -39,9 +39,7 @@ class Bundle:
     """An open bundle; made by `opened`.
 
     Attributes:
-        path: The bundle's file.
         manifest: The parsed `manifest.json`, unchecked.
-        sha256: The digest of the file.
         is_signed: Whether a signature follows the archive in the file. grue does not check the signature.
     """
 
@@ -101,9 +99,7 @@ class Bundle:
 def opened(path: Path, sha256: str | None = None) -> Iterator[Bundle]:
     """Open a bundle, and check its list of files before any of them is written.
 
-    Args:
-        path: The bundle's file.
-        sha256: The digest that the file must have, in hexadecimal; `None`: any.
+    The file must have the digest `sha256`, in hexadecimal; `None`: any.
 
     Raises:
         MCPConfigError: The file cannot be read, is not a bundle or has another digest. Or the bundle has too

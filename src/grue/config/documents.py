@@ -211,7 +211,7 @@ _TOML = re.compile(
 def _toml_lines(text: str) -> dict[KeyPath, int]:
     """Return the lines of the table headers and keys of a valid document, but not of keys in inline tables.
 
-    `tomllib` does not report lines, so it parses each `[header]` and `key = 0` alone.
+    `tomllib` does not report lines, so each `[header]` and each key is parsed alone.
     """
     lines: dict[KeyPath, int] = {}
     counts: dict[KeyPath, int] = {}
@@ -420,7 +420,6 @@ def _fields(kind: Any, keys: KeyPath) -> tuple[str, ...]:
 
 
 def _struct_in(declared: Any) -> Any:
-    """Return the first Struct class in a type, such as `A` in `list[A]`; `None`: there is none."""
     if hasattr(declared, "__struct_fields__"):
         return declared
     return next(filter(None, map(_struct_in, get_args(declared))), None)

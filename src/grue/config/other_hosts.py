@@ -46,8 +46,6 @@ class CopiedEntry(Struct, frozen=True):
     """An entry for `mcp_config.json`.
 
     Attributes:
-        name: The server's name.
-        entry: The value under that name.
         variables: The environment variables that the entry refers to in place of secrets. The user has to set
             them before the server is used.
     """
@@ -209,8 +207,6 @@ class FoundServers(Struct, frozen=True, kw_only=True):
     """The servers of one host's file.
 
     Attributes:
-        host: The host's name, for people.
-        path: The host's file.
         servers: The entries that grue can use, without secrets.
         unusable: Servers that grue cannot use, with the reason.
     """

@@ -21,7 +21,6 @@ class ProjectTables(Struct, frozen=True):
     """The settings of a project file.
 
     Attributes:
-        document: The parsed file.
         tables: Each of `TABLES` with its keys and values; a table that the file does not have is empty.
         roots: For each setting, by its table and key, the root of its table: `tool.grue` or `tool.zorkgpt`.
     """
@@ -185,10 +184,8 @@ _ELSEWHERE = {
 def where_it_belongs(name: str, root: str, here: str = "") -> str:
     """Return a sentence that says where a setting belongs; empty: grue has no setting of that name.
 
-    Args:
-        name: The name that the user wrote.
-        root: The table of grue's settings, such as `tool.grue`.
-        here: The table below `root` in which the user wrote the setting; empty: in no table.
+    `root` is the table of grue's settings, such as `tool.grue`. `here` is the table below it in which the
+    user wrote the setting; empty: in none.
     """
     if name in _ELSEWHERE:
         return _ELSEWHERE[name]

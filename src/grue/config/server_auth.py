@@ -17,7 +17,6 @@ class AuthConfig(BaseModel):
     Attributes:
         grant: `authorization_code` (`grue login`), `client_credentials` or `identity_assertion`.
         client_id: The id of a client that is registered already; `None`: grue registers itself.
-        client_secret: The client's secret.
         private_key: The client's private key in the PEM format.
         private_key_file: A file with that key, relative to the configuration file.
         signing_algorithm: The algorithm with which the key signs.
@@ -28,8 +27,6 @@ class AuthConfig(BaseModel):
         redirect_port: The port that the browser returns to; 0: any free port.
         keep_tokens_in: `file`, or the system's `keyring`.
         identity_provider: The URL of the identity provider.
-        identity_client_id: The client's id at the identity provider.
-        identity_client_secret: The client's secret at the identity provider.
         identity_token: The person's identity token.
         identity_token_file: A file with that token, relative to the configuration file.
     """

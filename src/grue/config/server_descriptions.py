@@ -43,7 +43,6 @@ class Wanted(Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: The value's name in `--set NAME=VALUE`.
-        about: The description's text about the value.
         default: The values that are used if the user gives none; `None`: there is no default.
         required: The server does not start without the value.
         choices: The only values that are allowed; empty: any value is.
@@ -99,7 +98,6 @@ class OfferedBundle(Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: The server's name in `mcp_config.json`, unless the user gives another.
-        url: The address that the bundle is downloaded from.
         sha256: The SHA-256 that the downloaded file must have, in lower-case hexadecimal.
         others: Further ways that the description names to run the server, such as `pypi` or `remote`.
     """
@@ -292,8 +290,6 @@ def default_name(name: str) -> str:
 
 
 class _Entry:
-    """Builds a server's entry for `mcp_config.json`, and collects what the user is told about the entry."""
-
     def __init__(self, name: str, ask: Ask, env: Collection[str]) -> None:
         self.name, self._ask, self._env = name, ask, env
         self.entry: dict[str, Any] = {}
@@ -471,7 +467,6 @@ class _Entry:
         )
 
     def _filled(self, template: str, variables: Mapping[str, _Input]) -> str:
-        """Replace each `{NAME}` by the value of the variable `NAME`."""
         values: dict[str, str] = {}
         for name, given in variables.items():
             if f"{{{name}}}" in template:

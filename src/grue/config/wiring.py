@@ -95,8 +95,7 @@ def takes_servers(config: GameConfiguration, project: ProjectTables | None) -> b
 def read_servers(path: str | PathLike[str] = "mcp_config.json") -> dict[str, McpServer]:
     """Return the servers of a file such as `mcp_config.json`, by name, for `Runner(servers=...)`.
 
-    Args:
-        path: The file. Servers marked as disabled are left out.
+    Servers marked as disabled are left out.
 
     Raises:
         MCPConfigError: The file is missing or invalid, or a variable of a `${...}` is not set.

@@ -37,9 +37,7 @@ _VSCODE_KEYS = {
 class HostPort(Struct, frozen=True):
     """A host that a boxed program may connect to, and the ports.
 
-    Attributes:
-        host: In lower case: a name, an IP address, or `*.example.com` for each name below `example.com`.
-        ports: The ports of the host that the program may connect to.
+    `host` is in lower case: a name, an IP address, or `*.example.com` for each name below `example.com`.
     """
 
     host: str

@@ -412,8 +412,6 @@ def _entry(host: str, port: int) -> str:
 
 
 class _Asked(Struct, frozen=True):
-    """The arguments of a program's `connect`, with a copy of its socket, and the process's id."""
-
     socket: socket.socket
     address: bytes
     pid: int
@@ -512,7 +510,6 @@ def _say(client: socket.socket, status: int, text: str) -> None:
 
 
 def _relay(one: socket.socket, other: socket.socket) -> None:
-    """Copy bytes both ways until both sides have ended, or a limit of time or bytes is reached."""
     poll, left = select.poll(), _MOST_BYTES
     to = {one.fileno(): (one, other), other.fileno(): (other, one)}
     for fd in to:

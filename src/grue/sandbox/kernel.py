@@ -52,7 +52,6 @@ class Coverage(Struct, frozen=True, kw_only=True):
     """What this machine can enforce.
 
     Attributes:
-        system: The machine's system, such as `Linux 6.8.0 on x86_64`.
         supported: Whether grue can make a box on this kind of system at all.
         landlock: The version of Landlock's interface; 0: the kernel has none.
         seccomp: Whether filters of system calls can be installed.

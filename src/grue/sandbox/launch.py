@@ -235,13 +235,8 @@ def boxed(
 ) -> Boxed:
     """Prepare a start in a box.
 
-    Args:
-        box: The box.
-        program: An absolute path.
-        args: The program's arguments.
-        env: The program's environment.
-        cwd: The program's working directory; `None`: the host's.
-        scratch: The path of the scratch folder, which is made here; `None`: a new path.
+    `program` is an absolute path. `cwd` is the program's working directory; `None`: the host's. `scratch` is
+    the path of the scratch folder, which is made here; `None`: a new path.
 
     Raises:
         SandboxError: This machine cannot enforce the box and `required` is set, or a path cannot be opened.
@@ -298,7 +293,7 @@ def opens_home(box: Sandbox, cwd: str) -> bool:
 class _Ahead(Struct, frozen=True):
     """A ruleset made in advance, so that the next program starts sooner: making one takes 5 us for each rule.
 
-    A forked child must not use it: its rules would apply to the next program of the parent, `process`, too.
+    `process` made it. A forked child must not use it: its rules would apply to the parent's next program.
     """
 
     system: tuple[Rule, ...]

@@ -42,9 +42,7 @@ class Watch:
     Attributes:
         read: Files that the program opened to read, and that exist.
         written: Files that the program wrote, and folders in which it made or deleted something.
-        started: Programs that the program started.
         hosts: `host:port` of the connections; an IP address if the program did not use the proxy.
-        unix: Whether the program used Unix sockets.
         opened: The rules of the preset `pure` for the program, which need not be proposed.
         homes: The values of `HOME` that the program got. These folders are never proposed as a whole.
     """
@@ -101,7 +99,6 @@ class Watch:
         return found
 
     def _reduced(self, paths: list[str]) -> list[str]:
-        """Leave out paths that are inside another path, and folders that are too wide."""
         wanted = sorted({path for path in paths if not (os.path.isdir(path) and self._is_too_wide(path))})  # noqa: PTH112
         return [path for path in wanted if not any(path != each and within(path, each) for each in wanted)]
 
@@ -152,8 +149,6 @@ class Watched(Boxed):
 
 
 class _WatchingGate(Gate):
-    """Records each call that the filter reports, and lets the call go on."""
-
     def __init__(self, watch: Watch) -> None:
         super().__init__((), record=True)
         self._watch = watch

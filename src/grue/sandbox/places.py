@@ -82,13 +82,8 @@ def places_of(
 ) -> Places:
     """Return the files and folders that a box opens for a program.
 
-    Args:
-        box: The box's description.
-        program: The absolute path of the program.
-        args: The program's arguments. If one is a file with code, such as a script, it is opened, too.
-        cwd: The program's working directory, absolute. The preset `files` opens it.
-        env: The program's environment.
-        scratch: The folder that the program may write in any case.
+    `program` and `cwd` are absolute. An argument that is a file with code, such as a script, is opened, too.
+    The program may write `scratch` in any case.
 
     Raises:
         SandboxError: The box cannot open a path as it is described.
@@ -129,11 +124,8 @@ def own_folders(
 ) -> tuple[str, ...]:
     """Return the files and folders of a program's installation, and of its script's installation.
 
-    Args:
-        chain: The program's file, the files that it links to, and its interpreters.
-        args: The program's arguments.
-        cwd: The program's working directory.
-        written: Folders that the program may have changed: `.pth` files there add no folders.
+    `chain` is the program's file, the files that it links to, and its interpreters. The program may have
+    changed what is below `written`, so `.pth` files there add no folders.
     """
     found: list[str] = []
     for path in chain:
@@ -298,8 +290,8 @@ def _state_of_system() -> tuple[tuple[int, int], ...]:
 def _system_folders() -> tuple[str, ...]:
     """Return the folders with those settings files of the system that every box may read.
 
-    Links count at both ends. Other folders need no check: those with programs are opened as a whole, and
-    files of the kernel and devices are not replaced.
+    The folder of a link's target counts too. Other folders need no check: those with programs are opened as a
+    whole, and files of the kernel and devices are not replaced.
     """
     named = [f"/etc/{name}" for name in _SETTINGS.split()]
     paths = [*named, *(path for path in map(real_path, named) if not path.startswith(_opened_trees()))]

@@ -46,7 +46,7 @@ def profile(box: Sandbox, places: Places, *, words: str, hidden: tuple[str, ...]
     """Return a box as a Seatbelt profile.
 
     Args:
-        box: The description of the box.
+        box: The box.
         places: What the box opens for one program, made with `SCRATCH` as the scratch folder.
         words: A description of the box for people, for the profile's first line.
         hidden: Absolute paths that may not be accessed, although they are inside opened folders.

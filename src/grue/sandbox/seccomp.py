@@ -36,7 +36,6 @@ class Machine(Struct, frozen=True):
     Attributes:
         audit: The number of the architecture (`AUDIT_ARCH_...`).
         x32: Whether the processor has a second set of system calls (x32), which are all refused.
-        calls: The numbers of the system calls that this module names.
     """
 
     audit: int
@@ -250,7 +249,6 @@ def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
 
 
 def _sockets(wanted: Wanted) -> list[bytes]:
-    """Return the check of `socket(family, type, protocol)`."""
     rows: list[tuple[int, int, int]] = []
     if wanted.unix_sockets:
         rows += [(_AF_UNIX, kind, 0) for kind in (_STREAM, _DGRAM, _SEQPACKET)]
@@ -284,7 +282,7 @@ def _pairs(wanted: Wanted) -> list[bytes]:
 
 
 def _routes() -> list[bytes]:
-    """Return the check of `setsockopt(socket, level, option)`, for IPv6 options for a routing header."""
+    """Return the check of `setsockopt(socket, level, option)`: it refuses IPv6 routing headers."""
     return [
         _stmt(_LOAD, _low(1)),
         _jump(_EQUAL, _IPPROTO_IPV6, 1, 0),
@@ -317,7 +315,6 @@ def _if_equal(argument: int, value: int) -> list[bytes]:
 
 
 def _only(*values: int) -> list[bytes]:
-    """Return code that allows a system call only if its first arguments are `values`."""
     code = []
     for argument, value in enumerate(values):
         code += [_stmt(_LOAD, _low(argument)), _jump(_EQUAL, value, 1, 0), _stmt(_RETURN, _ERRNO | EPERM)]
@@ -325,7 +322,7 @@ def _only(*values: int) -> list[bytes]:
 
 
 def _limit_is_set() -> list[bytes]:
-    """Return the check of `prlimit64(pid, limit, new, old)`: not another process, and no new RTTIME."""
+    """Return the check of `prlimit64(pid, limit, new, old)`: it refuses other processes and a new RTTIME."""
     return [
         _stmt(_LOAD, _low(0)),
         _jump(_EQUAL, 0, 1, 0),
