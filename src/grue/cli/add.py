@@ -429,8 +429,6 @@ def _address(url: str) -> SplitResult:
 
 
 class _Answers:
-    """The values that a server's description asks for: from `--set`, typed at the terminal, or defaults."""
-
     def __init__(self, given: tuple[str, ...], *, ask: bool) -> None:
         self._ask = ask
         self._given: dict[str, list[str]] = {}
@@ -556,7 +554,6 @@ def _taken(name: str, path: Path) -> str:
 
 
 def _require_consent(adding: Adding, question: str, otherwise: str) -> None:
-    """Ask the user, unless `--yes` was given. Raise `MCPConfigError(otherwise)` if the answer is no."""
     if adding.yes:
         return
     if not _at_a_terminal():

@@ -24,11 +24,8 @@ from grue.runtime.trace.recorder import Envelope, Recorder
 def read_arguments(tool: m.ToolDefinition, text: str | None, pairs: Sequence[str]) -> m.JsonObject:
     """Return the arguments of a call: the members of `text`, replaced or extended by `pairs`.
 
-    Args:
-        tool: The tool's definition from its server.
-        text: A JSON object, or `None`.
-        pairs: `NAME=VALUE` each. VALUE is JSON, or text if the schema asks for a string. If the schema gives
-            no type, VALUE is JSON where possible, else text.
+    Each pair is `NAME=VALUE`. VALUE is JSON, or text if the schema asks for a string. If the schema gives no
+    type, VALUE is JSON where possible, else text.
 
     Raises:
         MCPConfigError: An argument cannot be read; the text says what is expected.

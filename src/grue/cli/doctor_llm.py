@@ -81,10 +81,7 @@ _SHAPES = {"json_object": "JSON objects, but no schema", "none": "no shape at al
 def look_at_llm(config: GameConfiguration, *, network: bool, named: bool) -> Iterator[Finding]:
     """Yield the findings about the configured endpoint.
 
-    Args:
-        config: The settings.
-        network: Whether requests may be sent to the endpoint.
-        named: Whether the user has chosen this endpoint. `False`: it is the default one.
+    `named`: whether the user has chosen this endpoint, which is the default one otherwise.
     """
     url = shown_endpoint(config.client_base_url)
     try:

@@ -24,10 +24,8 @@ class Seen(Struct, frozen=True, kw_only=True):
     """The state of a fleet, as the display shows it.
 
     Attributes:
-        tally: The numbers of episodes: in all, done, failed and so on.
         running: By the id of each running episode, when it was submitted, in monotonic seconds.
         costs: The cost of the requests as the broker counts it, which it does in fleets with limits only.
-        elapsed_s: How long this run of the fleet has lasted.
     """
 
     tally: Tally

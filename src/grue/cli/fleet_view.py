@@ -91,12 +91,8 @@ def print_table(
 ) -> None:
     """Print a table with the mean scores, one row for each combination of settings.
 
-    Args:
-        directory: The fleet's folder.
-        by: Names of settings; each combination of their values is a row. `None`: those with several values,
-            except `seed`, but at most 24 rows.
-        as_json: Print the rows as JSON.
-        everything: Also count episodes that are not in the latest sweep.
+    `by` names the settings; `None`: those with several values, except `seed`, but at most 24 rows. With
+    `everything`, episodes that are not in the latest sweep count too.
 
     Raises:
         FleetError: The folder holds no fleet, one of its files is damaged, or no episode has a setting of
@@ -149,12 +145,8 @@ def print_comparison(
 ) -> bool | None:
     """Compare the scores of two sets of episodes, A and B, and print the result.
 
-    Args:
-        first: A, as `DIR:SETTING=VALUE,...`.
-        second: B, in the same form; without a DIR, that of A.
-        options: How to compare.
-        as_json: Print JSON.
-        show_all: Print every case whose score differs.
+    `first` is A, as `DIR:SETTING=VALUE,...`, and `second` is B, by default in the same DIR. With `show_all`,
+    every case whose score differs is printed.
 
     Returns:
         Whether B is worse than A by `options.margin` or more; `None` if there are too few cases to tell;

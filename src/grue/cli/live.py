@@ -68,7 +68,7 @@ class JsonLines(JsonPrinter):
         self._turn: dict[str, object] = {}
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Take the next message of the trace, and print the object that it completes, if any."""
+        """Take the next message of the trace."""
         del line
         match envelope.body:
             case EpisodeStarted() as started:
@@ -126,11 +126,8 @@ _BETWEEN = " · "
 def status_rows(progress: Progress, now: float, size: os.terminal_size, spinner: str) -> tuple[Row, ...]:
     """Return the status rows, two at most; none if there is nothing to show or no room.
 
-    Args:
-        progress: The state of the episode.
-        now: The time in seconds, by the same clock as the times in `progress`.
-        size: The size of the terminal. Its last column stays free, because a terminal may wrap there.
-        spinner: The frames of the spinner, one character each.
+    `now` is by the same clock as the times in `progress`. The last column of the terminal stays free, because
+    a terminal may wrap there. Each character of `spinner` is a frame.
     """
     width = size.columns - 1
     doing = [*progress.doing.values()]

@@ -31,7 +31,6 @@ class Doing(Struct, frozen=True, kw_only=True):
     """A step that is under way, as the status line shows it.
 
     Attributes:
-        activity: The kind of step.
         since: When the step began. A retry begins after a pause, perhaps in the future.
         name: The server or tool; empty if the step has none.
         limit_s: The step's time limit, counted from `since`; `None`: none of its own.

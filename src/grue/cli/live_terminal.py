@@ -22,7 +22,6 @@ class Terminal:
         environ: The environment, `os.environ` by default.
 
     Attributes:
-        colour: Whether the output shows ANSI colours.
         redraws: Whether the cursor can be moved, so that the status rows can be overwritten.
         spinner: The frames of a spinner, in characters that the output's encoding has.
     """

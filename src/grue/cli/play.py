@@ -143,7 +143,7 @@ def _finish(
 
 
 def _configuration(options: PlayOptions) -> tuple[GameConfiguration, Any, str]:
-    """Return the settings, and the bundled server with a notice, if it is used and the output has room."""
+    """Return the settings, the bundled server if it is used, and a notice about that for people."""
     config = GameConfiguration.of_project()
     model = options.model
     if options.offline:

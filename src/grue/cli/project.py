@@ -31,7 +31,6 @@ class KnownServers(Struct, frozen=True, kw_only=True):
         source: Path of the file that configures them, or `BUNDLED`.
         servers: The servers with a valid configuration, by name, in the file's order.
         unusable: What is wrong with the configuration of each other server, by name.
-        warnings: Warnings about settings in the file that have no effect.
         passed_over: Path of a file of servers that is not used, because the settings turn MCP off; or `None`.
     """
 
@@ -75,11 +74,8 @@ def known_servers(
 ) -> KnownServers:
     """Return the servers in `mcp_config`; without it, those in the project's file, or the bundled server.
 
-    Args:
-        config: The settings.
-        mcp_config: The file that the user named; `None`: none.
-        unasked: Whether to use the project's file of servers even if the settings do not turn MCP on, as
-            commands about servers do. `enabled = false` in pyproject.toml still turns it off.
+    With `unasked`, the project's file is used even if the settings do not turn MCP on, as commands about
+    servers do. `enabled = false` in pyproject.toml still turns it off.
 
     Raises:
         MCPConfigError: The file is missing or invalid. A single invalid server goes into `unusable`.

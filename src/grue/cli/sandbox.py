@@ -108,7 +108,6 @@ def try_command(name: str, command: list[str], mcp_config: Path | None) -> int:
 
 
 def _waited(process: "subprocess.Popen[bytes]") -> int:
-    """Wait for a program and return its exit status. After Ctrl-C, it has 3 seconds to end."""
     try:
         return process.wait()
     except KeyboardInterrupt:
@@ -122,10 +121,7 @@ def _waited(process: "subprocess.Popen[bytes]") -> int:
 def learn(path: Path, name: str, traces: list[Path]) -> bool:
     """Make calls to a server, watch what it opens, and print the sandbox that would have sufficed.
 
-    Args:
-        path: The file of servers.
-        name: The server.
-        traces: Traces whose calls to the server are made again; empty: read calls from standard input.
+    The calls to the server in `traces` are made again; without traces, calls are read from standard input.
 
     Returns:
         Whether every call succeeded. A call that failed may need more than the printed sandbox permits.

@@ -36,12 +36,8 @@ def changes_from(
 ) -> Changes:
     """Return the changes for a replay.
 
-    Args:
-        settings: `KEY=VALUE` each. KEY is a field of `FailurePolicy` or `TurnLimits`, or `budget.` and a
-            field of the budget. VALUE is JSON or a word.
-        max_iterations: The same as `max_tool_iterations=N` in `settings`.
-        after_timeout: The same as `after_timeout=WORD` in `settings`.
-        system: A file with another system text.
+    Each of `settings` is `KEY=VALUE`. KEY is a field of `FailurePolicy` or `TurnLimits`, or `budget.` and a
+    field of the budget. VALUE is JSON or a word. `system` is a file.
 
     Raises:
         MCPConfigError: A key is unknown, a value does not fit, or the file cannot be read.

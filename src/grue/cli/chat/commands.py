@@ -39,11 +39,8 @@ class UnknownCommand(MCPError):  # noqa: N818 - a state of the input
 class ChatCommands:
     """Runs the slash commands of a chat.
 
-    Args:
-        talk: The conversation.
-        screen: Where the output goes.
-        here: The folder in which the user started this process, which may not be the working directory:
-            `/save` writes there.
+    `/save` writes into `here`, the folder in which the user started this process, which may not be the
+    working directory.
     """
 
     def __init__(self, talk: Talk, screen: Screen, here: Path) -> None:

@@ -14,11 +14,7 @@ from grue.tracing.reading import EpisodeEnvelope
 
 
 class EpisodeStarted(facts.EpisodeStarted, frozen=True, kw_only=True):
-    """A chat begins.
-
-    Attributes:
-        instructions: The system text.
-    """
+    """A chat begins; `instructions` is the system text."""
 
     instructions: str
 
@@ -100,7 +96,6 @@ class ChatPast(Past[EpisodeStarted], kw_only=True):
         calls: The names of the tools that each turn has called, by the turn's number.
         file: Name of the conversation's file; empty if nothing was said.
         model: The model that was last chosen by `/model`; empty if none was.
-        turn: Number of the last turn.
     """
 
     said: list[UserSaid] = field(default_factory=list)

@@ -26,8 +26,6 @@ class ChatOptions(Struct, frozen=True, kw_only=True):
     """The options of `grue chat`; see its help.
 
     Attributes:
-        mcp: Whether the chat has tools.
-        instructions: The system text.
         resume: The run folder of a chat to resume; the options recorded there replace most of these.
         started_in: The folder in which the chat was started; `None`: the working directory.
         learn: Name of a server that is watched without a sandbox, to print the one that it needs.

@@ -30,11 +30,7 @@ MAX_LINE = 8 * 2**20
 
 
 class Reader(Protocol):
-    """Reads the user's input.
-
-    Attributes:
-        asks: Whether a person can be asked.
-    """
+    """Reads the user's input; `asks` says whether a person can be asked."""
 
     asks: bool
 
@@ -61,9 +57,7 @@ class Reader(Protocol):
 class LineReader:
     """Reads lines of standard input. A backslash at the end of a line joins the next line to it.
 
-    Args:
-        source: Standard input.
-        asks: Whether the input is a terminal, on which a person can be asked.
+    `asks`: whether `source` is a terminal, on which a person can be asked.
     """
 
     def __init__(self, source: BinaryIO, *, asks: bool) -> None:
@@ -193,7 +187,6 @@ class Person:
 
     Args:
         reader: Called before each question; returns the `Reader` that reads the answer.
-        screen: Where questions are shown.
         redaction: The secrets that are not to be shown.
     """
 

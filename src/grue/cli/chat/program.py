@@ -106,7 +106,6 @@ class ChatProgram:
     """The loop of a chat.
 
     Args:
-        screen: Where the chat prints.
         redaction: The secrets that are not to be shown.
         here: The folder in which the user started the program. `/save` writes there.
 

@@ -197,8 +197,6 @@ class PipeScreen:
 
 
 class _WaitingRow:
-    """A row at the cursor that says what the turn waits for, and for how long."""
-
     def __init__(self, output: Terminal) -> None:
         self._output = output
         self._lock = threading.Lock()
@@ -210,7 +208,6 @@ class _WaitingRow:
         self._thread: threading.Thread | None = None
 
     def show(self, what: str) -> None:
-        """Show the row with this text, from the next tick on."""
         if not self._output.redraws or self._closing.is_set():
             return
         with self._lock:
@@ -227,7 +224,6 @@ class _WaitingRow:
                 self._output.write("\r\x1b[K")
 
     def close(self) -> None:
-        """Erase the row and end its thread. Repeatable."""
         self.hide()
         self._closing.set()
         if self._thread is not None:
