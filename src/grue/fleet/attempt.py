@@ -1,10 +1,10 @@
 """Make one attempt of an episode, in a worker process: call the work, classify its end, commit the result.
 
 After a failure of the machine, the network or a server the episode is tried again. Other failures are results
-of the episode. This module decides which failure is of which sort.
+of the episode.
 
-The work, a function that plays the episode, is user code. It may raise anything, even a `BaseException` or an
-exception whose `__str__` fails, and it may leave its process in any state. Other attempts must not notice.
+The work is user code. It may raise anything, even a `BaseException` or an exception whose `__str__` fails,
+and may leave its process in any state. Other attempts must not notice.
 """
 
 import contextlib
@@ -57,9 +57,8 @@ class Task(Struct, frozen=True, kw_only=True):
     def prepare(self) -> None:
         """Import the modules that the task needs, before the worker calls `make`.
 
-        The worker records the state of its process (working directory, signal handlers, ...) after `prepare`,
-        and is replaced if `make` then changes the state. Some imports change the state. If they are made
-        here, the worker need not be replaced for them.
+        The worker is replaced if `make` changes the state of its process (working directory, signal handlers,
+        ...). Some imports change it, and do no harm here.
         """
         raise NotImplementedError
 
@@ -74,11 +73,8 @@ class Job(Task, frozen=True, kw_only=True):
     Attributes:
         planned: The settings as the sweep gave them; `None`: they are equal to `settings`, because the work's
             `complete` function has added none.
-        keep: Which files stay on disk once the episode is done.
-        prices: Prices by model, to count what the attempt costs.
         files: SHA-256 of each file whose path is a setting of the case, by the setting's name; `None`: do not
             check whether files have changed.
-        batch: Whether requests go through the provider's batch API; see `batches.py`.
     """
 
     work: str
@@ -104,7 +100,6 @@ class Attempted(Struct, frozen=True, kw_only=True):
     """How an attempt ended, as a worker reports it to the driver.
 
     Attributes:
-        attempt: Name of the attempt's folder.
         committed: Whether this attempt became the episode's result. `False`: the attempt failed because of
             the machine, the network, a server or the budget, it waits for a batch, or another attempt was
             committed first.
@@ -150,8 +145,7 @@ def run_attempt(job: Job) -> Attempted:
             shutil.rmtree(attempt, ignore_errors=True)  # the episode will be played again from its beginning
             return Attempted(end=AttemptEnd(outcome="waiting", kind="batch"), attempt=attempt.name)
         end = AttemptEnd(outcome="failed", kind="NotRepeatable", error=_OTHERWISE)
-    # The budget has refused a request. Ignore a score that the work returned all the same, because part of
-    # the episode was not played.
+    # The budget has refused a request, so a part of the episode was not played: a score does not count.
     if count.refused:
         end = AttemptEnd(outcome="unpaid", kind=_UNPAID, error=count.refused)
     model = _answering_model(attempt / TRACE)
@@ -196,10 +190,7 @@ def _play(known: KnownWork, job: Job, episode: Episode) -> AttemptEnd:
 
 
 def text_of(error: BaseException) -> str:
-    """Return the class and the text of an exception, with secrets redacted. Never raises.
-
-    If the exception's own methods raise, the result says that its text cannot be made.
-    """
+    """Return the class and the text of an exception, with secrets redacted. Never raises."""
     kind = "exception"
     try:
         kind = plain_text(type(error).__name__)

@@ -3,11 +3,10 @@
     played ─▶ waiting ─▶ played again ─▶ … ─▶ scored | failed
                 └─ the episode's folder has its requests; the driver sends them with those of other episodes
 
-A batch may take hours, and the work is user code that cannot be paused. So at the first request without a
-reply the attempt ends, and the request is stored. When the reply has arrived, the episode is played again
-from its beginning: requests of earlier attempts get their stored replies at once, and the first new request
-ends the attempt again. Tools are called again too. The work has to make the same requests in each attempt. If
-it does not repeat the request whose reply arrived last, the episode has failed.
+A batch may take hours, and the work cannot be paused. So at the first request without a reply the attempt
+ends, and the request is stored. When the reply has arrived, the episode is played again from its beginning:
+requests of earlier attempts get their stored replies at once. Tools are called again too. The work has to
+make the same requests in each attempt; otherwise the episode has failed.
 
     DIR/ab/ID/requests.jsonl   the requests of the episode ID, whose first two digits are `ab`
     DIR/ab/ID/replies.jsonl    their replies
@@ -62,10 +61,7 @@ class _AskedOnFile(Struct, frozen=True, kw_only=True):
 
 
 class _Replied(Struct, frozen=True, kw_only=True):
-    """The reply to a request; a line of `replies.jsonl`.
-
-    `result` is `None` if the provider has not answered the request, so that it has to be sent again.
-    """
+    """The reply to a request; a line of `replies.jsonl`. Without a `result`, the request is sent again."""
 
     key: str
     result: Result | None = None
@@ -74,14 +70,7 @@ class _Replied(Struct, frozen=True, kw_only=True):
 class EpisodeRoom:
     """Answers the requests of one attempt with stored replies, and stores the requests that have no reply.
 
-    Implements `ReplyRoom`.
-
-    Args:
-        folder: The episode's folder.
-        count: Counts the cost of the replies, and asks the broker whether a request may be stored.
-
-    Attributes:
-        waits: Whether the attempt has made a request that has no reply yet.
+    `waits`: the attempt has made a request that has no reply yet.
     """
 
     def __init__(self, folder: Path, count: RequestCount) -> None:
@@ -105,18 +94,11 @@ class EpisodeRoom:
 
     @property
     def asks_otherwise(self) -> bool:
-        """Whether the newest reply answers a request that an earlier attempt has made and this one has not.
-
-        If so, the work asks something else each time it is played, so its requests cannot wait for batches.
-        """
+        """Whether this attempt has not repeated the request that the newest reply answers."""
         return bool(self._last) and self._last in self._results and self._last not in self._read
 
     async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> Answered | Fault:
-        """Return the reply to a request if it has arrived; otherwise store the request in `requests.jsonl`.
-
-        Raises:
-            RequestPostponed: The request waits for a batch, so the attempt has to end.
-        """
+        """Return the reply to a request, or store the request and raise `RequestPostponed`."""
         del request
         digest = hashlib.sha256(body).hexdigest()[:16]
         with self._lock:
@@ -147,8 +129,7 @@ class EpisodeRoom:
                 _append(self._folder / REQUESTS, [asked])
                 self._asked.add((key, tries))
             if permit is not None:
-                # `RequestOutcome()` states no cost, so the broker charges the most that the request can cost.
-                # The real cost is known only when the reply has arrived, hours later.
+                # Without a stated cost, the broker charges the most. The real cost is known only hours later.
                 permit.settle(RequestOutcome())
         self.waits = True
         raise RequestPostponed(key)
@@ -185,10 +166,6 @@ class FleetBatches:
     """Sends the waiting requests of all episodes in batches, and writes the replies into episodes' folders.
 
     Not thread-safe.
-
-    Args:
-        folder: The fleet's folder.
-        batching: How often to ask the providers for replies.
     """
 
     def __init__(self, folder: Path, batching: Batching) -> None:
@@ -209,9 +186,7 @@ class FleetBatches:
     def add(self, episode: Path) -> None:
         """Put the requests of an episode that have no reply yet into the folder `DIR/batches/MODEL`.
 
-        Raises:
-            FleetError: The episode's requests or replies cannot be read.
-            BatchFolderError: The folder `DIR/batches/MODEL` cannot be used.
+        Raises `FleetError` or `BatchFolderError`.
         """
         answered = Counter(
             each.key for each in _lines(episode / REPLIES, _Replied) if each.result is not None
@@ -230,12 +205,8 @@ class FleetBatches:
     def step(self, *, send: bool) -> list[str]:
         """Ask the providers for replies. Return the ids of the episodes that have all their replies now.
 
-        Between two polls nothing is asked or sent. The time between them grows up to
-        `Batching.look_every_s`, and is short again after a batch has ended.
-
-        Args:
-            send: Whether to send the waiting requests too. The driver sends them only when it has nothing
-                else to do, so that each batch is as large as possible.
+        Does nothing until the next poll is due. With `send`, the waiting requests are sent too: the driver
+        does this only when it has nothing else to do, so that each batch is as large as possible.
 
         Raises:
             FleetError: A provider accepts no batch, or could not be reached for a long time.
@@ -304,11 +275,7 @@ class FleetBatches:
 
 
 def _lines(path: Path, kind: type[T]) -> list[T]:
-    """Return the lines of a file, without a last line that a kill has cut short.
-
-    Raises `FleetError` if the file cannot be read or is damaged: the file is in the episode's folder, where
-    the user's work may write, too.
-    """
+    """Return the lines of a file, without a last line that a kill has cut short; raises `FleetError`."""
     try:
         written = read_regular(path)
         whole = written[: written.rfind(b"\n") + 1]

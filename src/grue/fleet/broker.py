@@ -1,7 +1,6 @@
 """The broker: decides which request to a model may start now, and adds up what the requests have cost.
 
-The broker is a pure state machine: it gets the time as an argument, and never waits. `accounts.py` asks it on
-behalf of the workers, and keeps the ledger.
+The broker is a pure state machine: it gets the time as an argument, and never waits.
 
 The rules:
 
@@ -32,12 +31,10 @@ from grue.transports.llm.exchange import RequestOutcome, WantedRequest
 
 SLOW_START = 2.0
 _MARGIN = 0.95
-"""The share of an allowed rate that is used. The rest is a margin for endpoints whose clock runs at another
-speed, and for delays on the way."""
+"""The share of an allowed rate that is used, because an endpoint's clock may run at another speed."""
 
 _CATCH_UP = 4.0
-"""How many times shorter the pause between two requests may be than the average pause of the allowed rate, to
-make up for a request that was sent late."""
+"""How many times shorter than the average the pause may be after a request that was sent late."""
 
 _OVERLOADED = frozenset({429, 503, 529})
 _LEAST_PAUSE_S = 1.0
@@ -137,11 +134,9 @@ class Amount(Struct, frozen=True):
 
 
 class Costs(Struct, frozen=True):
-    """The cost of a fleet's requests so far.
+    """The cost of a fleet's requests so far. `overloads` counts the answers that reported an overload.
 
-    Attributes:
-        overloads: Number of answers that reported an overload.
-        refused: Why the budget refuses requests; empty if it admits them.
+    `refused`: why the budget refuses requests; empty if it admits them.
     """
 
     spent: Amount = Amount()
@@ -156,11 +151,7 @@ class Granted(Struct, frozen=True):
 
 
 class NotYet(Struct, frozen=True):
-    """The request has to wait.
-
-    Ask again when another request has been settled, or after `after_s` seconds, whichever is earlier. If
-    `after_s` is `None`, waiting alone does not help: ask again only when another request has been settled.
-    """
+    """The request has to wait: for `after_s` seconds at most, or until another request is settled."""
 
     after_s: float | None
 
@@ -178,12 +169,9 @@ class Broker(Struct):
     """The state of the broker: the limits, and what has been reserved and spent.
 
     Attributes:
-        limits: The limits on budget, rate and server processes.
         spent: The cost of the settled requests, including the requests of earlier runs.
         reserved: The most that the requests under way can cost together.
-        under_way: Number of requests under way.
         window: How many requests may be under way now; the module's docstring says how it grows and shrinks.
-        overloads: Number of answers with status 429, 503 or 529 so far.
         paused_until: No request starts before this time.
         refused: Why the last refused request was refused; empty: no limit has refused a request.
     """
@@ -204,10 +192,7 @@ class Broker(Struct):
     _halved_at: float = -math.inf
 
     def ask(self, wanted: WantedRequest, now: float) -> Answer:
-        """Return whether a request may start now, and if so, reserve the most that it can cost.
-
-        `now` is in seconds of a monotonic clock.
-        """
+        """Return whether a request may start at `now` (monotonic seconds), and if so, reserve its cost."""
         amount = self.most(wanted)
         if isinstance(amount, Refused):
             return amount
@@ -235,18 +220,13 @@ class Broker(Struct):
             self._slow_down(outcome.retry_after_s, now)
         elif outcome.status is not None and outcome.status < 400:
             step = 1.0 if self._slow_start else 1.0 / max(1.0, self.window)
-            # Widen the window only if a request had to wait because the window was full. Otherwise this
-            # success does not show that the endpoint can take more requests at a time.
+            # A success shows that the endpoint can take more only if a request had to wait.
             if self._short:
                 self.window += step
         return cost
 
     def most(self, wanted: WantedRequest) -> Amount | Refused:
-        """Return the most that a request can cost.
-
-        A request whose price or `max_tokens` is unknown could cost any sum. It is refused if the budget
-        limits `money_usd` and not `requests`.
-        """
+        """Return the most that a request can cost, or refuse it if its cost is unknown and unlimited."""
         limits = self.limits
         price = price_of(limits.budget.prices, wanted.model)
         tokens = wanted.prompt_bytes + (wanted.max_tokens or 0)
@@ -281,8 +261,7 @@ class Broker(Struct):
         if rate is None or not self._starts:
             return 0.0
         between_s = 60 / (rate * _MARGIN)
-        # The rate allows `many` requests a second, one every `between_s` seconds. If `many` is more than 1,
-        # the pause may be shorter than `between_s`, to make up for a request that was sent late.
+        # The rate allows `many` requests a second. A shorter pause makes up for a request that was late.
         many = max(1, round(rate / 60))
         soonest = self._starts[-1] + (between_s if many == 1 else between_s / _CATCH_UP)
         while len(self._starts) > many:
@@ -296,8 +275,7 @@ class Broker(Struct):
         if rate is None:
             return 0.0
         self._fill(rate, now)
-        # The allowance never exceeds `rate`. A request that needs more tokens than `rate` starts when the
-        # allowance is full, and makes it negative.
+        # A request of more tokens than `rate` starts when the allowance is full, and makes it negative.
         short = min(tokens, rate) - self._allowance
         return short / (rate / 60)
 
@@ -321,8 +299,7 @@ class Broker(Struct):
         self.overloads += 1
         self._slow_start = False
         if now - self._halved_at >= _LEAST_PAUSE_S:
-            # Halve at most once a second: the requests that were under way together report one and the same
-            # overload.
+            # Requests that were under way together report the same overload, so halve once a second.
             self.window = max(1.0, self.window / 2)
             self._halved_at = now
         self.paused_until = max(self.paused_until, now + max(retry_after_s or 0.0, _LEAST_PAUSE_S))

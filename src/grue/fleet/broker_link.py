@@ -25,11 +25,7 @@ _REPLIES = msgspec.json.Decoder(Reply)
 class BrokerLink:
     """Asks a broker in another process whether a request or a server process may start. Thread-safe.
 
-    Implements `RequestGate` and `ServerGate`.
-
-    Args:
-        address: Path of the broker's Unix socket.
-        on_loss: Called in the reading thread when the connection ends.
+    Implements `RequestGate` and `ServerGate`. `on_loss` is called in the reading thread at the end.
     """
 
     def __init__(self, address: str, on_loss: Callable[[], None]) -> None:
@@ -45,8 +41,8 @@ class BrokerLink:
     async def admit(self, wanted: WantedRequest | None = None) -> "Claim | str":
         """Ask the broker, and wait until a request or a server process may start.
 
-        `wanted` is the request; `None`: the question is about a server process. Return the permission, or the
-        reason for a refusal. A cancellation tells the broker that the answer is no longer wanted.
+        `wanted` is the request; `None`: a server process. Return the permission, or the reason for a refusal.
+        A cancellation tells the broker that the answer is no longer wanted.
         """
         id_, answer = next(self._ids), Future[str]()
         with self._lock:
@@ -61,8 +57,7 @@ class BrokerLink:
             with self._lock:
                 unanswered = self._waiting.pop(id_, None)
             if unanswered is not None:
-                # A thread waits in `answer.result`, and the broker's answer no longer reaches it. Set any
-                # text as the result, so that the thread ends.
+                # The answer no longer reaches the thread that waits in `answer.result`: let the thread end.
                 unanswered.set_result("the wait was given up")
             claim.leave()
             raise
@@ -108,11 +103,7 @@ class BrokerLink:
 
 
 class Claim(Struct, frozen=True):
-    """The broker's permission to start a request or a server process. Implements `Permit` and `ServerPlace`.
-
-    Attributes:
-        give_back: Tells the broker that the request or the server process has ended, and with which outcome.
-    """
+    """The permission to start a request or a server process. Implements `Permit` and `ServerPlace`."""
 
     give_back: Callable[[RequestOutcome], object]
 

@@ -1,13 +1,9 @@
 """The broker as a server in the driver's process: answers the workers.
 
-Each worker process has a connection to a Unix socket. A message is a line of JSON. The worker sends `ask`
-before a request to a model or the start of a server process, and `give_back` when the request or the process
-has ended. The server answers each `ask` with `reply`. When the connection ends, each of the worker's requests
-under way is charged with the most that it can cost, because it may have been sent. The worker's server
-processes count as ended.
+Each worker process has a connection to a Unix socket. A message is a line of JSON. When the connection ends,
+the worker's requests under way count as sent, and its server processes as ended.
 
-The server runs in a thread with an event loop of its own, so that the driver stays synchronous. This module
-reads and writes the lines; `accounts.py` decides what is answered.
+The server runs in a thread with an event loop of its own, so that the driver stays synchronous.
 """
 
 import asyncio
@@ -39,10 +35,7 @@ _LONGEST_FOLDER = 75
 
 
 class Ask(Struct, frozen=True, tag="ask"):
-    """A worker asks whether a request or a server process may start.
-
-    `id` is unique within the connection. `wanted` is the request; `None`: a server process.
-    """
+    """A worker asks whether the request `wanted` may start, or if it is `None`, a server process."""
 
     id: int
     wanted: WantedRequest | None = None
@@ -66,15 +59,7 @@ _REQUESTS = msgspec.json.Decoder(Ask | GiveBack)
 
 
 class BrokerServer:
-    """Answers the workers of one driver while it is entered as a context manager. Arguments: see `Accounts`.
-
-    Raises:
-        FleetError: The ledger cannot be read or written.
-
-    Attributes:
-        accounts: Decides which requests and servers may start, and charges the requests.
-        address: Path of the Unix socket.
-    """
+    """Answers the workers of one driver while it is entered. Raises as `Accounts` does."""
 
     def __init__(self, folder: FleetFolder, limits: Limits) -> None:
         self.accounts = Accounts(folder, limits)

@@ -7,14 +7,12 @@
 The interval is the 95 % confidence interval of the mean difference, B minus A. If it contains 0, the result
 says how large a difference these cases would probably have shown, and how many more cases are needed.
 
-The comparison is about the settings that have one value in all episodes of A and another one in all of B. The
-other settings of the sweep identify the case, except `base_url`: an episode at another port is a repetition
-of the same case. A case that only one side has played does not count.
+The settings that have one value in all episodes of A and another one in all of B are compared. The others
+identify the case, except `base_url`. A case that only one side has played does not count.
 
 A failed episode counts with the score `failed_as`, by default 0: leaving it out would favour the side that
-fails more often. If lower scores are better, there is no default. An episode that was given up, not paid for
-or not scored is missing: it does not count, but the number of missing episodes is shown. If the latest sweep
-of the folder has episodes of a side, that side's episodes from earlier sweeps count as missing too.
+fails more often. If lower scores are better, there is no default. Episodes without a result or a score are
+missing: they are only counted.
 
 With fewer than 15 cases, or without numpy and scipy, there is no interval, and the sign test decides.
 """
@@ -63,12 +61,10 @@ _NEXT_SETTING = re.compile(r",(?=[A-Za-z_][\w.-]*=)")
 _MOST_NAMED = 8
 _MOST_CASES = 5
 _NO_CELL = frozenset({"seed"})
-"""Settings that do not split episodes into cells: episodes with different seeds are repetitions in one
-cell."""
+"""Settings that do not make cells: episodes with different seeds are repetitions in one cell."""
 
 _NO_CASE = frozenset({"base_url"})
-"""Settings that are not part of the case. The address is not, because a server that is started again has
-another port."""
+"""Settings that are not part of the case: a server that is started again has another port."""
 
 _NONE_OF = 3.0
 """If none of n cases differs, at most about 3/n of all possible cases differ, with a confidence of 95 %."""
@@ -87,24 +83,14 @@ _MISSING = {
 
 
 class Cell(Struct, frozen=True):
-    """All episodes of a fleet, or those that have certain settings.
-
-    Attributes:
-        fleet: The fleet's folder.
-        wanted: The settings that an episode must have, as text; a value that is not text as JSON. Empty: all
-            episodes.
-    """
+    """All episodes of a fleet, or those with the `wanted` settings: texts, or JSON for other values."""
 
     fleet: Path
     wanted: dict[str, str] = {}
 
     @classmethod
     def of(cls, written: str, other: "Cell | None" = None) -> "Cell":
-        """Parse `DIR` or `DIR:SETTING=VALUE,...`. If `DIR` is left out, use the folder of the cell `other`.
-
-        Raises:
-            FleetError: The folder is not a fleet's.
-        """
+        """Parse `DIR` or `DIR:SETTING=VALUE,...`; `DIR` may be that of `other`. Raises `FleetError`."""
         match = _SELECTED.fullmatch(written)
         place, settings = (match[1], match[2] or "") if match else (written, "")
         fleet = other.fleet if other is not None and not place else Path(place)
@@ -120,12 +106,7 @@ class Cell(Struct, frozen=True):
         return f"{self.fleet}:{chosen}" if chosen else str(self.fleet)
 
     def of_these(self, everything: Sequence[Result]) -> list[Result]:
-        """Return the episodes of this cell; `everything` has all episodes of its fleet.
-
-        Raises:
-            FleetError: No episode has a setting that `wanted` names, or no episode has its wanted value. The
-                error's text lists the settings or the values that exist.
-        """
+        """Return the episodes of this cell, of all in the fleet; raises `FleetError` if there are none."""
         known = {name: None for each in everything for name in (*each.planned, *each.settings)}
         for name in self.wanted:
             if known and name not in known:
@@ -179,9 +160,7 @@ class Side(Struct, frozen=True, kw_only=True):
     """One of the two sets of episodes.
 
     Attributes:
-        label: The name of the set, such as the cell as the user wrote it.
         fleet: The fleet's folder; empty if the episodes were given without a folder.
-        episodes: Number of episodes that are compared.
         failed: Number of compared episodes that have failed.
         missing: Number of episodes that are not compared, by reason. `unscored`: the episode lacks the score.
             `earlier`: it is of an earlier sweep, and the latest sweep has episodes of this side. Any other
@@ -279,9 +258,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
     def text(self, *, commands: bool = False, everything: bool = False) -> str:
         """Return the findings, and the cases in which A and B differ; of many, those that differ most.
 
-        Args:
-            commands: Add the commands that show the episodes of each case.
-            everything: List all cases that differ, even if there are many.
+        `commands`: add the commands that show the episodes of each case. `everything`: list all cases that
+        differ, even if there are many.
         """
         heads = ["", "A", "B", "B - A", "95 % interval"]
         rows = [heads, *(_row(each, self.score) for each in self.measures)]
@@ -380,10 +358,7 @@ def _case_lines(found: Comparison, *, commands: bool, everything: bool) -> Itera
 
 
 def _telling(cases: Sequence[CaseChange]) -> list[str]:
-    """Return the settings whose values differ between cases, those with the most values first.
-
-    If no setting differs, return all settings.
-    """
+    """Return the settings in which the cases differ, most values first; if they differ in none, all."""
     values = _values_of(case.case for case in cases)
     differing = [name for name in values if len(values[name]) > 1] or list(values)
     return sorted(differing, key=lambda name: -len(values[name]))
@@ -427,10 +402,7 @@ def in_columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def short_words(value: object) -> str:
-    """Return a value as one short line, without secrets.
-
-    A long value is cut in the middle and keeps its end, because the values of a setting often begin alike.
-    """
+    """Return a value as one short line, without secrets. The end stays, because many begin alike."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     line = " ".join(Redaction(secrets_in(os.environ)).redact_text(text).split())
     return shortened(line, _WIDEST)
@@ -464,8 +436,7 @@ def compare_results(
 ) -> Comparison:
     """Compare two sets of episodes. Raises what `compare` raises.
 
-    `left_out`: for each set, how many episodes the caller has left out because they are of earlier sweeps.
-    The comparison reports these two numbers, and does not depend on them.
+    `left_out` is only reported: how many episodes of earlier sweeps the caller has left out of each set.
     """
     score = options.score or _only_score((*first, *second))
     failed_as = failed_score((*first, *second), options.failed_as, lower_is_better=options.lower_is_better)
@@ -594,10 +565,7 @@ def _signs(sides: _Sides, keys: Sequence[str], groups: list[int] | None, options
 def _measures(
     sides: _Sides, keys: Sequence[str], groups: list[int] | None, options: Options, *, bare: bool
 ) -> list[Measure]:
-    """Return the means of A and B, and their difference, for the score, the cost and each other figure.
-
-    `bare`: without confidence intervals of the differences.
-    """
+    """Return the means of A and B, and their difference, for each figure; `bare`: without intervals."""
     scores = [side.score(each) or 0.0 for side in sides for key in keys for each in side.by_case[key]]
     figures: list[tuple[str, list[list[float] | None]]] = [
         ("score", [side.means(keys, side.score) for side in sides]),
@@ -746,11 +714,9 @@ def _turned(found: Interval, lower_is_better: bool) -> Interval:
 def cell_axes(settings: Sequence[m.JsonObject], most: int, axes: Sequence[str] = ()) -> list[str]:
     """Return the names of the settings that split the episodes into the cells of a table.
 
-    If all settings that differ between the episodes make at most `most` cells, return all of them. Otherwise
-    take settings one by one: first those in `axes` (for a sweep, the keys of its `grid`), then the others; in
-    both groups, settings with fewer values first. Stop before there are more than `most` cells, or too few
-    cases in a cell for a confidence interval. A cell then contains episodes with different values of the
-    settings that were not taken, such as the question.
+    If all settings that differ make at most `most` cells, return all of them. Otherwise take settings one by
+    one: first those in `axes`, then the others; in both groups, those with fewer values first. Stop before
+    there are more than `most` cells, or too few cases in a cell for a confidence interval.
     """
     values = _values_of(settings)
     differing = [name for name in values if len(values[name]) > 1 and name not in _NO_CELL]

@@ -26,7 +26,6 @@ class Course(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A summary of an attempt: its counts, its end, and the last problem. All texts are printable.
 
     Attributes:
-        turns: Number of turns that were begun.
         requests: Number of requests to the model in the turns that have ended.
         tool_calls: Number of tool calls in the turns that have ended.
         refused_calls: Number of calls that were not sent, because the tool is unknown, the arguments are
@@ -68,10 +67,7 @@ _READ = frozenset(
 
 
 def read_course(trace: Path) -> Course | None:
-    """Sum up an attempt from its trace; `None`: the trace is missing or too large.
-
-    If the trace is damaged, the messages before the damage are read.
-    """
+    """Sum up an attempt from its trace, up to any damage; `None`: the trace is missing or too large."""
     found: dict[str, Any] = {}
     try:
         if not trace.is_file() or trace.stat().st_size > _MOST_BYTES:
@@ -127,13 +123,7 @@ def _add(found: dict[str, Any], **counts: int) -> None:
 
 
 def read_said(trace: Path) -> LastExchange:
-    """Return the last question and the last answer of a trace.
-
-    A structured answer is returned as JSON. Texts of more than 1 MiB are cut.
-
-    Raises:
-        TraceError: The trace cannot be read.
-    """
+    """Return the last question and answer, cut to 1 MiB; raises `TraceError`."""
     question = answer = ""
     for line in open_episode(trace).lines():
         if line.tag == "RunTurn":
