@@ -7,17 +7,14 @@
                    └─ interrupted, unpaid ─▶ missing   played when the same command is run again
 
 An attempt fails because of the infrastructure if its worker is lost, the endpoint cannot be reached, or a
-server does not start. An attempt is unpaid if the budget refuses one of its requests. An error of the model,
-the work, or the game that the work plays is a result: the episode has failed. If the last twenty attempts all
-failed in the same way at the same endpoint, the fleet pauses, because more attempts would probably fail too.
+server does not start. An error of the model, the work, or the game that the work plays is a result: the
+episode has failed. If the last twenty attempts all failed in the same way at the same endpoint, the fleet
+pauses, because more attempts would probably fail too.
 
-The work of an episode is somebody else's code, and can do anything to its worker and to the episode's folder.
-So a reported result counts only if its commit is in the episode's folder. If the folder cannot be read or
-written, only this episode fails. The run ends early only if the fleet's folder is gone, the disk is full, or
-no worker starts.
+The work can do anything to its worker and to the episode's folder. So a reported result counts only if its
+commit is in that folder. If the folder cannot be read or written, only this episode fails.
 
-Nothing about an episode is kept in memory after it has ended, so that a fleet of thousands takes no more
-memory than a fleet of a hundred.
+Nothing about an episode is kept in memory after it has ended, because a fleet may have thousands.
 """
 
 import itertools
@@ -127,7 +124,6 @@ class Plan(Struct, frozen=True, kw_only=True):
 
     Attributes:
         cases: Returns the cases; each call returns the same ones.
-        keep: Which files stay on disk.
         batching: How requests go through the providers' batch APIs; `None`: each is sent at once.
         whole: Whether `cases` returns exactly the cases of a sweep's file.
             `True`: `latest.txt` lists their episodes, and reports treat all other episodes of the folder as
@@ -146,16 +142,9 @@ class Plan(Struct, frozen=True, kw_only=True):
 class Driver:
     """Runs a plan on an engine.
 
-    Args:
-        folder: The fleet's folder, which this driver has locked.
-        plan: The work and its cases.
-        engine: Makes the attempts.
-        watch: Called about five times a second with the counts, and with a mapping from the id of each
-            running episode to the time at which it was submitted (monotonic seconds).
-        retry: Whether to try episodes again that were given up.
-
-    Attributes:
-        tally: The counts so far.
+    This driver must have locked `folder`. `watch` is called about five times a second with the counts, and
+    with the time (monotonic seconds) at which each running episode was submitted, by id. `retry`: try
+    episodes again that were given up.
     """
 
     def __init__(
@@ -320,10 +309,9 @@ class Driver:
         self._watch(self.tally, self._playing())
 
     def _playing(self) -> dict[str, float]:
-        """Return the id of each episode that is being played, with the time when it was submitted.
+        """Return the id and the time of submission of each episode that is being played.
 
-        The engine plays the episodes in the order in which they were submitted. If more are submitted than
-        the engine has workers, the episodes that were submitted last still wait. They are left out.
+        The engine plays them in the order of submission, so those beyond its slots still wait.
         """
         return dict(itertools.islice(self._running.items(), self._engine.slots))
 
@@ -368,10 +356,7 @@ class Driver:
         self._pause_if_all_fail(end)
 
     def _end_without_commit(self, folder: EpisodeFolder, ended: Attempted | Lost) -> AttemptEnd | None:
-        """Return how an attempt ended that its worker has not committed; `None`: it was cancelled.
-
-        If the attempt took too long, this method commits it as failed.
-        """
+        """Return how an attempt without a commit ended; `None`: it was cancelled. Commit a timed-out one."""
         if isinstance(ended, Attempted):
             if ended.end.outcome in ("infrastructure", "unpaid", "waiting"):
                 return ended.end

@@ -4,16 +4,12 @@
                                      (in a temporary folder)            └─▶ episodes.parquet, ...
                         └─▶ samples.jsonl, or one ATIF file an episode
 
-Rows are written out as they are read, so that memory does not grow with the number of episodes. If a trace is
-damaged, the rows before the damage are exported and the damage is reported; the other traces are exported as
-usual. DuckDB comes with the extra `export`.
+Memory does not grow with the number of episodes. A damaged trace is exported up to the damage, and the damage
+is reported. DuckDB comes with the extra `export`.
 
-A sample is the training data of one request: the messages that the model got, the tools on offer, the reply,
-and a reward. An assistant's message counts as written by the model only if it is an unchanged reply from this
-trace. It does not count if the host supplied it, or if calls were removed from it. Token ids are those that
-the endpoint has reported; nothing is tokenised again. A conversation gives no samples if the trace does not
-hold exactly what was sent: its beginning is in another trace, or a secret in it was redacted. Trajectories
-are in ATIF, the interchange format of Harbor, version 1.4.
+A sample is the training data of one request. A conversation gives no samples if the trace does not hold
+exactly what was sent: its beginning is in another trace, or a secret in it was redacted. Trajectories are in
+ATIF, the interchange format of Harbor, version 1.4.
 """
 
 import contextlib
@@ -52,15 +48,10 @@ class Sample(Struct, frozen=True, kw_only=True):
     """A request and its reply; a line of `samples.jsonl`.
 
     Attributes:
-        episode: The episode's id.
-        settings: The settings of the episode's case.
         repetition: Counts the episodes with equal settings, from 0.
         outcome: How the episode ended; see `Result.outcome`.
         reward: The episode's score that was chosen for the export; `None`: the episode lacks this score.
-        turn: Number of the turn.
-        request: Number of the request in the turn.
         message: Number of the request's message in the trace.
-        model: The model that replied.
         messages: The messages that the model got, in the form of chat completions; tools are called
             `SERVER.TOOL`. The key `by` of a message says who wrote it: `host`, `model`, `tool`, or `grue`.
             grue writes, for example, the request for a final answer, and the result of a call that was not
@@ -112,17 +103,9 @@ class _Request(Struct):
 
 
 class Samples:
-    """The samples of an episode, in order. An object of this class can be iterated only once.
+    """The samples of an episode, in order. Iterate it once; a damaged trace then raises `TraceError`.
 
-    Args:
-        trace: The trace, or its run folder.
-        origin: The fields of the samples that describe the episode.
-
-    Attributes:
-        left_out: How many replies gave no sample so far, because the trace does not hold what was sent.
-
-    Raises:
-        TraceError: The trace is damaged or cannot be read. Raised during the iteration.
+    `left_out`: how many replies gave no sample so far, because the trace does not hold what was sent.
     """
 
     def __init__(self, trace: Path, origin: Origin) -> None:
@@ -143,10 +126,7 @@ class Samples:
                 yield sample
 
     def _see(self, envelope: EpisodeEnvelope, talks: TalkReader) -> Sample | None:
-        """Read the next message. If it is the model's reply to a request, return the sample of both.
-
-        Otherwise, or if the request gives no sample, return `None`.
-        """
+        """Read the next message. If it is the reply to a request, return the sample of both, if any."""
         body = envelope.body
         # Remove a request from `_asked` only when its reply arrives. The report of a retry has the request as
         # its cause too, and the reply comes after the report.
@@ -322,11 +302,7 @@ class _Trajectory(Struct):
 
 
 def trajectory(trace: Path, origin: Origin) -> dict[str, Any]:
-    """Return an episode as a trajectory in ATIF.
-
-    Raises:
-        TraceError: The trace is damaged or cannot be read.
-    """
+    """Return an episode as a trajectory in ATIF; raises `TraceError` if the trace cannot be read."""
     found = _Trajectory()
     for envelope in open_episode(trace):
         found.take(envelope)
@@ -363,26 +339,11 @@ class EpisodeRow(Struct, kw_only=True):
 
     Attributes:
         episode: Id of the episode in its fleet; elsewhere the name of its run folder.
-        fleet: The fleet's folder.
-        work: Name of the work that played the episode.
-        settings: The settings of the episode's case.
         repetition: Counts the episodes with equal settings, from 0.
         outcome: `scored`, `failed`, `infrastructure`, `unpaid`, `interrupted` or `damaged`.
         scores: The scores by name: those of the work, and those that scorers and people have given later.
-        kind: The kind of the episode's failure.
-        error: The failure, as a sentence.
-        attempt: Number of the attempt that counts.
         model: The model that answered last.
-        endpoint: The LLM endpoint that was asked.
-        duration_s: How long the attempt took.
         requests: Number of requests to the model, as the fleet has counted them.
-        tokens: The tokens of these requests.
-        money_usd: The price of these requests in US dollars.
-        turns: Number of turns that were begun.
-        tool_calls: Number of tool calls.
-        refused_calls: Number of calls that were not sent.
-        failed_calls: Number of calls that failed.
-        last_turn: How the last turn ended.
         grue: The version of grue that played the episode.
         trace: Path of the episode's trace; empty: the episode has no trace.
     """
@@ -437,7 +398,6 @@ class Exported(Struct, kw_only=True):
         rows: How many rows each table has; for training, how many samples or trajectories.
         without_trace: Number of episodes that have no trace, or whose trace was not kept.
         left_out: Number of replies without a sample, because the trace does not hold what was sent.
-        damaged: Number of damaged traces.
         troubles: For each of the first few damaged traces, what is wrong with it.
     """
 
@@ -455,11 +415,7 @@ class Exported(Struct, kw_only=True):
 
 
 def fleet_episodes(fleet: Path) -> Iterator[EpisodeRow]:
-    """Yield the episodes of a fleet.
-
-    Raises:
-        FleetError: The folder is not a fleet's.
-    """
+    """Yield the episodes of a fleet; raises `FleetError` if the folder is not a fleet's."""
     for result in results(fleet):
         yield _episode(result, fleet)
 
@@ -511,8 +467,6 @@ def _add_course(row: EpisodeRow, course: Course | None) -> None:
 def export_tables(episodes: Iterable[EpisodeRow], target: Path) -> Exported:
     """Write the tables `episodes`, `turns`, `calls` and `requests` as Parquet files into the folder `target`.
 
-    The folder is made if it is missing.
-
     Raises:
         FleetError: A file cannot be written.
         MissingDependencyError: DuckDB is not installed.
@@ -533,13 +487,7 @@ def export_tables(episodes: Iterable[EpisodeRow], target: Path) -> Exported:
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """The result of a query.
-
-    Attributes:
-        columns: The names of the result's columns.
-        rows: The result's rows.
-        read: How many rows the queried tables had, and which traces were damaged.
-    """
+    """The result of a query. `read` says how many rows the tables had, and which traces were damaged."""
 
     columns: list[str]
     rows: list[tuple[Any, ...]]
@@ -664,8 +612,7 @@ def _folder(target: Path) -> None:
 def export_samples(episodes: Iterable[EpisodeRow], target: Path, *, score: str = "score") -> Exported:
     """Write a `Sample` for each request of the episodes into `samples.jsonl` in the folder `target`.
 
-    An existing file is replaced; the folder is made if it is missing. The episode's score called `score` is
-    the reward of its samples. An episode without a trace gives no samples.
+    The episode's score called `score` is the reward. An episode without a trace gives no samples.
 
     Raises:
         FleetError: The file cannot be written.
@@ -692,11 +639,7 @@ def _write_samples(file: BinaryIO, samples: Samples, done: Exported) -> None:
 
 
 def export_trajectories(episodes: Iterable[EpisodeRow], target: Path, *, score: str = "score") -> Exported:
-    """Write each episode as `ID.json` in ATIF. The arguments are those of `export_samples`.
-
-    Raises:
-        FleetError: A file cannot be written.
-    """
+    """Write each episode as `ID.json` in ATIF. Arguments and errors are those of `export_samples`."""
     done = Exported(rows={"trajectories": 0})
     _folder(target)
     for trace, origin in _played(episodes, score, done):

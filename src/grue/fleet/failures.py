@@ -12,10 +12,9 @@
 | `scorer` | its score does not pass, and its scorer has given a reason |
 | `bad_score` | its score does not pass, and nothing is known to have gone wrong |
 
-`passing.py` decides which scores pass. The first row that fits counts. Each failure is described by a line of
-text. Episodes of a kind are in one group if their lines are the same apart from numbers, ids and quoted
-texts. In place of such a number, id or text, the group's line shows the value that all episodes have, or the
-most frequent values (`'a'|'b'|…`).
+The first row that fits counts. Episodes of a kind are in one group if their texts are the same apart from
+numbers, ids and quoted parts. In place of these, the group's text shows the most frequent values
+(`'a'|'b'|…`).
 """
 
 import os
@@ -85,12 +84,7 @@ class Failure(Struct, frozen=True):
 
 
 class FailedEpisode(Struct, frozen=True, kw_only=True):
-    """An episode in a group of failures.
-
-    Attributes:
-        text: The line that describes the failure.
-        message: Number of the trace's message that reports the failure; 0: no message reports it.
-    """
+    """An episode in a group. `message`: number of the trace's message that reports the failure, or 0."""
 
     id: str
     text: str
@@ -98,13 +92,7 @@ class FailedEpisode(Struct, frozen=True, kw_only=True):
 
 
 class FailureGroup(Struct, frozen=True, kw_only=True):
-    """Episodes with the same failure.
-
-    Attributes:
-        text: The line that describes the failure; where the episodes' lines differ, it shows the most
-            frequent values, `'a'|'b'|…`.
-        episodes: The episodes, sorted by id.
-    """
+    """Episodes with the same failure, sorted by id. `text` has the values that differ as `'a'|'b'|…`."""
 
     kind: FailureKind
     text: str
@@ -171,10 +159,7 @@ def _line(text: str) -> str:
 
 
 def _fixed(text: str) -> tuple[str, ...]:
-    """Split a line at its numbers, ids and quoted texts, and return the other pieces.
-
-    Failures whose lines have equal pieces are in one group.
-    """
+    """Return the pieces of a line between its numbers, ids and quoted texts: the same in a whole group."""
     pieces, room = [], _MOST_TEXT
     for piece in _VARIES.split(_line(text)):
         if room <= 0:
@@ -185,10 +170,7 @@ def _fixed(text: str) -> tuple[str, ...]:
 
 
 def _shared(texts: Sequence[str], fixed: tuple[str, ...]) -> str:
-    """Return one line for a group of error texts that differ in some values.
-
-    It has the pieces that all `texts` have (`fixed`), and between them the most frequent values.
-    """
+    """Return one line for a group: the pieces that all texts have, and the most frequent values."""
     if len(set(texts)) == 1:
         return shortened(_line(texts[0]), 2 * _MOST_TEXT)
     values = [Counter[str]() for _ in fixed[1:]]
@@ -203,10 +185,7 @@ def _shared(texts: Sequence[str], fixed: tuple[str, ...]) -> str:
 
 
 def trace_command(result: Result, fleet: Path) -> list[str]:
-    """Return the words of a `grue trace show` command that shows the message which reports the failure.
-
-    For an episode without a trace, return those of a `grue fleet show` command.
-    """
+    """Return the words of a `grue trace show` command about the failure, or of `grue fleet show`."""
     if not has_trace(result, fleet):
         return ["grue", "fleet", "show", str(fleet), result.id[:10]]
     message = (result.course or Course()).message

@@ -16,10 +16,10 @@
 An episode is done when `commit.json` exists. The file is written under another name, synced, and then linked:
 `os.link` fails if `commit.json` exists, so if two workers finish the same episode, only one commits. Without
 hard links the file is put into a folder, which is renamed to `commit`: that fails if `commit` exists and is
-not empty. This module reads and writes these files; `driver.py` decides what is tried again.
+not empty.
 
-The work of an episode can do anything to the episode's files. So a file that cannot be read is an error of
-its episode only, and `attempts` and `end_of` never raise.
+The work can do anything to its episode's files. So a file that cannot be read is an error of its episode
+only, and `attempts` and `end_of` never raise.
 """
 
 import contextlib
@@ -66,10 +66,7 @@ FORMAT = 1
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
-    """The file `fleet.json`: what displays show about a fleet.
-
-    It does not say which episodes are done. The commits in the episodes' folders show that.
-    """
+    """The file `fleet.json`: what displays show about a fleet. It does not say which episodes are done."""
 
     format: int = FORMAT
     work: str = ""
@@ -92,7 +89,6 @@ class AttemptEnd(Struct, frozen=True, kw_only=True):
             `waiting`: the episode is played again when a batch has ended; never written to the file.
         kind: The kind of failure, for example the error's class; empty if the attempt was scored.
         error: The failure, as a sentence.
-        scores: The scores by name.
         endpoint: The LLM endpoint that was asked; empty if unknown.
         model: The model that answered; empty if unknown.
         duration_s: How long the attempt took.
@@ -117,10 +113,7 @@ class Commit(Struct, frozen=True, kw_only=True):
 
     Attributes:
         attempt: Number of the attempt that counts.
-        end: How the attempt ended.
         trace_bytes: Size of the attempt's trace; `None`: the attempt has no trace.
-        trace_sha256: SHA-256 of the trace.
-        version: The version of grue that made the attempt.
     """
 
     attempt: int
@@ -131,12 +124,7 @@ class Commit(Struct, frozen=True, kw_only=True):
 
 
 class CaseFile(Struct, frozen=True, kw_only=True):
-    """The file `case.json`: the work and the settings of an episode.
-
-    Attributes:
-        planned: The settings from the sweep alone, if the work has added others to `settings`; `None`: it
-            has added none, and all `settings` are from the sweep.
-    """
+    """The file `case.json`. `planned`: the sweep's own settings, if the work has added others."""
 
     work: str
     version: str
@@ -154,20 +142,12 @@ class EpisodeFolder:
 
     @property
     def commit(self) -> Commit | None:
-        """The result; `None` if the episode is not done.
-
-        Raises:
-            FleetError: The commit's file cannot be read.
-        """
+        """The result; `None` if the episode is not done. Raises `FleetError` if it cannot be read."""
         return _read(self.path / COMMIT, Commit) or _read(self.path / _HELD / COMMIT, Commit)
 
     @property
     def case(self) -> CaseFile | None:
-        """The case; `None` if the episode was never begun.
-
-        Raises:
-            FleetError: The case's file cannot be read.
-        """
+        """The case; `None` if the episode was never begun. Raises `FleetError` if it cannot be read."""
         return _read(self.path / CASE, CaseFile)
 
     def attempts(self) -> list[tuple[int, Path]]:
@@ -185,8 +165,7 @@ class EpisodeFolder:
     def begin(self, case: CaseFile) -> Path:
         """Make and return the folder of a new attempt."""
         with _writing(self.path):
-            # Do not pass `parents=True`: if the fleet's folder was deleted, this must fail, and not make a
-            # new folder with one episode.
+            # Without `parents=True`, so that this fails if the fleet's folder was deleted.
             self.path.parent.mkdir(mode=0o700, exist_ok=True)
             self.path.mkdir(mode=0o700, exist_ok=True)
             if not (self.path / CASE).exists():
@@ -207,10 +186,7 @@ class EpisodeFolder:
             write_whole(attempt / ATTEMPT, _written(end), fsync=True)
 
     def make_commit(self, attempt: Path, end: AttemptEnd, *, version: str) -> bool:
-        """Commit an attempt. Return `False` if another attempt was committed first.
-
-        The attempt's files must be closed.
-        """
+        """Commit an attempt, whose files must be closed; `False`: another one was committed first."""
         trace = attempt / TRACE
         with _writing(self.path):
             size, digest = _synced_digest(trace) if trace.is_file() else (None, None)
@@ -263,11 +239,7 @@ class FleetFolder:
                 yield from (EpisodeFolder(entry) for entry in _sorted(group) if _ID.fullmatch(entry.name))
 
     def find(self, beginning: str) -> EpisodeFolder:
-        """Return the episode whose id begins with `beginning`.
-
-        Raises:
-            FleetError: No episode has an id with this beginning, or more than one has.
-        """
+        """Return the episode whose id begins so; raises `FleetError` if there is none or more than one."""
         found = [episode for episode in self.episodes() if episode.id.startswith(beginning)]
         if len(found) == 1:
             return found[0]
@@ -334,11 +306,7 @@ class FleetFolder:
 
 @contextlib.contextmanager
 def driver_lock(folder: FleetFolder) -> Iterator[None]:
-    """Lock a fleet's folder for one driver.
-
-    Raises:
-        FleetError: Another driver has locked the folder, or the folder cannot be locked.
-    """
+    """Lock a fleet's folder for one driver; raises `FleetError` if another one has locked it."""
     path = folder.path / LOCK
     if folder.path.is_file():
         raise FleetError(f"{folder.path} is a file, not a folder. Name a folder with --dir.")
@@ -418,10 +386,7 @@ def _commit_at(folder: Path, commit: Commit) -> bool:
 
 
 def _rename_into_place(draft: Path, held: Path) -> bool:
-    """Commit `draft`: move it into a new folder, and rename that folder to `held`.
-
-    Return `False` if the folder `held` exists already and contains a commit.
-    """
+    """Commit `draft` in a new folder, renamed to `held`; return `False` if `held` has a commit."""
     holder = Path(tempfile.mkdtemp(prefix=f".{held.name}.", dir=held.parent))
     try:
         draft.rename(holder / COMMIT)
