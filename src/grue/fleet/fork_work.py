@@ -3,8 +3,8 @@
 Each turn has two cases that differ in the setting `fork`: `recorded` repeats what the trace holds, `changed`
 runs the turn again with the change. `grue fleet compare DIR:fork=recorded :fork=changed` compares the two,
 turn by turn. The scores: `score` (1: the turn was answered), `same_answer` and `same_calls` (1: as recorded),
-`requests`, `tool_calls`. `grue fleet score` can give further scores from the traces. If the model makes a
-tool call whose result is not in the trace, the episode fails with the kind `ForkMissed`.
+`requests`, `tool_calls`. If the model makes a tool call whose result is not in the trace, the episode fails
+with the kind `ForkMissed`.
 """
 
 import re
@@ -34,11 +34,8 @@ class ForkCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of a case.
 
     Attributes:
-        trace: Path of the recorded trace.
-        turn: Number of the turn in that trace.
         at: Number of the turn's first message, if several turns in the trace have the number `turn`; `None`:
             the last of them.
-        fork: `recorded` repeats the recorded turn; `changed` runs the turn again with the change.
         llm: Changed settings of the model, as in `--set llm.NAME=VALUE`.
         changes: Changed limits and policies, as in `Runner.fork`.
         misses: What to do with a tool call whose result is not in the trace: `fail`, or `call` the tool.
@@ -138,9 +135,6 @@ class TurnToFork(Struct, frozen=True, kw_only=True):
         at: Number of the turn's first message, if several turns in the trace have the same number; `None`:
             the last of them.
         outcome: The kind of the turn's outcome, or `failed` or `parked`; empty: the trace lacks its end.
-        tool: The names of the tools that the turn called.
-        error: The errors of the turn's calls.
-        calls: How many calls the turn made.
     """
 
     trace: str
@@ -171,9 +165,8 @@ _OPERATORS: dict[str, Callable[[str, str], bool]] = {
 def condition(written: str) -> Callable[[TurnToFork], bool]:
     """Parse a condition, such as `outcome = forced and tool ~ shop`; return a function that tests a turn.
 
-    Each part is `NAME OP VALUE`. `NAME` is an attribute of `TurnToFork`. `~` searches for a regular
-    expression. A turn may have several values of `tool` and `error`. Then a part is true if it is true for at
-    least one of them; a part with `!=` must be true for each of them.
+    Each part is `NAME OP VALUE`; `~` searches for a regular expression. `tool` and `error` may have several
+    values: with `!=` a part must be true for each of them, otherwise for at least one.
 
     Raises:
         FleetError: The text is not a condition, or names an unknown field.

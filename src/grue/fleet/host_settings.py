@@ -1,11 +1,7 @@
-"""Functions for `zork_work.py`, `agent_loop_work.py` and `skill_agent_work.py`.
+"""What `zork_work.py`, `agent_loop_work.py` and `skill_agent_work.py` share.
 
-They choose the endpoint, resume an interrupted attempt, and hash the skill agent's workspace (the folder in
-which it works).
-
-A case or `pyproject.toml` names the model and the base URL. An episode with another model or URL is another
-episode, so both are put into the case's settings before the episode's id is computed. A hash of `[tool.grue]`
-is put into the settings for the same reason.
+An episode with another model or base URL is another episode. So both are put into the case's settings before
+the episode's id is computed, and so is a hash of `[tool.grue]`.
 """
 
 import functools
@@ -55,8 +51,7 @@ def with_endpoint(settings: dict[str, Any]) -> dict[str, Any]:
 def chosen_endpoint(llm: LlmSettings, base_url: str | None, model: str | None) -> LlmSettings:
     """Return `llm` with another base URL and another model, where these are given.
 
-    For another URL the API key is looked up again. The fallback models are dropped, because the fleet is to
-    measure the chosen model only.
+    The fallback models are dropped, because the fleet is to measure the chosen model only.
     """
     if base_url is not None and base_url != llm.base_url:
         llm = replace(llm, base_url=base_url, api_key=None, then=())
@@ -75,10 +70,7 @@ def continue_interrupted(episode: Episode) -> bool:
 
 
 def begin_again(episode: Episode) -> None:
-    """Empty the attempt's folder, so that the host can play the episode from its beginning.
-
-    Called if the files that `continue_interrupted` has copied there cannot be resumed.
-    """
+    """Empty the attempt's folder, because what `continue_interrupted` has copied cannot be resumed."""
     for entry in episode.folder.iterdir():
         if entry.is_dir():
             shutil.rmtree(entry)
@@ -114,10 +106,8 @@ def _files(folder: Path) -> Iterator[Path]:
 def not_of_the_workspace(folder: str, names: Sequence[str]) -> set[str]:
     """Return the entries of a folder that do not count as part of a workspace: runs, fleets, special files.
 
-    A run is a folder with a trace, and a fleet is a folder with a manifest. grue writes these folders, so
-    their content changes with each run, and must not change the identity of an episode. Also, a workspace may
-    contain the run's or the fleet's folder to which it is copied: without this rule the copy would contain
-    itself, and copying would never end.
+    grue writes runs (folders with a trace) and fleets (with a manifest): they must not change the identity
+    of an episode. And a workspace may contain the folder to which it is copied: that would never end.
     """
     return {name for name in names if _is_left_out(Path(folder, name))}
 
@@ -140,10 +130,7 @@ class _Project(NamedTuple):
 
 @functools.lru_cache(maxsize=1)
 def _project(folder: Path, changed_ns: int) -> _Project:
-    """Return the settings in `pyproject.toml` of the working directory, read once for all cases.
-
-    The result is cached by folder and time of change: the file is read again if one of these differs.
-    """
+    """Return the settings in `pyproject.toml` of the working directory, cached until the file changes."""
     del folder
     config = GameConfiguration.of_project()
     return _Project(config.client_base_url, config.agent_model, _project_digest() if changed_ns else "")

@@ -23,12 +23,7 @@ ID_LENGTH = 24
 
 
 class Case(Struct, frozen=True, kw_only=True):
-    """One case of a sweep, which gives one episode.
-
-    Attributes:
-        settings: The settings that the work gets: plain JSON values by name.
-        repetition: The number of this episode among those with equal settings, from 0.
-    """
+    """One case of a sweep, which gives one episode. `repetition` counts equal settings, from 0."""
 
     settings: m.JsonObject
     repetition: int = 0
@@ -37,8 +32,7 @@ class Case(Struct, frozen=True, kw_only=True):
 def episode_id(work: str, version: str, case: Case, files: Mapping[str, str]) -> str:
     """Return the id of the episode of a case.
 
-    `work` is the function, as `module:name`. `files` has the SHA-256 of each file that a setting names, by
-    the setting's name.
+    `files` has the SHA-256 of each file that a setting names, by the setting's name.
 
     Raises:
         FleetError: A setting is not JSON, or its name suggests a secret, such as `api_key`.
@@ -94,11 +88,7 @@ class FileDigests:
         self._known: dict[Path, str] = {}
 
     def of(self, case: Case, names: tuple[str, ...]) -> dict[str, str]:
-        """Return the SHA-256 of the files whose paths are in the settings `names`, by the setting's name.
-
-        Raises:
-            FleetError: A file cannot be read.
-        """
+        """Return the SHA-256 of the files whose paths are in the settings `names`; raises `FleetError`."""
         found: dict[str, str] = {}
         for name in names:
             value = case.settings.get(name)

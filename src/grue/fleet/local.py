@@ -1,10 +1,9 @@
 """The local engine: worker processes on this machine, each of which plays one episode after another.
 
-One thread starts the workers, gives them jobs and reads their reports. Each worker has a channel of its own,
-so that a worker that damages its channel does not affect the others. The thread reads what a worker has
-written so far and never waits for the rest of a report. A worker is killed with all processes of its group
-if it dies, takes too long, sends an invalid or too long report, or reports that the work has changed its
-process (`worker.py`). An episode runs on its process's main thread, so that signals work there.
+One thread starts the workers, gives them jobs and reads their reports, and never waits for the rest of one.
+Each worker has a channel of its own, which it may damage. A worker is killed with all processes of its group
+if it dies, takes too long, sends an invalid report, or reports that the work has changed its process
+(`worker.py`). An episode runs on its process's main thread, so that signals work there.
 """
 
 import contextlib
@@ -46,8 +45,7 @@ _START_S = 120.0
 
 _START_AGAIN_S = 0.2
 _MOST_BROKEN = 5
-"""How many workers in a row may end before they are ready. After that the fleet ends, because the next worker
-would end too."""
+"""How many workers in a row may end before they are ready. The next one would end too."""
 
 _DEATH_S = 10.0
 _MOST_SAID_BYTES = 16 * 2**20
@@ -55,17 +53,7 @@ _READ_BYTES = 65_536
 
 
 class LocalEngine:
-    """Makes attempts in worker processes.
-
-    Args:
-        folder: The fleet's folder, in which the ledger is.
-        limits: The limits on budget, rate and server processes.
-        workers: Number of processes.
-        episode_timeout_s: Time limit of an attempt; `None`: no limit.
-
-    Raises:
-        FleetError: The ledger cannot be read or written.
-    """
+    """Makes attempts in worker processes. Raises `FleetError` if the ledger cannot be read or written."""
 
     def __init__(
         self, folder: FleetFolder, limits: Limits, workers: int, *, episode_timeout_s: float | None = None
@@ -209,11 +197,7 @@ class LocalEngine:
             )
 
     def _hear(self, worker: "_Worker") -> None:
-        """Read a worker's report, if a whole report has arrived.
-
-        Raises `ValueError` or `RecursionError` if the report is not the JSON of a `WorkerSaid`, or if the
-        worker was given no job.
-        """
+        """Read a worker's report, if a whole one has arrived; raises `ValueError` or `RecursionError`."""
         line = worker.line()
         if line is None:
             return
@@ -244,10 +228,7 @@ class _Worker:
     """A worker process as the engine sees it.
 
     Attributes:
-        channel: Carries jobs to the worker, and its reports back.
-        ready: Whether the worker has started.
         deaf: Whether the worker has closed its end of the channel. The engine then waits for its exit.
-        job: The job that the worker is doing; `None`: it has no job.
         until: The time, in monotonic seconds, after which the start or the job counts as timed out.
     """
 
@@ -273,11 +254,7 @@ class _Worker:
         return True
 
     def line(self) -> bytes | None:
-        """Return the line that the worker has written; `None`: no whole line has arrived. Does not wait.
-
-        Raises:
-            ValueError: The line is longer than `_MOST_SAID_BYTES`, the limit for a report.
-        """
+        """Return a whole line from the worker, or `None`. Does not wait. Raises `ValueError` if too long."""
         while not self.deaf and self.channel.poll():
             try:
                 piece = os.read(self.channel.fileno(), _READ_BYTES)

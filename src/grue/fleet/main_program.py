@@ -27,13 +27,9 @@ _TELLING_APART = frozenset(
 
 
 def refuse_to_start_again(*, imports_main: bool) -> None:
-    """Raise an error if the program would start its fleet again when a worker or the driver imports it.
+    """Raise `FleetError` if the program would start its fleet again when it is imported.
 
-    Args:
-        imports_main: Whether workers, or the driver, will import the main program.
-
-    Raises:
-        FleetError: The program would start the fleet again.
+    `imports_main`: workers, or the driver, will import the main program.
     """
     main: Any = sys.modules["__main__"]
     for frame in _running_modules(inspect.currentframe()):
@@ -61,11 +57,9 @@ def _is_left_out(main: Any) -> bool:
 
 
 def _is_guarded(path: Path, line: int) -> bool:
-    """Return whether an `if` may keep `line` of a file, which starts the fleet, from running in a worker.
+    """Return whether an `if` may keep `line`, which starts the fleet, from running in a worker.
 
-    A worker imports the file and must not start the fleet again. Any `if` that tests a name in
-    `_TELLING_APART`, such as `__name__`, and does not come after `line` may do that. If the file cannot be
-    read, the result is `True`.
+    Any `if` before it that tests a name in `_TELLING_APART` may do that. If unsure, return `True`.
     """
     try:
         tree = ast.parse(path.read_bytes())

@@ -1,8 +1,7 @@
 """Decide which scores pass, and which score a failed episode counts with.
 
-Comparisons, groups of failures and reports all use this module. A larger score is better, unless the user has
-said `lower_is_better`. Then the default score of a failed episode, 0, would often be the best score, so the
-user has to name another one.
+A larger score is better, unless the user has said `lower_is_better`. Then 0, the default score of a failed
+episode, would often be the best score, so the user has to name another one.
 """
 
 from collections.abc import Iterable
@@ -14,12 +13,7 @@ from grue.fleet.results import Result
 
 
 class Passing(Struct, frozen=True):
-    """Which scores pass.
-
-    Attributes:
-        worst: The worst score that passes; `None`: not known, so every score passes.
-        lower_is_better: Whether a smaller score is better than a larger one.
-    """
+    """Which scores pass. `worst` is the worst one that passes; `None`: not known, so every score passes."""
 
     worst: float | None = 1.0
     lower_is_better: bool = False
@@ -28,8 +22,7 @@ class Passing(Struct, frozen=True):
     def of(cls, scores: Iterable[float], worst: float | None, *, lower_is_better: bool) -> "Passing":
         """Return the rule for scores like `scores`; `worst` is the worst score that passes.
 
-        If `worst` is `None` and all scores are from 0 to 1, only 1 passes (or only 0, if lower is better). If
-        `worst` is `None` and a score is outside this range, every score passes.
+        If it is `None`: only 1 passes (0, if lower is better) if all scores are from 0 to 1; else all do.
         """
         known = list(scores)
         if worst is None and known and all(0 <= score <= 1 for score in known):
@@ -44,12 +37,7 @@ class Passing(Struct, frozen=True):
 
 
 def failed_score(found: Iterable[Result], failed_as: float | None, *, lower_is_better: bool) -> float:
-    """Return the score with which a failed episode is counted: `failed_as`, or 0 if it is `None`.
-
-    Raises:
-        FleetError: `failed_as` is `None`, lower scores are better, and an episode has failed: 0 would be a
-            good score.
-    """
+    """Return `failed_as`, or else 0; raises `FleetError` if 0 would be a good score for a failure."""
     if failed_as is not None:
         return failed_as
     failed = sum(each.outcome == "failed" for each in found) if lower_is_better else 0

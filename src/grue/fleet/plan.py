@@ -17,18 +17,11 @@ SAMPLE = 10
 _TURN_BYTES = 16_000
 _EPISODE_BYTES = 100_000
 _RESULT_BYTES = 3_000
-"""Sizes in bytes that are assumed while fewer than `SAMPLE` episodes are done: of a turn, of an episode with
-an unknown number of turns, and of a result without a trace."""
+"""Sizes that are assumed while fewer than `SAMPLE` episodes are done."""
 
 
 class PlannedWork(Struct, frozen=True, kw_only=True):
-    """How many episodes of a sweep have no result yet, and the disk space that they need.
-
-    Attributes:
-        missing: Number of episodes of the sweep without a commit.
-        bytes_needed: Estimated size on disk of the missing episodes.
-        spent: The cost of the episodes with a commit.
-    """
+    """How many episodes of a sweep are missing, their estimated size on disk, and what the others cost."""
 
     work: str
     total: int
@@ -38,12 +31,9 @@ class PlannedWork(Struct, frozen=True, kw_only=True):
 
 
 def read_plan(sweep: Sweep, place: Path) -> PlannedWork:
-    """Return how many episodes of a sweep have no result in the fleet's folder, and the space that they need.
+    """Return how many episodes of a sweep have no result in the folder `place`, which need not exist.
 
-    The folder `place` need not exist.
-
-    Raises:
-        FleetError: A case cannot be used.
+    Raises `FleetError` if a case cannot be used.
     """
     work, folder, digests = find_work(sweep.work), FleetFolder(place), FileDigests()
     total = missing = sized = 0

@@ -46,28 +46,17 @@ class RayBroker:
         self._running.add(attempt)
 
     async def ask(self, machine: str, attempt: str, id_: int, wanted: WantedRequest | None) -> str:
-        """Wait until a request, or a server process on `machine`, may start.
-
-        `wanted` is the request; `None`: the question is about a server process. Return an empty text, or the
-        reason for a refusal.
-        """
+        """Wait until a request, or a server process on `machine`, may start; see `Claims.answer`."""
         claims = self._claims.setdefault(attempt, Claims(self._accounts, attempt, machine))
         return await claims.answer(id_, wanted, claims.begin(id_))
 
     async def give_back(self, attempt: str, id_: int, outcome: RequestOutcome) -> None:
-        """End what the attempt asked for with the question `id_` of `ask`.
-
-        If the question has no answer yet, it is withdrawn. Otherwise the request is charged, or the server
-        process counts as ended.
-        """
+        """End what an attempt asked for, or withdraw the question; see `Claims.give_back`."""
         if attempt in self._claims:
             self._claims[attempt].give_back(id_, outcome)
 
     async def lost(self, attempt: str) -> None:
-        """Count all requests and server processes of an attempt as ended, because the attempt has ended.
-
-        Each request that was still under way is charged with the most that it can cost.
-        """
+        """Give back all that an attempt holds, because the attempt has ended; see `Claims.lost`."""
         self._running.discard(attempt)
         if attempt in self._claims:
             self._claims.pop(attempt).lost()
@@ -78,14 +67,10 @@ class RayBroker:
 
 
 class RayEngine:
-    """Makes attempts on a Ray cluster.
+    """Makes attempts on a Ray cluster, whose machines see the fleet's folder at the same path.
 
-    Args:
-        folder: The fleet's folder, which each machine of the cluster sees at the same path.
-        limits: The limits on budget, rate and server processes.
-        workers: Attempts at one time; 0: as many as the cluster has cores.
-        address: Address of the cluster, or `auto`; `None`: start a cluster on this machine.
-        episode_timeout_s: Time limit of an attempt; `None`: no limit.
+    `workers`: attempts at one time; 0: as many as the cluster has cores. `address`: that of the cluster, or
+    `auto`; `None`: start a cluster on this machine.
 
     Raises:
         MissingDependencyError: Ray is not installed.

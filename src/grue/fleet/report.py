@@ -1,9 +1,8 @@
 """Write a report on a fleet as one self-contained HTML page: cells, costs, cases, charts, failures.
 
 The page contains each episode's numbers, so that its charts have a point for each episode, and a click on the
-point shows the episode. Equal texts are stored once. Ten thousand episodes make about one megabyte.
-`tracing/viewer_page/report.*` draw the page, and `tracing/page_file.py` explains why texts of models and
-tools cannot run as code in it.
+point shows the episode. Ten thousand episodes make about one megabyte. `tracing/page_file.py` explains why
+texts of models and tools cannot run as code in it.
 """
 
 from collections.abc import Sequence
@@ -32,10 +31,7 @@ _MOST_NAME = 300
 
 
 class _CellRow(Struct, frozen=True, kw_only=True):
-    """The figures of a cell, a group of episodes with equal settings.
-
-    `low` and `high` are the ends of the 95 % confidence interval of `mean`; `None`: there are too few cases.
-    """
+    """The figures of a cell. `low` and `high` are the ends of the 95 % interval; `None`: too few cases."""
 
     name: str
     episodes: int
@@ -87,21 +83,12 @@ def write_report(
 
     An existing report is replaced.
 
-    Args:
-        fleet: The fleet's folder.
-        target: The page.
-        score: The score to report.
-        passing: The worst score of an episode that passes; `None`: 1 (0 if lower is better) if all scores are
-            from 0 to 1, otherwise every score passes.
-        lower_is_better: Whether a smaller score is better than a larger one.
-        failed_as: The score that a failed episode counts with; `None`: 0. It must be set if
-            `lower_is_better` is set and an episode has failed.
-        by: The settings by whose values the episodes are grouped into cells; `None`: `cell_axes` chooses.
+    `passing`, `lower_is_better` and `failed_as` are as in `compare.Options`. `by` are the settings by whose
+    values the episodes are grouped into cells; `None`: `cell_axes` chooses.
 
     Raises:
-        FleetError: The folder holds no fleet, the fleet has no episodes, no episode has the score or a
-            setting of `by`, or the page cannot be written. Or an
-            episode has failed, lower is better, and `failed_as` is `None`.
+        FleetError: The folder holds no fleet or no episodes, no episode has the score or a setting of `by`,
+            the page cannot be written, or `failed_as` is needed.
         MissingDependencyError: numpy or scipy is not installed.
     """
     if not (fleet / MANIFEST).is_file():

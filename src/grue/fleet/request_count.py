@@ -23,15 +23,8 @@ from grue.transports.llm.exchange import (
 class RequestCount:
     """A `RequestGate` that counts the cost of requests, and lets another gate decide whether they may start.
 
-    Thread-safe.
-
-    Args:
-        inner: The gate that decides whether a request may start; `None`: each request may start.
-        prices: Prices by model's name or pattern, for endpoints that do not say what a request costs.
-
-    Attributes:
-        spent: The cost of the requests that have ended, as far as it is known.
-        refused: Why the inner gate has refused a request; empty: it has refused none.
+    Thread-safe. `spent` is the cost of the requests that have ended, as far as it is known. `refused` says
+    why the inner gate has refused a request; empty: it has refused none.
     """
 
     def __init__(self, inner: RequestGate | None, prices: Mapping[str, Price]) -> None:
@@ -42,19 +35,12 @@ class RequestCount:
         self.refused = ""
 
     async def admit(self, wanted: WantedRequest) -> Permit | str:
-        """Ask the gate `inner`. Return a permit that counts the cost, or the reason for a refusal.
-
-        The cost is counted when `settle` of the permit is called.
-        """
+        """Ask the inner gate. Return a permit whose `settle` counts the cost, or the reason for a refusal."""
         permit = await self.admit_only(wanted)
         return permit if isinstance(permit, str) else _Counted(self, permit, wanted.model)
 
     async def admit_only(self, wanted: WantedRequest) -> Permit | str | None:
-        """Ask the gate `inner`, and return its permit or its reason for a refusal; `None`: there is no gate.
-
-        `settle` of this permit does not count the cost of the request, unlike `settle` of a permit from
-        `admit`. So the caller has to call `add` when the request has ended.
-        """
+        """Return the inner gate's permit or refusal; `None`: no gate. The caller has to call `add` later."""
         permit = None if self._inner is None else await self._inner.admit(wanted)
         if isinstance(permit, str):
             self.refused = permit

@@ -118,10 +118,7 @@ _LINES = msgspec.json.Decoder(_IndexLine)
 
 
 def results(fleet: Path) -> Iterator[Result]:
-    """Yield a `Result` for each episode of a fleet that was begun, sorted by id.
-
-    Results that are in the index (`INDEX`) are read from there. At the end, results of ended episodes that
-    the index does not have yet are added to the index.
+    """Yield a `Result` for each episode of a fleet that was begun, sorted by id; update the index.
 
     Raises:
         FleetError: The folder is not a fleet's. Raised during the iteration.
@@ -145,18 +142,14 @@ def results(fleet: Path) -> Iterator[Result]:
 def of_latest_sweep(fleet: Path, found: list[Result]) -> tuple[list[Result], int]:
     """Return those of `found` that belong to the folder's latest sweep, and how many others were left out.
 
-    If no episode of `found` is in the latest sweep, the caller has chosen earlier episodes on purpose. Then
-    all of `found` is returned.
+    If it has none of `found`, the caller has chosen earlier episodes on purpose, and all are returned.
     """
     ours = _latest_of(fleet, found)
     return (ours, len(found) - len(ours)) if ours else (found, 0)
 
 
 def latest_results(fleet: Path) -> tuple[list[Result], int]:
-    """Return the episodes of the latest sweep, and the number of the folder's other episodes.
-
-    Use this for views of a whole folder. If the latest sweep is unknown, all episodes are returned.
-    """
+    """Return the episodes of the latest sweep, or all if it is unknown, and the number of the others."""
     found = list(results(fleet))
     ours = _latest_of(fleet, found)
     return ours, len(found) - len(ours)
@@ -168,11 +161,7 @@ def _latest_of(fleet: Path, found: list[Result]) -> list[Result]:
 
 
 def require_settings(found: Iterable[Result], names: Iterable[str]) -> None:
-    """Check that some episode has each of these settings.
-
-    Raises:
-        FleetError: No episode has one of them. The text names the settings that there are.
-    """
+    """Raise `FleetError` if no episode has one of these settings; the text names those that exist."""
     known = {name: None for each in found for name in (*each.planned, *each.settings)}
     for name in names:
         if known and name not in known:
@@ -180,13 +169,7 @@ def require_settings(found: Iterable[Result], names: Iterable[str]) -> None:
 
 
 def require_score(found: Iterable[Result], score: str) -> None:
-    """Check that at least one episode has a score with the name `score`.
-
-    Nothing is checked if `score` is the default name, or if no episode has any score.
-
-    Raises:
-        FleetError: The episodes have only other scores. The text names them.
-    """
+    """Raise `FleetError` if the episodes have only other scores. The default score is not checked."""
     known = {name: None for each in found for name in each.scores}
     if known and score not in known and score != DEFAULT_SCORE:
         raise FleetError(f"No episode has the score {score!r}. The scores are {', '.join(known)}.")
@@ -238,8 +221,7 @@ def _unfinished(episode: EpisodeFolder, result: Result) -> Result:
     end = episode.end_of(path)
     if end is None:
         return replace(result, attempt=number)
-    # The attempt has ended but is not committed: it failed because of the infrastructure or the budget, or
-    # its commit was set aside. Either way the episode has no result.
+    # Without a commit, or with one that was set aside, an attempt that has ended is no result.
     missing: ResultOutcome = "unpaid" if end.outcome == "unpaid" else "infrastructure"
     return replace(result, attempt=number, outcome=missing, end=end)
 

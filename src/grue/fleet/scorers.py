@@ -3,8 +3,7 @@
     def short(finished: FinishedEpisode) -> float | tuple[float, str]: ...
 
 A scorer is a function, a regular expression, a JSON Schema or a model that judges. It has a name and a
-version. Its score is stored in a file in the episode's folder, a `Mark` (`grue.tracing.marks`). `scoring.py`
-runs the scorers.
+version. Its score is stored in a file in the episode's folder, a `Mark` (`grue.tracing.marks`).
 
 The answer to be judged is a model's text and may try to instruct the judge. So the prompt has the answer
 between tags with a random word, which the answer cannot contain. The judge has no tools and can only return a
@@ -65,11 +64,7 @@ class Scorer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
     max_tokens: int = 300
 
     def check(self, name: str) -> None:
-        """Check the scorer, before any request is paid for.
-
-        Raises:
-            FleetError: The scorer's name, its version or one of its keys cannot be used.
-        """
+        """Check the scorer before any request is paid for; raises `FleetError` if it cannot be used."""
         try:
             for word in (name, self.version):
                 require_name(word)
@@ -115,12 +110,9 @@ class Given(Struct, frozen=True, kw_only=True):
 
 
 def score(name: str, scorer: Scorer, finished: FinishedEpisode, cache: Path, count: RequestCount) -> Given:
-    """Return the score that a scorer gives an episode, with its reason and cost.
+    """Return the score that a scorer gives an episode. What the scorer's function raises is not caught.
 
     `cache` is the folder with the earlier verdicts of judges, and `count` counts a judge's requests.
-
-    Raises:
-        Exception: The scorer's function raised it, or did not return a number; or the judge did not answer.
     """
     if scorer.function is not None:
         return _given(find_function(scorer.function)(finished))

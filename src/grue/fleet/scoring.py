@@ -4,7 +4,6 @@
                           │
                           └─ failed, timed out, unpaid ─▶ without a mark   the same command tries again
 
-A mark is a file with the score that a scorer has given an episode; see `grue.tracing.marks`.
 Episodes that are not finished, or whose trace was not kept, are left out and counted. The cost of scorers is
 in a separate ledger, `DIR/scores/ledger.jsonl`, so that judging does not use up the budget of playing.
 """
@@ -91,13 +90,7 @@ def _read_file(path: Path) -> Scoring:
 
 
 class ScoreTask(Task, frozen=True, kw_only=True):
-    """A task for a worker: run scorers over one episode.
-
-    Attributes:
-        attempt: Number of the attempt that counts.
-        scores: The scores that the work returned.
-        cache: Folder with the earlier verdicts of judges.
-    """
+    """A task for a worker: run scorers over one episode. `cache` has the earlier verdicts of judges."""
 
     attempt: int
     settings: dict[str, Any]
@@ -197,11 +190,8 @@ def score_fleet(
 
     The first Ctrl-C raises `KeyboardInterrupt`; marks that were written stay.
 
-    Args:
-        fleet: The fleet's folder.
-        scoring: The scorers.
-        again: Whether to score episodes again that have a mark already.
-        watch: Called with the counts a few times a second.
+    `again`: score episodes again that have a mark already. `watch` is called with the counts a few times a
+    second.
 
     Raises:
         FleetError: The folder cannot be written, another run of scorers uses it, or no worker can be started.

@@ -1,13 +1,12 @@
 """Decide which workers may start a server process on one machine, on which at most `at_once` may run.
 
-Each server process takes one of the `at_once` places. This module is a pure state machine; `accounts.py`
-waits and answers the workers.
+This module is a pure state machine: it never waits.
 
 An episode with two servers holds a place for the first while it asks for the second. If every worker did that
 with the last free places, all would wait for each other for ever. So a worker's first server reserves all the
-places that an episode needs (`an_episode`), and its further servers start at once. An episode that starts
-more servers than `an_episode` may have to wait while it holds places; `accounts.py` refuses the server after
-a while.
+with the last free places, all would wait for each other for ever. So a worker's first server reserves all the
+places that an episode needs (`an_episode`), and its further servers start at once. One that starts more
+servers than that may have to wait while it holds places; `accounts.py` refuses the server after a while.
 """
 
 from collections import Counter
@@ -74,8 +73,5 @@ class ServerPlaces:
             del self._held[worker]
 
     def _claim(self, count: int) -> int:
-        """Return how many places other workers cannot take because of a worker with `count` servers.
-
-        A worker's first server reserves `an_episode` places at once, so the number is 0 or at least that.
-        """
+        """Return how many places `count` servers of a worker claim: the first one reserves `an_episode`."""
         return max(count, self._cap.an_episode) if count else 0

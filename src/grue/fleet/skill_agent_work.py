@@ -114,10 +114,7 @@ def _result(config: AgentConfig, case: TaskCase, episode: Episode, workspace: Pa
 
 @functools.lru_cache(maxsize=16)
 def _agent(path: str, changed_ns: int) -> tuple[AgentConfig, str]:
-    """Read an `agent.yaml`, and hash its skills and its workspace, once for all cases.
-
-    `changed_ns` is part of the cache's key, so that a changed file is read again.
-    """
+    """Read an `agent.yaml`, and hash its skills and its workspace: once for all cases, until it changes."""
     del changed_ns
     config = load_config(path)
     folders = [folder for folder in (config.skills, config.workspace) if folder is not None]

@@ -11,8 +11,7 @@ contained the true mean in only 89-91 % of the sweeps if the scores have heavy t
 
 With fewer than 15 cases there is no interval, only the sign test, which is exact for any number of cases.
 
-numpy and scipy come with the extra `evaluate`. They are imported when the first interval is computed; the
-sign test needs neither.
+numpy and scipy come with the extra `evaluate`; the sign test needs neither.
 """
 
 import math
@@ -43,9 +42,7 @@ class Interval(Struct, frozen=True):
     """A mean with its 95 % confidence interval.
 
     Attributes:
-        mean: The mean over cases.
         low: The lower end. `low`, `high` and `error` are NaN if there is no interval.
-        high: The upper end.
         error: The standard error of the mean.
         groups: The number of independent groups of cases.
     """
@@ -58,11 +55,7 @@ class Interval(Struct, frozen=True):
 
 
 def require_libraries() -> tuple[Any, Any]:
-    """Return numpy and `scipy.special`.
-
-    Raises:
-        MissingDependencyError: One of them is not installed.
-    """
+    """Return numpy and `scipy.special`, or raise `MissingDependencyError`."""
     try:
         import numpy as np
         from scipy import special
@@ -95,9 +88,8 @@ def mean_interval(values: Sequence[float], groups: Sequence[int] | None = None) 
 def mean_intervals(figures: Sequence[Sequence[float]], groups: Sequence[int] | None = None) -> list[Interval]:
     """Return the mean of each figure over the cases, with its interval. The same input gives the same result.
 
-    Args:
-        figures: For each figure, its value in each case.
-        groups: The group of each case, counted from 0; `None`: each case is a group of its own.
+    `figures` has, for each figure, its value in each case. `groups` has the group of each case, from 0;
+    `None`: each case is a group of its own.
 
     Raises:
         MissingDependencyError: numpy or scipy is not installed.
@@ -154,8 +146,7 @@ def _resampled(np: Any, sums: Any, sizes: Any) -> Any:
         rows = min(at_once, _RESAMPLES - start)
         drawn = random.integers(0, count, (rows, count))
         drawn += np.arange(rows)[:, None] * count
-        # Count how often each sample has drawn each group. With these counts, one matrix product computes
-        # all sums.
+        # With the counts of how often each group was drawn, one matrix product computes all sums.
         often = np.bincount(drawn.ravel(), minlength=rows * count).reshape(rows, count)
         totals = often.astype(float) @ columns
         means.append(totals[:, :-1] / totals[:, -1:])
@@ -172,8 +163,7 @@ def smallest_detectable(interval: Interval) -> float:
 def times_more(interval: Interval, difference: float) -> float:
     """Return the factor by which the number of cases must grow so that a comparison finds `difference`.
 
-    If the true difference is that large, four of five comparisons with so many cases find it. `interval` is
-    the result of the comparison with the present cases. The sign of `difference` does not matter.
+    If the true difference is that large, four of five comparisons with so many cases find it.
     """
     if not difference:
         return math.inf
@@ -183,8 +173,7 @@ def times_more(interval: Interval, difference: float) -> float:
 def pass_at(passed: int, played: int, tries: int) -> float:
     """Return pass@k: the estimated chance that at least one of `tries` episodes passes.
 
-    `passed` of `played` episodes have passed. The estimate is unbiased: of all ways to draw `tries` of the
-    `played` episodes, it is the share of those that include one that passed.
+    Of all ways to draw `tries` of the `played` episodes, it is the share with one that has passed.
     """
     return 1.0 - math.comb(played - passed, tries) / math.comb(played, tries)
 

@@ -1,8 +1,7 @@
 """Read a sweep: a TOML file that says which work to do for which cases, and within which limits.
 
 The cases are all combinations of the values in `grid` with the entries of `cases`, which are groups of
-settings. `include` adds cases; `exclude` removes the cases that have all settings of one of its entries. An
-error names the line and the key.
+settings. `include` adds cases; `exclude` removes the cases that have all settings of one of its entries.
 """
 
 import itertools

@@ -68,13 +68,8 @@ W = TypeVar("W", bound=Callable[..., Any])
 class KnownWork(Struct, frozen=True, kw_only=True):
     """An imported work, with what the decorator `work` declares about it.
 
-    Attributes:
-        name: The function, as `module:name` or `/path/of/file.py:name`.
-        files: Names of settings that are paths of files, whose content belongs to the episode's identity.
-        scores: The names of the scores that the work returns; empty: any names.
-        settings: A msgspec `Struct` with the settings that the work takes; `None`: any settings.
-        complete: Returns a case's settings together with those that the work would read from elsewhere, such
-            as the model in a configuration file. The driver calls it before it computes the episode's id.
+    `name` is `module:name` or `/path/of/file.py:name`. The driver calls `complete` before it computes the
+    episode's id.
     """
 
     name: str
@@ -86,12 +81,9 @@ class KnownWork(Struct, frozen=True, kw_only=True):
     complete: Complete | None = None
 
     def completed(self, case: Case) -> Case:
-        """Return a case with the settings that `complete` adds.
+        """Return a case with the settings that `complete` adds; raises `FleetError` for a wrong setting.
 
-        If a setting is one text, but the work takes a list of texts, the text becomes a list of one text.
-
-        Raises:
-            FleetError: The work does not take the case's settings.
+        If the work takes a list of texts, one text becomes a list of one.
         """
         if self.settings is not None:
             wrong = wrong_setting(self.settings, case.settings)
@@ -123,10 +115,7 @@ class WrongSetting(Struct, frozen=True):
 
 
 def wrong_setting(declared: type[Struct], settings: Mapping[str, Any]) -> WrongSetting | None:
-    """Return the first setting with an unknown name or a wrong type; `None`: all are right.
-
-    A missing setting is not reported.
-    """
+    """Return the first setting with an unknown name or a wrong type. A missing one is not reported."""
     kinds = _kinds(declared)
     for name, value in settings.items():
         if name not in kinds:
@@ -172,11 +161,7 @@ def work(
 
 
 def name_of(function: Work) -> str:
-    """Return the name by which another process finds a function.
-
-    Raises:
-        FleetError: The function is not defined at the top of a module.
-    """
+    """Return the name by which another process finds a function; raises `FleetError` if none can."""
     name = getattr(function, "__qualname__", "")
     if not name.isidentifier():
         raise FleetError(
@@ -195,8 +180,7 @@ def name_of(function: Work) -> str:
 def find_work(name: str) -> KnownWork:
     """Import and return a work, from `module:function`, `/path/of/file.py:function` or the name of a host.
 
-    Raises:
-        FleetError: No work has this name, or it cannot be imported.
+    Raises `FleetError` if no work has this name, or it cannot be imported.
     """
     full = OURS.get(name, name)
     if not _FUNCTION.fullmatch(full):
@@ -212,8 +196,7 @@ def find_work(name: str) -> KnownWork:
 def find_function(name: str) -> Any:
     """Import and return a function, from `module:function` or `/path/of/file.py:function`.
 
-    Raises:
-        FleetError: No function has this name, or its module cannot be imported.
+    Raises `FleetError` if no function has this name, or its module cannot be imported.
     """
     if not _FUNCTION.fullmatch(name):
         raise FleetError(f"{name!r} names no function: write module:function.")
@@ -275,11 +258,7 @@ def plain_text(text: str, most: int = 200) -> str:
 
 
 def as_scores(returned: object, names: tuple[str, ...]) -> Scores:
-    """Turn the result of a work into scores by name.
-
-    Raises:
-        ValueError: The result is neither a number nor numbers by name, or has other names than declared.
-    """
+    """Turn the result of a work into scores by name; raises `ValueError` if it is something else."""
     by_name: dict[Any, Any] = dict(returned) if isinstance(returned, Mapping) else {"score": returned}
     for name, value in by_name.items():
         number = isinstance(value, int | float) and math.isfinite(value)

@@ -3,7 +3,7 @@
 The work runs in the same process and may leave the process in any state: another working directory, closed
 descriptors, remaining threads and children. The parts of the state that the next episode would notice are
 recorded before each attempt and compared after it. If one has changed, the worker reports that it is not fit
-for another episode, and is replaced. `local.py` starts, replaces and ends workers.
+for another episode, and is replaced.
 """
 
 import contextlib
@@ -36,13 +36,7 @@ _LIMITS = sorted(value for name, value in vars(resource).items() if name.startsw
 
 
 class WorkerSaid(Struct, frozen=True, omit_defaults=True):
-    """A worker's report on an attempt.
-
-    Attributes:
-        ended: How the attempt ended; `None`: the attempt could not be made.
-        error: Why the attempt could not be made; empty if it was made.
-        fit: Whether the worker can make another attempt.
-    """
+    """A worker's report on an attempt. `error`: why it could not be made. `fit`: another may follow."""
 
     ended: Attempted | None = None
     error: str = ""
@@ -130,10 +124,7 @@ def _descriptors() -> set[tuple[int, int, int]]:
 
 
 def _holds(before: _Marks, now: _Marks) -> bool:
-    """Return whether the worker's state is as before the episode, so that it can play another episode.
-
-    Descriptors that the episode has left open are ignored, because the next episode does not notice them.
-    """
+    """Return whether the next episode finds the same state. Descriptors left open do not disturb it."""
     return before.plain == now.plain and before.descriptors <= now.descriptors
 
 

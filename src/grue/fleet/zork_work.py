@@ -28,10 +28,7 @@ from grue.transports.llm.endpoint import api_key
 
 
 class PlayCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings of a case: one game to play.
-
-    `project` is a hash of `[tool.grue]` in `pyproject.toml`, so that cases under other settings differ.
-    """
+    """The settings of a case. `project` is a hash of `[tool.grue]`, because it makes other episodes."""
 
     game: str = "house"
     seed: int = 0
@@ -115,10 +112,7 @@ def _played(case: PlayCase, episode: Episode) -> EpisodeResult:
 
 
 def _past(episode: Episode) -> GamePast | None:
-    """Copy the files of an interrupted attempt into the folder of `episode`; return how far its game got.
-
-    `None`: no earlier attempt can be continued, so the game is played from the beginning.
-    """
+    """Copy an interrupted attempt's files, and return how far its game got; `None`: it cannot go on."""
     if not continue_interrupted(episode):
         return None
     try:
