@@ -225,7 +225,6 @@ class _Reader:
         raise first_error or ValueError("it contains no JSON object")
 
     def checked(self, check: Callable[[Any], Any] | None) -> Callable[[str], Any]:
-        """Return a function that reads a text and passes the value to `check`."""
         return self.read if check is None else lambda text: check(self.read(text))
 
     def _candidates(self, text: str) -> Iterator[object]:

@@ -174,7 +174,6 @@ class _Answerer(Struct, frozen=True):
     async def _usable(
         self, approve: Approve, questions: Questions, answer: bool | Iterable[ApprovalDecision]
     ) -> tuple[ApprovalDecision, ...]:
-        """Return the decisions in `answer`. If changed arguments do not fit the schema, ask again."""
         decisions = _decisions(questions, answer)
         for _ in range(_TRIES - 1):
             refused = await _refused(questions, decisions)
@@ -239,7 +238,6 @@ def _decisions(
 async def _refused(
     questions: Questions, decisions: Iterable[ApprovalDecision]
 ) -> list[tuple[ApprovalQuestion, str]]:
-    """Return the questions whose changed arguments cannot be used, and why."""
     changes = [decision for decision in decisions if decision.verdict == "change"]
     if not changes:
         return []

@@ -46,12 +46,7 @@ _Asked: TypeAlias = tuple[int, bytes]
 
 
 class RecalledTurn(Struct, frozen=True):
-    """A turn that an earlier run has completed.
-
-    Attributes:
-        outcome: The turn's outcome.
-        said: What the turn adds to its conversation, unless the conversation has it already.
-    """
+    """A turn that an earlier run has completed; `said` is what its conversation does not have yet."""
 
     outcome: TurnOutcome[Any]
     said: tuple[SaidStep, ...] = ()
@@ -191,14 +186,7 @@ def _asked(command: m.RunTurn, past: m.HistoryReference | None) -> _Asked:
 
 
 class Batch(Struct, frozen=True, kw_only=True):
-    """How to run a batch.
-
-    Attributes:
-        begin: Starts the episode loop that the turns run in.
-        settings: The runner's settings for each turn.
-        concurrency: Number of turns that run in parallel.
-        resume_from: The turns that an earlier run has completed; `None`: run all turns.
-    """
+    """How to run a batch: `concurrency` turns in parallel, in the loop that `begin` starts."""
 
     begin: Callable[[], Episode]
     settings: TurnSettings

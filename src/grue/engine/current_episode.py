@@ -41,6 +41,7 @@ class Episode:
 
     At most `at_once` turns run in parallel, each in a slot; the others wait. With `sessions="fresh"` each
     turn opens its own sessions, otherwise each slot has a pool.
+
     An episode holds no reference to its runner, so a runner that was never closed can be garbage collected.
 
     Attributes:

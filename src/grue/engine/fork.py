@@ -332,7 +332,6 @@ def changed_turn(begun: m.RunTurn, changes: Mapping[str, Any], system: str | Non
 
 
 def _answer(asked: ForkRequest, run: m.RunTurn) -> AnswerSpec[Any] | None:
-    """Return the form of the fork's answer; `None`: any text."""
     if asked.answer is not None:
         spec = spec_of(asked.answer)
         if spec.schema != run.answer:
@@ -349,7 +348,6 @@ def _answer(asked: ForkRequest, run: m.RunTurn) -> AnswerSpec[Any] | None:
 def _said(
     run: RecordedRun, place: _Place, changed: m.RunTurn
 ) -> tuple[History, tuple[m.ToolDefinition, ...]]:
-    """Return the conversation's history up to the fork, and the tools that the model was offered last."""
     until = [each for each in run.envelopes if each.seq <= place.event.seq]
     redacted = next((each for each in (*run.earlier, *until) if each.redacted), None)
     if redacted is not None:
@@ -387,7 +385,6 @@ def _wiring(
     offered: tuple[m.ToolDefinition, ...],
     fork: ForkSettings,
 ) -> Wiring:
-    """Return the wiring for the fork, whose LLM actor begins with `history`."""
     servers = wiring.servers
     if fork.misses == "fail":
         servers = usable_servers(dict.fromkeys(run.servers, _nothing))
@@ -462,7 +459,6 @@ def _past(
 
 
 def _names(asked: ForkRequest) -> Iterator[str]:
-    """Yield a name for each change that the fork asks for, such as `system` or `tools of files`."""
     if asked.system is not None:
         yield "system"
     yield from asked.changes
@@ -471,7 +467,6 @@ def _names(asked: ForkRequest) -> Iterator[str]:
 
 
 def _other_model(recorded: m.ModelAsked | None, asks: m.ModelAsked | None) -> Iterator[str]:
-    """Yield a text for each difference between the recorded model and the fork's."""
     if recorded is None or asks is None:
         return
     if recorded.model != asks.model:

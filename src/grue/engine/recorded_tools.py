@@ -277,8 +277,6 @@ class RecordedApproval(Approval, frozen=True, kw_only=True):
 
 
 class _Asking:
-    """Asks a person whether to make calls that have no recorded result."""
-
     def __init__(self, fork: ForkSettings, command: m.RunTurn) -> None:
         policy = ToolPolicy(rules=(ToolRule(tools=("*",), verdict="ask"),))
         self._ask = Approval(fork.approve).answerer(replace(command, tool_policy=policy), Recorder())

@@ -190,10 +190,7 @@ def first_connects(servers: Mapping[m.ServerName, ToolServer]) -> dict[str, OnFi
 
 
 def check_first_connects(policy: FailurePolicy, servers: Collection[m.ServerName]) -> None:
-    """Raise `MCPConfigError` if `policy.first_connects` names a server that the runner does not have.
-
-    A runner without any servers accepts all names.
-    """
+    """Raise `MCPConfigError` if `policy.first_connects` names a server that the runner does not have."""
     for name in policy.first_connects:
         if servers and name not in servers:
             known = ", ".join(map(repr, servers))
@@ -391,7 +388,6 @@ class PresumedListings:
         return seen is not None and seen.expires_at is not None and seen.expires_at < time.time()
 
     def _found(self, name: m.ServerName) -> tuple[m.ListingSource, tuple[m.ToolDefinition, ...]] | None:
-        """Return the listing of a server from the most reliable source that has one."""
         if name in self._last:
             return "runner", self._last[name]
         if name in self._recalled:

@@ -1,7 +1,7 @@
 """One turn from the host's `TurnRequest` to its `TurnOutcome`, and the state that is kept between turns.
 
-`HostTurn` is a turn for the event loop that runs it, `EpisodeMemory` what later turns need of it, and
-`TurnHandle` a running turn, for programs whose own loop must not block.
+A `Runner` makes a `HostTurn` for each request. An `EpisodeMemory` keeps what later turns need. A `TurnHandle`
+is a running turn, for programs whose own loop must not block.
 """
 
 import base64
@@ -231,7 +231,7 @@ class BatchItem(Struct, Generic[T], frozen=True, kw_only=True):
 
 
 def as_request(request: TurnRequest[T] | str) -> TurnRequest[T]:
-    """Return `request`; a text becomes the `user` text of a new one. Raises `MCPConfigError` otherwise."""
+    """Return `request`; a text becomes the `user` text of a new one. Raises `MCPConfigError` for others."""
     if isinstance(request, str):
         request = TurnRequest(user=request)
     if not isinstance(request, TurnRequest):
@@ -477,8 +477,8 @@ class Spending:
 class RestOfTurn(Spending):
     """Adds the spending of a turn that was resumed or forked to the runner's (`whole`).
 
-    Of `before`, what the turn had spent until then, `counted` is left out: the runner has counted it already,
-    or a recorded reply is not paid again.
+    `before` is what the turn had spent until then. `counted` is the part of it that is not added: the runner
+    has counted it already, or a recorded reply is not paid again.
 
     Attributes:
         spent: What the runner's other turns have spent.

@@ -68,7 +68,7 @@ class EarlyRequest:
 
     Such a request presumes that the servers will list the same tools as before. If they do not, its reply is
     dropped, so the reply's text is held back until the tools are verified. The servers' sessions need modules
-    whose import blocks all threads for most of a second, so it has to wait until the request was sent.
+    whose import blocks all threads for most of a second, so they are imported after the request was sent.
 
     Attributes:
         agent: The turn's agent. Set it before the actors run.
@@ -174,14 +174,8 @@ class _Mailboxes(dict[m.ServerName, Mailbox[m.SessionCommand]]):
 class TurnActors:
     """The actors of one turn. Create it for each turn and call `run` once.
 
-    Args:
-        wiring: The parts that the turns of a runner share.
-        resources: The processes and sessions that the turn may use.
-        command: The message that starts the turn.
-        check: The host's check of a final text.
-        on_delta: Called with each piece of a streamed reply.
-        earlier: The tool results of the conversation's earlier turns.
-        past: The recorded beginning of this turn, if it is a fork or has waited for a batch.
+    `earlier` has the tool results of the conversation's earlier turns. `past` is the recorded beginning of
+    this turn, if it is a fork or has waited for a batch.
     """
 
     def __init__(

@@ -368,7 +368,6 @@ class _Rounds(Generic[T]):
             self._following += 1
 
     def end(self) -> None:
-        """Cancel the running turns and the polling of the provider, and end the loop."""
         calls: list[Call[Any]] = [call for _, call in self._running]
         if self._poll is not None:
             calls.append(self._poll)

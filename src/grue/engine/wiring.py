@@ -52,7 +52,7 @@ class TurnsUnderWay:
     """The turns of a runner that are running. Thread-safe.
 
     In a trace, a running turn looks like a turn whose process was killed. This object keeps this process from
-    resuming a running turn. The lock of the trace file keeps other processes from it.
+    resuming a running turn. The lock of the trace file keeps other processes from that.
 
     Attributes:
         conversations: The conversations that the runner's turns have continued, by id, as long as the host

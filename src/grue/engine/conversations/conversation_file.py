@@ -33,9 +33,6 @@ class FileHeader(Struct, frozen=True, kw_only=True, tag="conversation"):
     """The first line of a conversation's file.
 
     Attributes:
-        format: Version of the format.
-        id: The conversation's id.
-        system: The conversation's instructions.
         length: The number of entries when the header was written; each rewrite counts as one.
         digest: The digest of these entries.
         entries: How many of the entries after the header are in `length` and `digest` already.
@@ -87,7 +84,6 @@ class TurnMark(Struct, frozen=True, kw_only=True, tag="turn", omit_defaults=True
     """The state of a turn that a later process can go on with.
 
     Attributes:
-        turn: The turn's number.
         trace: The trace that tells how far the turn has come.
         began: The digest of the entries before the turn.
         state: The turn is running (or its process was killed), it is parked, or it is over.

@@ -129,7 +129,6 @@ class EarlierResults:
 
 
 def _in_trace(trace: Path, turns: set[int], call_id: m.CallId) -> m.ToolCallResult | None:
-    """Return the last result of a call in these turns of a trace."""
     if not (trace / TRACE_FILE if trace.is_dir() else trace).exists():
         return None
     with importing():  # imported here, because few conversations need it
@@ -173,7 +172,7 @@ class TurnPast(Struct, kw_only=True):
     """What a conversation passes to a turn that continues it, and what the turn reports back.
 
     Attributes:
-        history: Number and digest of the entries before the turn; `None`: it belongs to no conversation.
+        history: Number and digest of the entries before the turn; `None`: the turn is in no conversation.
         entries: The entries before the turn.
         bytes_per_token: Bytes per token by the endpoint's own count; `None`: it is not known.
         llm: Makes the turn's LLM actor; `None`: the runner's factory makes it.
@@ -466,7 +465,6 @@ class KeptConversation:
             return b"\n".join([msgspec.json.encode(header), *lines, b""]).decode()
 
     def _whole(self) -> tuple[FileHeader, tuple[bytes, ...]]:
-        """Return the lines of a file that holds the whole conversation, the header first."""
         history, ledger = self.history, self.ledger
         calls = {
             call.call_id

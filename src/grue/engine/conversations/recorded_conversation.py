@@ -43,9 +43,7 @@ class Talk(Struct):
     Attributes:
         tools: The tools that were offered last.
         flaw: Why the conversation cannot be resumed; empty: it can be.
-        turns: The numbers of the conversation's turns so far.
         turn: The turn that is running or parked; `None`: the last turn has ended.
-        parked: How `turn` was parked.
     """
 
     system: str
@@ -131,7 +129,6 @@ def said_before(
 
 
 def _mark_of(talk: Talk, path: Path) -> TurnMark | None:
-    """Return the `TurnMark` of the unfinished turn; `None`: no turn can be resumed."""
     run, parked = talk.turn, talk.parked
     if run is None or run.history is None or not run.tool_policy.parking:
         return None
@@ -172,7 +169,6 @@ class TalkReader:
         branch_points: Places at which another conversation may branch off. The history is copied there only.
 
     Attributes:
-        talks: The conversations by id.
         listings: What each server has listed last.
         last: The id of the conversation whose turn began last.
     """
@@ -225,7 +221,6 @@ class TalkReader:
         self._mark(self.talks[name], envelope)
 
     def _go_on(self, run: m.RunTurn, past: m.HistoryReference) -> None:
-        """Bring the turn's conversation to the state `past` in which the turn began."""
         place = (past.length, past.digest)
         talk = self.talks.get(past.conversation)
         if talk is not None:

@@ -73,19 +73,11 @@ class CancellableConnection(WrappedConnection):
 class OwnedSession:
     """One session, from `OpenSession` to `SessionClosed`. Create it in the event loop in which it runs.
 
-    Args:
-        command: Opens the session.
-        connect: Makes a connection, which the session's actor enters.
-        recorder: Records the session's messages.
-        connection: What the episode knows about the server before the session.
-
     Attributes:
-        connection: What the episode knows about the server now.
+        connection: What the episode knows about the server.
         fault: The unexpected exception that ended the session, if any; may be a `BaseException`.
-        tools: The server's current tool list.
         serves_unlisted: Whether the server also takes calls of tools that are not in `tools`.
         closed: How the session was closed.
-        pid: Id of the server's process, if it has one.
         died: Why the server died during the session.
     """
 

@@ -182,7 +182,6 @@ class ServerSessions:
         return result
 
     def _judged(self, session: OwnedSession, server: m.ServerName, tool: str, name: str) -> m.ToolDefinition:
-        """Return the definition of a tool, if the policy allows the call."""
         unlisted = (server,) if session.serves_unlisted else ()
         definition = tool_of(name, {each.name: each for each in session.tools}, unlisted)
         if definition is None:
@@ -335,15 +334,7 @@ class ServerSessions:
 
 @dataclass
 class _ServerState:
-    """The state of one server.
-
-    Attributes:
-        lock: Held while the server's session is opened.
-        attempts: Number of finished connect attempts.
-        reconnects: How often the server was connected again after it had died.
-        outcome: Result of the last attempt.
-        session: The last session that was opened.
-    """
+    """The state of one server. `lock` is held while its session is opened."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     attempts: int = 0
