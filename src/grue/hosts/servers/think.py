@@ -157,7 +157,6 @@ def record_thought(session: Session, arguments: Json) -> Json:
 
 
 def _malformed(given: Json) -> list[str]:
-    """Return what is wrong with `given` by INPUT_SCHEMA."""
     properties = INPUT_SCHEMA["properties"]
     problems = [f"{name} is missing" for name in INPUT_SCHEMA["required"] if name not in given]
     for name, value in given.items():
@@ -185,7 +184,6 @@ KINDS: dict[str, tuple[Callable[[object], bool], str]] = {
 
 
 def _dangling(session: Session, given: Json) -> list[str]:
-    """Return what is wrong with the arguments for revisions and branches."""
     problems = []
     if given.get("isRevision") and "revisesThought" not in given:
         problems.append("isRevision needs revisesThought, the number of the thought it corrects")

@@ -192,7 +192,6 @@ class DecisionLoop:
         return RunEnd("time_limit", f"the run's time limit of {limit_s:g} s is reached")
 
     def _next_reply(self) -> RunEnd | None:
-        """Get the next reply and record its actions; return the run's end if there is no reply."""
         run, answered = self._run, self._answered
         if answered is not None:
             self._answered = None
@@ -251,7 +250,6 @@ class DecisionLoop:
         return self._after(self._steps.end(failed.ended("failed", error=error)))
 
     def _carry_out(self, plan: ActionsPlanned) -> RunEnd | None:
-        """Carry out the actions of a plan that have no result yet. Return how the run ends, if it does."""
         run = self._run
         run.turn = plan.turn
         done = [each for each in run.results if each.turn == plan.turn]

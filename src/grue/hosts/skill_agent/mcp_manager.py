@@ -238,7 +238,6 @@ class McpManager:
                 connected.client.close()
 
     def _listed_again(self, connected: _Connected) -> ToolRoutes:
-        """Take the tools that the servers list now."""
         routes = tool_routes(connected.client.tools())
         with self._lock:
             if self._connected is connected:

@@ -211,7 +211,6 @@ class Orchestrator:
             run.note(SkillProblem(problem=problem))
 
     def _live(self, run: Run, past: RunPast | None, decisions: tuple[ApprovalDecision, ...]) -> RunResult:
-        """Connect the servers and run the loop. However it ends, disconnect them and record the end."""
         end = RunEnd("interrupted", "interrupted by Ctrl-C")
         try:
             run.manager = self._connect(run)
@@ -234,7 +233,6 @@ class Orchestrator:
         return result
 
     def _connect(self, run: Run) -> McpManager | None:
-        """Connect the servers; `None`: there are none, or connecting failed."""
         config = run.config
         if not config.mcp_enabled or not config.servers:
             return None
@@ -258,7 +256,6 @@ class Orchestrator:
 
 
 def _offer_served_skills(run: Run) -> None:
-    """Offer the model the approved skills of connected servers."""
     wanted = run.config.skill_servers
     if run.manager is None or not wanted:
         return

@@ -64,7 +64,6 @@ class ServedSkill(Struct, frozen=True, kw_only=True):
     """A skill that a server lists.
 
     Attributes:
-        server: The server's name.
         uri: The URI of the skill's `SKILL.md`.
         front: The skill's front matter.
         files: All files of the skill, `SKILL.md` included, by their paths in the skill.

@@ -449,7 +449,6 @@ class ZorkAgent:
         )
 
     def _rewire(self) -> None:
-        """Create a new runner if the route has changed."""
         route = route_of(self.mcp_manager, self.client)
         if route == self._route:
             return
@@ -478,7 +477,6 @@ class ZorkAgent:
             self._langfuse_keeps_up = self._langfuse.wait_idle(_TOLD_S)
 
     def _before_turn(self) -> None:
-        """Disable the server in the runner if the manager is disabled."""
         if self._server is None or not getattr(self.mcp_manager, "is_disabled", False):
             return
         if not isinstance(self._runner.connection(self._server), Disabled):

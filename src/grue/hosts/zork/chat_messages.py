@@ -198,7 +198,6 @@ def _calls(message: ChatMessage) -> Iterator[m.ToolCall]:
 
 
 def _cache_points(message: ChatMessage) -> tuple[m.CachePoint, ...]:
-    """Return the cache markers of a message and of its parts, with their positions."""
     if message.get("role") not in ("system", "developer", "user"):
         return ()
     content = message.get("content")

@@ -237,7 +237,6 @@ class LLMClient:
         mode: m.OfferTools | m.RequireAnswer,
         choice: Choice,
     ) -> Reply | m.LlmFailure:
-        """Ask the endpoint as a turn's LLM actor does, but record nothing."""
         command = m.RequestCompletion(conversation=m.ConversationId("client"), request=1, new=(), mode=mode)
         async with endpoint:
             asking = Asking(endpoint, conversation, command, lambda _: None, choice=choice, sleep=self._wait)
@@ -255,8 +254,6 @@ class LLMClient:
 
 
 class _Completions:
-    """The object `client.chat.completions`."""
-
     def __init__(self, client: LLMClient) -> None:
         self._client = client
 

@@ -64,12 +64,7 @@ class ClientActor(Actor[m.LlmCommand]):
     accepts.
 
     A blocking client runs in a worker thread. When the actor is cancelled, the thread runs on and its result
-    is dropped.
-
-    Args:
-        mailbox: The mailbox of requests.
-        agent: The mailbox that replies are sent to.
-        model: The client with its settings. grue does not retry its requests.
+    is dropped. grue does not retry a client's requests.
     """
 
     def __init__(

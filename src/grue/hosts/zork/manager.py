@@ -91,8 +91,6 @@ class MCPManager:
             is flushed, at the latest at the program's end. The manager never shuts the client down.
 
     Attributes:
-        logger: The argument.
-        langfuse_client: The argument.
         server_name: Name of the first server.
         server_config: Its configuration, with variables expanded.
         ignored_servers: Names of the other servers in the file, which are not used.
@@ -284,7 +282,6 @@ class MCPManager:
         self._registry.kill_leftovers(loop_running=True)
 
     def _refusal(self, tool_name: str, arguments: object) -> m.ToolCallResult | None:
-        """Return the error result for a call that cannot be sent."""
         try:
             self._parse_tool_name(tool_name)
         except ValueError as error:

@@ -62,7 +62,6 @@ class ManagerConnection:
     after one that raised. It is not cancelled with the turn.
 
     Args:
-        manager: The manager.
         server: The server's name in the session. It is removed from tool names of the form `SERVER.TOOL`;
             all other names are kept.
         note: Records tools that cannot be used, and failures of `disconnect_session`.

@@ -577,7 +577,6 @@ class ZorkOrchestratorV2:
         return True
 
     def _decide(self, seen: Observation) -> Decided:
-        """Ask the agent. After an error that does not end the episode, return a fallback."""
         state = self.game_state
         self.agent.turn = state.turn - 1
         context = context_text(self.game.name, state.turn, seen, state.moves, state.objectives)

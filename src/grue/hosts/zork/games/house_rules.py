@@ -36,8 +36,6 @@ class State(Struct, kw_only=True):
     """Everything that can change, and the seed.
 
     Attributes:
-        seed: The seed.
-        room: The player's room.
         places: Where each portable thing is: a room, a container, `PLAYER` or `GONE`.
         flags: Events that have happened, such as `door_open`.
         awarded: Achievements that have given points. It only grows, so the score never falls.
@@ -202,8 +200,6 @@ class Turn:
 
     Attributes:
         state: The state of the house; rules change it in place.
-        case: The seed's variation.
-        phrase: The command.
         killed_by: The cause of the player's death in this turn, a key of `DEATHS`.
         gains: The points that the command has earned.
         takes_time: Whether the command counts as a move.

@@ -297,7 +297,6 @@ class Choice(Struct, frozen=True):
     """The interpreter for a story.
 
     Attributes:
-        interpreter: The interpreter.
         reason: Why it is not the first installed interpreter, or what it does wrong with this story, as a
             sentence for people; empty if there is nothing to say.
         loses_words: Whether the interpreter leaves out the story's bold and underlined words.

@@ -34,7 +34,6 @@ class StoryFile(Struct, frozen=True):
     """A story file that has been checked.
 
     Attributes:
-        path: Its absolute path.
         version: The Z-machine's version, 1 to 8.
         digest: SHA-256 of its bytes, in hexadecimal.
         names: Names of its objects; empty for versions 1 and 2, and if the object table is damaged.
@@ -133,8 +132,6 @@ _OVER: Final = "The story has ended."
 
 
 class _Known(Struct):
-    """The last values that the game has printed."""
-
     location: str | None = None
     score: int | None = None
     max_score: int | None = None
