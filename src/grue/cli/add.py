@@ -117,7 +117,6 @@ def add_server(adding: Adding) -> bool:
 
 
 def _own(adding: Adding, folder: Path) -> descriptions.Described | None:
-    # A script of the user's own, or the server at a URL (`--use remote`).
     source = Path(adding.source)
     if adding.kind == "remote" and "://" in adding.source:
         name = adding.name or descriptions.default_name(_address(adding.source).hostname or "")

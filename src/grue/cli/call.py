@@ -109,7 +109,6 @@ _KINDS = {
 
 
 def _kinds_of(value: object) -> frozenset[str]:
-    # In JSON Schema's words.
     if isinstance(value, float):
         return frozenset(["number", "integer"] if value.is_integer() else ["number"])
     return frozenset(_KINDS[type(value)])

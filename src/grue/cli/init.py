@@ -95,7 +95,6 @@ def test_the_configuration_of_servers_is_valid():
 
 _DEFAULT = ("https://openrouter.ai/api/v1", "anthropic/claude-haiku-5.5")
 _LOCAL = "http://127.0.0.1:11434/v1"
-"""The address at which Ollama listens."""
 _LOCAL_S = 0.5
 
 

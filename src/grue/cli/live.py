@@ -102,7 +102,6 @@ class JsonLines(JsonPrinter):
                 self.write({"type": "end", **structs.asdict(ended)})
 
     def _finish_turn(self, after: Observed | None) -> None:
-        # Without `after`, the game has not replied.
         if "action" in self._turn:
             reply, score = (None, None) if after is None else (after.text, after.score)
             self.write({**self._turn, "reply": reply, "score_after": score})

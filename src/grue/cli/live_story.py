@@ -57,8 +57,8 @@ class Line(Struct, frozen=True):
 def _wrapped(text: str, width: int, hanging: str) -> list[str]:
     if cells(text) <= len(text):
         return textwrap.wrap(text, width, subsequent_indent=hanging) or [""]
-    # `textwrap` counts characters, not columns, so wide ones get a placeholder. If a row ends before one, it
-    # is a column wider than counted: hence `width - 1`.
+    # `textwrap` counts characters, not columns, so a placeholder follows each wide one. A row that ends
+    # between the two is one column wider than counted: hence `width - 1`.
     spaced = "".join(char + _SECOND_COLUMN * (cells(char) - 1) for char in text)
     rows = textwrap.wrap(spaced, width - 1, subsequent_indent=hanging)
     return [row.replace(_SECOND_COLUMN, "") for row in rows]
@@ -169,7 +169,6 @@ class Story:
             yield _tool_line(call, f" ({duration(duration_s)})")
 
     def _turn_over(self, body: m.TurnCompleted | m.TurnFailed) -> Iterator[Line]:
-        # Calls that were still running when the turn ended.
         del body
         for call in self._under_way.values():
             yield _tool_line(call, " (given up)")

@@ -14,7 +14,6 @@ grue {version}: drive an LLM agent that uses MCP tools from ordinary Python.
 
 All commands: grue --help
 """
-"""Printed for `grue` without arguments."""
 
 
 def main() -> None:

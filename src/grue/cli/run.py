@@ -200,7 +200,6 @@ def _run(options: RunOptions) -> RunResult:
 
 
 def _shown(recorder: Recorder, options: RunOptions, lines: RunLines) -> ExitStack:
-    # As `options.output` says, until the returned stack is closed.
     view = ExitStack()
     if options.output == "json":
         recorder.add(lines)

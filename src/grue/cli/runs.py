@@ -168,7 +168,6 @@ def _written(path: Path) -> float:
 
 
 def _time_and_size(path: Path) -> tuple[float, int]:
-    # In seconds, and in bytes.
     try:
         found = (path / TRACE_FILE if path.is_dir() else path).stat()
     except OSError:  # the trace was removed meanwhile

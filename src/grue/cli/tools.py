@@ -28,7 +28,6 @@ from grue.tool_sessions.failures import failure_text
 from grue.tracing.facts import counted
 
 Listings = Mapping[str, tuple[m.ToolDefinition, ...]]
-"""The tools that each reachable server lists."""
 
 _MOST_NOTICE = 300
 _MARKS = {"added": "+", "removed": "-", "changed": "~"}

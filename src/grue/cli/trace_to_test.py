@@ -471,7 +471,6 @@ def _cuts(run: RecordedRun, end: m.TurnCompleted) -> Iterator[str]:
 
 
 def _settings(run: RecordedRun) -> Iterator[str]:
-    # The arguments of `Runner` that differ from their defaults.
     begun = run.begun
     limits = structs.replace(
         begun.limits, **{name: getattr(TurnLimits(), name) for name in _SET_BY_THE_RUNNER}
@@ -531,7 +530,6 @@ def _history(run: RecordedRun) -> list[Any]:
 
 
 def _literal(value: Any) -> str:
-    # Fields of a Struct that have their default are left out.
     if isinstance(value, Struct):
         shown = [
             f"{field.name}={_literal(getattr(value, field.name))}"

@@ -22,7 +22,6 @@ from grue.errors import MCPConfigError, MissingDependencyError
 from grue.runtime.files import write_whole
 
 MAX_CONFIG_BYTES = 16 * 2**20
-"""Size limit of a configuration file."""
 MAX_YAML_CHARS = 2**20
 """Longest YAML document that is read; the parser needs a second or more for it."""
 

@@ -59,7 +59,6 @@ class AuthConfig(BaseModel):
 
 
 SECRETS = ("client_secret", "private_key", "identity_client_secret", "identity_token")
-"""The keys of `auth` whose values are secrets."""
 
 # Other hosts' names for grue's keys: Claude Code and Gemini CLI write a table `oauth`, Cursor an `auth` with
 # keys in capitals. Codex uses grue's names.

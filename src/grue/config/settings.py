@@ -208,7 +208,6 @@ class NextModel(_Table):
 
 
 def _next_models(value: Any) -> Any:
-    # An error names the table and the key.
     if not isinstance(value, list):
         return value
     models: list[Any] = []

@@ -14,8 +14,7 @@ from msgspec import Struct
 from grue.errors import MCPConfigError
 
 Preset: TypeAlias = Literal["pure", "files", "web"]
-"""The presets of a box. `pure`: the program's own files and a scratch folder, no network. `files`: also the
-workspace. `web`: `pure` with the network."""
+"""The presets of a box; see `Sandbox.preset`."""
 
 _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?"
 _HOST = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*\.?")

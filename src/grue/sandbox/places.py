@@ -182,7 +182,6 @@ def is_too_wide(folder: str) -> bool:
 
 
 def _chain(program: str) -> Iterator[str]:
-    # The `#!` of a script may name another script, or a link.
     for _ in range(4):
         real = real_path(program)
         yield program

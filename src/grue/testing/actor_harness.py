@@ -512,7 +512,6 @@ def _deadlock_text(loop: asyncio.AbstractEventLoop) -> str:
 
 
 def _place(task: "asyncio.Task[Any]") -> str:
-    # The innermost line that is not in a library.
     frames = list(_frames(task.get_coro()))
     ours = [each for each in frames if not any(name in each.f_code.co_filename for name in _LIBRARIES)]
     if not (ours or frames):
@@ -523,7 +522,6 @@ def _place(task: "asyncio.Task[Any]") -> str:
 
 
 def _frames(awaited: Any) -> Iterator[FrameType]:
-    # Outermost first.
     while awaited is not None:
         for kind in ("cr", "gi", "ag"):
             frame = getattr(awaited, f"{kind}_frame", None)

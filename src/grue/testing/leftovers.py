@@ -81,7 +81,6 @@ def assert_nothing_left(within_s: float = 10.0) -> Iterator[None]:
 def _new_since(before: _Present, mark: str) -> tuple[set[int], set[int], set[threading.Thread]]:
     """Return our processes, descriptors and threads that are there now and were not there before."""
     return (
-        # Skip processes that existed before the block: the machine may have hundreds.
         {each.pid for each in all_processes(besides=before.processes) if _is_ours(each, mark)},
         set(_descriptors()) - before.descriptors,
         # `threading` lists a thread that C code has started only after this thread has called

@@ -140,7 +140,6 @@ def deliver(reply: LlmReply, connection: socket.socket, closing: threading.Event
 
 
 def _pieces(reply: LlmReply) -> Iterator[bytes]:
-    # Each piece is sent by one write.
     if reply.then != "keep" and reply.after is None:
         yield reply.body
         return

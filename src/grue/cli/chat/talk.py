@@ -354,7 +354,6 @@ class Talk:
         self._recorder.record(fact, sender="host", turn=self.turn if turn is None else turn)
 
     def _note(self, envelope: Envelope[Any], line: bytes) -> None:
-        # Each problem is reported once.
         del line
         problem = problem_in(envelope.body) if isinstance(envelope.body, _TOLD) else ""
         of_this_turn = isinstance(envelope.body, m.FinalForced)

@@ -78,7 +78,6 @@ def _arrival(situation: Situation) -> int:
 
 
 def _choices(situation: Situation) -> Iterator[tuple[str, str]]:
-    # The best one comes first.
     if _DARK.search(situation.text):
         yield from _out_of_the_dark(situation)
     if not situation.known:

@@ -160,7 +160,6 @@ def _answer(thought: str, *actions: _Action) -> Reply:
 
 
 def _section(text: str, heading: str) -> list[m.JsonObject]:
-    # An empty list if the heading is missing.
     _, found, rest = text.partition(heading)
     try:
         listed, _ = json.JSONDecoder().raw_decode(rest) if found else ([], 0)

@@ -163,7 +163,6 @@ class _Maker:
 
 
 def _numbers(schema: m.JsonObject, *, whole: bool) -> Iterator[float]:
-    # Numbers next to the bounds are the next candidates after one and zero.
     limits = _limits(schema)
     step = limits.pop("multipleOf", 1)
     yield from (1, 0)
@@ -198,7 +197,6 @@ def _first_accepted(values: Iterable[object], schema: m.JsonObject) -> object:
 
 
 def _kind_of(schema: m.JsonObject) -> str:
-    # A schema without `type` is what its other keywords suggest.
     if schema.keys() & {"properties", "required", "minProperties"}:
         return "object"
     if schema.keys() & {"items", "prefixItems", "minItems"}:
