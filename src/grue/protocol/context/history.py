@@ -1,8 +1,7 @@
 """The history of a conversation: a sequence of entries, and the rules by which it grows.
 
-A `History` has state but does no I/O. The LLM actor's conversation (`chat_wire/conversation.py`) encodes it,
-the runner's conversation saves it, and the reader of a trace builds it again from the recorded messages. All
-three use the same methods:
+The LLM actor's conversation (`chat_wire/conversation.py`) encodes a `History`, the runner's conversation
+saves it, and the reader of a trace builds it again with `take_step`. Its methods:
 
 - `say` adds the texts and results that a request sends to the model.
 - `keep` takes the reply. It becomes an entry only at the next `say` or `close`, because the turn may fail
@@ -11,11 +10,8 @@ three use the same methods:
   refuse a conversation with an unanswered call.
 - `rewrite` replaces entries; `change` replaces them as a `ContextPolicy` requires.
 
-A conversation that outlives its turn has a `Ledger`, which counts the entries and digests their JSON.
-`RunTurn.history` refers to the earlier entries by this count and digest, and does not repeat them. So what a
-turn records does not grow with the history.
-
-`take_step` applies a recorded message to a history. All code that builds a history from a trace uses it.
+`RunTurn.history` refers to the earlier entries by count and digest (`Ledger`), so that what a turn records
+does not grow with the history.
 """
 
 import hashlib
@@ -32,7 +28,6 @@ from grue.protocol.tools import results as tool_results
 LEFT_OUT = "[Earlier parts of the conversation were left out here, because it was too long for the model.]"
 
 _MAX_CHARS = 1000
-"""Every answer to a call that was not made is shorter than this."""
 
 
 class Ledger:
@@ -43,9 +38,8 @@ class Ledger:
             the turn then drops the reply, `save` is called with `b""` to remove the reply from the file.
 
     Attributes:
-        length: How many entries were added. A `Rewritten`, which replaces earlier ones, counts as one entry.
-        digest: A hash chain over the entries, in hexadecimal: each entry sets it to the SHA-256 of the
-            previous digest followed by the entry's JSON. Empty if there is no entry.
+        length: How many entries were added. A `Rewritten`, which replaces earlier ones, counts as one.
+        digest: The SHA-256, in hexadecimal, of the previous digest and the last entry's JSON; empty at first.
     """
 
     def __init__(self, save: Callable[[bytes], None] | None = None) -> None:
@@ -59,10 +53,7 @@ class Ledger:
         return m.HistoryReference(conversation=conversation, length=self.length, digest=self.digest)
 
     def expect(self, reply: m.AssistantReply) -> None:
-        """Pass a reply to `save` when it arrives, before it is an entry.
-
-        So the conversation's file has the reply before any tool call of the reply is made.
-        """
+        """Save a reply before it is an entry, and so before any of its tool calls is made."""
         line = msgspec.json.encode(reply)
         self._early = reply, line
         self._saved(line)
@@ -73,15 +64,14 @@ class Ledger:
         self._saved(b"")
 
     def add(self, entry: m.HistoryEntry) -> None:
-        """Count an entry, and pass it to `save` unless it is a reply: `expect` has saved replies already."""
+        """Count an entry, and save it unless it is a reply, which `expect` has saved already."""
         early = self._early
         line = early[1] if early is not None and early[0] is entry else msgspec.json.encode(entry)
         if isinstance(entry, m.AssistantReply):
             self._early = None
         else:
             if early is not None:
-                # The new entry comes before the reply that was saved early. Remove the reply from the file,
-                # and save it again after the entry.
+                # The new entry comes before the reply that was saved early.
                 self._saved(b"")
             self._saved(line)
             if early is not None:
@@ -104,15 +94,13 @@ class History:
     """The entries of a conversation, in order.
 
     Args:
-        ledger: Counts and digests the entries; `None`: the conversation ends with its turn.
+        ledger: `None`: the conversation ends with its turn.
         call_ids: Call ids of all conversations with the same LLM actor; the history adds its own to this set.
 
     Attributes:
-        entries: The entries. Entries that were replaced are not among them any more.
-        unread: The last reply, while it may still be dropped. It is not an entry yet: `say` or `close` makes
-            an entry of it.
-        asked: The last answer schema that a request asked for; `None`: no request has asked for a schema.
-        call_ids: The ids of all tool calls so far; a new call gets another id.
+        entries: The entries, without those that were replaced.
+        unread: The last reply, while it may still be dropped. It is not an entry yet.
+        asked: The last answer schema that a request asked for.
         replies: How many replies there were, empty ones included.
         plain: Whether the turn under way gives tool results to the model as text (`RunTurn.plain_results`).
     """
@@ -135,12 +123,8 @@ class History:
     ) -> tuple[m.Said | m.AssistantReply, ...]:
         """Add a request's texts and tool results to the history, and return the new entries.
 
-        The last reply becomes an entry first. Calls of that reply that `new` does not answer are left out.
-
-        Args:
-            new: The texts and results.
-            answer: The schema that the request asks for.
-            beside_tools: Whether the request offers tools too.
+        The last reply becomes an entry first, without the calls that `new` does not answer. `beside_tools`:
+        the request offers tools too.
 
         Raises:
             ValueError: A tool message does not belong to a call of the last reply.
@@ -168,7 +152,7 @@ class History:
         return tuple(added)
 
     def keep(self, reply: m.AssistantReply) -> None:
-        """Hold a reply until the next `say`, which makes it an entry without its unanswered calls."""
+        """Hold a reply until the next `say`, which makes it an entry."""
         self.unread = reply
         self.replies += 1
         self.call_ids.update(call.call_id for call in reply.tool_calls)
@@ -178,10 +162,7 @@ class History:
     def close(self, end: m.TurnEnd | None) -> tuple[m.Said | m.AssistantReply, ...]:
         """End a turn, and return the entries that this adds.
 
-        Args:
-            end: How the turn ended. `TurnParked`: the turn was parked, and will not be resumed. `None`: it
-                is not known how the turn ended, because it crashed or its process was killed. Then the
-                answer to each unanswered call says that the call may have taken effect.
+        `None`: the turn crashed or its process was killed, so unanswered calls may have taken effect.
         """
         if isinstance(end, m.TurnFailed) and end.unread:
             self.forget()
@@ -200,10 +181,10 @@ class History:
         return self.say((*told, *others))
 
     def rewrite(self, rewritten: m.Rewritten) -> None:
-        """Replace the entries from `rewritten.start` to `rewritten.stop` by `rewritten.entries`.
+        """Replace entries of the history.
 
         Raises:
-            ValueError: `start` or `stop` is not a position in the history.
+            ValueError: A position is not in the history.
         """
         if not 0 <= rewritten.start <= rewritten.stop <= len(self.entries):
             raise ValueError(
@@ -216,7 +197,7 @@ class History:
             self.ledger.add(rewritten)
 
     def restore(self, entry: m.Said | m.AssistantReply) -> None:
-        """Add an entry that was read from a file. Do not count it: the ledger includes it already."""
+        """Add an entry that was read from a file, and that the ledger includes already."""
         self.entries.append(entry)
         if isinstance(entry, m.Said):
             self.asked = entry.answer or self.asked
@@ -225,7 +206,7 @@ class History:
             self.call_ids.update(call.call_id for call in entry.tool_calls)
 
     def change(self, change: m.Cleared | m.Shortened | m.Summarised) -> None:
-        """Make the history shorter, as the change says. An unread reply and the first entry stay."""
+        """Make the history shorter. An unread reply and the first entry stay."""
         match change:
             case m.Cleared():
                 self._clear(change)
@@ -235,7 +216,6 @@ class History:
                 self.rewrite(m.Rewritten(1, len(self.entries), (m.Said(change.items),)))
 
     def _clear(self, cleared: m.Cleared) -> None:
-        # Ignore new results for calls that are not in the conversation. Leave the first entry unchanged.
         shorter = {result.call_id: result for result in cleared.results}
         texts = cleared.texts
         changed: dict[int, m.Said] = {}
@@ -250,7 +230,7 @@ class History:
             self.rewrite(m.Rewritten(start, stop, entries))
 
     def _shorten(self, share: float) -> None:
-        # Cut before an entry without tool results, so that no tool result stays whose call is cut off.
+        # No tool result may stay whose call is cut off.
         begins = [
             at
             for at, entry in enumerate(self.entries)
@@ -267,10 +247,7 @@ class History:
         self.rewrite(m.Rewritten(1, at, (m.Said((m.UserText(LEFT_OUT),)),)))
 
     def branch(self) -> "History":
-        """Return a copy. Entries that are added to the copy or to the original do not change the other.
-
-        If the history has a ledger, so has the copy, but the copy's ledger does not write to a file.
-        """
+        """Return an independent copy, whose ledger does not write to a file."""
         other = History(None if self.ledger is None else self.ledger.branch())
         other.entries = [*self.entries]
         other.unread, other.asked, other.replies = self.unread, self.asked, self.replies
@@ -293,10 +270,7 @@ class History:
 def _cleared(
     items: tuple[m.ConversationItem, ...], shorter: dict[m.CallId, m.ToolMessage], texts: int
 ) -> tuple[tuple[m.ConversationItem, ...], int]:
-    """Replace the results whose call ids are in `shorter`, and the first `texts` user texts by their stubs.
-
-    Return the items, and `texts` less the number of user texts that were replaced, for the next entry.
-    """
+    """Replace the results in `shorter`, and the first `texts` user texts; return how many texts are left."""
     kept: list[m.ConversationItem] = []
     for item in items:
         if isinstance(item, m.ToolMessage):
@@ -312,7 +286,7 @@ def _cleared(
 def history_of(system: str, items: Iterable[m.HistoryItem | m.SystemText], ledger: Ledger) -> History:
     """Build the history of a conversation from its system text and its items.
 
-    The items between two replies count as one request. Calls without an answer are left out.
+    Calls without an answer are left out.
 
     Raises:
         ValueError: A tool message does not belong to a call of the reply before it.
@@ -380,13 +354,7 @@ def items_said(
 ) -> tuple[m.HistoryItem, ...]:
     """Return the texts, tool results and replies of a turn, for `TurnRequest.history` of a later turn.
 
-    The system text is left out.
-
-    Args:
-        steps: The turn's requests and replies, in order.
-        end: How the turn ended.
-        plain: Whether the turn gave tool results to the model as text (`RunTurn.plain_results`).
-        begun: The turn's history before `steps`, if the turn was resumed; this function adds to it.
+    `begun` is the turn's history before `steps`, if the turn was resumed; this function adds to it.
     """
     history = History() if begun is None else begun
     history.plain = plain
