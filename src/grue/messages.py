@@ -1,15 +1,10 @@
 """All messages of a turn: their fields, units, senders and receivers.
 
-Read it first: the messages are the interface between the actors, and a trace consists of them. A command is
-imperative and goes to one actor (`OpenSession`, `CallTools`). An event is past tense and reports the result
-of a command (`SessionOpened`, `ToolTimedOut`). A note is only recorded in the trace; no actor reacts to it
-(`IterationStarted`, `ToolCalled`). All messages are frozen msgspec Structs. The tag of each is its class's
-name, so this module is also the schema of the trace file. A renamed class must keep its old tag, or old
-traces become unreadable.
-
-The file begins with the types of the messages' fields: names, tools, texts of a conversation, failures. Then
-it has a section for each actor that the agent exchanges messages with: the LLM actor, a session actor, the
-approval actor, the agent itself, the host.
+The messages are the interface between the actors, and a trace consists of them. A command is imperative and
+goes to one actor (`CallTools`). An event is past tense and reports the result of a command (`ToolTimedOut`).
+A note is only recorded in the trace (`IterationStarted`). The tag of each message is its class's name, so
+this module is also the schema of the trace file. A renamed class must keep its old tag, or old traces become
+unreadable.
 
 ```
 host ── RunTurn ──▶ agent ── CheckToolSupport ────▶ llm       ▶ ToolSupportChecked
@@ -30,9 +25,8 @@ Durations and time limits are seconds (`_s`), sizes are characters (`_chars`) or
 are canonical, `{server}.{tool}`, unless a field says `tool`: then it is the bare name that its server uses.
 A field typed `object` holds a JSON value: None, bool, int, float, str, list or dict of the same.
 
-The classes that `__all__` lists are public: programs use them to read traces, in tests, and to implement
-connections and models of their own. The other classes are internal: their names and fields in Python may
-change in any version. Traces that contain them stay readable.
+The classes that `__all__` lists are public. The other classes are internal: their names and fields in Python
+may change in any version. Traces that contain them stay readable.
 """
 
 from typing import TYPE_CHECKING, ClassVar, Literal, NewType, TypeAlias, Union
@@ -118,7 +112,7 @@ JsonObject: TypeAlias = dict[str, object]
 
 
 class Message(Struct, frozen=True, kw_only=True, tag=True, gc=False):
-    """Base of every message that is sent through a mailbox or recorded in the trace."""
+    """Base of every message."""
 
 
 class TurnNote(Message, frozen=True, kw_only=True):
@@ -145,14 +139,11 @@ class ToolDefinition(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
         description: The server's text for the model; untrusted.
         input_schema: JSON Schema of the arguments, an object schema.
         output_schema: JSON Schema of the structured result, if the server declares one.
-        full_name: The canonical name, if it is not `{server}.{tool}`. Connections of the host's own may
-            name their tools differently.
-        annotations: The server's statements about the tool's behaviour; untrusted. `None`: the server makes
-            none.
-        trusted: The annotations can be trusted, because the tool lock holds this definition. Never set by a
-            server.
-        boxed: The tool's server runs in a box, and this machine enforces every limit of the box. Set by the
-            host, never by a server.
+        full_name: The canonical name, if it is not `{server}.{tool}`, as for some connections of a host.
+        annotations: The server's statements about the tool's behaviour; untrusted. `None`: it makes none.
+        trusted: The annotations can be trusted: the tool lock holds this definition. Never set by a server.
+        boxed: The tool's server runs in a box, and this machine enforces every limit of the box. Never set by
+            a server.
     """
 
     server: ServerName
@@ -189,7 +180,7 @@ class ToolCall(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ToolTask(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The handle of a tool call that its server runs as an MCP task: the client polls for the result.
+    """A tool call that its server runs as an MCP task: the client polls for the result.
 
     Attributes:
         task_id: The server's id of the task; untrusted.
@@ -206,11 +197,10 @@ class ServerCall(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A validated tool call: its arguments are a JSON object, and the server lists the tool.
 
     Attributes:
-        task: The server's task for this call, if an earlier process has sent the call already. The call is
-            not sent again; the server is asked for the task's result.
-        definition: Digest of the definition that the tool had when the model, a person or the policy decided
-            on the call. If the tool has been changed or removed since, the session does not send the call.
-            Empty, as in old traces: this is not checked.
+        task: The server's task for this call, if an earlier process has sent it already. The server is asked
+            for the task's result.
+        definition: Digest of the tool's definition when the call was decided on. If the tool has changed
+            since, the session does not send the call. Empty, as in old traces: this is not checked.
     """
 
     call_id: CallId
@@ -228,8 +218,7 @@ class ToolCallResult(Struct, frozen=True, gc=False):
         is_error: The call failed, or the tool reported an error.
         error_message: The error, for the model. Set if `is_error` is set.
         blocks: If `content` is structured content: the images, audio, links and resources that the server
-            sent in addition. If the call was made outside a turn: all blocks that the server sent, including
-            text. In all other cases empty.
+            sent in addition. Of a call outside a turn: all blocks that the server sent. Else empty.
 
     Source: R11
     """
@@ -253,10 +242,10 @@ class ToolCallRecord(Struct, frozen=True, kw_only=True, gc=False):
     """One tool call of a finished turn, with its result.
 
     Attributes:
-        settlement: `returned` (the server answered, with a result or an error), `timed_out`, `died` (the
-            server died during the call), `skipped` (never sent), `rejected` (never sent: the tool is unknown,
-            or the arguments cannot be read or do not fit the tool's schema), `denied` (by the policy or by a
-            person), `interrupted` (sent by a process that was killed: the call may have taken effect).
+        settlement: `returned` (with a result or an error), `timed_out`, `died` (the server, during the call),
+            `skipped` (never sent), `rejected` (never sent: the tool is unknown, or the arguments cannot be
+            read or do not fit the tool's schema), `denied` (by the policy or by a person), `interrupted`
+            (sent by a process that was killed: the call may have taken effect).
         iteration: One-based number of the reply that asked for the call.
         duration_s: How long the call took; `None` if it was never sent.
         changed_arguments: The arguments that were sent instead of `arguments`, because a person changed them.
@@ -273,14 +262,14 @@ class ToolCallRecord(Struct, frozen=True, kw_only=True, gc=False):
 
 
 ToolPart = Literal["description", "input_schema", "output_schema", "annotations"]
-"""The name of a part of a tool's definition that its server can change."""
+"""A part of a tool's definition that its server can change."""
 
 
 # --- What is said in a conversation
 
 
 class Attachment(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An image, a recording or a file for the model, from a tool or from the host, after its validation.
+    """An image, a recording or a file for the model, after its validation.
 
     Attributes:
         mime: Media type, detected from the first bytes. The server's own claim is ignored.
@@ -301,10 +290,9 @@ class ToolMessage(Struct, frozen=True, tag="tool", omit_defaults=True, gc=False)
 
     Attributes:
         content: The text for the model. In conversations of old traces it is JSON.
-        attachments: The images, audio and files that `content` describes, in the same order. An endpoint that
-            does not support one of them gets only its description.
-        whole_chars: How long the text was before it was cut to `TurnLimits.max_result_chars`. 0: it was not
-            cut.
+        attachments: What `content` describes, in the same order. An endpoint that does not support one of
+            them gets only its description.
+        whole_chars: How long the text was before it was cut to `TurnLimits.max_result_chars`; 0: not cut.
 
     Source: R11.5, P44
     """
@@ -316,12 +304,7 @@ class ToolMessage(Struct, frozen=True, tag="tool", omit_defaults=True, gc=False)
 
 
 class CachePoint(Struct, frozen=True):
-    """A point in a text that the host has marked with `cache_control`: cache the prompt up to here.
-
-    Attributes:
-        end: How many characters of the text come before the point.
-        control: The value of `cache_control`, as it is sent.
-    """
+    """A point in a text, after `end` characters, that the host has marked with `cache_control`."""
 
     end: int
     control: JsonObject
@@ -351,7 +334,7 @@ class UserText(Struct, frozen=True, tag="user", omit_defaults=True, gc=False):
 
 
 class AssistantText(Struct, frozen=True, tag="assistant"):
-    """An assistant's text in the messages of an MCP sampling request; the server has written it."""
+    """An assistant's text in an MCP sampling request; the server has written it."""
 
     text: str
 
@@ -392,9 +375,8 @@ class Cleared(Struct, frozen=True, kw_only=True, tag="cleared", omit_defaults=Tr
     """A change of a conversation's history: shorter texts take the place of tool results and user texts.
 
     Attributes:
-        results: The tool messages that replace earlier ones with the same call ids. They have no attachments.
-        texts: How many user texts are replaced by their stubs. Of the texts that have a stub and were not
-            replaced before, these are the oldest.
+        results: The tool messages that replace earlier ones with the same call ids.
+        texts: How many user texts are replaced by their stubs, the oldest first.
     """
 
     results: tuple[ToolMessage, ...] = ()
@@ -411,8 +393,8 @@ class Shortened(Struct, frozen=True, tag="shortened"):
     """A change of a conversation's history: its oldest exchanges after the first entry are left out.
 
     Attributes:
-        share: How much is kept: at most this fraction (0 to 1) of the size of all entries after the first.
-            The last user text and the entries after it are kept in any case, even if they are larger.
+        share: At most this fraction (0 to 1) of the size of all entries after the first is kept. The last
+            user text and the entries after it are kept in any case.
     """
 
     share: float
@@ -429,9 +411,8 @@ class Said(Struct, frozen=True, tag="said", omit_defaults=True, gc=False):
     """The texts and tool results of one request, as a conversation keeps them.
 
     Attributes:
-        answer: The schema that the request asked for, if it asked for one.
-        beside_tools: Whether the request also offered tools. If so, the schema of `answer` is sent as text in
-            the prompt, even if the endpoint accepts schemas as a parameter.
+        answer: The schema that the request asked for.
+        beside_tools: Whether the request also offered tools. Then the schema is sent as text.
     """
 
     items: tuple[ConversationItem, ...]
@@ -448,7 +429,6 @@ class Rewritten(Struct, frozen=True, tag="rewritten"):
 
 
 HistoryEntry: TypeAlias = Said | AssistantReply | Rewritten
-"""One step of a conversation. A conversation is exactly the sequence of its entries."""
 
 
 class HistoryReference(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -457,7 +437,7 @@ class HistoryReference(Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         length: How many entries the conversation had, counting each `Rewritten` as an entry.
         digest: A SHA-256 of the entries' JSON, in hexadecimal; empty if there were no entries.
-        file: The file that the conversation is appended to; empty: the conversation has no file.
+        file: The file that the conversation is appended to; empty: it has none.
     """
 
     conversation: ConversationId
@@ -473,7 +453,6 @@ class ServerFailure(Struct, frozen=True, kw_only=True, tag=True):
     """The failure of a server, with the details that a person needs to fix it.
 
     Attributes:
-        phase: The step that failed.
         command: The server's command line in shell syntax, or its URL.
         cause: What went wrong, in one sentence.
         exit_status: The process's status, if it exited by itself.
@@ -509,9 +488,8 @@ class LlmFailure(Struct, frozen=True, kw_only=True, tag=True):
     """The failure of a completion, after all tries.
 
     Attributes:
-        kind: `refused`: the endpoint rejected the request, and a retry would not help (key, credit, model).
-            `invalid_reply`: the reply cannot be parsed. `damaged`: an event of the stream is garbled, lost or
-            out of order.
+        kind: `refused`: a retry would not help (key, credit, model). `invalid_reply`: the reply cannot be
+            parsed. `damaged`: an event of the stream is garbled, lost or out of order.
         endpoint: Base URL without credentials.
         status: HTTP status, if the endpoint replied.
         message: The endpoint's error text, or what happened to the connection; untrusted.
@@ -550,8 +528,7 @@ class DeadlineMissed(Struct, frozen=True, kw_only=True, tag=True):
 
     Attributes:
         limit_s: Limit of the whole turn.
-        kept_s: The part of the limit that was reserved for closing sessions: the work was stopped `kept_s`
-            seconds before `limit_s` was over.
+        kept_s: The part of the limit that was reserved for closing sessions.
     """
 
     limit_s: float
@@ -582,8 +559,8 @@ TurnFailure: TypeAlias = (
 )
 
 OutcomeKind = Literal["answered", "forced", "degraded", "fallback"]
-"""How an answer was obtained. If several words apply, the first in this order is used: `fallback`, `forced`,
-`degraded`, `answered`."""
+"""How an answer was obtained. If several words apply, the first of `fallback`, `forced`, `degraded`,
+`answered` is used."""
 
 
 # --- The agent and the LLM actor
@@ -593,9 +570,9 @@ class OfferTools(Struct, frozen=True, tag="offer", gc=False):
     """The request offers tools. The endpoint is not told to enforce a schema on the reply.
 
     Attributes:
-        tools: The tools; `None`: the same as in the previous request of the conversation.
-        answer: The schema of the final answer. It is written into the prompt, unless an earlier prompt has
-            it. `None`: any text is accepted, or the host's own texts describe the answer.
+        tools: `None`: the same as in the previous request of the conversation.
+        answer: The schema of the final answer, which is written into the prompt once. `None`: any text is
+            accepted, or the host's own texts describe the answer.
 
     Source: R4.6, P14
     """
@@ -645,13 +622,11 @@ class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
 
 class ModelAsked(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """The model that a turn asks, its address and settings. For telemetry and display only.
+    """The model that a turn asks, for telemetry and display only.
 
     Attributes:
-        model: The model's name, as it is sent in requests.
         address: The endpoint's base URL, without user, password and query.
         provider: The provider's name by OpenTelemetry's conventions (`gen_ai.provider.name`).
-        wire: The wire format.
         sampling: The sampling settings that are sent, by grue's own names.
         streams: Whether the endpoint can stream a reply.
     """
@@ -665,7 +640,7 @@ class ModelAsked(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False
 
 
 class ReplyFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an endpoint reports about a reply in addition to the reply. For telemetry and display only.
+    """What an endpoint reports about a reply, for telemetry and display only.
 
     Attributes:
         id: The endpoint's id for the completion.
@@ -681,11 +656,11 @@ class ReplyFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ReplyTokens(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The tokens of a reply, as the endpoint reports them. They are recorded only; no code depends on them.
+    """The tokens of a reply, as the endpoint reports them. They are recorded only.
 
     Attributes:
         ids: The tokens' ids, in order; empty: the endpoint does not report ids.
-        logprobs: The tokens' log-probabilities, in the same order; empty: the endpoint reports none.
+        logprobs: Their log-probabilities, in the same order; empty: the endpoint reports none.
     """
 
     ids: tuple[int, ...] = ()
@@ -739,16 +714,12 @@ class ToolSupportChecked(Message, frozen=True, kw_only=True):
 
 
 ListingSource = Literal["runner", "trace", "cache", "locked", "known"]
-"""Where a `PresumedListing` is from. `runner`: an earlier turn of this runner. `trace`: the trace of the
-episode or turn that is resumed. `cache`: the user's cache. `locked`: the listing file beside the tool lock.
-`known`: the server is a dictionary of functions, so its tools cannot change."""
+"""Where a `PresumedListing` is from: an earlier turn of this `runner`, the `trace` that is resumed, the
+user's `cache`, the listing file beside the tool lock (`locked`), or a dictionary of functions (`known`)."""
 
 
 class PresumedListing(Struct, frozen=True, kw_only=True):
-    """The tools that grue expects a server to list in this turn, because it listed them earlier.
-
-    Tools that the turn does not offer, because its settings exclude them, are left out.
-    """
+    """The tools that grue expects a server to list in this turn, without those that the turn excludes."""
 
     server: ServerName
     tools: tuple[ToolDefinition, ...]
@@ -758,8 +729,7 @@ class PresumedListing(Struct, frozen=True, kw_only=True):
 class ToolsPresumed(Message, frozen=True, kw_only=True):
     """agent -> agent: the first request may offer these tools although the servers are still starting.
 
-    The event is recorded after the commands that follow from `RunTurn`. `listings` leaves out servers that
-    are disabled.
+    It is recorded after the commands that follow from `RunTurn`.
     """
 
     listings: tuple[PresumedListing, ...]
@@ -771,15 +741,15 @@ class RequestCompletion(Message, frozen=True, kw_only=True):
     The LLM actor keeps the history, including the model's replies, so the message carries new items only.
 
     Attributes:
-        conversation: Id of the conversation; an unknown id starts an empty one.
+        conversation: An unknown id starts an empty conversation.
         request: One-based number of the request in its turn.
         stream: Record the reply's text piece by piece, as it arrives (`TextDelta`).
-        aside: Ask with a copy of the conversation: neither `new` nor the reply becomes part of the
-            conversation. The copy leaves out the last reply, if its tool calls have no answers yet.
-        clears: The agent can shorten the history. So if the request is too long for the model, the LLM actor
-            reports this at once, and does not try the request in another form first.
-        presumed: The request offers tools that no server has listed yet in this turn (`ToolsPresumed`). A
-            `DropCompletion` may follow before the reply has come.
+        aside: Ask with a copy of the conversation, which itself does not change. The copy leaves out the
+            last reply, if its tool calls have no answers yet.
+        clears: The agent can shorten the history. So the LLM actor reports at once if the request is too long
+            for the model, and does not try the request in another form first.
+        presumed: The request offers tools that no server has listed yet in this turn. A `DropCompletion` may
+            follow before the reply has come.
     """
 
     conversation: ConversationId
@@ -795,9 +765,7 @@ class RequestCompletion(Message, frozen=True, kw_only=True):
 class DropCompletion(Message, frozen=True, kw_only=True):
     """agent -> llm: cancel this request if it is under way; if the reply has come already, discard it.
 
-    Attributes:
-        reason: Why the reply is not wanted, for people: which tools differ from those that the request
-            offered, or which server did not start.
+    `reason` says, for people, which tools differ from those on offer, or which server did not start.
     """
 
     conversation: ConversationId
@@ -809,8 +777,8 @@ class RewriteHistory(Message, frozen=True, kw_only=True):
     """agent -> llm: change the history of the conversation before the next request.
 
     Attributes:
-        reason: Why it is changed. `window`: the next request would not fit into the context window.
-            `overflow`: the endpoint has refused the last request as too long.
+        reason: `window`: the next request would not fit into the context window. `overflow`: the endpoint
+            has refused the last request as too long.
     """
 
     conversation: ConversationId
@@ -823,14 +791,12 @@ class CompletionReceived(Message, frozen=True, kw_only=True):
 
     Attributes:
         content: The reply's text. The reply may have tool calls as well.
-        refusal: The text of a refusal, if the endpoint marks the reply as a refusal; else `None`.
+        refusal: The text of a refusal, if the endpoint marks the reply as a refusal.
         reasoning: The model's reasoning text, for people; never used as an answer.
-        finish_reason: As in chat completions (`stop`, `length`, `tool_calls`, `content_filter`). For people
-            only; no code depends on it.
+        finish_reason: As in chat completions (`stop`, `length`, `tool_calls`, `content_filter`), for people.
         usage: Sum over all tries of this request, including one whose reply was cut short.
         echo: What later requests must send back to the provider with this reply. Old traces lack this field.
         prompt_tokens: Tokens of the prompt of the last try; 0: the endpoint has not counted them.
-        facts: What the endpoint says about the reply.
         stopped: The endpoint's word for why it stopped the reply early; empty if the reply is complete or
             reached its length limit.
         written: Set if the model wrote its tool calls as text, even if grue has turned them into calls.
@@ -870,11 +836,7 @@ class CompletionFailed(Message, frozen=True, kw_only=True):
 
 
 class CompletionPostponed(Message, frozen=True, kw_only=True):
-    """llm -> agent: the request will be sent in a provider's batch. A later process reads its reply.
-
-    Attributes:
-        item: The request's id in the batch.
-    """
+    """llm -> agent: the request becomes `item` of a provider's batch. A later process reads its reply."""
 
     request: int
     item: str
@@ -883,12 +845,11 @@ class CompletionPostponed(Message, frozen=True, kw_only=True):
 class ReplyDropped(Message, frozen=True, kw_only=True):
     """llm -> agent: the request is not under way any more, and its reply was discarded.
 
-    Every `DropCompletion` is answered by this message. If the reply was sent to the agent before the LLM
-    actor read the `DropCompletion`, the agent gets the reply first, and then this message.
+    Every `DropCompletion` is answered by this message. A reply that was on its way comes first.
 
     Attributes:
         usage: The cost of the request, unless a `CompletionReceived` has reported it. For a cancelled request
-            it is an estimate: the tokens of its prompt, and the most tokens that the reply might have had.
+            it is the most that it may have been.
     """
 
     request: int
@@ -898,8 +859,7 @@ class ReplyDropped(Message, frozen=True, kw_only=True):
 class ModelPassedOver(LlmNote, frozen=True, kw_only=True):
     """llm: a model could not be asked. This request and later ones go to the next fallback model.
 
-    The conversation is encoded for the new model. `ThoughtsDropped` follows if the new model cannot read all
-    thoughts.
+    `ThoughtsDropped` follows if the new model cannot read all thoughts.
 
     Attributes:
         model: The model that could not be asked.
@@ -939,11 +899,7 @@ class ReplyCut(LlmNote, frozen=True, kw_only=True):
 
 
 class HistoryRewritten(LlmNote, frozen=True, kw_only=True):
-    """llm: a conversation's history was changed, so prompt caches begin anew.
-
-    Attributes:
-        reason: Why the history was changed, for people.
-    """
+    """llm: a conversation's history was changed, so prompt caches begin anew. `reason` is for people."""
 
     conversation: ConversationId
     rewrite: Rewritten
@@ -953,10 +909,7 @@ class HistoryRewritten(LlmNote, frozen=True, kw_only=True):
 class CostUncounted(Message, frozen=True, kw_only=True):
     """host: the cost of replies is not known, so a cost limit has no effect. Noted once for each runner.
 
-    Attributes:
-        model: The model that is asked.
-        endpoint: The kind of endpoint: the name of its profile.
-        limit_usd: The limit that has no effect.
+    `endpoint` is the name of its profile.
     """
 
     model: str
@@ -967,10 +920,7 @@ class CostUncounted(Message, frozen=True, kw_only=True):
 class SchemaIgnored(LlmNote, frozen=True, kw_only=True):
     """llm: a reply does not fit the schema that was sent, so from now on prompts state the schema.
 
-    Attributes:
-        request: The request whose reply has another shape.
-        endpoint: The kind of endpoint: the name of its profile.
-        model: The model that replied.
+    `endpoint` is the name of its profile.
     """
 
     request: int
@@ -981,15 +931,12 @@ class SchemaIgnored(LlmNote, frozen=True, kw_only=True):
 class ToolsUnseen(LlmNote, frozen=True, kw_only=True):
     """llm: the endpoint's token count shows that the prompt did not contain the tools that were sent.
 
-    The chat template of a local model may leave tools out without an error. This is noted if the endpoint has
-    counted too few tokens for the texts and the tools together, and the model has called no tool. Noted once
-    for each endpoint.
+    The chat template of a local model may leave tools out without an error. Noted once for each endpoint.
 
     Attributes:
-        request: The request that offered the tools.
-        tools: How many tools it offered.
+        tools: How many tools the request offered.
         prompt_tokens: How many tokens the endpoint has counted for all of the prompt.
-        endpoint: The kind of endpoint: the name of its profile.
+        endpoint: The name of its profile.
     """
 
     request: int
@@ -1002,10 +949,7 @@ class ToolsUnseen(LlmNote, frozen=True, kw_only=True):
 class SettingsLeftOut(LlmNote, frozen=True, kw_only=True):
     """llm: from now on, requests leave out settings that the endpoint refuses. Noted once for each setting.
 
-    Attributes:
-        request: The first request without these settings.
-        settings: The names of the settings that are left out.
-        endpoint: The kind of endpoint: the name of its profile.
+    `endpoint` is the name of its profile.
     """
 
     request: int
@@ -1017,11 +961,7 @@ class SettingsLeftOut(LlmNote, frozen=True, kw_only=True):
 class OfferChanged(LlmNote, frozen=True, kw_only=True, omit_defaults=True):
     """llm: a request of a conversation offers other tools than the one before, so prompt caches begin anew.
 
-    Attributes:
-        request: The request that offers other tools.
-        added: Names of the tools that were not offered before.
-        removed: Names of the tools that are not offered any more.
-        changed: Names of the tools that have another description or other arguments now.
+    Tools in `changed` have another description or other arguments now.
     """
 
     conversation: ConversationId
@@ -1035,10 +975,9 @@ class FormAdapted(LlmNote, frozen=True, kw_only=True):
     """llm: the endpoint has refused the form of a request, so requests have another form from now on.
 
     Attributes:
-        request: The request that was refused.
         changed: The fields of `WireProfile` whose values have changed, with their new values.
-        rewritten: Whether messages that were sent before are now encoded differently. Then the provider's
-            prompt cache for this conversation begins anew.
+        rewritten: Whether messages that were sent before are now encoded differently, so that the prompt
+            cache begins anew.
     """
 
     request: int
@@ -1049,12 +988,7 @@ class FormAdapted(LlmNote, frozen=True, kw_only=True):
 class ThoughtsDropped(LlmNote, frozen=True, kw_only=True):
     """llm: the endpoint cannot read the thoughts in some replies of the conversation, so they are not sent.
 
-    The texts and the tool calls of these replies are sent.
-
-    Attributes:
-        replies: How many replies have such thoughts.
-        wire: The wire format that requests are written in.
-        model: The model that is asked.
+    `replies` says how many.
     """
 
     conversation: ConversationId
@@ -1070,8 +1004,7 @@ class TextDelta(LlmNote, frozen=True, kw_only=True):
 
     Attributes:
         part: Whether the piece belongs to the answer's text or to the model's reasoning.
-        restart: The request is being retried. Discard all earlier pieces of this request, of both parts.
-            `text` is empty.
+        restart: The request is being retried. Discard all its earlier pieces, of both parts. `text` is empty.
     """
 
     request: int
@@ -1125,9 +1058,8 @@ class McpDisabled(Message, frozen=True, kw_only=True):
         newly: This turn disabled the server. Otherwise an earlier turn did.
         last_words: The last line that the server wrote to stderr before it was given up; empty: it wrote
             none.
-        retry_s: Seconds until a turn may try to connect again. `None` in two cases. Either no turn of the
-            episode tries again, or this turn did not try. In the second case, the `McpDisabled` of the last
-            turn that tried has the number. Old traces lack this field and `last_words`.
+        retry_s: Seconds until a turn may try to connect again. `None`: no turn of the episode tries again, or
+            this turn did not try. Old traces lack this field and `last_words`.
 
     Source: R6.9, R6.10, P27
     """
@@ -1140,7 +1072,7 @@ class McpDisabled(Message, frozen=True, kw_only=True):
 
     @property
     def why(self) -> str:
-        """Why the server is disabled, for people: `reason`, and the server's last line on stderr, if any."""
+        """Why the server is disabled, for people, with the server's last line on stderr, if any."""
         if not self.last_words:
             return self.reason
         return f"{self.reason.removesuffix('.')}. Its last line on stderr: {self.last_words}"
@@ -1160,7 +1092,7 @@ class CallTools(Message, frozen=True, kw_only=True):
     """agent -> session: run these calls one after the other and report the result of each.
 
     Attributes:
-        after_timeout: What to do with the other calls of the batch after one has timed out.
+        after_timeout: What happens to the other calls of the batch after one has timed out.
 
     Source: R5.2, P17
     """
@@ -1215,9 +1147,8 @@ class ToolSkipped(TurnNote, frozen=True, kw_only=True, omit_defaults=True):
     """session -> agent, or a note of the agent: the call was not sent to its server.
 
     Attributes:
-        refused: `True`: the call itself was wrong, and the model can correct it. For example, its arguments
-            do not fit the tool's schema, or the tool has changed since the model chose it. `False`: there is
-            another reason, such as a server that has ended, or an earlier call that timed out.
+        refused: The call itself was wrong, and the model can correct it: for example, its arguments do not
+            fit the tool's schema, or the tool has changed.
     """
 
     batch: BatchId
@@ -1254,8 +1185,8 @@ class SessionClosed(Message, frozen=True, kw_only=True):
     """session -> agent: the session is closed, and no process of the server's group is alive.
 
     Attributes:
-        ending: How the process ended; see `Ending` in `policies.py`. `handed_over`: grue ends the process in
-            the background, and `ServerEnded` follows before the next turn's first tool call.
+        ending: See `Ending` in `policies.py`. `handed_over`: grue ends the process in the background, and
+            `ServerEnded` follows before the next turn's first tool call.
         stderr_tail: The last lines that the server wrote to stderr; untrusted, control characters removed.
 
     Source: P9
@@ -1281,8 +1212,7 @@ class ToolCalled(SessionNote, frozen=True, kw_only=True, omit_defaults=True):
     """session: this call is being sent to its server.
 
     Attributes:
-        task: Set if an earlier process of grue has sent the call already. Then the call is not sent again;
-            the server is asked for the result of this task.
+        task: Set if an earlier process has sent the call already. The server is asked for the task's result.
 
     Source: P28
     """
@@ -1296,10 +1226,7 @@ class ToolCalled(SessionNote, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TaskCreated(SessionNote, frozen=True, kw_only=True):
-    """session: the server runs the current call as an MCP task. The session polls for the task's result.
-
-    The call ends like any other, with `ToolReturned`, `ToolTimedOut` or `ServerDied`.
-    """
+    """session: the server runs the current call as an MCP task. The session polls for the task's result."""
 
     server: ServerName
     tool: str
@@ -1310,8 +1237,7 @@ class ServerNoted(TurnNote, SessionNote, frozen=True, kw_only=True):
     """session, agent: a notice about a server: noise on stdout, a malformed tool, a log line.
 
     Attributes:
-        kind: What the notice is about; `NoticeKind` in `policies.py` describes each kind.
-        text: The notice; untrusted, because much of it is the server's own text.
+        text: Untrusted, because much of it is the server's own text.
     """
 
     server: ServerName
@@ -1323,7 +1249,7 @@ class ServerRequested(SessionNote, frozen=True, kw_only=True):
     """host: a request that a program sent to a server outside a turn has ended. Its answer is not recorded.
 
     Attributes:
-        method: The method of the request, such as `prompts/get` or `resources/read`.
+        method: Such as `prompts/get` or `resources/read`.
         error: Why the request failed; empty: it was answered, or cancelled.
         duration_s: Seconds from sending the request to its end.
     """
@@ -1339,10 +1265,8 @@ class ToolDrifted(SessionNote, frozen=True, kw_only=True):
     """session: a tool differs from the definition that the user approved in the tool lock.
 
     Attributes:
-        tool: The tool's bare name.
         change: `added`: the tool is not in the lock. `removed`: the server no longer lists it. `changed`: its
-            definition differs from the approved one.
-        parts: For `changed`, the parts of the definition that differ.
+            definition differs in these `parts`.
         refused: The tool is not offered to the model.
     """
 
@@ -1417,7 +1341,7 @@ class CheckAnswer(Message, frozen=True, kw_only=True):
 
 
 class AnswerAccepted(Message, frozen=True, kw_only=True):
-    """agent -> agent: the check accepted the model's text. `answer` is the answer as a JSON value."""
+    """agent -> agent: the check accepted the model's text. `answer` is a JSON value."""
 
     answer: object
 
@@ -1431,9 +1355,7 @@ class AnswerRefused(Message, frozen=True, kw_only=True):
 class DeadlinePassed(Message, frozen=True, kw_only=True):
     """agent -> agent: the time for this turn's work is over.
 
-    Attributes:
-        limit_s: Limit of the whole turn.
-        kept_s: The part of the limit that is reserved for closing sessions.
+    `kept_s` is the part of the turn's limit that is reserved for closing sessions.
     """
 
     limit_s: float
@@ -1449,8 +1371,7 @@ class TurnInterrupted(Message, frozen=True, kw_only=True):
 class IterationStarted(TurnNote, frozen=True, kw_only=True):
     """agent: a request that offers tools is sent.
 
-    Attributes:
-        iteration: The number of the turn's replies with tool calls so far, plus 1.
+    `iteration` is the number of the turn's replies with tool calls so far, plus 1.
     """
 
     iteration: int
@@ -1460,14 +1381,12 @@ class IterationStarted(TurnNote, frozen=True, kw_only=True):
 class ToolsVerified(TurnNote, frozen=True, kw_only=True):
     """agent: tools that a request offered before their servers had started were compared with the real ones.
 
-    There are two cases. `server` is empty: all servers of the request have listed their tools. The reply to
-    the request is used, because it calls none of the tools in `changed`. Or `server` is set: a tool call has
-    started this server only now. Calls of its tools in `changed` are not sent, and the model is told so.
+    There are two cases. `server` is empty: all servers of the request have listed their tools, and the reply
+    is used, because it calls none in `changed`. Or `server` is set: a tool call has started this server only
+    now. Calls of its tools in `changed` are not sent, and the model is told so.
 
     Attributes:
-        changed: Names of tools that differ from those that the request offered. The next request that offers
-            tools offers them as they are listed now.
-        server: The server that a tool call has started; empty: all servers of the request.
+        changed: Names of tools that differ from those that the request offered.
     """
 
     request: int
@@ -1507,8 +1426,7 @@ class ReplyUnusable(TurnNote, frozen=True, kw_only=True):
     """agent: the model's reply is empty, or it contains a tool call that was written as text.
 
     Attributes:
-        seen: What the reply contains instead of an answer, such as `thoughts and nothing else`; empty:
-            nothing.
+        seen: What the reply contains, such as `thoughts and nothing else`; empty: nothing.
 
     Source: R5.10
     """
@@ -1572,11 +1490,10 @@ class RunTurn(Message, frozen=True, kw_only=True):
         fallback: The answer to use if the model gives no acceptable one; `None`: fail instead.
         support_check: When to check whether the model can call tools. Ignored if there are no servers.
         stream: Record the model's text as it arrives (`TextDelta`).
-        attach_media: Send images, audio and files of tool results to the model. Old traces lack this field.
-        tool_policy: Which tool calls are made, asked about or denied.
+        attach_media: Send images, audio and files of tool results to the model.
         history: The conversation that the turn continues; `None`: the turn begins its own.
         images: The images that are sent with the user's text.
-        final_request: The text that asks for the final answer, without tools. Old traces lack this field.
+        final_request: The text that asks for the final answer, without tools.
         repair_request: The text that asks for another answer; `{reason}` stands for what was wrong.
         tools: Patterns of the names of the tools to offer; `None`: offer all tools.
         resumed: The point from which a parked or killed turn goes on; `None`: the turn is new.
@@ -1584,25 +1501,24 @@ class RunTurn(Message, frozen=True, kw_only=True):
         earlier: The sizes of the entries of the conversation before this turn, oldest first. The first entry
             is never cleared. Only set with `context`.
         user_stub: The text that replaces `user` if a later turn clears it; empty: it is never cleared.
-        show_schemas: Approval questions carry the tools' input schemas. Old traces lack this field and are
-            replayed without the schemas.
-        binds_calls: Four rules apply, which turns of old traces did not follow. A call is not sent if its
-            tool has changed since it was decided on. A pattern that matches no tool is reported. Calls that
-            are not made are recorded in the reply's order. Thoughts do not count for the next prompt's size.
-        plain_results: A tool's text is sent to the model as plain text, not in JSON. Old traces lack this.
-        states_answer: A request with tools contains the schema of the answer. Old traces lack this field.
-        asks: Which model the turn asks; `None`: the host has an LLM actor of its own, or the trace is old.
-        sorts_tools: Tools are offered sorted by server and name. So if only the order of a listing changes,
-            requests offer the same tools as before. Old traces lack this field.
+        show_schemas: Approval questions carry the tools' input schemas.
+        binds_calls: A call is not sent if its tool has changed since it was decided on. A pattern that
+            matches no tool is reported. Calls that are not made are recorded in the reply's order. Thoughts
+            do not count for the next prompt's size.
+        plain_results: A tool's text is sent to the model as plain text, not in JSON.
+        states_answer: A request with tools contains the schema of the answer.
+        asks: Which model the turn asks; `None`: the host has an LLM actor of its own.
+        sorts_tools: Tools are offered sorted by server and name, whatever the order of the listings.
         references: When to offer `read_result`, which returns the rest of a tool result that was cut.
             `later`: after the first cut result. `now`: from the start, because an earlier turn had a cut
-            result. `never`: cut results get no handle for it. Old traces lack this field.
+            result. `never`: cut results get no handle for it.
         when_called: The servers that start at their first call, each with the tools that are offered for it
-            until then. Their sessions are not opened at the turn's start.
+            until then.
         tool_search: When to offer the model `find_tools` and `call_tool` in place of the servers' tools;
-            `None`: never. Old traces lack this field.
-        waits: The turn's requests are sent in a provider's batches, which take hours. A later process may
-            continue the turn.
+            `None`: never.
+        waits: The turn's requests are sent in a provider's batches. A later process may continue the turn.
+
+    Old traces lack many of these fields. Their turns are replayed with the defaults.
     """
 
     turn: int
@@ -1668,8 +1584,8 @@ class TurnFailed(Message, frozen=True, kw_only=True):
 
     Attributes:
         untold: Results of tool calls that no request has sent to the model yet, as in `TurnCompleted`.
-        unread: Whether the turn of a conversation ended while it waited for a reply of the model. The
-            conversation does not contain that reply, even if it came later.
+        unread: Whether the turn ended while it waited for a reply of the model. The conversation does not
+            contain that reply, even if it came later.
     """
 
     turn: int
@@ -1685,10 +1601,10 @@ class TurnFailed(Message, frozen=True, kw_only=True):
 class TurnParked(Message, frozen=True, kw_only=True):
     """agent -> host: the turn waits for a person. Every session is closed, and the servers' state is lost.
 
-    This message and the trace before it hold all that a later process needs to go on.
+    This message and the trace before it hold all that a later process needs to go on. Old traces lack some of
+    the fields.
 
     Attributes:
-        questions: The calls that a person is asked about.
         calls: All tool calls of the model's last reply. Those that are not in `settled` have not been sent.
         settled: Calls of this reply that an earlier process has sent, with their results.
         expires_at: Seconds since the epoch after which the questions are denied; `None`: never.
@@ -1699,16 +1615,13 @@ class TurnParked(Message, frozen=True, kw_only=True):
         degraded: Why configured tools are missing; empty if no tool is missing.
         reconnected: Whether the one reconnect of the turn has been used.
         used: How often each tool that has a `max_calls` was called before this reply.
-        definitions: By tool name, digests of the tools' definitions at the time of the reply. Old traces lack
-            this field.
-        untold: Answers to the calls, such as "not called". If the turn is never resumed, the conversation
-            contains these answers.
-        summaries: Summaries requested so far. Old traces lack this field, `overflowed` and `window`.
-        overflowed: A request was too long for the model, and has been retried with a shorter history. A turn
-            does this once.
+        definitions: By tool name, digests of the tools' definitions at the time of the reply.
+        untold: Answers to the calls, such as "not called", for the case that the turn is never resumed.
+        summaries: Summaries requested so far.
+        overflowed: Whether the one retry of a request that was too long has been used.
         window: The model's context window in tokens; `None`: not known.
-        refers: A result was given to the model with a handle for `read_result`. Old traces lack this field.
-        searching: The model is offered `find_tools` and `call_tool`. Old traces lack this field.
+        refers: A result was given to the model with a handle for `read_result`.
+        searching: The model is offered `find_tools` and `call_tool`.
     """
 
     turn: int
@@ -1738,11 +1651,7 @@ class TurnParked(Message, frozen=True, kw_only=True):
 class OpenTask(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A call that its server still runs as an MCP task, although the process that sent the call was killed.
 
-    Attributes:
-        server: The server that works on the task.
-        call: The call as it was sent, with the task's handle.
-        changed_arguments: The arguments that were sent, if a person had changed the model's arguments;
-            `None`: nobody had.
+    `changed_arguments` are those that were sent, if a person had changed the model's arguments.
     """
 
     server: ServerName
@@ -1758,8 +1667,7 @@ class Resumption(Struct, frozen=True, kw_only=True, omit_defaults=True):
         decisions: The answers to the questions of `parked`. A question without an answer is asked again.
         new: What the next request adds to the conversation, if `parked` has no calls to make. Empty: the last
             request is sent again.
-        tasks: Calls that are not sent again, because their servers run them as tasks and can be asked for the
-            results.
+        tasks: Calls that are not sent again, because their servers can be asked for the results.
     """
 
     parked: TurnParked
@@ -1774,7 +1682,6 @@ class TurnResumed(Message, frozen=True, kw_only=True):
     This note is flushed to the trace before anything else happens, so that no turn is resumed twice.
 
     Attributes:
-        turn: Number of the turn.
         after: Sequence number of the last message before the turn was parked or its process was killed.
         expired: The questions had expired before a person answered, so their calls are denied.
     """
@@ -1796,11 +1703,10 @@ class TurnForked(Message, frozen=True, kw_only=True, omit_defaults=True):
         turn: Number of the turn; the same in the recorded turn and in the fork.
         at: Sequence number of the first recorded message that is not copied.
         misses: What happens to a tool call that has no recorded result.
-        changed: What is different from the recorded turn, for people, such as `system` or
-            `limits.max_tool_iterations`.
+        changed: What is different, for people, such as `system` or `limits.max_tool_iterations`.
         limits: The limits from here on; `None`: the recorded ones.
         policy: The failure policy from here on; `None`: the recorded one.
-        listings: The servers whose list of tools differs from the recorded one, with the list from here on.
+        listings: The servers whose list of tools differs from here on.
         asks: The model that is asked from here on; `None`: the host has an LLM actor of its own.
     """
 
@@ -1817,11 +1723,7 @@ class TurnForked(Message, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TurnWaits(Message, frozen=True, kw_only=True):
-    """agent -> host: the turn waits for a provider's batch; every session is closed. The turn goes on later.
-
-    Attributes:
-        item: The id of the turn's request in the batch.
-    """
+    """agent -> host: the turn waits for `item` of a provider's batch; every session is closed."""
 
     turn: int
     request: int
@@ -1831,8 +1733,7 @@ class TurnWaits(Message, frozen=True, kw_only=True):
 class WaitEnded(Message, frozen=True, kw_only=True):
     """host -> agent: go on with a turn that waited for a batch, or was killed while it asked the model.
 
-    The agent has read the turn's earlier events from the trace. The turn has no sessions any more; a server
-    starts again when one of its tools is called.
+    A server starts again when one of its tools is called.
 
     Attributes:
         request: Number of the request whose reply is read next.
@@ -1843,7 +1744,6 @@ class WaitEnded(Message, frozen=True, kw_only=True):
 
 
 TurnEnd: TypeAlias = TurnCompleted | TurnFailed | TurnParked
-"""How a turn ends."""
 
 
 # --- Unions of the messages that each actor takes. mypy reports a `match` that lacks a member.
@@ -1894,7 +1794,7 @@ TurnCommand: TypeAlias = (
     | TurnParked
     | TurnWaits
 )
-"""Commands that the state machine returns; the agent carries them out."""
+"""The commands that the state machine returns."""
 
 SessionCommand: TypeAlias = OpenSession | CallTools | CloseSession
 LlmCommand: TypeAlias = RequestCompletion | DropCompletion | RewriteHistory | CheckToolSupport
