@@ -1,7 +1,7 @@
 """Every error that grue raises on purpose, under one root.
 
 The root is called `MCPError` because existing host programs catch that name. The text of an error says what
-is wrong, where, and how to fix it. Its attributes hold the same facts for programs.
+is wrong, where, and how to fix it.
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,8 @@ class MCPError(Exception):
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A process pool pickles the exception that its work raises. By default, unpickling calls the class
-        # with the message as its only argument. If the class needs more arguments, this raises, and the pool
-        # is broken.
+        # A process pool pickles the exceptions of its work. By default, unpickling calls the class with the
+        # message alone. If the class needs more arguments, this raises, and the pool is broken.
         usual = super().__reduce__()
         assert isinstance(usual, tuple), "that of an exception: its class, its arguments, and its state"
         return _unpickled, (type(self), self.args), *usual[2:]
@@ -36,8 +35,7 @@ class MCPConfigError(MCPError):
         path: The file, or `None` when the value did not come from a file.
         line: One-based line of the mistake, or `None`.
         column: One-based column of the mistake, or `None`.
-        problems: One entry for each wrong value; empty if the error is not about single values, for example
-            if the file cannot be parsed.
+        problems: One entry for each wrong value; empty if the error is not about single values.
 
     Source: R2.2, R2.3
     """
@@ -138,8 +136,8 @@ class NeedsLogin(MCPServerStartupError):  # noqa: N818 - named for what it repor
 class MCPToolCallError(MCPError):
     """A tool call outside a turn failed, and the caller asked for an error (`check=True`).
 
-    If the error is of this class and of no subclass, the tool itself reported an error. Each subclass stands
-    for another cause. A turn raises none of these: it gives the failure to the model as the call's result.
+    If the error is of no subclass, the tool itself reported an error. A turn raises none of these: it gives
+    the failure to the model as the call's result.
 
     Attributes:
         tool: The tool's full name, `SERVER.TOOL`.
@@ -234,7 +232,7 @@ class TurnTimedOut(MCPError):  # noqa: N818 - named as the event it reports, lik
     """The turn's time limit passed.
 
     Attributes:
-        limit_s: The limit.
+        limit_s: The limit in seconds.
         doing: What the turn was waiting for when the limit passed.
         tool_calls: The tool calls so far (`ToolCallRecord`).
     """
@@ -269,11 +267,9 @@ class AnswerError(MCPError):
 
 
 class AnswerStopped(AnswerError):  # noqa: N818 - named for what it reports, like the messages
-    """The provider stopped the model's reply before its end, by a content filter for example.
+    """The provider stopped the model's reply before its end. `raw` is the part that had arrived.
 
     Attributes:
-        raw: The part of the text that had arrived before the stop.
-        tool_calls: The tool calls of the turn (`ToolCallRecord`).
         finish_reason: The provider's word for the stop, such as `content_filter`.
     """
 

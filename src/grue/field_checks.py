@@ -1,8 +1,7 @@
 """Check the settings that a user makes in Python: limits, policies, servers, models.
 
 A Struct of settings calls `check_settings` in `__post_init__`, so that a wrong value fails where it is
-written, and not in the middle of a turn. Its metaclass is `OwnKeywords`, which explains a wrong keyword: the
-`TypeError` names the class that has this keyword, or suggests the right spelling.
+written, and not in the middle of a turn. Its metaclass is `OwnKeywords`, which explains a wrong keyword.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -34,7 +33,7 @@ class OwnKeywords(StructMeta):
     if not TYPE_CHECKING:  # type checkers take a Struct's keywords from its fields, not from here
 
         def __call__(self, *args: Any, **keywords: Any) -> Any:
-            """Make the Struct. A `TypeError` for an unknown keyword says which class has the keyword."""
+            """Make the Struct."""
             try:
                 return super().__call__(*args, **keywords)
             except TypeError:
@@ -63,11 +62,7 @@ def _refuse_others(kind: str, keywords: Collection[str], names: Collection[str],
 
 
 def _meant(keyword: str, names: Collection[str], typed: object) -> str:
-    """Return the end of an error text about the unknown keyword `keyword`.
-
-    The text names the class that has this keyword. If no class has it, the text names the most similar of the
-    allowed `names`, if one is similar.
-    """
+    """Return the end of an error text: which class has an unknown keyword, or how it may be spelt."""
     owners = [owner for owner, known in _OWNERS.items() if keyword in known]
     if not owners:
         from difflib import get_close_matches  # imported here, because only a mistake needs it
@@ -103,8 +98,7 @@ def check_settings(
         any_number: Numbers that may be negative.
 
     Raises:
-        MCPConfigError: A value cannot be used. The text names the class and the field. It shows numbers only,
-            because any other value may be a secret.
+        MCPConfigError: A value cannot be used. The text shows numbers only: any other value may be a secret.
     """
     kind = type(settings)
     for name, default in _defaults(kind):
@@ -124,7 +118,7 @@ def _defaults(kind: type[Struct]) -> tuple[tuple[str, Any], ...]:
 
 @cache
 def _types(kind: type[Struct]) -> dict[str, tuple[Any, frozenset[type]]]:
-    """Return for each field its declared type, and the classes whose instances need no conversion."""
+    """Return each field's declared type, and the classes whose instances need no conversion."""
     return {field.name: (field.type, _plain(field.type)) for field in msgspec.structs.fields(kind)}
 
 
@@ -148,7 +142,7 @@ def _fault(
     if type(value) in plain:
         return _number_fault(name, value, declared, above_0, any_number)
     try:
-        # msgspec refuses values of a subclass of float, such as `numpy.float64`. So make them plain floats.
+        # msgspec refuses values of a subclass of float, such as `numpy.float64`.
         read = msgspec.convert(float(value) if isinstance(value, float) else value, declared)
     except (msgspec.ValidationError, TypeError) as error:
         fault, _, place = str(error).partition(" - at `")
@@ -196,10 +190,7 @@ def shown(value: object) -> str:
 
 
 def is_usable(number: float, *, above_0: bool) -> bool:
-    """Return whether a number is finite, not negative, and small enough for a trace to hold.
-
-    If `above_0` is true, 0 is refused, too.
-    """
+    """Return whether a number is finite, not negative, and small enough for a trace to hold."""
     return number < _MOST and (number > 0 if above_0 else number >= 0)
 
 

@@ -1,7 +1,6 @@
 """What users set, as plain data (limits, policies, rules), and the `Literal` types that modules share.
 
-The fields of the messages in `messages.py` have these types. The code that applies a policy is elsewhere,
-most of it in `protocol/`. Programs import the public classes from `grue`, not from here.
+Programs import the public classes from `grue`, not from here.
 """
 
 from typing import Any, Literal, TypeAlias, get_args
@@ -13,11 +12,8 @@ from grue.field_checks import OwnKeywords, check_settings, shown
 
 # --- Closed sets of words
 #
-# `Literal` types that messages, state machines and trace readers share.
-#
-# After you have added a word, run mypy: every `match` over the type ends in `assert_never`, so mypy names
-# the places that have to handle the new word. Never remove a word: old traces contain it, and could no longer
-# be read.
+# After you have added a word, mypy names the places that have to handle it. Never remove a word: old traces
+# contain it, and could no longer be read.
 
 ProcessEnding: TypeAlias = Literal["none", "polite", "terminated", "killed", "died"]
 """How a server process was ended.
@@ -32,13 +28,10 @@ ProcessEnding: TypeAlias = Literal["none", "polite", "terminated", "killed", "di
 Ending: TypeAlias = Literal[ProcessEnding, "handed_over"]
 """How a server ended at the end of a turn's session: a `ProcessEnding`, or `handed_over` to the session pool.
 
-The pool keeps a server that was handed over, or ends it after the turn. The trace's `ServerEnded` says how
-the pool ended it.
+If the pool ends it after the turn, the trace's `ServerEnded` says how.
 """
 
 ServerPhase: TypeAlias = Literal["spawn", "initialize", "list", "call", "close"]
-"""The phase in which a tool server failed."""
-
 NoticeKind: TypeAlias = Literal[
     "noise", "bad_tool", "bad_schema", "too_large", "log", "progress", "updated", "updates_ended"
 ]
@@ -47,8 +40,8 @@ NoticeKind: TypeAlias = Literal[
 - `noise`: the server wrote a line that is not a JSON-RPC message.
 - `bad_tool`: a tool of the server, or a page of its listing, was left out because it cannot be used.
 - `bad_schema`: a tool's results are not checked against its output schema, because that cannot be used.
-- `too_large`: a message was too large, so it was not read or was kept as text only; or notices were left out
-  because there were too many.
+- `too_large`: a message was too large, so it was not read or was kept as text only; or there were too many
+  notices.
 - `log`, `progress`: a notification of the server of this kind.
 - `updated`: a resource that the host has subscribed to, or the list of prompts or resources, has changed; the
   notice's text is the resource's URI or the name of the list.
@@ -57,11 +50,9 @@ NoticeKind: TypeAlias = Literal[
 """
 
 UNLISTED = ", and the server lists no such tool"
-"""The end of the text of a `bad_tool` notice about a pattern in a server's settings that matches no tool."""
+"""Ends a `bad_tool` notice about a pattern in a server's settings that matches no tool."""
 
 AfterFailedConnect: TypeAlias = Literal["retry", "disable", "raise"]
-"""The step after a failed attempt to connect to a tool server."""
-
 SettlementKind: TypeAlias = Literal[
     "returned", "timed_out", "died", "skipped", "rejected", "denied", "interrupted"
 ]
@@ -70,8 +61,7 @@ SettlementKind: TypeAlias = Literal[
 FailureKind: TypeAlias = Literal[
     "refused", "unavailable", "timed_out", "invalid_reply", "damaged", "unreachable"
 ]
-"""How a completion request failed. This decides whether the request is sent again; `FailureReason` says why
-it failed."""
+"""How a completion request failed, which decides whether it is sent again."""
 
 FailureReason: TypeAlias = Literal[
     "key",
@@ -118,8 +108,6 @@ Misses: TypeAlias = Literal["fail", "call", "ask"]
 """
 
 MediaKind: TypeAlias = Literal["image", "audio", "file"]
-"""The kind of an attachment: an image, a sound or another file."""
-
 ToolChange: TypeAlias = Literal["added", "removed", "changed"]
 """How a tool differs from its approved definition."""
 
@@ -129,9 +117,8 @@ ForceReason: TypeAlias = Literal["max_iterations", "no_content", "tool_timeout",
 
 # --- The policy for tools
 #
-# `ToolPolicy` is a table of `ToolRule`s, which match the names and the annotations of tools.
-# `protocol/tools/policy.py` applies the table. A turn's policy is part of its first message, so that the
-# trace shows which policy the turn had.
+# `protocol/tools/policy.py` applies it. A turn's policy is part of its first message, so that the trace shows
+# which policy the turn had.
 
 Verdict = Literal["allow", "ask", "deny"]
 """A rule's verdict: a call is made, is made after a person has approved it, or is not made."""
@@ -157,9 +144,8 @@ class ToolAnnotations(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
 class ToolRule(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One row of a `ToolPolicy`: which tools it is about, and what happens to calls of these tools.
 
-    The conditions are `tools`, `read_only`, `destructive`, `idempotent`, `open_world` and `boxed`. A row
-    matches a tool if each condition that is set holds for the tool. A row without a condition matches every
-    tool.
+    A row matches a tool if each condition that is set holds for the tool: `tools`, `read_only`,
+    `destructive`, `idempotent`, `open_world` and `boxed`. A row without a condition matches every tool.
 
     Attributes:
         tools: Patterns of canonical names (`server.tool`), of which one has to match. `*` stands for any
@@ -171,11 +157,10 @@ class ToolRule(Struct, frozen=True, kw_only=True, omit_defaults=True):
         idempotent: As `read_only`.
         open_world: As `read_only`.
         boxed: Match only tools whose server runs in a box (`True`), or does not (`False`); `None`: any. A box
-            that this machine enforces only in part does not count. How much a box permits makes no
-            difference.
+            that this machine enforces only in part does not count.
         verdict: What happens to a call of a matching tool.
         max_calls: Most calls of each matching tool in one turn; further calls are denied. A call that a
-            person was asked about counts even if it was denied. `None`: no limit.
+            person has denied counts too. `None`: no limit.
         parallel: Whether a call of a read-only tool may run while calls to other servers run. Calls to the
             same server always run one at a time.
         reason: Told to the model if a call is denied, and shown to the person who is asked.
@@ -215,9 +200,8 @@ class ToolPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_
 
 # --- Questions about tool calls, and decisions
 #
-# Plain data for an `approve` callback, or a program that shows parked questions to a person. Make a decision
-# by a method of its question, such as `question.approve()`. Then it has the call's id, tool, arguments and
-# tool definition; a decision is used only for a call that is equal to it in all of these.
+# A decision is used only for a call with the same id, tool, arguments and tool definition, so make it by a
+# method of its question.
 
 
 class ApprovalDecision(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -293,9 +277,7 @@ class ApprovalQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 # --- The context window
 #
-# A `ContextPolicy` keeps a long turn or conversation within the model's context window. It is off by default:
-# `TurnRequest(context=ContextPolicy(window_tokens=32_000))` turns it on. The rules are in
-# `protocol/context/fit.py`.
+# The rules are in `protocol/context/fit.py`.
 
 SUMMARY_REQUEST = (
     "The conversation so far will be replaced by your summary of it. Write down what is needed to go on "
@@ -311,15 +293,14 @@ _MOST_FOUND = 50
 class ToolSearch(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_defaults=True):
     """If there are many tools, offer the model two tools instead, which find and call the others.
 
-    These are `find_tools(query)` and `call_tool(name, arguments)`. The definitions that a search finds arrive
-    in a tool result. So the list of tools at the prompt's beginning does not change, and prompt caches stay
-    valid. Policies, approvals and traces show the tool that is called, not `call_tool`.
+    These are `find_tools(query)` and `call_tool(name, arguments)`. The list of tools at the prompt's start does
+    not change, so prompt caches stay valid. Policies, approvals and traces show the tool that is called, not
+    `call_tool`.
 
     Attributes:
         above: The two tools are used if there are more tools than this (a whole number), or if the tools'
             definitions would fill more than this share of the context window (a number below 1, such as
-            0.1). If the window's size is not known, 128,000 tokens are assumed. A turn that has begun to use
-            the two tools uses them until its end.
+            0.1). If the window's size is not known, 128,000 tokens are assumed.
         most: How many tools `find_tools` returns at most.
         always: Patterns of canonical tool names (`files.read`, `web.*`) that are offered beside the two.
 
@@ -352,17 +333,16 @@ class ContextPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
 
     Attributes:
         window_tokens: The model's context window, in tokens; `None`: not known. Then nothing is cleared
-            before the endpoint has refused a request as too long. That request's size is then taken as the
-            window, unless the refusal names the window.
+            before the endpoint has refused a request as too long.
         reply_tokens: The part of the window that is reserved for the reply, but at most half the window.
         high_water: Clear if a request would fill more than this share of `window_tokens - reply_tokens`.
         low_water: Clear until the request fills at most this share of the same number.
-        max_summaries: Most summaries in one turn; 0: never ask for one. Each is a request to the model, which
-            counts for the budget, but not as an iteration.
+        max_summaries: Most summaries in one turn. Each is a request to the model, which counts for the
+            budget, but not as an iteration.
         summary_request: The text that asks for a summary; `{words}` is replaced by the summary's word limit.
         read_only: Patterns of canonical names (`files.*`) of tools that change nothing. The stubs of their
-            results say that the tool can be called again. Stubs of other tools say that the call was made and
-            must not be repeated. A tool that is trusted and annotated as read-only needs no pattern.
+            results say that the tool can be called again, other stubs that the call must not be repeated. A
+            tool that is trusted and annotated as read-only needs no pattern.
         bytes_per_token: Used to estimate a text's tokens, until the endpoint's own counts correct it.
 
     Raises:
@@ -396,12 +376,10 @@ class ContextItem(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The size of a part of a conversation.
 
     Attributes:
-        tokens: The size of the part.
         counted: Whether `tokens` is the endpoint's count; otherwise it is an estimate.
         call_id: The tool call whose result the part is; empty: the part is not a tool result.
         tool: Canonical name of that call's tool.
-        stub: The text that replaces the part if it is cleared; empty for a tool result, whose stub depends on
-            its tool.
+        stub: The text that replaces the part if it is cleared; empty for a tool result.
     """
 
     tokens: int
@@ -417,12 +395,7 @@ class ContextItem(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ContextOverflow(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An endpoint's refusal of a request that is too long.
-
-    Attributes:
-        window_tokens: The model's window, if the refusal says it.
-        prompt_tokens: The size of the refused request, if the refusal says it.
-    """
+    """An endpoint's refusal of a request that is too long, with the sizes that the refusal names."""
 
     window_tokens: int | None = None
     prompt_tokens: int | None = None
@@ -437,8 +410,7 @@ STARTUP_TIMEOUT_S = 10.0
 class Budget(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """How much may be spent on the model; `None`: no limit.
 
-    A turn that reaches a limit requests the final answer and then ends. It does not request a repair of that
-    answer.
+    A turn that reaches a limit requests the final answer and then ends, without a repair of that answer.
 
     Attributes:
         requests: Completions, including the forced final one. Retries are not counted.
@@ -463,8 +435,8 @@ class Batching(Struct, frozen=True, kw_only=True):
         first_look_s: Seconds between the first two polls of a batch's state. Each later wait is 1.5 times as
             long as the one before.
         look_every_s: The longest wait between two polls, in seconds.
-        patience_s: Give up when the provider has failed to answer for this many seconds. The content of
-            `folder` stays, so a later run goes on from there.
+        patience_s: Give up when the provider has failed to answer for this many seconds. A later run with
+            the same `folder` goes on from there.
         batch_timeout_s: Give up when a batch has not ended this many seconds after it was made. Providers
             promise a day.
         retry_failed: Whether turns that failed in an earlier run are run again, from their beginning.
@@ -483,8 +455,8 @@ class Batching(Struct, frozen=True, kw_only=True):
 
 
 TURN_TIMEOUT_S = 1800.0
-"""The limit of a turn whose host sets none. It is above the 750 s after which the retries of one request to a
-silent endpoint are used up. So such a turn fails with an `LLMError`, which says more than `TurnTimedOut`."""
+"""The limit of a turn whose host sets none. The retries of one request to a silent endpoint are used up after
+750 s, so such a turn fails with an `LLMError`, which says more than `TurnTimedOut`."""
 
 
 _ABOVE_0 = ("tool_call_timeout_s", "server_startup_timeout_s", "turn_timeout_s", "startup_timeouts_s")
@@ -502,15 +474,15 @@ class TurnLimits(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc=Fa
         startup_timeouts_s: The servers that have another limit than `server_startup_timeout_s`, by name. The
             runner sets this.
         starts_at_once: How many servers may be starting at the same time, among those that start at their
-            first call (`when_called`). The others wait.
+            first call (`when_called`).
         max_result_chars: Longest tool result that goes into the conversation. The trace keeps all of it.
         long_results: What the model gets of a longer result. `refer`: its beginning, its end, its size, and a
             handle with which the model can read the rest (`read_result`). `cut`: only its beginning; this
             always applies if `TurnRequest.json_results` is set.
-        max_image_bytes: Largest image that is sent to the model. For a larger one, the model gets a text with
-            its type and size. 0: none is sent.
-        max_media_bytes: Total size of the images, audio and files that are sent to the model in one turn. For
-            those beyond it, the model gets a text with their type and size. 0: none is sent.
+        max_image_bytes: Largest image that is sent to the model; 0: none is sent. For a larger one, the model
+            gets a text with its type and size.
+        max_media_bytes: Total size of the images, audio and files that are sent to the model in one turn; 0:
+            none is sent. For those beyond it, the model gets such a text.
         max_samplings: Requests to the model that all servers together may make (MCP sampling). 0: sampling is
             not offered to servers.
         turn_timeout_s: Time limit of the whole turn, including closing the sessions and waiting for a person;
@@ -575,7 +547,7 @@ turn, and when a server starts that was not started in advance."""
 
 
 def starts_ahead(start: Start) -> bool:
-    """Return whether `start` says that servers are started in advance for the next turn."""
+    """Return whether servers are started in advance for the next turn."""
     words: tuple[str, ...] = start if isinstance(start, tuple) else (start,)
     return any(each in get_args(StartAhead) for each in words)
 
@@ -592,7 +564,7 @@ class FailurePolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc
 
     Attributes:
         first_connect: What follows if the first connect to a server in the episode fails. `raise`: the turn
-            fails. `disable`: the turn goes on without the server's tools.
+            fails. `disable`: it goes on without the server's tools.
         first_connects: By server name, values that apply instead of `first_connect`. The runner sets this for
             servers that are configured with `required`.
         connect_retries: Further attempts, in the same turn, after a failed connect to a server that was
@@ -600,13 +572,13 @@ class FailurePolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc
         retry_disabled_s: For how many seconds grue does not connect to a server that it has given up. The
             next turn after that tries to connect once more; each time that fails, the wait doubles, up to 15
             minutes. `None`: until the episode ends.
-        after_timeout: What follows if a tool call times out. `skip`: the calls of the same reply that have
-            not been sent are not made. `continue`: they are made. `force`: they are not made, and the model
-            is asked for its final answer.
+        after_timeout: What happens after a timeout to the calls of the same reply that have not been sent.
+            `skip`: they are not made. `continue`: they are made. `force`: they are not made, and the model is
+            asked for its final answer.
         after_death: What follows if a server dies during a turn. `force`: the model is asked for its final
             answer. `reconnect`: grue connects to the server again, once in a turn.
-        fallbacks_before_stop: `grue play` ends an episode after this many turns in a row in which the model
-            gave no acceptable answer, so that the host's fallback value was used.
+        fallbacks_before_stop: `grue play` ends an episode after this many turns in a row in which the host's
+            fallback value was used.
         on_tool_drift: What to do about a tool that differs from the tool lock or is not in it. Has no effect
             without a lock.
 
