@@ -293,8 +293,8 @@ _MOST_FOUND = 50
 class ToolSearch(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_defaults=True):
     """If there are many tools, offer the model two tools instead, which find and call the others.
 
-    These are `find_tools(query)` and `call_tool(name, arguments)`. So the list of tools in the prompt
-    does not change, and prompt caches stay valid. Policies, approvals and traces show the tool that is called, not
+    These are `find_tools(query)` and `call_tool(name, arguments)`. The list of tools in the prompt stays the
+    same, so prompt caches stay valid. Policies, approvals and traces show the tool that is called, not
     `call_tool`.
 
     Attributes:
