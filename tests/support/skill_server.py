@@ -51,9 +51,6 @@ def answer(method: str, params: dict[str, Any]) -> dict[str, Any] | int:
             at = int(params.get("cursor", "0"))
             more = {"nextCursor": str(at + 1)} if at + 1 < len(skills) else {}
             return {"skills": skills[at : at + 1], **more}
-        case "skills/get":
-            folder = FOLDER / params["uri"].removeprefix(BASE).split("/")[0]
-            return {"skill": entry(folder)} if folder.is_dir() else -32602
         case "resources/read":
             file = FOLDER / params["uri"].removeprefix(BASE)
             tampered = FOLDER / "tampered"

@@ -32,7 +32,7 @@ from grue.hosts.skill_agent.skills import (
 )
 from grue.runtime.safe_text import printable
 
-LIST, GET = "skills/list", "skills/get"
+LIST = "skills/list"
 MOST_FILES, MOST_BYTES = 512, 16 << 20
 """The limits of the specification, for one skill."""
 _MOST_SKILLS = 200
@@ -111,22 +111,6 @@ def list_skills(asks: AsksServers, server: str) -> tuple[list[ServedSkill], list
             problems.append(f"The server {printable(server)} lists the skill {skill.name} twice.")
         skills.setdefault(skill.name, skill)
     return list(skills.values()), problems
-
-
-def get_skill(asks: AsksServers, server: str, uri: str) -> ServedSkill:
-    """Ask a server for one skill, by the URI of its `SKILL.md`. Reads no file.
-
-    Raises:
-        MCPError: The server knows no such skill, or its entry cannot be used.
-    """
-    entry = asks.request(server, GET, {"uri": uri}).get("skill")
-    try:
-        skill = _skill_of(server, entry if isinstance(entry, dict) else {})
-    except ValueError as error:
-        raise MCPError(f"The server {server!r} describes a skill that cannot be used: {error}.") from error
-    if skill.uri != uri:
-        raise MCPError(f"The server {server!r} was asked for one skill and has answered with another.")
-    return skill
 
 
 def read_file(asks: AsksServers, skill: ServedSkill, path: str = SKILL_FILE) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from grue.errors import MCPError
-from grue.hosts.skill_agent.served_skills import ServedSkills, get_skill, list_skills, read_file
+from grue.hosts.skill_agent.served_skills import ServedSkills, list_skills, read_file
 from grue.hosts.skill_agent.skills import Skills
 
 URI = "skill://pdf/SKILL.md"
@@ -41,8 +41,6 @@ class Server:
 
     def request(self, server: str, method: str, params: Mapping[str, object] | None = None) -> dict[str, Any]:
         uri = str((params or {})["uri"])
-        if method == "skills/get":
-            return {"skill": self.entries[0]}
         self.read.append(uri)
         content = self.files[uri]
         return {"contents": [content if isinstance(content, dict) else {"uri": uri, "text": content}]}
@@ -198,16 +196,6 @@ def test_skills_beyond_the_limit_are_left_out_and_counted() -> None:
     skills, problems = list_skills(Server(*map(numbered, range(203))), "docs")
     assert len(skills) == 200
     assert problems == ["The server docs lists too many skills: the last 3 are left out."]
-
-
-def test_one_skill_is_described_without_being_read() -> None:
-    server = Server()
-    assert get_skill(server, "docs", URI).digest == list_skills(server, "docs")[0][0].digest
-    with pytest.raises(MCPError, match="has answered with another"):
-        get_skill(server, "docs", "skill://other/SKILL.md")
-    with pytest.raises(MCPError, match="cannot be used"):
-        get_skill(Server({"uri": URI}), "docs", URI)
-    assert server.read == []
 
 
 def test_a_long_file_is_not_fetched() -> None:
