@@ -308,8 +308,8 @@ class Supervisor:
     returned.
 
     The body of the `async with` must not hold anything whose clean-up awaits: a Ctrl-C cancels the body's
-    task itself, and no shielded scope protects against that. It does protect the actors' tasks, which are
-    cancelled through the group's scope.
+    task itself, and a shielded scope does not protect against that. The actors' tasks are cancelled through
+    the group's scope, and a shielded scope protects them.
 
     Args:
         recorder: Records every envelope.

@@ -224,8 +224,8 @@ class LineFile:
     def lock(self) -> bool:
         """Lock the file for this process. Return `False` if another process has locked it.
 
-        The lock is advisory, and ends with the process. On a file system without locks this method does
-        nothing and returns `True`.
+        The lock is advisory. It ends when the file is closed, at the latest with the process. On a file
+        system without locks this method does nothing and returns `True`.
         """
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -63,13 +63,7 @@ class LineTooLongError(Exception):
 
 
 class CutLineError(Exception):
-    """A line is longer than `max_message_bytes`. Reading continues after it.
-
-    Attributes:
-        head: The line's first bytes.
-        tail: The line's last bytes.
-        size: The line's whole length in bytes, without the newline.
-    """
+    """A line is longer than `max_message_bytes`: its first and last bytes, and its whole length in bytes."""
 
     def __init__(self, head: bytes, tail: bytes, size: int) -> None:
         super().__init__(f"a message of {size} bytes")

@@ -173,7 +173,7 @@ def _size(path: Path) -> int:
 class EpisodeTally:
     """The counts of an episode, up to the envelope that was read last.
 
-    `count_episode` counts in a pass of its own.
+    Use this to count an episode while you read it for another purpose; otherwise call `count_episode`.
     """
 
     def __init__(self) -> None:

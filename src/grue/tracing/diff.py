@@ -115,7 +115,7 @@ def _aligned(
 ) -> Iterator[tuple[TurnSlice | None, TurnSlice | None]]:
     """Pair the turns of the two traces in order.
 
-    A turn that only one trace has run again (`TurnSlice.again`), for example after a resume, gets `None`.
+    A turn that was run again in one trace only (`TurnSlice.again`) is paired with `None`.
     """
     one, other = next(left, None), next(right, None)
     while one is not None or other is not None:

@@ -28,11 +28,9 @@ class Divergence(Struct, frozen=True, kw_only=True):
     """A message that is not the same in both versions.
 
     Attributes:
-        turn: Number of the message's turn.
         left: The message in the first version; `None`: it is missing there.
         right: Its counterpart in the second version; `None`: it is missing there. Its number `seq` is 0 if a
             replay computed it.
-        differences: The fields that differ.
         because: The chain of messages that led to the message in the first version, or in the second if it is
             missing there. The first cause comes first.
         because_left_out: How many messages are left out after the first item of `because`.

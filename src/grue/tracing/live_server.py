@@ -1,10 +1,9 @@
 """The server of a page that follows a growing trace, for `grue trace serve`.
 
-Only this machine can reach the server, at the loopback address. The path of the page begins with a random
-word, because other users of the machine can reach the port. The `Host` header must name this server, so that
-a page of another site whose name points here (DNS rebinding) gets nothing. The server never changes the
-trace. It writes only the mark that a person gives the episode (`marks.py`), and accepts it only from its own
-page.
+Only this machine can reach the server. The path of the page begins with a random word, because other users of
+the machine can reach the port. The `Host` header must name this server, so that a page of another site whose
+name points here (DNS rebinding) gets nothing. The server writes only the mark that a person gives the episode
+(`marks.py`), and accepts it only from its own page.
 
 A `LiveFeed` writes the new messages in pieces to a temporary file, from which they are served. So neither the
 length of the trace nor the number of open pages costs memory.

@@ -41,7 +41,6 @@ class Passage(Struct, frozen=True, kw_only=True, array_like=True):
     """A passage of the story; `viewer_page/trace.js` takes the fields in this order.
 
     Attributes:
-        turn: Number of the passage's turn.
         kind: `fact`: a host's fact. `prompt`: the host's text for the agent. `reply`: a request to the model
             and its reply. `call`: a tool call and its result. `note`: a problem, or an event that changes the
             turn. `end`: the end of the turn.
@@ -342,7 +341,7 @@ class PageTurn(Struct, kw_only=True):
     """A turn in the page; `viewer_page/trace.js` reads the fields by name.
 
     Attributes:
-        turn: The turn's number; 0 for messages before the first turn.
+        turn: Its number; 0 for messages before the first turn.
         start_s: Time of its first message, in seconds since the trace began.
         end_s: Time of its last message, or of the end of its last span if that is later.
         outcome: The kind of `TurnCompleted`, or `failed`, `parked` or `unfinished`; empty for turn 0.
@@ -351,10 +350,6 @@ class PageTurn(Struct, kw_only=True):
         action: What the host did with the answer, in a few words; printable.
         question: The beginning of the host's text, to tell the turns of one `Runner.map` apart; printable.
         answer: The beginning of the model's answer, also to tell the turns apart; printable.
-        requests: How many completions were requested.
-        tool_calls: How many tool calls the model made.
-        usage: Usage of all its completions.
-        took_s: How long the turn took.
         phases: Seconds by kind of span.
         marks: The problems that the turn's messages report, failures before warnings.
     """

@@ -2,8 +2,7 @@
 
 Providers cache the beginning of a prompt: the tools, the system text and the messages, in this order, as far
 as every byte is the same as in an earlier request. A trace does not hold the bytes that were sent. So each
-conversation is encoded again here, without cache markers, and each prompt is compared with the ones before
-it.
+conversation is encoded again, without cache markers, and each prompt is compared with the ones before it.
 """
 
 from collections.abc import Iterable, Iterator

@@ -147,7 +147,6 @@ class TurnStats(Struct, frozen=True, kw_only=True):
     """The turns of an episode.
 
     Attributes:
-        started: Number of turns that began.
         outcomes: Number of turns by outcome: the kinds of `TurnCompleted`; `failed`; `parked`; `unfinished`:
             killed, crashed, or still under way.
         iterations: Number of replies with tool calls in turns that have ended.
@@ -222,7 +221,6 @@ class ServerStats(Struct, frozen=True, kw_only=True):
         endings: How many of its processes ended in each way, as `SessionClosed` or `ServerEnded` says. A
             session without a process counts as `none`.
         startup: How long turns waited for each session that opened, as the session measured it.
-        spares: Sessions that were prewarmed.
         spares_lost: Prewarmed or kept sessions that could not be used when their turn began.
     """
 
@@ -255,13 +253,10 @@ class EpisodeStats(Struct, frozen=True, kw_only=True):
     Attributes:
         started_at: Seconds since the epoch.
         wall_s: The sum of the phases, that is, the time during which a host ran.
-        resumptions: How often the episode was resumed after an interruption.
         ending: Why the host ended the episode; `None`: it has not ended.
         tools: The counts of each tool, sorted by name.
         servers: The counts of each server, in the order of their first message.
         slowest_turns: At most five turns, the slowest first.
-        trace_bytes: Size of the trace file.
-        payload_bytes: Size of the payload files beside the trace file.
         hosted: Whether a host recorded facts of an episode. Otherwise the trace consists of turns only.
         cut_short: Whether the trace's last line is incomplete, because the host was killed while it wrote it.
     """

@@ -23,7 +23,6 @@ class TurnRow(Struct, kw_only=True):
 
     Attributes:
         episode: Id of the episode in its fleet; elsewhere the name of its run folder.
-        turn: The turn's number.
         began_at: When the turn began, in seconds since the epoch.
         duration_s: How long the turn took; empty: it has not ended.
         outcome: `answered`, `forced`, `degraded`, `fallback`, `failed` or `parked`; empty: it has not ended.
@@ -32,8 +31,6 @@ class TurnRow(Struct, kw_only=True):
         user: The host's text for the model.
         answer: The answer: its text, or JSON.
         iterations: How many replies asked for tool calls.
-        requests: How many requests went to the model.
-        tool_calls: How many tool calls the model asked for.
         cost_usd: The cost of the turn, as the endpoint reports it.
     """
 
@@ -60,8 +57,6 @@ class CallRow(Struct, kw_only=True):
     """A tool call that the model asked for; table `calls`. Calls of a turn without an end are left out.
 
     Attributes:
-        episode: As in the table `turns`.
-        turn: As in the table `turns`.
         iteration: Number of the reply that asked for the call.
         call_id: The call's id, unique in the turn.
         tool: Name of the tool with its server, such as `files.read`.
@@ -69,7 +64,6 @@ class CallRow(Struct, kw_only=True):
         changed_arguments: The arguments that were sent instead, if a person changed them.
         settlement: `returned`, `timed_out`, `died`, `skipped`, `rejected`, `denied` or `interrupted`.
         is_error: Whether the call failed, or the tool reported an error.
-        error: The text of the error.
         result: What the tool returned, as JSON.
         duration_s: How long the call took; empty: it was not sent.
     """
@@ -92,19 +86,13 @@ class RequestRow(Struct, kw_only=True):
     """A request to the model; table `requests`.
 
     Attributes:
-        episode: As in the table `turns`.
-        turn: As in the table `turns`.
         message: Number of the request's message in the trace.
         request: The request's number in the turn.
-        conversation: Id of the conversation.
         asked_by: `agent`, or the name of a server that asks the model (sampling).
         final: Whether the request asks for the final answer. Such a request offers no tools.
         aside: Whether the request is not part of the conversation, such as a request for a summary.
         outcome: `received`, `failed` or `dropped`; empty: the request has not ended.
         model: The model that replied.
-        content: The reply's text.
-        reasoning: The text of the model's thinking.
-        tool_calls: How many calls the reply asks for.
         finish_reason: Why the reply ended.
         error: Why there is no reply.
         elapsed_s: How long the request took, with retries.

@@ -9,8 +9,8 @@
 | a task beside a block of code, cancelled at its end | `BackgroundTasks`                 |
 | a short blocking call of our own                    | `anyio.to_thread`                 |
 
-The interpreter waits at its exit for every thread that is not a daemon, and anyio's worker threads are
-sometimes none. A function of the host that hangs in one would keep the program alive after Ctrl-C.
+The interpreter waits at its exit for every thread that is not a daemon, and anyio's worker threads are not
+always daemons. A function of the host that hangs in one would keep the program alive after Ctrl-C.
 """
 
 import asyncio

@@ -162,8 +162,7 @@ class ChildProcess:
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:
         """Return a sentence for each access that the process's box is known to have refused.
 
-        `text` is what the process has written. `died` is true if the process itself has failed, and false if
-        only a tool call has.
+        `text` is what the process has written. `died`: the process itself has failed, not only a tool call.
         """
         return self._group.refusals(text, died=died)
 
@@ -451,11 +450,7 @@ _READS_AT_END = 64
 
 
 class Capture:
-    """Keeps the beginning and the end of a stream of bytes: at most `max_bytes`, half of them from each end.
-
-    Attributes:
-        size: How many bytes the stream had so far.
-    """
+    """Keeps the beginning and the end of a stream of `size` bytes: `max_bytes` at most, half from each."""
 
     def __init__(self, max_bytes: int) -> None:
         self.size = 0
@@ -486,8 +481,8 @@ class Capture:
 class Command(ChildProcess):
     """A running command. Enter it, call `finish`, leave it.
 
-    At most `max_output_bytes` of each output stream are kept, half of them from each end. If the command
-    writes more than `max_written_bytes` to both streams together, `finish` returns before it has exited.
+    At most `max_output_bytes` of each output stream are kept. If the command writes more than
+    `max_written_bytes` to both streams together, `finish` returns before it has exited.
     """
 
     def __init__(

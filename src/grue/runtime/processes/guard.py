@@ -56,8 +56,8 @@ done
 """`$1` is the common beginning of the marks. The positional parameters are the list, because paths may
 contain spaces. Without `grep`, which not every PATH has, the search takes 15 times as long.
 
-It is repeated because a process that forks just as it is killed may leave a child, at most 5 times because it
-finds a zombie that nobody reaps each time.
+The search is repeated, because a process that forks just as it is killed may leave a child. It is repeated 5
+times at most, because a zombie that nobody reaps is found each time.
 """
 
 _END_S = 1.0

@@ -1,10 +1,10 @@
 """Write a trace file, new or continued.
 
-A background thread writes the lines, so that a slow disk does not delay a turn. Only for envelopes to or from
-the host `record()` blocks, in the event loop, until they are flushed. Suppose that the host plays a command
-and the process is killed before the line is written: a resumed episode would play a second command. The flush
-costs microseconds, a few times per turn. If the disk does not answer within `flush_within_s`, the turn goes
-on: an incomplete trace is better than a program that hangs.
+A background thread writes the lines, so that a slow disk does not delay a turn. `record()` blocks, in the
+event loop, only for an envelope to or from the host, until the envelope is flushed. Suppose that the host
+plays a command and the process is killed before the line is written: a resumed episode would play a second
+command. If the disk does not answer within `flush_within_s`, the turn goes on: an incomplete trace is better
+than a program that hangs.
 
 A file belongs to one episode and one process. Secrets are removed before an envelope gets here.
 """

@@ -139,13 +139,7 @@ _HTTP_VERSION = "1.1"
 
 
 class AgentDescription(Struct, frozen=True):
-    """An application's description of its agent, for the spans of turns.
-
-    Attributes:
-        name: The agent's name, which is also in the span's name.
-        description: What the agent does, in a sentence; empty: not given.
-        version: The agent's version, to distinguish the spans of two versions; empty: not given.
-    """
+    """An application's description of its agent, for the spans of turns; see `OtelObserver`."""
 
     name: str = "agent"
     description: str = ""

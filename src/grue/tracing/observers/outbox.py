@@ -146,8 +146,7 @@ class Outbox:
         This blocks, so do not call it from a thread that runs an event loop.
 
         Args:
-            timeout_s: How long to wait for the thread; 0: not at all. After that the thread continues in the
-                background until the program ends.
+            timeout_s: How long to wait for the thread; 0: not at all. The thread goes on in the background.
 
         Returns:
             Whether everything was sent and the thread has ended.
