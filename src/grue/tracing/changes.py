@@ -45,7 +45,6 @@ class Changes(Struct, frozen=True, kw_only=True):
         merged(TurnLimits(), self.limits)
 
     def __bool__(self) -> bool:
-        """Return whether the replay changes any setting."""
         return any(getattr(self, name) not in (None, {}) for name in self.__struct_fields__)
 
     def run(self, recorded: m.RunTurn) -> m.RunTurn:

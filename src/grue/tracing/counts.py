@@ -286,7 +286,6 @@ class EpisodeTally:
                 self.servers[body.server].numbers["deaths"] += 1
 
     def _settle(self, envelope: Envelope[Any], how: str) -> None:
-        """Add one to the count `how`, such as "errors", of the tool whose call has ended. Forget the call."""
         tool = self._tool(envelope)
         tool.numbers[how] += 1
         if not isinstance(envelope.body, m.ToolSkipped):

@@ -160,8 +160,6 @@ _LEAST_LANE = 8
 
 
 class _Lanes:
-    """The lifelines of a turn's actors, side by side."""
-
     def __init__(self, arrows: list[Drawn], width: int) -> None:
         self._arrows = arrows
         self._width = width

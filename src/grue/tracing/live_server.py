@@ -164,8 +164,6 @@ _MOST_MARK_BYTES = 16_384
 
 
 class _Marked(Struct, frozen=True, forbid_unknown_fields=True):
-    """A person's judgement of the episode, as the page sends it."""
-
     score: float
     reason: str = ""
 
@@ -219,8 +217,6 @@ def serving(feed: LiveFeed, port: int = 0) -> Iterator[LiveServer]:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers GET requests for the page, its data and the episode's mark. A POST stores a mark."""
-
     server: LiveServer
     server_version = "grue"
     sys_version = ""

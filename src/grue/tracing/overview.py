@@ -121,7 +121,6 @@ class Overview(Struct, kw_only=True):
 
 
 def _plain_fields(fact: Fact) -> m.JsonObject:
-    """Return the host's own fields of a fact whose values are texts, numbers or booleans."""
     fields: dict[str, Any] = msgspec.to_builtins(fact)
     return {
         printable(name, _CHARS): printable(value, _CHARS) if isinstance(value, str) else value

@@ -278,7 +278,6 @@ class SpanFinder:
         )
 
     def _pause(self, span: Span, pause_s: float) -> Span:
-        """Return a span for the pause before the retry of the failed request `span`."""
         return replace(
             span,
             phase="wait",

@@ -450,8 +450,6 @@ class _Diverged(Exception):  # noqa: N818 - not an error: it ends the replay of 
 
 
 class _Session:
-    """Replays the session of one server in one turn."""
-
     def __init__(
         self, server: m.ServerName, turn: AgentTurn, turn_slice: TurnSlice, connection: ConnectionState
     ) -> None:
@@ -688,7 +686,6 @@ def _place(divergence: Divergence) -> float:
 
 
 def _excluded(turn: AgentTurn, turn_slice: TurnSlice, changes: Changes) -> Iterator[Divergence]:
-    """Yield a divergence for the first recorded event that is impossible under the changed limits, if any."""
     for envelope in turn_slice.envelopes:
         if reason := changes.excludes(envelope, turn.begun):
             yield turn.unexpected(envelope, reason)

@@ -97,7 +97,6 @@ class _Layout(Struct, frozen=True):
         return self.fit(self.aligned((column.heading for column in _COLUMNS), ""), DIM)
 
     def rows(self, envelopes: Iterable[EpisodeEnvelope]) -> Iterator[str]:
-        """Yield a line for each message, and a heading wherever the turn changes."""
         turn = 0
         for envelope in envelopes:
             if turn_of(envelope) != turn:

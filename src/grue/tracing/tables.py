@@ -151,8 +151,6 @@ def trace_rows(trace: Path, episode: str) -> Iterator[Row]:
 
 
 class _Rows:
-    """Collects the rows of turns and requests, and yields each row when its turn or request has ended."""
-
     def __init__(self, episode: str) -> None:
         self._episode = episode
         # By the number of the message that began the turn.
@@ -161,7 +159,6 @@ class _Rows:
         self._requests: dict[int, RequestRow] = {}
 
     def take(self, envelope: EpisodeEnvelope) -> Iterator[Row]:
-        """Read the next message of the trace, and yield the table rows that are now complete."""
         body, cause = envelope.body, envelope.cause or 0
         match body:
             case m.RunTurn():

@@ -253,7 +253,6 @@ def write_comparison(left: Path, right: Path, target: Path) -> int:
 
 
 def _compare(left: EpisodeReader, right: EpisodeReader) -> _Comparison:
-    """Compare two traces, and keep only a description of each difference."""
     found = [
         _Difference(
             left=each.left.seq if each.left else 0,

@@ -214,7 +214,6 @@ class ChildProcess:
         """Read what is left in the process's pipes, just before they are closed. Must not block."""
 
     def _write(self) -> bool:
-        """Write what the pipe takes; return `False` if its other end is closed."""
         try:
             while self._unsent:
                 del self._unsent[: os.write(self._group.stdin, self._unsent)]
@@ -425,7 +424,6 @@ class ServerProcess(ChildProcess):
                 return
 
     def _read_stderr(self) -> bool:
-        """Read what is available, up to a limit; return `False` at the end of the stream."""
         for _ in range(_STDERR_READS_AT_ONCE):
             chunk = read_available(self._group.stderr)
             if not chunk:

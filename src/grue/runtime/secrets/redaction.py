@@ -337,7 +337,6 @@ class Redaction:
             yield last
 
     def _in_piece(self, written: bytes, start: int, end: int, *, in_json: bool) -> Iterator[Found]:
-        """Yield the spans whose first byte is in `written[start:end]`, from left to right."""
         found = self._secrets_in(written, start, end)
         if in_json:
             found = [_in_one_string(written, spans) for spans in found]

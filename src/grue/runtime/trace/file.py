@@ -140,7 +140,6 @@ class LineQueue:
             self._file.close()
 
     def _write_some(self) -> bool:
-        """Wait for entries of the queue and write the lines; return `False` after `close` was called."""
         entries = [self._queue.get()]
         self._hurry.wait(_LINGER_S)
         # This loses no entry: `flush` and `close` queue theirs before they set the event.
@@ -432,7 +431,6 @@ def _tag(body: memoryview) -> str | UnsetType:
 
 
 def _header_to_resume(path: Path, episode: str) -> bytes:
-    """Return the first line of the trace of `episode`. Raise `TraceError` if it cannot be continued."""
     try:
         with open_regular(path) as file:
             first = next_line(file)

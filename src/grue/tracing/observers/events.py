@@ -210,7 +210,6 @@ class _TurnLines:
             yield self._failed(call.name, result.error_message or "")
 
     def _rejected(self, name: str, error: str, call_id: str) -> LogLine:
-        """Return the line for a call that was not sent. Only this line has the call's arguments."""
         call = self._calls.get(call_id)
         failed = self._failed(name, error)
         if call is None:

@@ -232,7 +232,6 @@ class _Ids:
         self.next_span: int | None = None
 
     def span_of(self, message: int) -> int:
-        """Return the id of a tool call's span, computed from the number of the call's message."""
         digest = hashlib.blake2b(f"{self.trace:032x}{message}".encode(), digest_size=8).digest()
         return int.from_bytes(digest) or 1
 
@@ -241,7 +240,6 @@ class _Ids:
         return int(self._others.generate_span_id()) if told is None else told
 
     def generate_trace_id(self) -> int:
-        """Return the id of the observer's only trace."""
         return self.trace
 
     def is_trace_id_random(self) -> bool:

@@ -226,7 +226,6 @@ class _PatientExporter:
         self._warn = warn
 
     def export(self, spans: "Sequence[ReadableSpan]") -> "SpanExportResult":
-        """Send a batch of spans. The wrapped exporter retries; if it fails, warn."""
         said: list[str] = []
         _exporting.said = said
         try:

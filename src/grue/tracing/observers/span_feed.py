@@ -318,7 +318,6 @@ class SpanFeed:
         )
 
     def _take_steps(self, scope: SpanScope, envelope: Envelope[Any]) -> None:
-        """Open and close the spans of requests to the model and of tool calls."""
         self._change_asked(scope, envelope)
         for change in scope.steps.take(envelope):
             step = change.step
