@@ -162,10 +162,10 @@ def json_object(value: Mapping[Any, object], *, depth: int = MAX_DEPTH) -> m.Jso
     return {well_formed(str(key)): json_value(item, depth=depth - 1) for key, item in value.items()}
 
 
-def is_deep(value: object, depth: int = MAX_DEPTH) -> bool:
-    """Return whether a parsed JSON value is nested more than `depth` deep."""
+def is_deep(value: object) -> bool:
+    """Return whether a parsed JSON value is nested more than `MAX_DEPTH` deep."""
     level = [value]
-    for _ in range(depth):
+    for _ in range(MAX_DEPTH):
         level = [child for item in level for child in _children(item)]
         if not level:
             return False
