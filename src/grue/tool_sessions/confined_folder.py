@@ -40,7 +40,7 @@ class ConfinedFolder:
     """Files inside one folder. Paths are relative to that folder, with `/` between names.
 
     Args:
-            root: The folder. It may be a symbolic link, as the user's own choice. Links in it are refused.
+        root: The folder. It may be a symbolic link, because the user has chosen it. Links in it are refused.
         max_bytes: Largest file that is read or written.
     """
 

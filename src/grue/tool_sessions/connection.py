@@ -23,10 +23,9 @@ class ConnectionStatus(Struct, frozen=True, kw_only=True):
 
     Attributes:
         alive: Whether the connection can still be used, as far as is known without asking the server.
-            pid: Process id of the server; `None`: grue has not started a process for it.
-            exit: The process's exit status or signal; `None`: it still runs, or does not exist.
-            ending: How the process ended, such as `polite` (by itself, when its stdin was closed) or
-                `killed`.
+        pid: Process id of the server; `None`: grue has not started a process for it.
+        exit: The process's exit status or signal; `None`: it still runs, or the server is no process.
+        ending: How the process ended, such as `polite` (by itself, when its stdin was closed) or `killed`.
         stderr_tail: The end of the process's standard error, with secrets redacted; untrusted.
         address: The URL of an MCP server over HTTP, without secrets; empty for other servers.
         box: In words, what the server can reach in its box; empty: the server runs in no box.

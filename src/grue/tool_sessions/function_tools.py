@@ -563,8 +563,8 @@ class FunctionTools(HostFunctions):
     Args:
         functions: Functions by tool name; or a list of functions, each with the name that `@tool` gives it,
             or else its own. Each parameter must be usable as a keyword argument and be annotated with a type
-                that msgspec or pydantic supports. If a function is marked with `@tool`, the model reads the
-                docstring up to its first section, otherwise the first paragraph of the docstring.
+            that msgspec or pydantic supports. If a function is marked with `@tool`, the model reads the
+            docstring up to its first section, otherwise the first paragraph of the docstring.
         catch_all: Called with the bare name and the arguments of a tool that is not listed; `None`: such a
             call is refused. The model can know of such tools only from the host's instructions.
 
@@ -667,7 +667,7 @@ class FunctionConnection:
             await self._before_calls()
 
     async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
-        """Return why a function does not accept the arguments; `None`: it does, or is unknown."""
+        """Return why a function does not accept the arguments; `None`: it accepts them, or is unknown."""
         if tool not in self._functions:
             return None
         try:

@@ -1,6 +1,6 @@
 """Base classes of `FunctionTools` and `ShellTool`.
 
-With them the engine can tell such tools from MCP servers without the import of the tools' modules.
+By these classes, the engine tells such tools from MCP servers without importing the tools' modules.
 """
 
 from collections.abc import Awaitable, Callable, Mapping

@@ -12,7 +12,7 @@ from grue import messages as m
 
 
 class SamplingRequest(Struct, frozen=True):
-    """A server asks for a completion by the host's model. The texts are untrusted, the oldest first."""
+    """A server asks for a completion by the host's model. `messages` are untrusted, the oldest first."""
 
     system: str
     messages: tuple[tuple[Literal["user", "assistant"], str], ...]

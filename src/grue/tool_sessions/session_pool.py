@@ -236,7 +236,8 @@ class SessionPool:
     ) -> "LeasedConnection":
         """Return a connection for one turn: the prewarmed or kept one, or else a new one.
 
-        The turn's use of the connection ends before `deadline` (event loop clock), except for closing it.
+        Whatever the turn does with the connection, except closing it, must end before `deadline`, a time on
+        the event loop's clock.
         """
         waiting = self._waiting.get(server)
         if waiting is not None and waiting.generation > self._generation:
@@ -443,7 +444,7 @@ class LeasedConnection(_SessionUser):
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
         """Wait until no process of an earlier turn is alive, then return the tools if they have changed.
 
-        So in the trace the end of a server's old process comes before the first call of the new one.
+        Called before a batch's first call, so that in the trace the old process has ended before it.
         """
         await self._pool.wait_closed()
         return await super().refresh_tools(self._request.within(timeout_s))

@@ -139,7 +139,7 @@ class ShellTool(Struct, HostCommands, frozen=True, kw_only=True):
     ) -> FunctionConnection:
         """Make the connection for one session.
 
-        With `registry`, the runner can kill a running command without the turn's event loop.
+        Through `registry`, the runner can kill a running command without the turn's event loop.
         """
         connection = FunctionTools([_Commands(self, registry).tool()]).connect(server, before_calls)
         if self.sandbox is not None:

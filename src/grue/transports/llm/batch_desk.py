@@ -146,7 +146,7 @@ class BatchDesk:
         return await self._endpoint.call("POST", self._form.path, upload=self._list_of(record.number))
 
     async def _found(self, record: Submission) -> BatchState | None:
-        """Find a file's batch at the provider; raises `_NotEnded` if a running batch may be it."""
+        """Find a file's batch at the provider; raises `_NotEnded` if a running batch may be the file's."""
         known = {each.batch_id for each in self._folder.submissions.values()}
         running = False
         async for batch in self._batches(record.begun_at - _SKEW_S):
@@ -164,7 +164,7 @@ class BatchDesk:
         return None
 
     async def _batches(self, since: float) -> AsyncIterator[BatchState]:
-        """Yield the batches since a time, the newest first. A list without end raises `BatchRefused`."""
+        """Yield the batches made since a time, the newest first; raises `BatchRefused`."""
         after, name = "", "after" if isinstance(self._form, OpenAIBatches) else "after_id"
         for _ in range(_MOST_PAGES):
             page = {"limit": "100"} | ({name: after} if after else {})

@@ -298,15 +298,14 @@ class LlmEndpoint:
         jitter: Returns a random number from 0 to 1, for the delays between retries.
 
     Attributes:
-            profile: What the endpoint supports. It is corrected when an error of the endpoint shows that the
-                endpoint supports something else.
-            first_profile: The value of `profile` before the first request.
-            left_out: Settings that the profile does not support. Each was reported once, by
-                `SettingsLeftOut`.
-            chain: This endpoint, and the endpoints of `LlmSettings.then`.
-            breaker: How often this endpoint has failed in a row, and until when another one is asked first.
-            judged_tools: Whether the LLM actor no longer checks that the model receives the tools: the model
-                has called one, or `ToolsUnseen` was reported.
+        profile: What the endpoint supports. It is corrected when an error of the endpoint shows that the
+            endpoint supports something else.
+        first_profile: The value of `profile` before the first request.
+        left_out: Settings that the profile does not support. Each was reported once, by `SettingsLeftOut`.
+        chain: This endpoint, and the endpoints of `LlmSettings.then`.
+        breaker: How often this endpoint has failed in a row, and until when another one is asked first.
+        judged_tools: Whether the LLM actor no longer checks that the model receives the tools: the model has
+            called one, or `ToolsUnseen` was reported.
 
     Raises:
         MCPConfigError: The base URL, a header or a field of `extra_body` cannot be used.
@@ -516,7 +515,7 @@ class LlmEndpoint:
     def after(self, tried: "Sequence[LlmEndpoint]", now_s: float, *, tools: bool) -> "LlmEndpoint | None":
         """Return the endpoint of the chain to ask after those in `tried`; `None`: no endpoint is left.
 
-        With `tools`, it must take tools. `now_s` is on the event loop's clock.
+        With `tools`, the endpoint must take tools. `now_s` is on the event loop's clock.
         """
         places = {at for at, each in enumerate(self.chain) if not tools or each.takes_tools}
         done = {at for at, each in enumerate(self.chain) if each in tried}

@@ -334,8 +334,8 @@ class HttpReply:
     async def _silent(self, stream: Any) -> bool:
         """Return whether no bytes have been read from the socket after the end of the reply.
 
-        Such bytes are in the buffers of h11, of TLS, or of the event loop, which reads up to 256 KiB at once.
-        httpx itself looks for bytes that are still in the socket.
+        Such bytes would be in the buffers of h11, of TLS, or of the event loop, which reads up to 256 KiB at
+        once. httpx itself looks for bytes that are still in the socket.
         """
         try:
             if _H11(self._response).trailing_data[0]:
@@ -821,7 +821,7 @@ class WantedRequest(Struct, frozen=True, kw_only=True):
 
 
 class RequestOutcome(Struct, frozen=True, kw_only=True):
-    """The result of a request; `None`: unknown, or no reply has arrived.
+    """The result of a request. A value is `None` if it is unknown, or if no reply has arrived.
 
     `sent`: a part of the request may have been sent. A request that was not sent costs nothing.
     """

@@ -354,7 +354,7 @@ def _version(text: str) -> Version:
 
 
 def _wanted(server: StdioServer) -> tuple[str, str] | None:
-    """Return the npm package that a command runs and its `engines.node`; `None`: one is not known."""
+    """Return the npm package that a command runs and its `engines.node`; `None`: one of them is unknown."""
     program = PurePath(server.command).name
     if program in _RUNNERS:
         package = _without_version(next(_packages(server.args, _WORDS), ""))

@@ -14,9 +14,9 @@ from grue.transports.mcp.message_stream import MAX_UNASKED, MessageStream, encod
 
 
 class LineStream(MessageStream):
-    """Skips a line that is not a message, or is too large, with a notice.
+    """A stream that skips each line that is not a message, or is too large, and reports it by a notice.
 
-    The stream breaks after `MAX_UNASKED` lines in a row that answer no request.
+    It breaks after `MAX_UNASKED` lines in a row that answer no request.
     """
 
     def __init__(self, process: ServerProcess, notify: Notify, max_message_bytes: int) -> None:

@@ -2,7 +2,7 @@
 
 With `start="beside"`, a turn's first request offers the tools of the stored listing, before the server has
 started. The turn compares them with the real listing before it calls any tool, so a wrong listing costs one
-request. That costs money, so a file is used only if no other user can have written it.
+request. Because a request costs money, a file is used only if no other user can have written it.
 
 A file's name is a keyed digest (HMAC) of how the server is started or reached, environment and headers
 included. The key is random and stays on the machine, so that nobody can guess a secret by computing the names
@@ -121,7 +121,7 @@ def _only_as_tasks(page: m.JsonObject) -> Iterator[str]:
 
 
 def read_tools(page: Mapping[str, Any], server: m.ServerName, notify: Notify) -> Iterator[m.ToolDefinition]:
-    """Yield the well-formed tools of a page; report others. Raises `ValueError` if it has no list."""
+    """Yield a page's well-formed tools; report the others. Raises `ValueError` if the page has no list."""
     tools = page.get("tools")
     if not isinstance(tools, list):
         raise ValueError("tools is not a list")

@@ -106,8 +106,9 @@ def _tls() -> ssl.SSLContext:
 def adapted(answer: httpx2.Response, issuers: Sequence[str]) -> httpx2.Response:
     """Return an answer with OAuth metadata or tokens in a form that the SDK can read.
 
-    The SDK compares issuers letter by letter, but some servers add a slash at the end in one place only: an
-    issuer gets the form that it has in `issuers`. The SDK fails if a token's life is huge: it is limited.
+    The SDK compares issuers letter by letter, but some servers add a slash at the end in one place only. So
+    an issuer is changed to the form that it has in `issuers`. A huge lifetime is limited, because the SDK
+    cannot compute with it.
     """
     try:
         said = msgspec.json.decode(answer.content)
@@ -482,7 +483,7 @@ def _record(url: str, tokens: OAuthToken, issuer: str) -> TokenRecord:
 
 
 class _Storage:
-    """What the SDK reads tokens and the client's registration from. `Authorizer` stores new ones."""
+    """From here the SDK reads tokens and the client's registration. `Authorizer` stores new ones."""
 
     def __init__(self, auth: OAuth, record: TokenRecord | None, person: Person | None) -> None:
         self._auth = auth

@@ -143,7 +143,7 @@ class ProcessWire:
 
 
 def _check_npx_package(server: StdioServer) -> None:
-    """Raise `SpawnError` if npx must not install a missing package: npx would fail after seconds only."""
+    """Raise `SpawnError` for a missing package that npx must not install, because npx is slow to fail."""
     package = launchers.missing_npx_package(server)
     if package is not None:
         raise SpawnError(

@@ -226,7 +226,7 @@ class Link:
                 raise
             instructions = (await self._session.discover()).instructions
         except RuntimeError as unusable:
-            # The SDK does not accept that an answer to `initialize` names the newest revision.
+            # The SDK raises if the answer names the newest revision, which has no handshake.
             if not str(unusable).endswith(_NEWEST):
                 raise
             instructions = (await self._session.discover()).instructions
@@ -303,9 +303,9 @@ class Link:
     async def _goes_on_without_session(self, error: SdkError) -> bool:
         """If the server has lost the session, try once to go on without one; return whether that works.
 
-        A request may reach another server behind the same address, which does not know the session. Without
-        sessions (revision 2026-07-28) it can answer. Once a tool was called, the loss is reported instead,
-        because the session may have held state.
+        Several servers may share one address, and a request may reach one that does not know the session. If
+        they speak revision 2026-07-28, no session is needed. Once a tool was called, the loss is reported
+        instead, because the session may have held state.
         """
         fault = error.data
         lost = isinstance(fault, WireFault) and fault.cause == SESSION_LOST.cause
@@ -428,7 +428,8 @@ class Subscriptions:
     async def start(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Open a stream, wait for the server's acknowledgement, and return what the server has agreed to.
 
-        `params` and the result are those of the specification. Cancelling this call ends the stream.
+        `params` are those of the specification. The result has `subscriptionId` and `notifications`, what the
+        server agreed to. Cancelling this call ends the stream.
 
         Raises:
             SdkError: The server refused, the session has too many streams or too old a revision, `params` are

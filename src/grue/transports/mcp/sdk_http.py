@@ -374,7 +374,7 @@ class HttpStream(MessageStream):
             refusal = refusal_in(item)
             if refusal is not None:
                 self._deliver(SessionMessage(refusal))
-        # If the transport raises an exception while it ends, `carry` reports why the stream broke.
+        # The transport delivers no more. If it raises while it ends, `carry` reports that as the reason.
         self._finished.set()
 
     async def _send_all(self, write: Any) -> None:
@@ -492,7 +492,7 @@ class _Client(httpx2.AsyncClient):
     async def _read(
         self, request: httpx2.Request, response: httpx2.Response, head: "_Head"
     ) -> httpx2.Response | WireFault:
-        """Return the response for the SDK, with the answer to `initialize` only, or the fault."""
+        """Return a response for the SDK, or the fault. Only the one to `initialize` has the answer in it."""
         body = await _body(response, self._max_message_bytes if response.is_success else _ERROR_TEXT_BYTES)
         if body is None:
             return too_long_fault(self._max_message_bytes)

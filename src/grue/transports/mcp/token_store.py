@@ -58,7 +58,7 @@ def identity_token(auth: OAuth) -> str:
 
 
 def identity_digest(auth: OAuth) -> str:
-    """Return a digest of the person, so that persons never share stored tokens; empty: none is known.
+    """Return a digest of the person, so that persons never share tokens; empty: no identity token is used.
 
     If the token's file cannot be read, the digest matches no stored token.
     """
@@ -135,7 +135,7 @@ class TokenRecord(Struct, kw_only=True, omit_defaults=True):
 
 
 class TokenStore:
-    """The stored tokens of one server: others for each URL, client id, grant and person.
+    """The stored tokens of one server, separate for each URL, client id, grant and person.
 
     `locked`, `save` and `remove` raise `AuthorizationRefused` if the files cannot be written. By default the
     files are in `tokens_folder()`.
