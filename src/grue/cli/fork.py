@@ -56,12 +56,8 @@ class ForkOptions(Struct, frozen=True, kw_only=True):
 class Change(Struct, frozen=True, kw_only=True):
     """What a fork changes, in the form in which `Runner.fork` takes it.
 
-    Attributes:
-        llm: Fields of `LlmSettings` with their new values.
-        changes: Fields of `TurnLimits` and `FailurePolicy` with their new values.
-        system: The new system text; `None`: the recorded one.
-        tool_results: New results of calls, by the id of the call.
-        tools: The tools to offer instead of the recorded ones, by server.
+    `llm` has fields of `LlmSettings`, and `changes` those of `TurnLimits` and `FailurePolicy`, with new
+    values. `tool_results` are by the id of the call, and `tools` by server.
     """
 
     llm: dict[str, Any] = {}

@@ -237,11 +237,8 @@ _NARROWEST = 20
 class LiveView(Closing):
     """Shows an episode while it is played: an observer of the trace, and a context manager.
 
-    Args:
-        output: Where to print. Status rows are shown if `output.redraws`.
-        max_turns: The most turns of the episode; 0: not known until `EpisodeStarted`.
-        story: Converts messages of the trace into lines; by default the story of a game.
-        clock: Returns monotonic seconds.
+    Status rows are shown if `output.redraws`. `max_turns` is 0 if only `EpisodeStarted` will say it. The
+    default `story` is that of a game. `clock` returns monotonic seconds.
     """
 
     def __init__(

@@ -28,11 +28,8 @@ def serve(
 ) -> None:
     """Serve until the client closes standard input, or until Ctrl-C.
 
-    Args:
-        target: `MODULE:NAME` or `FILE.py:NAME` of a `MockServer`; `None`: the bundled reference server.
-        options: Arguments of `reference_server`. With a `target` they must have their defaults.
-        port: Serve HTTP on this port of 127.0.0.1, 0 for a free one; `None`: standard input and output.
-        transport: The HTTP transport: streamable HTTP, or the older HTTP+SSE.
+    `target` is `MODULE:NAME` or `FILE.py:NAME` of a `MockServer`; `None`: the reference server, made with
+    `options`. `port` is the port of 127.0.0.1 for HTTP, 0 a free one; `None`: standard input and output.
 
     Raises:
         MCPConfigError: The target cannot be found, an option is wrong, or the port is in use.

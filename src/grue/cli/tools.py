@@ -69,10 +69,8 @@ def drifts(known: KnownServers, listings: Listings, config: GameConfiguration) -
 def approve(known: KnownServers, listings: Listings, secret: Collection[str] = ()) -> Iterator[str]:
     """Write the tools in `listings` into the tool lock, and yield a line for each change.
 
-    Args:
-        known: All servers of the file; those that are not in `listings` keep what is locked.
-        listings: The tools to approve, by server.
-        secret: Names of servers whose definitions hold a secret; they are left out of the listing file.
+    What is locked of the file's other servers stays. The servers in `secret`, whose definitions
+    hold one, are left out of the listing file.
 
     Raises:
         MCPConfigError: There is no file of servers, or the lock cannot be written.

@@ -58,14 +58,10 @@ def to_test(
 ) -> bool:
     """Write the test file, run the test, print the result, and return whether it has passed.
 
-    Args:
-        file: A trace, or a run folder.
-        turn: Number of the turn; `None`: the only turn of the trace.
-        tools: `SERVER=MODULE:NAME` each: where your code has the functions that are the server's tools.
-        out: The file to write, which must not exist yet; `None`: one named for the episode and the turn.
-        answer: `MODULE:NAME`: where your code has the type of the answer, or its `AnswerSpec`; `None`: the
-            test maps each recorded text to the answer that was recorded for it.
-        run_once: Whether to run the test. If not, it counts as passed.
+    Each of `tools` is `SERVER=MODULE:NAME`: where your code has the functions that are the server's tools.
+    `answer` is `MODULE:NAME`, where it has the type of the answer or its `AnswerSpec`; `None`: the test maps
+    each recorded text to the recorded answer. `out` must not exist yet; `None`: a file named for the episode
+    and the turn. Without `run_once`, the test counts as passed.
 
     Raises:
         MCPConfigError: An option is malformed, the file exists or cannot be written, or the turn cannot be

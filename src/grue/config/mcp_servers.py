@@ -376,13 +376,10 @@ class MCPConfig(BaseModel):
     ) -> Self:
         """Load the servers of a JSON file.
 
-        Args:
-            path: The file.
-            environ: Variables for `${VAR}`, looked up when a server is used; default: the process's own.
-            workspace_folder: Value of `${workspaceFolder}`, and base of a relative `cwd`; default: the folder
-                of the file.
-            named: Whether the user named the file in a command or a call, and not in the settings. The error
-                about a missing file says how to correct either.
+        Variables for `${VAR}` are looked up in `environ` when a server is used; default: the process's own.
+        `workspace_folder` is `${workspaceFolder}` and the base of a relative `cwd`; default: the file's
+        folder. If the file is missing, the error says how to correct the call or command (`named`), or else
+        the settings.
 
         Raises:
             MCPConfigError: The file is missing, is not strict JSON (the error names line and column), or has

@@ -174,11 +174,8 @@ def model_for(
 ) -> LlmSettings:
     """Return the settings of the model that a trace records, with the given changes.
 
-    Args:
-        asked: The recorded model; `None`: change the settings of `pyproject.toml` instead.
-        changed: The settings that get another value, by name, with the new values.
-        model: The name of another model; `None`: the same model.
-        base_url: The base URL of another endpoint; `None`: the same endpoint.
+    If `asked` is `None`, the settings of `pyproject.toml` are changed instead. `changed` has the new values
+    by name. `None` for `model` or `base_url`: the same.
 
     Raises:
         MCPConfigError: A setting cannot be used, or there is no API key for the endpoint.

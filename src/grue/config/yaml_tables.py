@@ -114,11 +114,10 @@ def servers_of(
 def servers_of_entries(
     entries: Mapping[str, ToolServer | Mapping[str, Any]],
 ) -> dict[str, ToolServer]:
-    """Return servers by name, in the given order. Mappings in the form of a file's entries are converted.
+    """Return servers by name, in the given order.
 
-    Args:
-        entries: By name: a server, or a mapping with `command`, `args`, `env` and `timeout_seconds` (the
-            limit for connecting), or with `url`. A mapping with `disabled: true` is left out.
+    An entry is a server, or a mapping with `command`, `args`, `env` and `timeout_seconds` (the limit for
+    connecting), or with `url`. A mapping with `disabled: true` is left out.
 
     Raises:
         MCPConfigError: An entry cannot be used, or a variable is not set. The error names server and key.

@@ -50,17 +50,11 @@ def refusals(
 ) -> tuple[str, ...]:
     """Return a sentence for each thing that a box is known to have refused.
 
-    Args:
-        text: What the program has written: its standard error, or the error text of a tool call.
-        rules: The files and folders that the box opens.
-        refused: The connections that the box's gate has refused.
-        network: What the box lets the program connect to: `none`: nothing; `hosts`: listed hosts;
-            `any`: all hosts.
-        broken: Folders in which the box hides a file or folder; see `Places.broken`.
-        died: Whether the program has failed as a whole. If not, the audit records are read only if `text`
-            contains "permission denied": most recorded refusals are harmless.
-        mark: The name that identifies the box in the kernel's audit records; empty: they are not read.
-        logs: Files with audit records.
+    `text` is the program's standard error, or the error text of a tool call. `network` is what the box lets
+    the program connect to: `none`, `hosts` (listed ones) or `any`. `broken` is as in `Places`.
+
+    Most recorded refusals are harmless. So the audit records of the box with this `mark` are read only if the
+    program has `died`, or `text` has "permission denied"; without a `mark`, they are not read.
     """
     rules = tuple(rules)
     found: dict[str, None] = {}

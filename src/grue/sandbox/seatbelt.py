@@ -45,11 +45,8 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 def profile(box: Sandbox, places: Places, *, words: str, hidden: tuple[str, ...] = ()) -> str:
     """Return a box as a Seatbelt profile.
 
-    Args:
-        box: The box.
-        places: What the box opens for one program, made with `SCRATCH` as the scratch folder.
-        words: A description of the box for people, for the profile's first line.
-        hidden: Absolute paths that may not be accessed, although they are inside opened folders.
+    `places` was made with `SCRATCH` as the scratch folder. `words` describe the box, for people. `hidden` are
+    absolute paths that stay closed inside opened folders.
 
     Raises:
         SandboxError: A profile cannot express the box, because of a host other than this machine or a path

@@ -68,12 +68,8 @@ class FakeChannel(Mailbox[M]):
     """A mailbox whose owner the test plays.
 
     No ask gets a reply unless the test has called `answers` or calls `reply`. `close` makes later sends fail
-    with `MailboxClosed`; `abandon` also fails the asks that wait for a reply.
-
-    Args:
-        name: The name of the actor whose place the test takes.
-        tap: Records each message that is sent to the mailbox.
-        bound: Number of messages that it holds until `take` makes room; `None`: any number.
+    with `MailboxClosed`; `abandon` also fails the asks that wait for a reply. It holds `bound` messages until
+    `take` makes room; `None`: any number.
     """
 
     def __init__(self, name: str, tap: Tap, *, bound: int | None = None) -> None:
@@ -573,10 +569,8 @@ class TraceWatch:
     def happened(self, kind: type, *, times: int | None = None, **fields: Any) -> Any:
         """Assert that a message of this kind was recorded, and return the first one.
 
-        Args:
-            kind: A class of `grue.messages` or `grue.tracing.facts`, or of your own messages and facts.
-            times: How often; `None`: at least once.
-            fields: Values that the message's fields must have.
+        `kind` is a class of `grue.messages` or `grue.tracing.facts`, or your own. `times` is how often;
+        `None`: at least once. `fields` are values of the message's fields.
 
         Raises:
             AssertionError: The message was recorded too rarely or too often.

@@ -51,12 +51,9 @@ def assert_calls(outcome: TurnOutcome[Any], *expected: Called) -> None:
 
 
 def assert_answer(outcome: TurnOutcome[Any], answer: object, *, fallback: bool = False) -> None:
-    """Check that a turn gave this answer.
+    """Check that a turn gave this answer, as the Python value or the JSON value that stands in a trace.
 
-    Args:
-        outcome: What `Runner.run_turn` has returned.
-        answer: The expected answer: the Python value, or the JSON value that stands in a trace.
-        fallback: Whether the host's fallback is expected, because the model gave no acceptable answer.
+    With `fallback`, the host's fallback is expected, because the model gave no acceptable answer.
 
     Raises:
         AssertionError: The turn gave another answer, or ended with the fallback against `fallback`.

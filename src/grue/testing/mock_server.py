@@ -227,9 +227,8 @@ class MockServer(MCPServer[Any]):
     def serve_http(self, *, port: int = 0, transport: Literal["http", "sse"] = "http") -> Iterator[str]:
         """Serve over HTTP on loopback, in a thread, and yield the URL. Leaving the block stops the server.
 
-        Args:
-            port: The port; 0 chooses a free one.
-            transport: `http`: streamable HTTP. `sse`: the older transport, HTTP with server-sent events.
+        `port` 0 chooses a free one. The transport `http` is streamable HTTP, and `sse` the older one,
+        with server-sent events.
 
         Raises:
             OSError: The port is in use.

@@ -53,8 +53,7 @@ class ServerQuestion(Question[m.JsonObject | Declined]):
 class Asker:
     """The two callbacks by which a runner asks the user: `approve` and `elicit`.
 
-    Attributes:
-        report: Passes a question to the main thread. Set it before the first turn.
+    Set `report`, which passes a question to the main thread, before the first turn.
     """
 
     def __init__(self) -> None:

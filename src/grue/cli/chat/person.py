@@ -185,9 +185,7 @@ _ANSWER_CHARS = 1000
 class Person:
     """Asks the person at the terminal, and remembers for which tools the answer was "always".
 
-    Args:
-        reader: Called before each question; returns the `Reader` that reads the answer.
-        redaction: The secrets that are not to be shown.
+    `reader` is called before each question. The secrets of `redaction` are not shown.
     """
 
     def __init__(self, reader: Callable[[], Reader], screen: Screen, redaction: Redaction) -> None:

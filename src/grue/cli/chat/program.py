@@ -103,11 +103,7 @@ def _require_prompt_toolkit() -> None:
 
 
 class ChatProgram:
-    """The loop of a chat.
-
-    Args:
-        redaction: The secrets that are not to be shown.
-        here: The folder in which the user started the program. `/save` writes there.
+    """The loop of a chat. `/save` writes into `here`.
 
     Attributes:
         talk: The conversation. Set it before `run`.

@@ -74,10 +74,8 @@ def typing_ahead_hidden() -> Iterator[None]:
 class PromptReader:
     """Reads from a terminal.
 
-    Args:
-        tools: Returns the names of the tools, for completion.
-        status: Returns the text of the row below the prompt.
-        redaction: The secrets that are not to be kept in the history.
+    `tools` returns names for completion, `status` the row below the prompt. Secrets are not kept in the
+    history.
     """
 
     asks = True

@@ -105,13 +105,9 @@ class ChatResult(Struct, frozen=True, kw_only=True):
 class Talk:
     """A conversation. Use it as a context manager.
 
-    Args:
-        options: The options of the command.
-        wiring: The model, servers and policy.
-        on_event: Called with each event of a turn (`LoopEvent`, `Question`), in the thread that calls `say`.
+    `on_event` is called with each event of a turn (`LoopEvent`, `Question`), in the thread that calls `say`.
 
     Attributes:
-        path: The run folder.
         turn: Number of the last turn in the trace; 0 before the first turn.
         changed: For a resumed chat: what differs from its earlier run (model, endpoint or servers).
 

@@ -84,10 +84,7 @@ class _Batch(Struct, kw_only=True):
 
 
 class ScriptedBatches:
-    """The batches of one scripted endpoint.
-
-    Args:
-        ask: Answers one request, given its path, headers and body, as if it had been posted alone.
+    """The batches of one scripted endpoint. `ask` answers each request as if it had been posted alone.
 
     Attributes:
         asked: How often each request of a batch was answered, by the request's id.
