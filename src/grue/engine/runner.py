@@ -95,7 +95,7 @@ class Runner(AsyncToolAccess, Closing):
         policy: What to do after a failure.
         recorder: Records all messages; `None`: a new one, and the logger `grue` logs problems as warnings.
         trace: Where to write the trace: a `.jsonl` file, or a folder in which each runner creates a run
-            folder of its own. Missing folders are made. `None`: no trace is written.
+            folder of its own. `None`: no trace is written.
         process_limits: How server processes are ended.
         elicit: Asks the user a server's question (MCP elicitation); `None`: each question is declined.
         tool_lock: The tool definitions that the user has approved. `policy.on_tool_drift` says how to treat

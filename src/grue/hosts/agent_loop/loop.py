@@ -397,9 +397,8 @@ class AgentLoop:
     ) -> Self:
         """Make a loop from a TOML file, which is read as `Runner.from_toml` reads it.
 
-        The tables are `[tool.grue.*]`, or `[tool.zorkgpt.*]` if there are none. A rule of the tool policy may
-        name a tool with or without the prefix `mcp.`. If `invoke_mcp_tool` is given, the configuration file
-        of the MCP servers is not read.
+        A rule of the tool policy may name a tool with or without the prefix `mcp.`. If `invoke_mcp_tool` is
+        given, the configuration file of the MCP servers is not read.
 
         Args:
             path: The TOML file.
@@ -550,8 +549,8 @@ class AgentLoop:
 
 
 def _next(events: "SimpleQueue[Any]") -> Any:
-    # Python runs signal handlers in the main thread. A signal to another thread does not end a blocking `get`
-    # in the main thread.
+    # Wait in short steps: Python runs signal handlers in the main thread, and a signal that reaches another
+    # thread does not end a blocking `get` there.
     while True:
         try:
             return events.get(timeout=_NOTICE_S)

@@ -175,9 +175,7 @@ class McpManager:
 
         Raises:
             ToolCallTimedOut: No answer in time. The tool may have had an effect.
-            ToolServerDied: The server died, during this call or earlier. Without `reconnect`, every later
-                call to the server raises this error. With `reconnect`, the next call connects the server
-                again; after a second death, later calls raise this error.
+            ToolServerDied: The server died during this call, or earlier and is not connected again.
             MCPServerStartupError: The server had died, and connecting it again failed.
             MCPError: The manager is not connected.
             KeyboardInterrupt: Ctrl-C was pressed. The call is cancelled; the session stays open.

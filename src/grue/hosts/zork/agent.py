@@ -210,11 +210,10 @@ class ZorkAgent:
             offered tools.
         max_tokens: Longest completion, in tokens.
         logger: Gets the log records. The logger and the Langfuse client of an `MCPManager` get the events of
-            the turns too. If agent and manager have the same logger, it gets each event only once.
+            the turns too.
         episode_id: Put into every log record.
         mcp_manager: An `MCPManager`, a `StdioServer` or `HttpServer`, or any object with the coroutines
             `connect_session`, `disconnect_session`, `get_tool_schemas` and `call_tool`; `None` for no tools.
-            If a subclass of `MCPManager` overrides methods, every turn calls them.
         recorder: Records every message; `None` creates one.
         policy: What happens after a failure. The configuration's `on_tool_drift` replaces that of the policy.
             `retry_disabled_s` is ignored: a disabled server stays disabled until the episode ends.
@@ -354,9 +353,6 @@ class ZorkAgent:
         listings: Mapping[m.ServerName, tuple[m.ToolDefinition, ...]] | None = None,
     ) -> None:
         """Set the state of an episode that is continued after `turns` turns.
-
-        If a server was connected in these turns and does not start in the next turn, grue tries once more to
-        start it, as it does in every turn except the first of an episode.
 
         Args:
             turns: Number of turns that were played.

@@ -172,8 +172,7 @@ class LLMClient:
         Args:
             model: The model, as the endpoint names it.
             messages: Message dicts in OpenAI's format. Up to four `cache_control` markers of messages or
-                their parts are sent unchanged, unless the endpoint refuses markers. If there are fewer, other
-                messages may get markers.
+                their parts are sent unchanged, unless the endpoint refuses markers.
             temperature: `None`: the endpoint chooses, as for all sampling settings.
             top_p: See `temperature`.
             top_k: See `temperature`; not sent to an endpoint that does not accept it.
