@@ -63,7 +63,7 @@ class LineTooLongError(Exception):
 
 
 class CutLineError(Exception):
-    """A line is longer than `max_message_bytes`: its first and last bytes, and its whole length in bytes."""
+    """A line is longer than `max_message_bytes`. Reading continues after it. `size`: its length in bytes."""
 
     def __init__(self, head: bytes, tail: bytes, size: int) -> None:
         super().__init__(f"a message of {size} bytes")

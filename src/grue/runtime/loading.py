@@ -94,7 +94,7 @@ def _wait_for_others() -> None:
     if not _work_elsewhere():
         return
     # No other thread may begin an import between the last check below and the fork. Python's switch
-    # interval protects this thread, but on a busy machine the usual 5 ms pass within these few lines.
+    # interval protects this thread, but on a busy machine the usual 5 ms can pass within these few lines.
     if _usual_switch_s is None:
         _usual_switch_s = sys.getswitchinterval()
         sys.setswitchinterval(_SWITCH_S)

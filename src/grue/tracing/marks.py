@@ -2,8 +2,8 @@
 
     RUN/scores/NAME@VERSION.json
 
-Each mark is a file of its own, so scoring a run changes none of its other files. Versions of a scorer can be
-compared. `RUN` is the run folder; in a fleet, the episode's folder, which holds the run folders `attempt-N`.
+Each mark is a file of its own, so scoring a run changes none of its other files. `RUN` is the run folder; in
+a fleet, the episode's folder, which holds the run folders `attempt-N`.
 """
 
 import os

@@ -187,8 +187,7 @@ class ToolStats(Struct, frozen=True, kw_only=True):
 
     Attributes:
         tool: The tool's name with its server, such as `files.read`.
-        calls: Calls that were sent to the server. One that has ended is also returned, error, timed out or
-            lost.
+        calls: Calls that were sent to the server. Each that has ended is also counted by how it ended.
         returned: Calls that were answered with a result.
         errors: Calls that were answered with an error.
         timed_out: Calls that were not answered in time.

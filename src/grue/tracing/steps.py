@@ -1,6 +1,6 @@
 """Pair the messages of a trace: which message begins a step, and which one ends it.
 
-A step is something that takes time. All who ask what is under way ask a `StepTracker`, so that they agree.
+A step is something that takes time. All readers ask a `StepTracker` what is under way, so that they agree.
 
 | step     | begins with                         | ends with                                            |
 |----------|-------------------------------------|------------------------------------------------------|

@@ -1,7 +1,8 @@
 """Run a coroutine from synchronous code with exactly one `anyio.run`.
 
-If an event loop runs in the calling thread (a notebook, an async web view), the new loop runs in a thread,
-while the caller waits. What Ctrl-C does is in `interrupts.py`. This module must not know what it runs.
+If an event loop runs in the calling thread (a notebook, an async web view), the new loop runs in another
+thread, while the caller waits. What Ctrl-C does is in `interrupts.py`. This module must not know what it
+runs.
 
 After gevent's `monkey.patch_all()` all threads are greenlets of one system thread, in which asyncio allows
 one running loop. A real thread would not help, because gevent's `subprocess` cannot start a process in it. So

@@ -267,7 +267,7 @@ class ChildProcess:
             raise
 
     def _note_death(self) -> bool:
-        """Return whether the process had exited before anything of it was closed, at the first call."""
+        """Return whether the process had already exited at the first call, before anything was closed."""
         if self._died is None:
             self._died = self._group.watch.exited_within(0)
         return self._died

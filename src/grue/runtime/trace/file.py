@@ -358,7 +358,7 @@ class TraceWriter(Closing):
         self._file.require_not_deleted()
 
     def _shortened(self, written: bytes, strings: list[tuple[int, int]]) -> bytes:
-        """Return the line, with its long `strings` in files, and the rest of its body if it is still long."""
+        """Move the long `strings` of a line into files, and then its body if that is still too long."""
         view = memoryview(written)
         pieces: list[memoryview] = []
         extracts: list[Extract] = []

@@ -146,7 +146,7 @@ class Outbox:
         This blocks, so do not call it from a thread that runs an event loop.
 
         Args:
-            timeout_s: How long to wait for the thread; 0: not at all. The thread goes on in the background.
+            timeout_s: How long to wait for the thread; 0: not at all. Then it goes on in the background.
 
         Returns:
             Whether everything was sent and the thread has ended.

@@ -14,7 +14,7 @@ These rules hold for any sequence of envelopes:
 - A span that is open when its turn ends is closed without an outcome. So is a turn whose agent crashed or
   that is open when the episode ends; it ends at the time of its last envelope.
 - A host's `EpisodeEnded` decides how the episode ended. Without a host's facts, the episode ended as its last
-  turn did; if a turn is still open, it was cut off.
+  turn did, or was cut off if a turn is still open.
 - Times never run backwards: each is the wall clock's time of the first envelope, plus the monotonic time
   since then.
 
