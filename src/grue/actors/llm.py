@@ -555,8 +555,8 @@ class LlmActor(Actor[m.LlmCommand]):
     ) -> None:
         """Ask the model in another task. Meanwhile, wait in `mailbox.receive()` for a `DropCompletion`.
 
-        When the model's reply has come, `receive` is not cancelled, because that may lose a message. The
-        agent's next message ends it, or the close of the mailbox. A `DropCompletion` cancels only the
+        When the model's reply has come, `receive` is not cancelled, because that may lose a message: it waits
+        until the agent sends its next message or closes the mailbox. A `DropCompletion` cancels only the
         exchange with the endpoint, not the changes of the conversation before and after it.
         """
         asked = await self._ask(command, envelope)

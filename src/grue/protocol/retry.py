@@ -95,9 +95,9 @@ def next_delay(
 ) -> float | None:
     """Return the seconds to wait before the next request, or `None` to give up.
 
-    After an invalid reply the request is sent only once more: the reply may have been damaged on the way, but
-    an endpoint that sends a web page does so every time. So it is if the endpoint cannot be reached: most
-    often the address is wrong, or no endpoint runs there.
+    An invalid reply may have been damaged on the way, but an endpoint that sends a web page does so every
+    time. If an endpoint cannot be reached, most often its address is wrong. So in both cases the request is
+    sent only once more.
 
     Args:
         policy: The limits and the backoff.

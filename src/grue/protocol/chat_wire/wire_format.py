@@ -578,6 +578,7 @@ class WireFormat(Protocol):
             names: Converts wire names to canonical names.
             request: Number of the request in its turn.
             used_ids: Call ids that the turn has used so far.
+
         Source: R4.2, P11
         """
         answer = read_object(body)

@@ -2,6 +2,7 @@
 
 `protocol/turn/tools.py` decides when a batch is sent. `begin_batch` and `batch_step` are the state machine of
 one batch within its session. A replay compares its commands with the recorded ones. The rules:
+
 - One call at a time: the next call is made when the one before is settled and its settlement reported. A
   server may handle concurrent requests in any order.
 - After a timeout the rest of the batch is skipped, because the server may still be at work on the call. With

@@ -99,13 +99,8 @@ def judge(
 ) -> tuple[tuple[Terms, ...], dict[str, int]]:
     """Judge all calls of a reply.
 
-    Args:
-        policy: The policy to apply.
-        tools: The tool of each call, in the order of the calls.
-        used: How often each tool with a limit has been called in this turn.
-
-    Returns:
-        What the policy says about each call, and `used` after the calls that are not denied.
+    `used` says how often each tool with a limit has been called in this turn. Return the terms of each call,
+    and `used` after the calls that are not denied.
     """
     counts = dict(used)
     known: dict[str, Terms] = {}

@@ -1,6 +1,7 @@
 """Turn a server's answer to `tools/call` into a `ToolCallResult`, and the result into text for the model.
 
 Values that JSON cannot express are replaced when the result is made, so that later code can encode it.
+
 | the server's result         | `content`, complete, as in the trace  | what the model reads          |
 |-----------------------------|---------------------------------------|-------------------------------|
 | structured content          | the structured content                | its JSON                      |

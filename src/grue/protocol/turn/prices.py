@@ -58,10 +58,7 @@ def price_of(prices: Mapping[str, Price], model: str) -> Price | None:
 
 
 def with_cost(usage: m.Usage, reported: float | None, price: Price | None) -> m.Usage:
-    """Return the usage of a completion with its cost: that in the body, or else in the headers, or computed.
-
-    `reported` is the cost in the headers.
-    """
+    """Return a completion's usage with its cost: its own, or `reported` by the headers, or computed."""
     if usage.cost_usd is not None:
         return usage
     if reported is None and price is not None:
