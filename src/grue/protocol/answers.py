@@ -21,7 +21,6 @@ SCHEMA_BESIDE_TOOLS = (
     "Call tools as long as you need them. Your final answer has to be one JSON object and nothing else."
     " It has to match this JSON Schema:\n{schema}"
 )
-"""States the schema of an answer in a request that offers tools."""
 
 _FENCE = re.compile(r"```[a-zA-Z0-9_-]*[ \t]*\r?\n(.*?)```", re.DOTALL)
 _OPENING = re.compile(r"\{(?=\s*[\"}])")

@@ -36,7 +36,6 @@ from grue.runtime.large_data import STEP
 from grue.runtime.safe_text import printable, well_formed
 
 MARK = b',"cache_control":' + to_json(w.EPHEMERAL)
-"""A cache marker as an encoded message contains it."""
 
 
 class EncodedMessages:

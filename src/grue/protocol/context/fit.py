@@ -227,7 +227,6 @@ _WORTH_A_SUMMARY = 0.1
 _STUB_CHARS = 1000
 
 _SHORTEST_RESULT = 64
-"""Fewest tokens that a cut result keeps."""
 
 
 StubFor: TypeAlias = Callable[[ContextItem], str]

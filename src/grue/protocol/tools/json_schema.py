@@ -39,7 +39,6 @@ _MOST_TOLD = 2_000
 them for each branch."""
 
 _MOST_WORK = 200_000
-"""Most steps for measuring a schema."""
 
 _MOST_COMPILED = 64
 _REGEX_BYTES = 100_000

@@ -65,7 +65,6 @@ _SIGNATURES: tuple[tuple[re.Pattern[bytes], MediaKind, str], ...] = (
     (re.compile(rb"ID3|\xff[\xfb\xf3\xf2]"), "audio", "audio/mpeg"),
     (re.compile(rb"%PDF-"), "file", "application/pdf"),
 )
-"""The first bytes of the files that models accept."""
 
 _EXPECTED = {
     "image": "it is not a PNG, JPEG, GIF or WebP image",

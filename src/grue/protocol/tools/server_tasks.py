@@ -69,7 +69,6 @@ class TaskFailed(Struct, frozen=True):
 
 
 TaskMove: TypeAlias = WaitFor | AnswerQuestions | CollectResult | TaskFinished | TaskFailed
-"""What follows from an answer to `tasks/get`."""
 
 
 def created_task(answer: m.JsonObject, form: TaskForm | None) -> m.ToolTask | None:

@@ -289,7 +289,6 @@ def _stubs(turn: Turn) -> fit.StubFor:
 
 
 def _has_handle(turn: Turn, tool: str) -> bool:
-    """Return whether a tool's results get a handle for `read_result`."""
     return turn.run.references != "never" and tool != READ_RESULT.name
 
 

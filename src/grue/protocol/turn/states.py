@@ -305,7 +305,6 @@ class AwaitingSummary(Struct, frozen=True):
 
 
 CallNote: TypeAlias = m.ToolRejected | m.ToolDenied | m.ToolSkipped
-"""A note about a call that is not made."""
 
 
 class PlacedNote(Struct, frozen=True):

@@ -84,7 +84,6 @@ def start_calls(
 
 
 def _placed(reply: s.JudgedReply) -> tuple[s.PlacedNote, ...]:
-    """Return a note for each call that is not made, and when to record the note."""
     if not reply.noted:
         return ()
     notes = {note.call_id: note for note in reply.noted}
