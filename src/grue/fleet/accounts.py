@@ -148,8 +148,8 @@ class Accounts:
 class Claims:
     """The requests and server processes that one worker runs or has asked for.
 
-    The worker gives each question a number. It sends the number again when the request or the server process
-    has ended, or when it no longer waits for the answer.
+    A question is whether a request or a server process may start. The worker gives each question a number. It
+    sends the number again when the request or process has ended, or when it no longer waits for the answer.
     """
 
     def __init__(self, accounts: Accounts, worker: str, machine: str = "") -> None:
@@ -188,7 +188,7 @@ class Claims:
         return ""
 
     def give_back(self, id_: int, outcome: RequestOutcome) -> None:
-        """Withdraw a question. If it was granted, charge the request, or free the server's place."""
+        """Withdraw a question that waits. For a granted one, charge the request or free the server's place."""
         waiting = self._waiting.pop(id_, None)
         if waiting is not None:
             waiting.cancel()

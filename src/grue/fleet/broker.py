@@ -151,7 +151,7 @@ class Granted(Struct, frozen=True):
 
 
 class NotYet(Struct, frozen=True):
-    """The request has to wait: for `after_s` seconds at most, or until another request is settled."""
+    """The request has to wait until another one is settled, or `after_s` seconds have passed, if set."""
 
     after_s: float | None
 
@@ -220,13 +220,13 @@ class Broker(Struct):
             self._slow_down(outcome.retry_after_s, now)
         elif outcome.status is not None and outcome.status < 400:
             step = 1.0 if self._slow_start else 1.0 / max(1.0, self.window)
-            # A success shows that the endpoint can take more only if a request had to wait.
+            # If no request had to wait, a success does not show that the endpoint can take more.
             if self._short:
                 self.window += step
         return cost
 
     def most(self, wanted: WantedRequest) -> Amount | Refused:
-        """Return the most that a request can cost, or refuse it if its cost is unknown and unlimited."""
+        """Return the most that a request can cost; refuse it if that is unknown and only money is limited."""
         limits = self.limits
         price = price_of(limits.budget.prices, wanted.model)
         tokens = wanted.prompt_bytes + (wanted.max_tokens or 0)

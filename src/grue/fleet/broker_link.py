@@ -25,7 +25,7 @@ _REPLIES = msgspec.json.Decoder(Reply)
 class BrokerLink:
     """Asks a broker in another process whether a request or a server process may start. Thread-safe.
 
-    Implements `RequestGate` and `ServerGate`. `on_loss` is called in the reading thread at the end.
+    Implements `RequestGate` and `ServerGate`. `on_loss` is called in the reading thread when the link ends.
     """
 
     def __init__(self, address: str, on_loss: Callable[[], None]) -> None:

@@ -90,7 +90,7 @@ class Cell(Struct, frozen=True):
 
     @classmethod
     def of(cls, written: str, other: "Cell | None" = None) -> "Cell":
-        """Parse `DIR` or `DIR:SETTING=VALUE,...`; `DIR` may be that of `other`. Raises `FleetError`."""
+        """Parse `DIR` or `DIR:SETTING=VALUE,...`; without `DIR`, use that of `other`. Raises `FleetError`."""
         match = _SELECTED.fullmatch(written)
         place, settings = (match[1], match[2] or "") if match else (written, "")
         fleet = other.fleet if other is not None and not place else Path(place)
@@ -106,7 +106,7 @@ class Cell(Struct, frozen=True):
         return f"{self.fleet}:{chosen}" if chosen else str(self.fleet)
 
     def of_these(self, everything: Sequence[Result]) -> list[Result]:
-        """Return the episodes of this cell, of all in the fleet; raises `FleetError` if there are none."""
+        """Return the episodes of this cell among `everything`; raises `FleetError` if there are none."""
         known = {name: None for each in everything for name in (*each.planned, *each.settings)}
         for name in self.wanted:
             if known and name not in known:
@@ -402,7 +402,7 @@ def in_columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def short_words(value: object) -> str:
-    """Return a value as one short line, without secrets. The end stays, because many begin alike."""
+    """Return a value as one short line, without secrets. A long one keeps its end: many begin alike."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     line = " ".join(Redaction(secrets_in(os.environ)).redact_text(text).split())
     return shortened(line, _WIDEST)

@@ -107,7 +107,7 @@ def not_of_the_workspace(folder: str, names: Sequence[str]) -> set[str]:
     """Return the entries of a folder that do not count as part of a workspace: runs, fleets, special files.
 
     grue writes runs (folders with a trace) and fleets (with a manifest): they must not change the identity
-    of an episode. And a workspace may contain the folder to which it is copied: that would never end.
+    of an episode. And a workspace may contain the folder to which it is copied: the copy would never end.
     """
     return {name for name in names if _is_left_out(Path(folder, name))}
 

@@ -1,6 +1,6 @@
 """The local engine: worker processes on this machine, each of which plays one episode after another.
 
-One thread starts the workers, gives them jobs and reads their reports, and never waits for the rest of one.
+One thread starts the workers, gives them jobs and reads their reports, without waiting for a whole report.
 Each worker has a channel of its own, which it may damage. A worker is killed with all processes of its group
 if it dies, takes too long, sends an invalid report, or reports that the work has changed its process
 (`worker.py`). An episode runs on its process's main thread, so that signals work there.

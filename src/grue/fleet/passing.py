@@ -22,7 +22,7 @@ class Passing(Struct, frozen=True):
     def of(cls, scores: Iterable[float], worst: float | None, *, lower_is_better: bool) -> "Passing":
         """Return the rule for scores like `scores`; `worst` is the worst score that passes.
 
-        If it is `None`: only 1 passes (0, if lower is better) if all scores are from 0 to 1; else all do.
+        With `None`, only 1 passes if all scores are from 0 to 1 (0 if lower is better), else every score.
         """
         known = list(scores)
         if worst is None and known and all(0 <= score <= 1 for score in known):

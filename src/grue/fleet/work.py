@@ -258,7 +258,7 @@ def plain_text(text: str, most: int = 200) -> str:
 
 
 def as_scores(returned: object, names: tuple[str, ...]) -> Scores:
-    """Turn the result of a work into scores by name; raises `ValueError` if it is something else."""
+    """Turn the result of a work into scores by name; raises `ValueError` for wrong values or names."""
     by_name: dict[Any, Any] = dict(returned) if isinstance(returned, Mapping) else {"score": returned}
     for name, value in by_name.items():
         number = isinstance(value, int | float) and math.isfinite(value)
