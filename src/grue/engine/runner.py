@@ -200,8 +200,7 @@ class Runner(AsyncToolAccess, Closing):
         The servers come from `mcp_config.json` beside the TOML file, if there is one. With `enabled = false`
         under `mcp` in the TOML file, `mcp_config.json` is ignored; with `enabled = true` it must exist. The
         endpoint's API key comes from the environment: `GRUE_API_KEY`, `OPENROUTER_API_KEY`, `OPENAI_API_KEY`.
-        What outlives a turn (`keep`) depends on the program, so it is an argument, not a setting. `start`
-        and `llm` take precedence over the file. With `llm`, no API key is needed for the configured model.
+        `start` and `llm` take precedence over the file. With `llm`, no API key is needed.
 
         Raises:
             MCPConfigError: A file is missing, or a value in it is invalid; also as for `Runner`.

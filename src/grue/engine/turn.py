@@ -107,8 +107,7 @@ class TurnRequest(_UserText, Generic[T], metaclass=OwnKeywords, frozen=True, kw_
         turn: The turn's number in the episode; `None`: one more than the last turn's.
         tools: `True`: offer all of the runner's tools; `False`: offer none. Or the names of the tools to
             offer, which may be patterns: `("files.read", "web.*")`.
-        context: How to stay within the model's context window; `None`: the runner's `context`. If the runner
-            has none either, nothing is cleared from the history.
+        context: How to stay within the model's context window; `None`: the runner's `context`.
         tool_search: When to offer `find_tools` and `call_tool` in place of the tools; `None`: the runner's
             `tool_search`.
         user_stub: A shorter text that may take the place of `user` in the history, if a later turn of the
@@ -122,8 +121,7 @@ class TurnRequest(_UserText, Generic[T], metaclass=OwnKeywords, frozen=True, kw_
         images: Images that belong to the user's text: paths of files, or their bytes. PNG, JPEG, GIF, WebP.
         history: What was said before, oldest first: `UserText`, `AssistantReply`, `ToolMessage`, as in
             `TurnOutcome.said` and `Conversation.history`. A system text at its beginning becomes `system`.
-            The trace holds only a digest of the history. All entries are encoded again for each turn; in a
-            `Runner.conversation` each entry is encoded once.
+            The trace holds only a digest of the history.
         json_results: `True`: the model gets every tool result as the JSON of `ToolCallResult.to_dict()`.
             `False`: it gets a text as plain text, other content as JSON, and an error as `Error: ...`.
         conversation: Set by `Conversation.request`: the turn continues that conversation.

@@ -91,8 +91,7 @@ class Conversation(Closing):
 
         The requests begin with the same bytes as before, if `runner` asks the same model at the same
         endpoint. Another model gets the same texts, tool calls and results, without the thoughts that it
-        cannot read (`ThoughtsDropped` in the trace). If the process was killed in the middle of a turn, that
-        turn's tool calls without a result are answered "interrupted; it may have taken effect".
+        cannot read (`ThoughtsDropped` in the trace).
 
         Raises:
             ConversationError: The file is missing, damaged or in use. Names the file and the line.
@@ -113,9 +112,6 @@ class Conversation(Closing):
     @classmethod
     def from_trace(cls, path: str | PathLike[str], runner: RunsTurns, *, name: str | None = None) -> Self:
         """Continue a conversation that a trace has recorded. Until you save it, it is in memory only.
-
-        If the runner has `start="beside"`, the next turn may send its first request before the servers have
-        started. That request then offers the tools that the trace lists.
 
         Args:
             path: The trace, or the run folder that holds it.
@@ -263,9 +259,8 @@ class Conversation(Closing):
     ) -> TurnRequest[T]:
         """Return the next turn as a request, for `Runner.start_turn` and `Runner.map`.
 
-        One call of `map` may continue many conversations, each with one request. With `map(resume_from=...)`
-        the turn's outcome is read from the trace of the earlier run if this conversation now has the same
-        entries as in the earlier run, either before that turn or after it.
+        One call of `map` may continue many conversations, each with one request. `map(resume_from=...)` finds
+        the turn if this conversation has the entries that it had before or after the turn in the earlier run.
         """
         if not isinstance(text, str):
             raise MCPConfigError(
