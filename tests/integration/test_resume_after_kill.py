@@ -41,7 +41,7 @@ pytestmark = [
 ]
 
 SEED = int(os.environ.get("GRUE_KILL_SEED", "20"))
-INSTANTS, TURNS, STAGES = int(os.environ.get("GRUE_KILL_INSTANTS", "50")), 6, 2
+INSTANTS, TURNS, STAGES = int(os.environ.get("GRUE_KILL_INSTANTS", "50")), 4, 2
 THOUGHT = {"thought": "Which way?", "thoughtNumber": 1, "totalThoughts": 1, "nextThoughtNeeded": False}
 SAME = ("commands", "score", "max_score", "turns", "deaths", "fallbacks", "tool_calls", "reason", "detail")
 Start: TypeAlias = Literal["before", "when_called"] | None
@@ -114,7 +114,7 @@ class Theatre:
         kinds = [type(e.body).__name__ for e in trace.envelopes if e.seq >= last]
         started = [e.body.server for e in trace.envelopes if isinstance(e.body, SessionOpened)]
         if self._start and name == "whole":
-            assert len(started) == TURNS // 3, "only turns that think start the server"
+            assert len(started) == TURNS // 2, "only turns that think start the server"
         return Whole(
             result_of(episode),
             history_of(trace),
@@ -125,8 +125,8 @@ class Theatre:
 
 
 def script(request: LlmRequest) -> LlmReply:
-    """Answer as the offline script does, and think before every third turn."""
-    if turn_of(request) % 3 == 0 and request.messages[-1]["role"] == "user" and request.tool_names:
+    """Answer as the offline script does, and think before every second turn."""
+    if turn_of(request) % 2 == 0 and request.messages[-1]["role"] == "user" and request.tool_names:
         return tool_calls_reply((request.tool_names[0], THOUGHT), (request.tool_names[0], THOUGHT))
     return json_reply(completion(request.raw, reply(read_request(decode_body(request.raw)), PLAYBOOK)))
 
@@ -235,16 +235,20 @@ def compare(
     assert replay(episode.folder) == sum(runs.values())
 
 
+@pytest.fixture(scope="module")
+def stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Stage]]:
+    folder = tmp_path_factory.mktemp("stages")
+    with assert_nothing_left(), contextlib.ExitStack() as stack:
+        yield [stack.enter_context(Stage(folder)) for _ in range(STAGES)]
+
+
 @pytest.fixture(scope="module", params=[None, "when_called"])
-def theatre(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Theatre]:
+def theatre(
+    request: pytest.FixtureRequest, stages: list[Stage], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Theatre]:
     folder = tmp_path_factory.mktemp("killed")
-    with (
-        assert_nothing_left(),
-        ScriptedLlmServer(script) as server,
-        contextlib.ExitStack() as stages,
-    ):
-        cast = [stages.enter_context(Stage(folder)) for _ in range(STAGES)]
-        theatre = Theatre(folder, server, cast, request.param)
+    with assert_nothing_left(), ScriptedLlmServer(script) as server:
+        theatre = Theatre(folder, server, stages, request.param)
         if request.param:
             theatre.whole("known")  # so that the server's list is
         yield theatre
@@ -298,9 +302,9 @@ def test_killed_right_after_each_message_of_its_last_turn_an_episode_comes_to_th
     at_the_end = {f"after-{kind}": [Kill(kind=kind, turn=TURNS)] for kind in whole.kinds}
     early = {f"{kind}-first": [Kill(kind=kind)] for kind in ("EpisodeStarted", "Observed", "RunTurn")}
     back = {
-        f"{kind}-then-{again}": [Kill(kind=kind, turn=4), Kill(kind=again, turn=turn)]
+        f"{kind}-then-{again}": [Kill(kind=kind, turn=2), Kill(kind=again, turn=turn)]
         for kind in ("TurnCompleted", "Decided", "CompletionReceived")
-        for again, turn in (("EpisodeResumed", 0), ("Observed", 4), ("Decided", 5))
+        for again, turn in (("EpisodeResumed", 0), ("Observed", 2), ("Decided", 3))
     }
     assert {"TurnCompleted", "Decided", "ToolReturned", "SessionClosed", "EpisodeEnded"} <= {*whole.kinds}
     cases = at_the_end | early | back

@@ -131,6 +131,10 @@ def _main() -> None:
 
 
 def _warm_up() -> None:
+    import gc
+
+    import httpx
+
     from grue.cli.play import play_episode
     from grue.cli.play_options import PlayOptions
     from grue.runtime.processes.guard import guard
@@ -143,6 +147,9 @@ def _warm_up() -> None:
     os.dup2(output, 1)
     os.close(output)
     guard.end()
+    httpx.AsyncHTTPTransport()  # imports what nothing has needed without an endpoint
+    gc.collect()
+    gc.freeze()  # the forks share these pages
 
 
 def _in_child(episode: Episode, kill: Kill, *, resume: bool) -> Ended:
