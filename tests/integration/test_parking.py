@@ -1,6 +1,7 @@
 """Turns that wait for a person: parked, and resumed by another process, whatever happens to either."""
 
 import random
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,7 @@ from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, tex
 from grue.tracing.reading import read_episode
 
 KEPT = "Error: Tool call denied: keep it"
+MESSAGES = 17  # what is recorded of a turn from its resume on
 
 
 def model(request: LlmRequest) -> LlmReply:
@@ -79,6 +81,8 @@ def test_a_parked_turn_is_resumed_by_another_process(job: Job, stage: Stage) -> 
     (said,) = stage.do(replace(job, action="resume"))
     assert said == "The tool said: deleted"
     assert deleted(job) == ["old.txt"]
+    recorded = [type(item.body) for item in read_episode(job.folder).envelopes]
+    assert len(recorded) - recorded.index(TurnResumed) == MESSAGES
     (end,) = bodies(job, TurnCompleted)
     assert (end.requests, end.iterations, len(end.tool_calls)) == (3, 2, 3)
     assert end.usage == sum((each.usage for each in bodies(job, CompletionReceived)), start=type(end.usage)())
@@ -326,14 +330,17 @@ def test_whenever_it_is_killed_a_call_never_runs_twice_without_being_said(
     job: Job, stage: Stage, kills: int, llm: ScriptedLlmServer
 ) -> None:
     del llm
+    parked = replace(job, folder=str(Path(job.folder, "parked")))
+    Path(parked.folder).mkdir()
+    stage.do(parked)
     chance = random.Random(f"{kills}")
     for number in range(kills):
-        folder = Path(job.folder, f"{number}")
-        folder.mkdir()
-        mine = replace(job, folder=str(folder))
-        stage.do(mine)
+        mine = replace(job, folder=str(Path(job.folder, f"{number}")))
+        shutil.copytree(parked.folder, mine.folder)
         again = replace(mine, action="resume")
-        stage.do(replace(again, kill_after_s=chance.uniform(0.0, 0.12)))
+        # Anywhere: before its first message, and after each of them.
+        at = (MESSAGES + 1) * number // kills
+        stage.do(replace(again, kill_at=at, kill_after_s=chance.uniform(0.0, 0.003 if at else 0.03)))
         ran = len(deleted(mine))
         (said,) = stage.do(again)
         if said.startswith("ApprovalPending"):

@@ -34,8 +34,8 @@ class Job(Struct, frozen=True, kw_only=True):
         folder: Where the trace is, and `deleted`, to which the tool appends a line for each run.
         decide: What is decided about each question of the park: `approve`, `deny`, `change`, or nothing.
         kill_after_s: Kill the process so many seconds after it began; `None`: never.
-        kill_at: Count `kill_after_s` from this message on, instead of from the beginning. Of a `talk` the
-            messages count from its second turn on.
+        kill_at: Count `kill_after_s` from this message on, instead of from the beginning; not for a `run`. Of
+            a `talk` the messages count from its second turn on.
         park_for_s: As in the policy.
         description: The tool's; another one is another definition.
     """
@@ -109,6 +109,7 @@ def act(job: Job, beat: Callable[..., None]) -> str:
         try:
             if job.action == "run":
                 return str(made.run_turn(TurnRequest(system="s", user="Tidy up.")).response)
+            made.recorder.add(beat)
             return str(made.resume(job.folder, decided(job)).response)
         except MCPError as error:
             return f"{type(error).__name__}: {error}"
@@ -166,13 +167,26 @@ def decided(job: Job) -> list[Any]:
 
 
 def main() -> None:
-    import grue.engine.conversations.resume
-    import grue.engine.runner  # noqa: F401 - forks have it loaded
-
+    _load()
     for line in sys.stdin:
         jobs = [Job(**each) for each in json.loads(line)]
         sys.stdout.write(json.dumps([*_done([_begun(job) for job in jobs], jobs)]) + "\n")
         sys.stdout.flush()
+
+
+def _load() -> None:
+    """Import what a job needs, so that the forks have it, and share its pages."""
+    import gc
+
+    import anyio._backends._asyncio
+    import httpx
+
+    import grue.engine.conversations.resume
+    import grue.tool_sessions.function_tools  # noqa: F401 - as those above
+
+    httpx.AsyncHTTPTransport()  # the first one imports `httpcore`
+    gc.collect()
+    gc.freeze()
 
 
 class _Begun(NamedTuple):
