@@ -177,13 +177,13 @@ def main() -> None:
 def _load() -> None:
     """Import what a job needs, so that the forks have it, and share its pages."""
     import gc
+    import importlib
 
-    import anyio._backends._asyncio
     import httpx
 
-    import grue.engine.conversations.resume
-    import grue.tool_sessions.function_tools  # noqa: F401 - as those above
-
+    for module in ("engine.conversations.resume", "engine.runner", "tool_sessions.function_tools"):
+        importlib.import_module(f"grue.{module}")
+    importlib.import_module("anyio._backends._asyncio")
     httpx.AsyncHTTPTransport()  # the first one imports `httpcore`
     gc.collect()
     gc.freeze()
