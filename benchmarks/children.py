@@ -38,10 +38,22 @@ class Worker:
         Raises:
             RuntimeError: It ended instead; its own words are on standard error.
         """
+        self.tell(line)
+        return self.answer()
+
+    def tell(self, line: str) -> None:
+        """Let it work, beside others."""
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        """Return what it reports of the work that it was told.
+
+        Raises:
+            RuntimeError: As by `ask`.
+        """
+        assert self._process.stdout is not None
         answer = self._process.stdout.readline()
         if not answer:
             raise RuntimeError(f"a worker ended with status {self._process.wait()}")

@@ -16,6 +16,7 @@ CALLS = 100
 
 def manager_section(effort: Effort) -> Section:
     """Compare the manager's calls with those of the client beneath it, turn about, at the same server."""
+    count = min(CALLS, effort.calls)
     server = StdioServer(name="plain", command=sys.executable, args=(str(PLAIN),))
     with McpManager() as manager, ToolClient({"plain": server}) as client:
         (tool,) = (each.name for each in manager.connect_all({"plain": server}))
@@ -26,12 +27,13 @@ def manager_section(effort: Effort) -> Section:
         for side in sides.values():
             side()
         samples = interleave(
-            effort.within(effort.rounds), {name: partial(_each_us, side) for name, side in sides.items()}
+            effort.within(effort.rounds),
+            {name: partial(_each_us, side, count) for name, side in sides.items()},
         )
     return Section(
         name="manager",
         title="A call of McpManager",
-        measured=f"A call from synchronous code over a session that stays open, out of {CALLS}; the server"
+        measured=f"A call from synchronous code over a session that stays open, out of {count}; the server"
         " answers at once.",
         figures=[
             figure("a call, McpManager", "us", samples["manager"]),
@@ -48,5 +50,5 @@ def manager_section(effort: Effort) -> Section:
     )
 
 
-def _each_us(call: Callable[[], object]) -> float:
-    return seconds_each(call, CALLS) * 1e6
+def _each_us(call: Callable[[], object], times: int) -> float:
+    return seconds_each(call, times) * 1e6

@@ -12,6 +12,7 @@ section under way. A missed bar does not fail the run: a loaded machine misses s
 
 import argparse
 import datetime as dt
+import importlib
 import os
 import platform
 import sys
@@ -21,55 +22,37 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from batches import map_section
-from boots import boots_section
-from boxes import boxes_section
-from conversations import conversation_section
-from episodes import episode_section
-from fleet_rate import rate_section
-from fleet_speed import fleet_section
-from frames import frames_section
-from large import large_section
-from long_results import long_results_section
-from manager import manager_section
 from measuring import QUICK, WIDTH, Effort, Section, bar_line, printed, stored
-from messaging import ask_section, record_section
-from one_shot import one_shot_section
 from plan import LONGER, SECONDS, WHOLE
 from results import Results
-from scaling import agents_section, long_turn_section, many_turns_section
-from sessions import sessions_section
-from start_up import import_section, version_section
-from trace_reading import traces_section
-from turns import cold_section, turn_section
-from windows import window_section
 
-SECTIONS: dict[str, Callable[[Effort], Section]] = {
-    "turn": turn_section,
-    "cold": cold_section,
-    "agents": agents_section,
-    "boots": boots_section,
-    "one_shot": one_shot_section,
-    "map": map_section,
-    "episode": episode_section,
-    "import": import_section,
-    "version": version_section,
-    "ask": ask_section,
-    "record": record_section,
-    "boxes": boxes_section,
-    "sessions": sessions_section,
-    "manager": manager_section,
-    "long": long_turn_section,
-    "talk": conversation_section,
-    "window": window_section,
-    "many": many_turns_section,
-    "frames": frames_section,
-    "traces": traces_section,
-    "fleet": fleet_section,
-    "fleet_rate": rate_section,
-    "large": large_section,
-    "results": long_results_section,
+SECTIONS = {
+    "turn": "turns.turn_section",
+    "cold": "turns.cold_section",
+    "agents": "scaling.agents_section",
+    "boots": "boots.boots_section",
+    "one_shot": "one_shot.one_shot_section",
+    "map": "batches.map_section",
+    "episode": "episodes.episode_section",
+    "import": "start_up.import_section",
+    "version": "start_up.version_section",
+    "ask": "messaging.ask_section",
+    "record": "messaging.record_section",
+    "boxes": "boxes.boxes_section",
+    "sessions": "sessions.sessions_section",
+    "manager": "manager.manager_section",
+    "long": "scaling.long_turn_section",
+    "talk": "conversations.conversation_section",
+    "window": "windows.window_section",
+    "many": "scaling.many_turns_section",
+    "frames": "frames.frames_section",
+    "traces": "trace_reading.traces_section",
+    "fleet": "fleet_speed.fleet_section",
+    "fleet_rate": "fleet_rate.rate_section",
+    "large": "large.large_section",
+    "results": "long_results.long_results_section",
 }
+"""Where each section is. Processes that import this module, as those of a fleet do, load none of them."""
 STOPPED = 130
 """Status after Ctrl-C, as shells have it."""
 
@@ -106,8 +89,9 @@ def announced(names: Sequence[str]) -> str:
 
 def measured(name: str, results: Results, *, quick: bool) -> Section:
     """Run a section, print it and write it into the file."""
+    measure = _section_function(name)
     at, begun, before = dt.datetime.now(dt.UTC), time.monotonic(), os.getloadavg()[0]
-    section = SECTIONS[name](QUICK if quick else Effort(ends_at=begun + LONGER * SECONDS[name]))
+    section = measure(QUICK if quick else Effort(ends_at=begun + LONGER * SECONDS[name]))
     took_s, load = time.monotonic() - begun, [round(each, 1) for each in (before, os.getloadavg()[0])]
     results.add(stored(section), at=at, took_s=took_s, load=load)
     print(
@@ -133,6 +117,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", type=_names, help=f"comma-separated, of: {', '.join(SECTIONS)}")
     parser.add_argument("--out", type=Path, help="where to write the figures as JSON")
     return parser
+
+
+def _section_function(name: str) -> Callable[[Effort], Section]:
+    module, _, function = SECTIONS[name].partition(".")
+    found: Callable[[Effort], Section] = getattr(importlib.import_module(module), function)
+    return found
 
 
 def _names(text: str) -> list[str]:

@@ -23,7 +23,8 @@ MB = 1_000_000
 
 def sessions_section(effort: Effort) -> Section:
     """Compare our client with the SDK's own, in one process, turn about."""
-    sides = {"grue": partial(anyio.run, _ours), "sdk": partial(anyio.run, _theirs)}
+    count = min(CALLS, effort.calls)
+    sides = {"grue": partial(anyio.run, _ours, count), "sdk": partial(anyio.run, _theirs, count)}
     for side in sides.values():
         side()
     calls: dict[str, list[float]] = {name: [] for name in sides}
@@ -42,7 +43,7 @@ def sessions_section(effort: Effort) -> Section:
         name="sessions",
         title="A session with one server",
         measured="Spawn, initialize, list, close of the same server that boots in 30 ms; the round trip of a"
-        f" call, out of {CALLS}; and one call whose answer is a line of many megabytes.",
+        f" call, out of {count}; and one call whose answer is a line of many megabytes.",
         figures=[
             figure("life cycle, grue", "ms", lives["grue"]),
             figure("life cycle, the SDK's stdio_client", "ms", lives["sdk"]),
@@ -73,18 +74,18 @@ def sessions_section(effort: Effort) -> Section:
     )
 
 
-async def _ours() -> tuple[float, float]:
+async def _ours(calls: int) -> tuple[float, float]:
     server = StdioServer(name="plain", command=sys.executable, args=(str(PLAIN),))
     begun = time.perf_counter()
     async with McpClient(server, ProcessRegistry()) as client:
         tool = (await client.open(10)).tools[0].tool
         took = time.perf_counter() - begun
-        call = await _round_trip(lambda: client.call(tool, {"text": "x"}, 10))
+        call = await _round_trip(lambda: client.call(tool, {"text": "x"}, 10), calls)
         begun = time.perf_counter()
     return (took + time.perf_counter() - begun) * 1000, call
 
 
-async def _theirs() -> tuple[float, float]:
+async def _theirs(calls: int) -> tuple[float, float]:
     from mcp import ClientSession, StdioServerParameters
     from mcp.client.stdio import stdio_client
 
@@ -94,17 +95,17 @@ async def _theirs() -> tuple[float, float]:
         await session.initialize()
         tool = (await session.list_tools()).tools[0].name
         took = time.perf_counter() - begun
-        call = await _round_trip(lambda: session.call_tool(tool, {"text": "x"}, 10))
+        call = await _round_trip(lambda: session.call_tool(tool, {"text": "x"}, 10), calls)
         begun = time.perf_counter()
     return (took + time.perf_counter() - begun) * 1000, call
 
 
-async def _round_trip(call: Callable[[], Awaitable[object]]) -> float:
+async def _round_trip(call: Callable[[], Awaitable[object]], times: int) -> float:
     await call()
     begun = time.perf_counter()
-    for _ in range(CALLS):
+    for _ in range(times):
         await call()
-    return (time.perf_counter() - begun) / CALLS * 1e6
+    return (time.perf_counter() - begun) / times * 1e6
 
 
 async def _long_line(megabytes: int) -> float:

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import psutil
 import pytest
-from commands import environment, forked
+from commands import environment, forked, with_forked_children
 
 TELLS = """
 import json, os, sys
@@ -92,3 +92,19 @@ def test_an_exception_is_told_as_an_interpreter_tells_it(tmp_path: Path) -> None
     assert (
         ran.stderr.splitlines()[-1] == alone.stderr.splitlines()[-1] == "ZeroDivisionError: division by zero"
     )
+
+
+STARTS = """
+import subprocess, sys
+for words in ([sys.executable, sys.argv[1]], [sys.executable, "-I", sys.argv[1]]):
+    subprocess.run(words, check=True)
+"""
+
+
+def test_a_program_has_files_of_python_forked_and_interpreters_with_options_started(tmp_path: Path) -> None:
+    starts, started = tmp_path / "starts.py", tmp_path / "started.py"
+    starts.write_text(STARTS, encoding="utf-8")
+    started.write_text("import sys; print('grue.engine.runner' in sys.modules)", encoding="utf-8")
+    command = forked(str(starts), str(started), before=with_forked_children())
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines() == ["True", "False"]

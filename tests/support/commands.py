@@ -70,6 +70,15 @@ def forked(*args: str, before: str = "") -> Sequence[str]:
     return (sys.executable, "-I", "-S", fork_server.__file__, "run", _fork_server(), before, *args)
 
 
+def with_forked_children() -> str:
+    """The `before` of a program that has the fork server run the programs that it starts, too."""
+    support = str(Path(fork_server.__file__).parent)
+    return (
+        f"import sys; sys.path.append({support!r}); import forked_children; sys.path.remove({support!r})\n"
+        f"forked_children.install({forked()!r})"
+    )
+
+
 @cache
 def _fork_server() -> str:
     """Return the path of the fork server's socket. All workers share one, which ends soon after them."""
