@@ -66,16 +66,19 @@ class Boxed:
         os.mkdir(self.scratch, 0o700)  # noqa: PTH102 - as below
         try:
             self._places = places_of(box, program=program, args=args, cwd=cwd, env=env, scratch=self.scratch)
+            self.gate = self._gate()
         except BaseException:
             self.end()
             raise
         self.env = {**env, "TMPDIR": self.scratch, "TMP": self.scratch, "TEMP": self.scratch}
-        self.gate = Gate(box.hosts, unix=box.unix_sockets) if box.hosts else None
         if self.gate is not None:
             self.env.update(self.gate.environment())
         if not opens_home(box, cwd):
             # Programs accept that a file in `HOME` is absent, but many fail if they may not read it.
             self.env["HOME"] = self.scratch
+
+    def _gate(self) -> Gate | None:
+        return Gate(self._box.hosts, unix=self._box.unix_sockets) if self._box.hosts else None
 
     def run(self, start: Callable[[], Started]) -> Started:
         """Call `start` in a thread that is confined to the box, and return what it returns.

@@ -123,13 +123,16 @@ class Watched(Boxed):
     ) -> None:
         if not coverage().listener:
             raise SandboxError("Watching needs seccomp's listener.", remedy="Linux 5.9 and later have it.")
+        self._watch = watch
         super().__init__(Sandbox(), program=program, args=args, env=env, cwd=cwd, scratch=scratch)
         watch.opened = (*watch.opened, *self._places.rules)
-        self.gate = self._watching = _WatchingGate(watch)
-        self.env.update(self.gate.environment())
         if "HOME" in env:
             self.env["HOME"] = env["HOME"]
             watch.homes[os.path.realpath(env["HOME"])] = None
+
+    def _gate(self) -> Gate:
+        self._watching = _WatchingGate(self._watch)
+        return self._watching
 
     def run(self, start: Callable[[], Started]) -> Started:
         """Call `start` in a thread whose system calls are recorded."""

@@ -1,5 +1,6 @@
 # ruff: noqa: E501 - tables
 import contextlib
+import errno
 import os
 import resource
 import signal
@@ -26,6 +27,7 @@ from grue.runtime.processes.process_group import ProcessRegistry, SpawnError
 from grue.sandbox import kernel, launch, places
 from grue.sandbox.box import Preset, Sandbox
 from grue.sandbox.kernel import Coverage, Rule
+from grue.sandbox.learning import Watch, watching
 from grue.sandbox.seccomp import Wanted
 from grue.testing.leftovers import assert_nothing_left
 
@@ -275,6 +277,23 @@ print(child.pid, flush=True); time.sleep(600)"""
         group.close_descriptors()
         assert not live_members(group.pid)
         assert not Path(f"/proc/{child}").exists() or "zombie" in Path(f"/proc/{child}/status").read_text()
+
+
+@boxes.needs_boxes
+@pytest.mark.parametrize(
+    "box", [Sandbox(network=("example.com:443",)), watching(Watch())], ids=["box", "watch"]
+)
+def test_a_box_that_gets_no_socket_is_a_typed_error_and_leaves_no_folder(
+    box: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("grue.sandbox.gate.socket.create_server", refuse)
+    with pytest.raises(SpawnError, match=r"box of .* cannot be made: Too many open files"):
+        ProcessRegistry().spawn(sys.executable, ("-c", ""), dict(os.environ), None, box)
+    assert not list(tmp_path.iterdir())
 
 
 HOST = """

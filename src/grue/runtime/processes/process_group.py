@@ -454,6 +454,9 @@ def _in_box(
     except SandboxError as error:
         guard.release(scratch)
         raise SpawnError(error.problem, remedy=error.remedy) from error
+    except OSError as error:
+        guard.release(scratch)
+        raise SpawnError(f"The box of {program} cannot be made: {error.strerror}") from error
 
 
 def _end_box(boxed: "Boxed") -> None:
