@@ -205,8 +205,8 @@ class FleetBatches:
     def step(self, *, send: bool) -> list[str]:
         """Ask the providers for replies. Return the ids of the episodes that have all their replies now.
 
-        Does nothing until the next poll is due. With `send`, the waiting requests are sent too: the driver
-        does this only when it has nothing else to do, so that each batch is as large as possible.
+        Nothing is asked or sent until the next poll is due. With `send`, the waiting requests are sent too:
+        the driver does this only when it has nothing else to do, so that each batch is as large as possible.
 
         Raises:
             FleetError: A provider accepts no batch, or could not be reached for a long time.

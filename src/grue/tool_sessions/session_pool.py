@@ -41,7 +41,7 @@ from grue.tool_sessions.connection import (
 from grue.tool_sessions.failures import ServerFailed, ToolRefusedError
 
 _PREWARM_DELAY_S = 0.005
-"""Spawning holds the interpreter for a millisecond, while the host's thread is about to get its result."""
+"""A prewarm waits this long, because spawning holds the interpreter when the host is to get its result."""
 
 Room: TypeAlias = Callable[["PooledConnection"], Awaitable[None]]
 """A function that waits until a connection may start its process."""
@@ -90,7 +90,7 @@ class PooledConnection:
     async def current_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...]:
         """Return the server's current tools. They are listed again only if the server has announced a change.
 
-        Each user of the session compares the result with the list that it saw last.
+        A change is announced only once, so each user of the session compares the tools with its last list.
         """
         assert self.listing is not None, "only an open connection has tools"
         tools = await self.connection.refresh_tools(timeout_s)
@@ -309,7 +309,7 @@ class SessionPool:
     async def _wait_for_room(self, starting: PooledConnection) -> None:
         """Wait until the processes of three or more turns ago are gone.
 
-        A cancelled turn does not wait for older processes: without this wait, many could pile up.
+        A cancelled turn does not wait for older processes. Without this wait, more and more could be alive.
         """
         newest = starting.generation - _GENERATIONS
         while old := [each for each in self._leaving if each.generation <= newest and not each.gone.is_set()]:

@@ -595,8 +595,8 @@ class LlmEndpoint:
     def adapt_to_error(self, fault: Fault, followed: WireProfile | None = None) -> bool:
         """Adapt the profile to an error that the endpoint sent; return whether to retry with the new profile.
 
-        `followed` is the profile with which the failed request was encoded. Another conversation may have
-        changed the endpoint's profile since.
+        `followed` is the profile with which the failed request was encoded; `None`: the current profile.
+        Another conversation may have changed the endpoint's profile since.
         """
         if adapt_profile(followed or self.profile, fault.status, fault.message) is None:
             return False

@@ -50,7 +50,7 @@ _HANDSHAKE_UNKNOWN = (types.METHOD_NOT_FOUND, types.UNSUPPORTED_PROTOCOL_VERSION
 """Error codes with which servers of revision 2026-07-28 refuse a handshake; some check the headers first."""
 _NEWEST = "2026-07-28"
 _DISCOVERY_S = 5.0
-"""Short, because a server that spoke this revision last may speak another by now, and not answer."""
+"""Short: the server may speak another revision by now than when it was last seen, and not answer."""
 _MAX_INPUT_ROUNDS = 10
 """How often a request is repeated with the input that the server asked for."""
 
