@@ -542,7 +542,7 @@ class Command(ChildProcess):
             capture.add(chunk)
             if self.wrote_too_much:
                 self._over.set()
-            # A pipe into which the process writes fast is never empty.
+            # If the process writes fast, the pipe is never empty, and only this line lets other tasks run.
             await self._pace.pause()
 
     def _read_rest(self) -> None:
