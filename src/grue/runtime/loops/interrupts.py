@@ -329,7 +329,7 @@ def _current_task() -> "asyncio.Task[Any] | None":
         return None
 
 
-_HOSTS = ("grue.hosts", "grue.cli", "grue.hosts.zork.games", "grue.testing")
+_HOSTS = ("grue.hosts", "grue.cli", "grue.testing")
 """Packages of grue that count as host code: a handler may interrupt them."""
 
 
