@@ -15,7 +15,8 @@ numpy and scipy come with the extra `evaluate`; the sign test needs neither.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 from msgspec import Struct
@@ -35,6 +36,9 @@ POWER = 0.8
 _RESAMPLES = 2000
 _SEED = 20_260_101
 _DRAWN_AT_ONCE = 250_000
+_MOST_KEPT = 250
+"""With at most so many groups, the samples' draws are kept for the next interval. They take up to 4 MB."""
+
 _TINY = 1e-12
 
 
@@ -138,19 +142,32 @@ def _bca(np: Any, special: Any, samples: Any, mean: float, pulls: Any, student: 
 
 def _resampled(np: Any, sums: Any, sizes: Any) -> Any:
     """Draw bootstrap samples. Return an array with a row for each sample and a column for each mean."""
-    random, count = np.random.default_rng(_SEED), len(sizes)
-    at_once = max(1, _DRAWN_AT_ONCE // count)
+    count = len(sizes)
     columns = np.vstack((sums, sizes)).T
     means = []
+    for often in _same_draws(np, count) if count <= _MOST_KEPT else _draws(np, count):
+        totals = often @ columns
+        means.append(totals[:, :-1] / totals[:, -1:])
+    return np.concatenate(means)
+
+
+@lru_cache(maxsize=1)
+def _same_draws(np: Any, count: int) -> Sequence[Any]:
+    return tuple(_draws(np, count))
+
+
+def _draws(np: Any, count: int) -> Iterator[Any]:
+    """Yield how often each group is drawn, a row for each sample. One matrix product then computes all sums.
+
+    The seed is fixed, so that this depends on the number of groups alone.
+    """
+    random = np.random.default_rng(_SEED)
+    at_once = max(1, _DRAWN_AT_ONCE // count)
     for start in range(0, _RESAMPLES, at_once):
         rows = min(at_once, _RESAMPLES - start)
         drawn = random.integers(0, count, (rows, count))
         drawn += np.arange(rows)[:, None] * count
-        # With the counts of how often each group was drawn, one matrix product computes all sums.
-        often = np.bincount(drawn.ravel(), minlength=rows * count).reshape(rows, count)
-        totals = often.astype(float) @ columns
-        means.append(totals[:, :-1] / totals[:, -1:])
-    return np.concatenate(means)
+        yield np.bincount(drawn.ravel(), minlength=rows * count).reshape(rows, count).astype(float)
 
 
 def smallest_detectable(interval: Interval) -> float:
