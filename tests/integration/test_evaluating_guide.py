@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commands import environment
+from commands import environment, forked
 from doc_blocks import DOCS
 
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply
@@ -44,9 +44,8 @@ def endpoint() -> Iterator[str]:
 
 def run(folder: Path, command: str, status: int = 0) -> str:
     program, *words = shlex.split(command)
-    done = subprocess.run(
-        [BIN / program, *words], cwd=folder, env=environment(), capture_output=True, text=True, timeout=500
-    )
+    line = forked("grue", *words) if program == "grue" else [BIN / program, *words]
+    done = subprocess.run(line, cwd=folder, env=environment(), capture_output=True, text=True, timeout=500)
     assert done.returncode == status, (command, done.stdout, done.stderr)
     return done.stdout
 
