@@ -40,10 +40,12 @@ def broken_runner() -> Runner:
     return Runner(llm=LlmSettings(base_url="http://127.0.0.1:9/v1", model="scripted", retry=retry))
 
 
-def changed_prefixes(server: ScriptedLlmServer, wire: WireName = "chat_completions") -> int:
-    """Count the requests that do not begin with the bytes of the one before, cache markers apart."""
+def changed_prefixes(
+    server: ScriptedLlmServer, wire: WireName = "chat_completions", *, first: int = 0
+) -> int:
+    """Count the requests after the `first` that do not begin with the bytes of the one before, markers apart."""
     profile = profile_for(server.base_url, wire=wire)
-    raws = [request.raw for request in server.requests]
+    raws = [request.raw for request in server.requests[first:]]
     return sum(
         not without_markers(after).startswith(up_to_last_message(before, profile))
         for before, after in itertools.pairwise(raws)
