@@ -85,7 +85,7 @@ def test_a_conversation_with_servers_that_reorder_their_lists_changes_no_prefix(
 def test_a_thousand_turns_with_servers_that_reorder_their_lists_miss_no_cache(
     tmp_path: Path, server: ScriptedLlmServer
 ) -> None:
-    # In ten conversations: in one alone, the server would spend most of the time on reading again what was said.
+    # In ten conversations: in one, the server would spend most of the time on reading what was said before.
     for part in range(10):
         trace, first = tmp_path / f"trace-{part}.jsonl", len(server.requests)
         with shuffled_runner(server, trace=trace) as runner:

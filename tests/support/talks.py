@@ -43,7 +43,7 @@ def broken_runner() -> Runner:
 def changed_prefixes(
     server: ScriptedLlmServer, wire: WireName = "chat_completions", *, first: int = 0
 ) -> int:
-    """Count the requests after the `first` that do not begin with the bytes of the one before, markers apart."""
+    """Count the requests from `first` on that do not begin with the one before, cache markers apart."""
     profile = profile_for(server.base_url, wire=wire)
     raws = [request.raw for request in server.requests[first:]]
     return sum(
