@@ -1,11 +1,9 @@
 """Batches over real HTTP on loopback: what is asked, what waits, what a kill and a failing provider leave."""
 
 import json
-import os
 import random
 import signal
 import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -14,6 +12,7 @@ from typing import Any
 
 import pytest
 import waiting_batch
+from commands import environment, forked
 from msgspec.structs import replace
 from waiting_batch import WIRES, batching, counting, noting, requests, settings
 
@@ -409,24 +408,27 @@ class Killer:
         llm.batches.faults.after = self._at("after")
 
     def _at(self, when: str) -> Callable[[str, str, int], LlmReply | None]:
-        def kill(method: str, path: str, times: int) -> LlmReply | None:
+        def seen(method: str, path: str, times: int) -> LlmReply | None:
             del times
             kind = path.removeprefix("/v1/messages").removeprefix("/v1").split("/")
             place = (when, method, "/".join(part for part in kind if not any(map(str.isdigit, part))))
             if place not in self._places or self.program is None:
                 return None
             self._places.discard(place)
-            self.program.kill()
+            kill(self.program)
             self.program.wait()
             return hang_up() if when == "before" else None
 
-        return kill
+        return seen
 
 
 def program(llm: ScriptedLlmServer, wire: str, folder: Path, turns: int) -> "subprocess.Popen[str]":
-    command = [sys.executable, str(PROGRAM), llm.base_url, wire, str(folder), str(turns)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    command = forked(str(PROGRAM), llm.base_url, wire, str(folder), str(turns))
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
+
+
+def kill(program: "subprocess.Popen[str]") -> None:
+    program.send_signal(signal.SIGUSR1)  # tests/support/fork_server.py: kill the program itself
 
 
 @pytest.mark.parametrize("wire", ["responses", "messages"])
@@ -472,7 +474,7 @@ def test_a_driver_that_is_killed_at_any_moment_asks_nothing_twice_and_loses_noth
         nonlocal left
         left -= 1
         if left == 0 and running is not None:
-            threading.Timer(chance.uniform(0.0, 0.05), running.kill).start()
+            threading.Timer(chance.uniform(0.0, 0.05), kill, [running]).start()
         return None
 
     with ScriptedLlmServer(counting) as llm:
