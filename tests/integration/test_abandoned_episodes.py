@@ -223,7 +223,7 @@ def test_sigkill_at_random_instants_leaves_nothing(llm: str) -> None:
     with Stage() as stage:
         for (host, mode, flags), _ in zip(kinds, range(INSTANTS), strict=False):
             mark, pausing = uuid.uuid4().hex, host == "pausing"
-            after_s = dice.uniform(0.0, 0.02 if pausing else 0.4)
+            after_s = dice.uniform(0.0, 0.02 if pausing else 0.2)
             marks[mark] = f"{host} {mode} {flags} {after_s:.4f} s"
             assert stage.kill(mark, after_s, llm, mode, *flags, pausing=pausing), marks[mark]
     deadline = time.monotonic() + DEADLINE_S

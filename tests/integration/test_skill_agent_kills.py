@@ -8,7 +8,7 @@ from pathlib import Path
 
 import killed_runs
 import pytest
-from commands import environment
+from commands import environment, forked
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="it forks")]
@@ -30,7 +30,7 @@ Longest: roof, 7 h: New tiles
 
 def test_20_kills_at_random_instants_end_in_the_same_files(tmp_path: Path) -> None:
     ran = subprocess.run(
-        [sys.executable, killed_runs.__file__, str(tmp_path), str(SEED), "20"],
+        forked(killed_runs.__file__, str(tmp_path), str(SEED), "20"),
         env=environment(),
         capture_output=True,
         text=True,

@@ -9,6 +9,7 @@ child for each episode that it is asked for, which plays until it is killed: see
 import asyncio
 import contextlib
 import gc
+import importlib
 import json
 import os
 import select
@@ -21,6 +22,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
+import httpx
 from killable_episodes import MARK
 from msgspec.structs import replace
 
@@ -254,8 +256,13 @@ class Stage:
 
 
 def _serve() -> None:
-    import grue.transports.mcp.sdk  # noqa: F401 - what each child would have to import
-
+    # What each child would have to import.
+    for module in ("transports.mcp.sdk", "transports.mcp.client", "tool_sessions.session_pool"):
+        importlib.import_module(f"grue.{module}")
+    importlib.import_module("anyio._backends._asyncio")
+    httpx.AsyncHTTPTransport()  # the first one imports `httpcore`
+    gc.collect()
+    gc.freeze()  # the children share these pages
     for line in sys.stdin:
         mark, after_s, pausing, *asked = json.loads(line)
         say(json.dumps(_killed(mark, after_s, asked, pausing=pausing)))

@@ -3,6 +3,7 @@
 import contextlib
 import json
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -59,7 +60,12 @@ class Record(NamedTuple):
 
     @property
     def envelopes(self) -> list[EpisodeEnvelope]:
-        return [each for each in read_episode(self.trace).envelopes if each.turn == self.turn]
+        return _envelopes(self.trace, self.turn)
+
+
+@cache
+def _envelopes(trace: Path, turn: int) -> list[EpisodeEnvelope]:
+    return [each for each in read_episode(trace).envelopes if each.turn == turn]
 
 
 def model(request: LlmRequest) -> LlmReply:

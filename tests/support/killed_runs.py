@@ -7,6 +7,7 @@ a run needs is learned from a first run that is resumed.
 """
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -36,7 +37,8 @@ def forked(options: RunOptions, log: Path) -> int:
         os.dup2(out, 1)
         os.dup2(out, 2)
         status = 0 if run_task(options).succeeded else 1
-        log.with_name("modules").write_text("\n".join(sys.modules))
+        with log.with_name("modules").open("a") as modules:
+            modules.writelines(f"{name}\n" for name in sys.modules)
     finally:
         os._exit(status)
 
@@ -60,7 +62,11 @@ def one(folder: Path, chance: random.Random) -> dict[str, object]:
     """Kill a run once or twice, resume it, and return what it has left."""
     shutil.copytree(EXAMPLE.parent, folder)
     agent = folder / "agent.yaml"
-    agent.write_text(agent.read_text().replace("command: npx", "command: grue-no-npx"))
+    text = agent.read_text().replace("command: npx", "command: grue-no-npx")
+    # Which `python3` there is on the path, and what it imports as it starts, is not the point.
+    text = text.replace("command: python3", f"command: {json.dumps(sys.executable)}")
+    text = text.replace('args: ["${grueServers}/', 'args: ["-I", "-S", "${grueServers}/')
+    agent.write_text(text)
     (folder / "workspace" / "report.md").unlink(missing_ok=True)
     run, log, kills = folder / "run", folder / "log", 0
     pid = forked(RunOptions(agent=agent, offline=True, run_dir=run, output="quiet"), log)
@@ -86,9 +92,11 @@ def one(folder: Path, chance: random.Random) -> dict[str, object]:
 def import_all(folder: Path) -> None:
     """Import what a run and a resume import."""
     one(folder, random.Random(0))
-    for name in (folder / "modules").read_text().split():
+    for name in dict.fromkeys((folder / "modules").read_text().split()):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # the forks share these pages
 
 
 def main() -> None:
