@@ -87,9 +87,8 @@ class ContextWindow(Struct, frozen=True):
         parts = [*chat.get("messages", ()), *chat.get("tools", ())]
         return sum(_FRAME_TOKENS + int(len(json.dumps(part)) / self.bytes_per_token) for part in parts)
 
-    def refusal(self, chat: dict[str, Any]) -> LlmReply | None:
-        """Return the refusal of a request that is too long, in OpenAI's words; `None`: it fits."""
-        prompt = self.count(chat)
+    def refusal(self, prompt: int, chat: dict[str, Any]) -> LlmReply | None:
+        """Return the refusal of a request whose prompt is too long, in OpenAI's words; `None`: it fits."""
         reply = chat.get("max_completion_tokens") or chat.get("max_tokens") or 0
         if prompt + reply <= self.tokens:
             return None
@@ -102,14 +101,13 @@ class ContextWindow(Struct, frozen=True):
             code="context_length_exceeded",
         )
 
-    def counted(self, reply: LlmReply, chat: dict[str, Any]) -> LlmReply:
-        """Return the reply; a completion gets the tokens of `chat` as its prompt tokens."""
+    def counted(self, reply: LlmReply, prompt: int) -> LlmReply:
+        """Return the reply; a completion gets `prompt` as the number of its prompt tokens."""
         try:
             body = json.loads(reply.body)
             usage = body["usage"]
         except (ValueError, KeyError, TypeError):
             return reply
-        prompt = self.count(chat)
         usage |= {"prompt_tokens": prompt, "total_tokens": prompt + usage.get("completion_tokens", 0)}
         return replace(reply, body=json.dumps(body).encode())
 
@@ -376,8 +374,9 @@ class ScriptedLlmServer:
         if refusal is not None:
             said = error_reply(refusal.status, refusal.words, type="invalid_request_error")
         elif self._window is not None:
-            too_long = self._window.refusal(request.chat)
-            said = too_long or self._window.counted(self._scripted(request), request.chat)
+            prompt = self._window.count(request.chat)
+            too_long = self._window.refusal(prompt, request.chat)
+            said = too_long or self._window.counted(self._scripted(request), prompt)
             self.overflows += too_long is not None
         else:
             said = self._scripted(request)
