@@ -1,12 +1,12 @@
 """Where the system has no descriptors or threads left, each way into grue raises one of its own errors."""
 
 import asyncio
+import json
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from transport_servers import faulty
@@ -17,82 +17,89 @@ from grue.errors import TraceError
 
 WITHIN_S = 150.0
 
+# Each case runs in a fork of its own. That of `COLD` imports in its turn, as a program's first turn does.
 SCARCE = """
-import os, resource, sys
+import gc, json, os, resource, sys
 from grue import LlmSettings, MCPError, RetryPolicy, Runner, StdioServer, ToolClient, TurnRequest
+from grue.runtime.loading import load
 
-way, left, url, command, *args = sys.argv[1:]
-server = StdioServer(name="faulty", command=command, args=tuple(args))
-llm = LlmSettings(base_url=url, model="m", retry=RetryPolicy(max_retries=0))
-runner = Runner(llm=llm, servers={"faulty": server}, keep="loop" if way == "episode" else "nothing")
-client = ToolClient({"faulty": server})
-request = TurnRequest(system="s", user="call faulty.echo", turn_timeout_s=60)
+cold, warm, url, command, *args = sys.argv[1:]
 
 
-def go():
-    if way == "tool client":
-        with client:
-            return client.call("faulty.echo", {"text": "x"})
-    if way == "handle":
-        return runner.start_turn(request).result()
-    if way == "map":
-        (item,) = runner.map([request])
-        if item.error is not None:
-            raise item.error
-        return item.outcome
-    return runner.run_turn(request)
+def try_twice(way, left):
+    server = StdioServer(name="faulty", command=command, args=tuple(args))
+    llm = LlmSettings(base_url=url, model="m", retry=RetryPolicy(max_retries=0))
+    runner = Runner(llm=llm, servers={"faulty": server}, keep="loop" if way == "episode" else "nothing")
+    client = ToolClient({"faulty": server})
+    request = TurnRequest(system="s", user="call faulty.echo", turn_timeout_s=60)
 
+    def go():
+        if way == "tool client":
+            with client:
+                return client.call("faulty.echo", {"text": "x"})
+        if way == "handle":
+            return runner.start_turn(request).result()
+        if way == "map":
+            (item,) = runner.map([request])
+            if item.error is not None:
+                raise item.error
+            return item.outcome
+        return runner.run_turn(request)
 
-resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
-held = []
-try:
-    while True:
-        held.append(os.dup(0))
-except OSError:
-    pass
-for descriptor in held[: int(left)]:
-    os.close(descriptor)
-try:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+    held = []
+    try:
+        while True:
+            held.append(os.dup(0))
+    except OSError:
+        pass
+    for descriptor in held[:left]:
+        os.close(descriptor)
+    try:
+        go()
+        said = "done"
+    except MCPError as error:
+        said = f"{type(error).__name__}: {error}"
+    for descriptor in held[left:]:
+        os.close(descriptor)
     go()
-    said = "done"
-except MCPError as error:
-    said = f"{type(error).__name__}: {error}"
-for descriptor in held[int(left) :]:
-    os.close(descriptor)
-print(said.splitlines()[0])
-go()
-print("again")
+    print(json.dumps([[way, left], said.splitlines()[0]]), flush=True)
+
+
+def fork(way, left):
+    if os.fork() == 0:
+        try_twice(way, left)
+        os._exit(0)
+    if os.wait()[1]:
+        sys.exit(f"{way}, {left} left: failed")
+
+
+for case in json.loads(cold):
+    fork(*case)
+for module in ("transports.llm.exchange", "transports.mcp.sdk", "transports.mcp.client"):
+    load(f"grue.{module}")
+import httpcore
+gc.freeze()
+for case in json.loads(warm):
+    fork(*case)
 """
-
-
-@pytest.fixture(scope="module")
-def url() -> Any:
-    with worded_model() as model:
-        yield model.server.base_url
+COLD = [("map", 0)]
+WARM = [("turn", 2), ("turn", 5), ("episode", 2), ("handle", 1), ("tool client", 2)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("way", "left"),
-    [
-        ("turn", 2),
-        ("map", 0),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("turn", 5), ("episode", 2), ("handle", 1), ("tool client", 2))
-        ),
-    ],
-)
-def test_without_descriptors_the_error_is_typed_and_the_next_try_succeeds(
-    way: str, left: int, url: str
-) -> None:
+def test_without_descriptors_the_error_is_typed_and_the_next_try_succeeds() -> None:
     server = faulty()
-    command = [sys.executable, "-c", SCARCE, way, str(left), url, server.command, *server.args]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, check=False)
+    with worded_model() as model:
+        url = model.server.base_url
+        cases = json.dumps(COLD), json.dumps(WARM)
+        command = [sys.executable, "-c", SCARCE, *cases, url, server.command, *server.args]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, check=False)
     assert done.returncode == 0, done.stderr
-    first, again = done.stdout.splitlines()
-    assert "Too many open files" in first
-    assert again == "again"
+    tried = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [tuple(case) for case, _ in tried] == COLD + WARM
+    assert [said for _, said in tried if "Too many open files" not in said] == []
+    assert "could not be imported" in tried[0][1]
 
 
 # --- Threads ---
