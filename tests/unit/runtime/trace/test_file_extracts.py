@@ -102,6 +102,7 @@ def test_a_small_picture_stays_in_its_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.made_up_trace  # it holds no turn
 def test_sixty_megabytes_stand_once(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     huge = messages(padded(PNG, 60_000_000))
