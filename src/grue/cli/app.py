@@ -86,17 +86,18 @@ _Start = Annotated[
         metavar="WHEN",
         help="When the MCP server starts. Each turn has a server process of its own.\n\n"
         "before: before the turn's first request to the model.\n\n"
-        "beside: at the same time as that request, if the server's tools are known from an earlier start; "
-        "otherwise like before.\n\n"
+        "beside: at the same time as that request, if the server's tools are known from an earlier start, "
+        "in this run or another; otherwise like before.\n\n"
         "beside_if_locked: like beside, if `grue tools --lock` has approved the tools; otherwise like "
         "before.\n\n"
         "when_called: when the model calls one of the server's tools, if they are known from an earlier "
         "start; otherwise like before.\n\n"
-        "after_turn: as soon as the turn before has ended, so that the server may be ready when its turn "
+        "after_turn: as soon as the previous turn has ended, so that the server may be ready when its turn "
         "begins.\n\n"
-        "beside_turn: still earlier, while the turn before waits for the model. It may therefore start "
-        "before the tool calls of the turn before have taken effect, and miss what they change.\n\n"
-        "With after_turn and beside_turn, the server of the first turn starts as the default below says.",
+        "beside_turn: still earlier, while the previous turn waits for the model. The server may then miss "
+        "what the previous turn's tool calls change.\n\n"
+        "With after_turn and beside_turn, the first turn's server starts as pyproject.toml says, or else as "
+        "with beside_if_locked.",
         show_default="start under tool.grue.mcp in pyproject.toml, else beside_if_locked",
     ),
 ]
@@ -277,7 +278,7 @@ def init(
             help="Copy the MCP servers from this configuration file of Claude, Cursor or another program, "
             "without API keys; repeatable.",
             show_default="the files of these programs that are found: at a terminal you are asked about "
-            "each; in a pipe, nothing is copied, and a command that copies is printed",
+            "each; in a pipe none is copied, and the `grue init --from ...` that would copy it is printed",
         ),
     ] = None,
 ) -> None:
@@ -355,7 +356,7 @@ def add(
         typer.Option(
             metavar="HEX",
             help="The SHA-256 digest that the bundle must have.",
-            show_default="the one in the description; for a file, none",
+            show_default="the one in server.json or the registry; for a .mcpb file on this machine, none",
         ),
     ] = None,
     registry: Annotated[
@@ -597,8 +598,8 @@ _At = Annotated[
     typer.Option(
         metavar="N",
         help="Number of the first message that is not taken from the trace; `grue trace show` prints "
-        "the numbers. A fork can begin at a request to the model, or between a reply and its tool "
-        "calls. If N is another message, the fork begins at the last such place before it.",
+        "the numbers. N is a request to the model, or the tool calls after a reply. For any other N, the "
+        "fork begins at the nearest of these before N.",
         show_default="the first message of the turn; with --tool-result: just before the first tool calls "
         "whose result is replaced",
     ),

@@ -147,8 +147,8 @@ _Where = Annotated[
         help='Fork only turns that meet this condition, such as "tool ~ ^shop and calls > 3". Its '
         "parts, joined by and, are NAME OPERATOR VALUE. The operators are =, !=, > and < (for numbers), "
         "and ~ (the regular expression VALUE occurs in it). The names are:\n\n"
-        "tool: the name of a tool that the turn called; error: the text of an error of such a call. If "
-        "there are several, one has to fit; with !=, all.\n\n"
+        "tool: the name of a tool that the turn called; error: the text of an error of such a call. For "
+        "a turn with several calls, one call has to fit; with !=, all of them.\n\n"
         "calls, requests: how many tool calls and requests to the model the turn made.\n\n"
         "model: the model's name; system: the system prompt; user: the user's text; answer: the model's "
         "answer.\n\n"
@@ -157,7 +157,7 @@ _Where = Annotated[
         "answered: the model answered.\n\n"
         "forced: the model answered because grue told it to answer at once.\n\n"
         "degraded: the model answered without the tools of a server that could not be used.\n\n"
-        "fallback: the program gave the answer, as no answer of the model could be used.\n\n"
+        "fallback: your program gave the answer, as no answer of the model could be used.\n\n"
         "failed: the turn ended with an error.\n\n"
         "parked: the turn waits for an approval.",
         show_default="all turns",
@@ -224,8 +224,8 @@ def fork(
     become episodes of a fleet. To compare them, with the fleet's folder DIR:
     grue fleet compare DIR:fork=recorded :fork=changed
 
-    Their scores are: score (1 if the turn was answered, else 0), same_answer and
-    same_calls (1 if they are as recorded, else 0), requests and tool_calls.
+    Their scores are: score (1 if the model gave an answer, else 0), same_answer
+    and same_calls (1 if they are as recorded, else 0), requests and tool_calls.
     """
     from grue.cli.fleet_fork import FleetForkOptions, fork_fleet
     from grue.cli.fork import ForkOptions
@@ -381,11 +381,10 @@ def compare(
 ) -> None:
     """Compare two sets of episodes: is B better than A, is it worse, or can that not be told?
 
-    An episode of A is compared with the episodes of B that have the same
-    settings, apart from those that tell A from B, such as model. Here, a case is
-    all these same settings: the case of the sweep, such as a question, and the
-    other settings in grid, such as seed. Only base_url does not count. A case
-    that only A or only B has is left out. The mean difference B - A of the cases
+    Episodes of A and B are compared if their settings differ only in what tells
+    A from B, such as model: they have the same question, say, and the same seed.
+    Such episodes are called a case here. (base_url may differ.) A case that only
+    A or only B has is left out. The mean difference B - A of the cases
     is printed with a confidence interval. With fewer than 15 cases, or without
     the packages numpy and scipy, there is no interval, and a sign test decides.
 

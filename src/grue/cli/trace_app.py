@@ -376,9 +376,9 @@ def trace_to_test(
         str | None,
         typer.Option(
             metavar="MODULE:NAME",
-            help="Let the test parse the model's replies with your own code: NAME in MODULE is the type of "
-            "the answer, or a grue.AnswerSpec (a parsing function and a JSON Schema).",
-            show_default="the test has a table of the recorded replies and their answers",
+            help="Let the test parse the model's replies with your own code: NAME in MODULE is what your "
+            "program gives as TurnRequest(answer=...), such as the class in my_agent:Move.",
+            show_default="replies are not parsed: the test looks up the recorded answer to a recorded reply",
         ),
     ] = None,
     out: Annotated[

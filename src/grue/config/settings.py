@@ -159,8 +159,8 @@ class RetrySettings(_Table):
 
     The delay starts at `initial_delay`, is multiplied by `exponential_base` after each attempt up to
     `max_delay`, and varies at random by the fraction `jitter_factor`. A delay that the endpoint asks for
-    replaces this delay; if it is above `max_asked_delay`, the request is not sent again. The circuit-breaker
-    keys of `[tool.zorkgpt.retry]` are ignored.
+    replaces this delay; if it is above `max_asked_delay`, the request is not sent again. The
+    circuit-breaker keys of ZorkGPT, another project, are ignored.
     """
 
     max_retries: Annotated[int, Field(ge=0)] = 5

@@ -269,7 +269,7 @@ class FleetFolder:
                 write_whole(path, ids.hex("\n", -ID_LENGTH // 2).encode())
 
     def latest(self) -> frozenset[str] | None:
-        """Return the ids of the episodes of the latest sweep; `None`: the file is missing or unreadable."""
+        """Return the ids of the episodes of the latest sweep; `None`: its file is missing or unreadable."""
         try:
             return frozenset(read_regular(self.path / LATEST, _MOST_BYTES_OF_IDS).decode("ascii").split())
         except (OSError, UnicodeDecodeError):

@@ -227,7 +227,7 @@ def _add_sampling_tool(server: MockServer) -> None:
     @server.tool(structured_output=False)
     def test_sampling(prompt: str, reply: Annotated[types.CreateMessageResult, Resolve(sample)]) -> str:
         """Ask the client's model."""
-        del prompt  # not used here: the SDK passes the argument to the parameter `prompt` of `sample`
+        del prompt  # `sample` uses it: the SDK gives it the arguments that it has parameters for
         return f"LLM response: {getattr(reply.content, 'text', reply.content)}"
 
 

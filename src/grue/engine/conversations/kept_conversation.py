@@ -403,10 +403,10 @@ class KeptConversation:
     def catch_up(
         self, began: m.HistoryReference, replay: Callable[[History], None], parked: m.TurnParked
     ) -> None:
-        """Add the entries of a turn whose process was killed, as its trace has them, and park the turn.
+        """Add the entries of a turn that ended because the host was killed, and keep the turn as parked.
 
-        `began` refers to the entries before the turn, and `replay` adds the turn's entries to a history.
-        `parked` says how far the turn has come.
+        The entries come from the turn's trace: `replay` adds them to a history. `began` refers to the entries
+        before the turn, and `parked` says how far it has come.
         """
         mark = self.require_open(parked.turn, began)
         with self.held():

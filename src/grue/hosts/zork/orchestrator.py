@@ -658,7 +658,7 @@ class ZorkOrchestratorV2:
             score=seen.score,
             max_score=seen.max_score,
         )
-        # If the last turn played no command, its state was recorded when the turn began.
+        # Otherwise the last turn played no command, and the state was recorded when that turn began.
         if len(self.game_state.moves) == self.game_state.turn > 0:
             self._note(_observed(self.game_state.turn, seen))
         self._note(self._end)

@@ -206,7 +206,7 @@ class History:
             self.call_ids.update(call.call_id for call in entry.tool_calls)
 
     def change(self, change: m.Cleared | m.Shortened | m.Summarised) -> None:
-        """Make the history shorter. An unread reply and the first entry stay."""
+        """Make the history shorter. The first entry stays, and a reply that no request has sent back yet."""
         match change:
             case m.Cleared():
                 self._clear(change)

@@ -123,9 +123,10 @@ def is_as_decided(
     *,
     serves_unlisted: bool = False,
 ) -> bool:
-    """Return whether a call's tool still has the definition for which the call was decided on.
+    """Return whether a call's tool still has the definition that it had when the call was allowed.
 
-    `listed` are the tools that the server lists now, without those that the tool lock refuses.
+    `listed` are the tools that the server lists now, without those that the tool lock refuses. If
+    `serves_unlisted`, the server also takes calls of tools that it does not list.
     """
     if not call.definition or call.task is not None:
         return True

@@ -60,10 +60,10 @@ def raised_by(error: BaseException) -> str:
 
 
 def ends_the_task(error: BaseException) -> bool:
-    """Return whether the current task must end with `error`: it was cancelled, or its coroutine is closed.
+    """Return whether the current task must end with `error`, as it was cancelled or its coroutine closed.
 
-    The host's code may raise `CancelledError` although our task was not cancelled, for instance because a
-    task that it awaited was. As a cancellation it would end our task silently.
+    The host's code may raise a `CancelledError` of its own, for instance because it awaits a task that was
+    cancelled. If that error were passed on, it would end our task silently.
     """
     if not isinstance(error, asyncio.CancelledError | GeneratorExit):
         return False

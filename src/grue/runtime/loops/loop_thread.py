@@ -358,7 +358,7 @@ class EpisodeLoop:
                 self._loop.call_later(CLOSE_GRACE_S, self._force_kill)
 
     def _start_submitted(self, group: TaskGroup) -> None:
-        # Not in `_serve`, whose variable `call` would keep the last call alive while it waits for the next.
+        # This is not done in `_serve`: its variable `call` would keep a call alive until the next one.
         while self._submitted:
             context, call, function = self._submitted.popleft()
             context.run(group.start_soon, call.run, function)

@@ -180,7 +180,7 @@ def _start_shell() -> subprocess.Popen[bytes]:
         env={"PATH": os.environ.get("PATH", os.defpath)},  # the guard must not have the host's secrets
         start_new_session=True,
     )
-    unmark(shell.pid)  # the guard must not be killed with a server that the host is part of
+    unmark(shell.pid)  # if the host itself runs in a server, the guard must not be killed with that server
     if shell.stdin is not None:
         os.set_blocking(shell.stdin.fileno(), False)
     return shell

@@ -10,9 +10,9 @@ The order of the steps of `ProcessGroup.end` is what makes them safe:
 6. Wait until the other members of the group are gone.
 
 The kernel does not reuse the id of a zombie or its group; reaping frees the id. If the leader were reaped
-before step 1, the kill could hit an unrelated group that has been given the same id. Before step 4, the
-guard could kill such a group if the host died. So nothing may wait for or poll the leader earlier: an
-`ExitWatch` sees its exit without reaping it.
+before step 1, the kill could hit an unrelated group that has been given the same id. If it were reaped
+before step 4 and the host then died, the guard could kill such a group. So nothing may wait for or poll the
+leader earlier: an `ExitWatch` sees its exit without reaping it.
 
 Everything here is blocking code that needs no event loop and works from any thread. A `finally` outside
 `anyio.run` calls it after a second Ctrl-C has torn the loop down.

@@ -35,8 +35,8 @@ from grue.runtime.trace.format import TraceLine
 class Backlog:
     """A queue of calls for one thread. Call `add` from one thread at a time; everything else is thread-safe.
 
-    The thread starts with the first call and ends when the queue is empty. At its exit the interpreter waits
-    for the thread. `calls` holds a call until `check` has looked at its result.
+    The thread starts with the first call and ends when the queue is empty. The interpreter does not exit
+    before that. A call stays in `calls` until `check` finds it finished.
     """
 
     def __init__(self) -> None:

@@ -344,7 +344,7 @@ _PARTS = {
 
 
 def refusals(body: Json, owed: Owed) -> Iterator[str]:
-    """Yield each reason to refuse a request. It must repeat the reasoning in `owed`."""
+    """Yield each reason to refuse a request. It must send back the reasoning that `owed` lists."""
     for field in body.keys() - _FIELDS:
         if field in _MOVED:
             yield (

@@ -810,9 +810,10 @@ def fault_of(error: TimeoutError | ExchangeError, timeout_s: float) -> Fault:
 
 
 class WantedRequest(Struct, frozen=True, kw_only=True):
-    """A request that is about to be sent. Its prompt has at most `prompt_bytes` tokens.
+    """A request that is about to be sent.
 
-    `max_tokens` limits the reply; `None`: the endpoint decides.
+    `prompt_bytes` is the size of its prompt, which cannot have more tokens than bytes. `max_tokens` limits
+    the reply; `None`: the endpoint decides.
     """
 
     model: str

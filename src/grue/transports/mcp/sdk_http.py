@@ -492,7 +492,10 @@ class _Client(httpx2.AsyncClient):
     async def _read(
         self, request: httpx2.Request, response: httpx2.Response, head: "_Head"
     ) -> httpx2.Response | WireFault:
-        """Return a response for the SDK, or the fault. Only the one to `initialize` has the answer in it."""
+        """Return a response for the SDK, or the fault.
+
+        The response to `initialize` has its body. The others are empty: the answer is taken here.
+        """
         body = await _body(response, self._max_message_bytes if response.is_success else _ERROR_TEXT_BYTES)
         if body is None:
             return too_long_fault(self._max_message_bytes)
