@@ -200,8 +200,8 @@ def _tools(endpoint: LlmEndpoint, spoken: "_Tried") -> Finding:
 def _open_tools(endpoint: LlmEndpoint, spoken: "_Tried", failure: MCPError) -> Finding:
     """Return the finding about tools after the turn that offers a tool has failed with `failure`.
 
-    If that turn has timed out, it is run again with a limit of `_SHORT` tokens, so that a reply may come in
-    time, with the number of the prompt's tokens.
+    If that turn has timed out, it is run again with a limit of `_SHORT` tokens. A short reply may come in
+    time, and it says how many tokens the prompt has.
     """
     open_question = isinstance(failure, LLMError) and failure.kind == "timed_out"
     brief = _Tried(_brief(endpoint), _CALL, tool=True) if open_question else None

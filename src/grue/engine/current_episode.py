@@ -174,7 +174,7 @@ class Episode:
             yield
 
     def _with_pool(self, group: TaskGroup) -> TurnResources:
-        # Imported here, because with `keep="nothing"` the import would only delay the first turn.
+        # Import `SessionPool` here: with `keep="nothing"` no turn needs it, and the import takes time.
         with importing():
             from grue.tool_sessions.session_pool import SessionPool
 

@@ -225,9 +225,9 @@ def _right_form(server: object) -> str:
 
 
 def _may_connect(function: Callable[..., object]) -> bool:
-    """Return whether a function may be a factory that makes a connection, given a `Note`.
+    """Return whether a function may be a `Connect`: its argument is a `Note`, and it returns a connection.
 
-    Otherwise it is one that the user wanted to offer as a tool.
+    If it cannot, the user has probably passed a function that is to be offered as a tool.
     """
     if isinstance(function, BuiltinFunctionType):
         return False

@@ -160,9 +160,9 @@ class Claims:
         self._given: dict[int, Reservation | None] = {}  # by question; `None`: a server process
 
     def begin(self, id_: int) -> anyio.CancelScope:
-        """Record a question, and return the cancel scope for the task that will answer it.
+        """Record a worker's question, and return the cancel scope for the task that will call `answer`.
 
-        Call this before the task starts: the worker may withdraw the question before the task runs.
+        Call `begin` before that task starts: the worker may withdraw the question before the task runs.
         """
         scope = self._waiting[id_] = anyio.CancelScope()
         return scope

@@ -254,8 +254,8 @@ class FleetBatches:
                 found = filter(None, (files.result(item) for files, _ in self._files.values()))
                 result = next(found, None)
                 if result is not None:
-                    # If the work has removed the folder, writing fails. The episode is played again
-                    # nevertheless, and sends a new request, because it does not find this reply.
+                    # Writing fails if the work has removed the episode's folder. Then this reply is lost:
+                    # when the episode is played again, it sends a new request.
                     with contextlib.suppress(TraceError):
                         _append(episode / REPLIES, [_Replied(key=keys[item], result=result)])
                     del keys[item]

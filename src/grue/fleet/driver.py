@@ -95,7 +95,7 @@ class Tally(Struct):
             self.troubles.append(f"{id_}: {why}")
 
     def add(self, end: AttemptEnd) -> None:
-        """Count an episode that has a commit. `end` is the result of the committed attempt."""
+        """Count a finished episode. `end` is the result of its committed attempt."""
         self.done += 1
         self.failed += end.outcome == "failed"
         self.spent += end.spent

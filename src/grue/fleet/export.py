@@ -126,7 +126,7 @@ class Samples:
                 yield sample
 
     def _see(self, envelope: EpisodeEnvelope, talks: TalkReader) -> Sample | None:
-        """Read the next message. If it is the reply to a request, return the sample of both, if any."""
+        """Read the next message. If it is a reply that makes a sample with its request, return the sample."""
         body = envelope.body
         # Remove a request from `_asked` only when its reply arrives. The report of a retry has the request as
         # its cause too, and the reply comes after the report.

@@ -117,7 +117,7 @@ def _past(episode: Episode) -> GamePast | None:
         return None
     try:
         return read_past(episode.folder)
-    except MCPError:  # the attempt was interrupted too early to be resumed
+    except MCPError:  # the attempt was interrupted before its trace had enough to resume it
         begin_again(episode)
         return None
 

@@ -85,7 +85,7 @@ def mistyped(reply: LlmReply = _GOOD_REPLY, content_type: str = "text/html") -> 
 
 
 def empty(status: int = 200) -> LlmReply:
-    """Return an empty body with the content type of JSON."""
+    """Return a reply with an empty body, although the content type says JSON."""
     return LlmReply(status=status, headers={"Content-Type": "application/json"})
 
 

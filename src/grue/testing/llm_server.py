@@ -471,7 +471,7 @@ def _rendered(said: LlmReply, dialect: Dialect, request: Json) -> tuple[LlmReply
     if events:
         return _streamed(said, dialect, events), wants_back
     if said.amid:
-        # `after` is the place of `amid` in a stream, and this reply is none.
+        # `after` is the place in a stream at which `amid` is sent, and this reply is not streamed.
         said = replace(said, after=None)
     # The bytes of a chat completion are sent as the script has them.
     return (said if dialect is CHAT else replace(said, body=json.dumps(reply).encode())), wants_back

@@ -408,7 +408,7 @@ class CachedPrompts:
         )
         if earlier is None:
             return found
-        # `earlier` may be a prompt of another conversation, which shares only the tools and the system text.
+        # Without `talk.last`, `earlier` is of another conversation: compare only tools and system text.
         shared, ends = (len(earlier.whole), len(sent.whole)) if talk.last else (earlier.head, sent.head)
         if same >= shared:
             return found

@@ -290,7 +290,7 @@ def _first_history(header: FileHeader) -> History:
     ledger = Ledger()
     ledger.length, ledger.digest = header.length, header.digest
     history = History(ledger, {*header.call_ids})
-    history.plain = True  # the default; `KeptConversation.turn` sets the turn's own value
+    history.plain = True  # until `KeptConversation.turn` sets it as the next turn's `json_results` says
     return history
 
 

@@ -145,7 +145,10 @@ def _in_trace(trace: Path, turns: set[int], call_id: m.CallId) -> m.ToolCallResu
 
 
 def _may_hold(body: msgspec.Raw, written: bytes) -> bool:
-    """Return whether a message may contain a call id; a message in a file of its own may."""
+    """Return whether `body` may contain the call id `written`.
+
+    A message that is stored in a file of its own is not read for this: it may.
+    """
     text = bytes(body)
     return written in text or text.startswith(REFERENCE_START)
 
@@ -596,7 +599,7 @@ class KeptConversation:
             raise
 
     def _close_turn(self, lent: LentConversation, actors: TurnReport | None, parked: TurnMark | None) -> None:
-        """Keep the turn's entries. `parked` is the turn's mark from before it was resumed.
+        """Keep the turn's entries. `parked` is the `TurnMark` that a resumed turn had while it was parked.
 
         The agent's last request is in the trace as soon as the agent sends it, but the LLM actor may have
         been cancelled before it took the request. Add the request's texts then, so that the conversation has

@@ -345,7 +345,8 @@ class RecordedTurn:
             if body.task is not None:
                 self._became_task(body, body.task)
         elif isinstance(body, m.TaskCreated):
-            # It names no call. A session makes one call at a time, so this is the server's last call.
+            # `TaskCreated` names no call. A session makes one call at a time, so the server's last call has
+            # become the task.
             of_server = [each for each in self._called.values() if each.server == body.server]
             if of_server:
                 self._became_task(of_server[-1], body.task)

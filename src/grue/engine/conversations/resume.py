@@ -184,7 +184,7 @@ def _going_on(
         conversation=kept,
     )
     if kept is None:
-        # No conversation's file is written: the turn's trace holds the entries.
+        # The turn belongs to no `Conversation`. Its trace holds its entries, so no other file is written.
         lent = settings.wiring.lent(m.ConversationId(f"turn-{command.turn}"), history, part.tools)
         settings = replace(settings, wiring=settings.wiring.lending(lent))
     turn: HostTurn[Any] = HostTurn(request, settings, memory)

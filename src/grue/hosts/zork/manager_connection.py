@@ -297,5 +297,5 @@ class OverriddenManagerConnection(ManagerConnection):
 
 
 def connect_overridden(manager: MCPManager) -> Connect:
-    """Return a tool server for a `Runner` that calls the overridden methods."""
+    """Return a tool server, for a `Runner`, whose connections call the manager's overridden methods."""
     return lambda note: OverriddenManagerConnection(manager, note)

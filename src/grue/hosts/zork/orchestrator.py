@@ -491,8 +491,8 @@ class ZorkOrchestratorV2:
     def _come_back(self, past: GamePast) -> list[Remembered]:
         """Restore the state of an episode: replay its commands in the game, and read the rest from the trace.
 
-        Return the notes on places that the killed program had not recorded. They are not recorded here: the
-        constructor may still refuse to resume, and then the trace must stay unchanged.
+        Return the `Remembered` facts that the killed program had not recorded. This method does not record
+        them: the constructor may still refuse to resume, and then the trace must stay unchanged.
         """
         state = self.game_state
         if past.started.game_hash != self.game.fingerprint:

@@ -308,7 +308,10 @@ def _marked(text: str, tools: _Tools) -> Written | None:
 
 
 def _attached_mark(text: str) -> "re.Match[str] | None":
-    """Return the first mark that follows other text directly; `None` if the text is an answer in JSON."""
+    """Return the first beginning of a tool call that follows other text without a space or line break.
+
+    `None`: there is none, or the text is an answer in JSON.
+    """
     if text.startswith("{"):
         return None
     form = re.compile(_FORMS)
@@ -320,7 +323,7 @@ def _attached_mark(text: str) -> "re.Match[str] | None":
 
 
 def _read_attached(text: str, mark: "re.Match[str]", tools: _Tools) -> Written | None:
-    """Return the calls at a mark of `_attached_mark`; `None` if they name no offered tool."""
+    """Return the calls that begin at `mark`, from `_attached_mark`; `None` if they name no offered tool."""
     form, before, rest = str(mark.lastgroup), text[: mark.start()].strip(), text[mark.end() :]
     if text.count("```", 0, mark.start()) % 2:
         return None

@@ -216,7 +216,8 @@ def _ask_early(state: s.AwaitingSessions) -> Transition:
         or rewritten
         or not isinstance(request, m.RequestCompletion)
     ):
-        # The history has to be shortened first. By how much depends on the size of the real tools.
+        # Wait for the sessions: the history has to be shortened before the request, and by how much depends
+        # on the size of the tools that the servers will list.
         return state, ()
     following = s.Presuming(
         turn=replace(asked.turn, tools=turn.tools, relisted=turn.relisted),

@@ -182,7 +182,7 @@ def _sent(state: s.AwaitingTools, run: Run) -> tuple[s.AwaitingTools, m.CallTool
 def settle(
     state: s.AwaitingTools, event: m.ToolReturned | m.ToolTimedOut | m.ToolSkipped | m.ServerDied
 ) -> Transition:
-    """Record how a call ended. After the last call of a run, send the next run or ask the model.
+    """Record how a call ended. Then send the next calls that may be sent; if none are left, ask the model.
 
     After a server's death or a timeout, calls under way at other servers still finish.
     """
@@ -306,7 +306,7 @@ def call(
 def _noted(
     turn: Turn, reply: s.JudgedReply, notes: tuple[s.CallNote, ...]
 ) -> tuple[s.JudgedReply, tuple[s.CallNote, ...]]:
-    """Store the notes in `reply`, or return them to be recorded now, in the replay of an old trace."""
+    """Store the notes in `reply`. In the replay of an old trace, return them instead, to be recorded now."""
     if not turn.run.binds_calls:
         return reply, notes
     return replace(reply, noted=(*reply.noted, *notes)), ()

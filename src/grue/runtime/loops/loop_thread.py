@@ -313,7 +313,8 @@ class EpisodeLoop:
                 if not self._ended.done():
                     self._force_kill()
                     wait_for(self._ended, CLOSE_WITHIN_S)
-        # Not before: if a Ctrl-C interrupts `Thread.join`, CPython 3.11 marks a running thread as finished.
+        # Call `join` only when the loop has ended: if a Ctrl-C interrupts `join`, CPython 3.11 marks the
+        # thread as finished although it still runs.
         if self._ended.done():
             self.loop_thread.thread.join()
 

@@ -185,10 +185,10 @@ _LONG_PROBE = 16
 
 
 class _SecretIndex(NamedTuple):
-    """The registered secrets, the longest first, with an index for a quick first search.
+    """The registered secrets, the longest first, and parts of them (probes) for a quick first search.
 
-    A text is searched for the long probes, which consist of letters and digits only, if it has a run of these
-    that is as long as `shortest_run`. To find one, all letters and digits of the text are mapped to `a`.
+    The `long_probes` consist of letters and digits only. Before a search for them, `may_match` replaces each
+    letter and digit of the text by `a`, and looks for `shortest_run`: `a` as often as the shortest is long.
     """
 
     secrets: tuple[_Secret, ...] = ()
@@ -348,7 +348,10 @@ class Redaction:
         return found[0] if len(found) == 1 else heapq.merge(*found, key=_START)
 
     def _secrets_in(self, written: bytes, start: int, end: int) -> list[Iterator[Found]]:
-        """Return an iterator over the spans of each form of each secret, and of beginnings that were cut."""
+        """Return an iterator for each form of each secret, over the spans where the form is in the text.
+
+        If a text was cut, also return iterators over beginnings of secrets before the cut.
+        """
         secrets = self._index.secrets
         found = [
             _marked(_matches(pattern, written, start, end), secret.placeholder, rank)

@@ -112,7 +112,7 @@ def _things(situation: Situation) -> Iterator[tuple[str, str]]:
 
 
 def _ways(situation: Situation, named: list[str]) -> Iterator[tuple[str, str]]:
-    # Exits that only the game has named come before those in the host's notes, and the way back last.
+    # The order: the exits that only the game's text names, those in the host's notes, the way back.
     back = _way_back(situation)
     ways = _shuffled({*named, *(situation.known & _OPPOSITE.keys())}, situation.turn)
     for way in sorted(ways, key=lambda way: (way == back, way in situation.known)):
@@ -183,7 +183,8 @@ _HOUSE_ROUNDS: Final = {
             "have sardines, for persuasion, with a paw-print on the tin. This is not a hard case."
         ),
     ),
-    # Before "light lantern", two replies with one thought each. The second thought starts a branch.
+    # Before the command "light lantern", the model sends two replies, each with one call of the thinking
+    # tool. The second thought branches from the first.
     "light lantern": (
         _round("The trapdoor is free. I could go down now; it is dark there, but I know the way back."),
         _round(
@@ -235,7 +236,8 @@ _ZORK_ROUNDS: Final = {
             revises=2,
         ),
     ),
-    # Before "turn on lamp", two replies with one call each. The second thought starts a branch.
+    # Before the command "turn on lamp", the model sends two replies, each with one call of the thinking tool.
+    # The second thought branches from the first.
     "turn on lamp": (
         _round("A rickety staircase leads down into darkness. I could feel my way."),
         _round(

@@ -302,7 +302,7 @@ class _LangfuseSink(SpanSink):
         return ending
 
     def _content(self, part: str, content: object, metadata: m.JsonObject) -> m.JsonObject:
-        """Return `content` with `metadata`; if content must not be sent, only its size."""
+        """Return `metadata` with `content`, or, if content must not be sent, with the size of `content`."""
         if self._capture:
             return {part: content, "metadata": metadata}
         return {"metadata": {**metadata, f"{part}_chars": len(json_text(content))}}

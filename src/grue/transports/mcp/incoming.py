@@ -233,7 +233,7 @@ def _block(written: bytes) -> object:
     if values_in(written) <= MAX_VALUES:
         return _decode(written)
     try:
-        # `values_in` also counts the commas in texts: this may be a long text with few values.
+        # `values_in` also counts commas inside strings, so a long text may have been taken for many values.
         return msgspec.to_builtins(msgspec.json.decode(written, type=_Text))
     except (ValueError, RecursionError):
         return {"type": "text", "text": _json_text(written)}

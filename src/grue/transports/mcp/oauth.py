@@ -263,8 +263,8 @@ class Authorizer:
     async def renew(self, used: str, refusal: httpx2.Response | None = None) -> str:
         """Return another token than `used`, which the server has refused, or which expires soon.
 
-        `used` is empty if the request had no token. Without `refusal`, `used` expires soon; it is returned if
-        it cannot be renewed.
+        `used` is empty if the request had no token. Without `refusal`, `used` still works but expires soon;
+        if it cannot be renewed, `used` is returned.
 
         Raises:
             AuthorizationRefused: No other token can be obtained.
@@ -483,7 +483,7 @@ def _record(url: str, tokens: OAuthToken, issuer: str) -> TokenRecord:
 
 
 class _Storage:
-    """From here the SDK reads tokens and the client's registration. `Authorizer` stores new ones."""
+    """The SDK reads tokens and the client's registration from here. `Authorizer` stores new ones."""
 
     def __init__(self, auth: OAuth, record: TokenRecord | None, person: Person | None) -> None:
         self._auth = auth
