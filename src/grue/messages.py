@@ -845,7 +845,7 @@ class CompletionPostponed(Message, frozen=True, kw_only=True):
 class ReplyDropped(Message, frozen=True, kw_only=True):
     """llm -> agent: the request is not under way any more, and its reply was discarded.
 
-    Every `DropCompletion` is answered by this message. A reply that was on its way comes first.
+    It answers a `DropCompletion`. A `CompletionReceived` that was sent before it arrives before it.
 
     Attributes:
         usage: The cost of the request, unless a `CompletionReceived` has reported it. For a cancelled request

@@ -227,8 +227,7 @@ class AgentActor(Actor[m.TurnEvent]):
                 interrupted = m.TurnInterrupted(reason="cancelled")
                 await self.receive(self._note(interrupted, sender="supervisor"))
             else:
-                # The cancel scope around the whole turn may expire in the same instant as `self._deadline`.
-                # Then the turn has run out of time; nobody has cancelled it.
+                # The turn has run out of time: its time limit has cancelled this task, and not a user.
                 await self.receive(self._note(self._deadline_passed(), sender="clock"))
             while not self._is_over:
                 await self.receive(await self.mailbox.receive())

@@ -112,7 +112,7 @@ def names_an_endpoint(config: GameConfiguration) -> bool:
 
 
 def _patient(settings: LlmSettings) -> LlmSettings:
-    # Checks end soon: without retries after an error or a cut reply. A configured time limit is kept.
+    # To end soon, a check does not retry after an error or a cut reply. A configured time limit applies.
     written = settings.retry.timeout_s != RetryPolicy().timeout_s
     limit = settings.retry.timeout_s if written else _PATIENCE_S
     retry = structs.replace(settings.retry, max_retries=0, timeout_s=limit, length_retry_factor=1.0)

@@ -56,7 +56,7 @@ def play_episode(options: PlayOptions) -> EpisodeResult:
         return _play(options, None)
     past = read_past(options.resume)
     options = as_started(options, past)
-    # Relative paths and the project's settings belong to the folder of the first start.
+    # Relative paths and `pyproject.toml` are those of the folder in which the episode was started first.
     with chdir(options.started_in or Path()):
         return _play(options, past)
 
@@ -106,7 +106,7 @@ def _played(
     try:
         orchestrator.play_episode()
     except BaseException:
-        # The result says why the episode ended. If writing it fails, the first error is still raised.
+        # Write the result file also after an error. If that fails, raise the first error all the same.
         with suppress(TraceError):
             _finish(orchestrator, folder, view, options)
         raise

@@ -69,8 +69,8 @@ def drifts(known: KnownServers, listings: Listings, config: GameConfiguration) -
 def approve(known: KnownServers, listings: Listings, secret: Collection[str] = ()) -> Iterator[str]:
     """Write the tools in `listings` into the tool lock, and yield a line for each change.
 
-    What is locked of the file's other servers stays. The servers in `secret`, whose definitions
-    hold one, are left out of the listing file.
+    The lock keeps the tools of the file's other servers. `secret`: servers whose tool definitions
+    contain a secret; they are left out of the listing file.
 
     Raises:
         MCPConfigError: There is no file of servers, or the lock cannot be written.

@@ -37,7 +37,7 @@ def changes_from(
     """Return the changes for a replay.
 
     Each of `settings` is `KEY=VALUE`. KEY is a field of `FailurePolicy` or `TurnLimits`, or `budget.` and a
-    field of the budget. VALUE is JSON or a word. `system` is a file.
+    field of the budget. VALUE is JSON or a word. `system` is a file with the new system text.
 
     Raises:
         MCPConfigError: A key is unknown, a value does not fit, or the file cannot be read.

@@ -534,7 +534,7 @@ def read_manifest(
 
 
 def entry_point(manifest: object) -> str:
-    """Return the path of the bundle's program in the bundle; empty: it needs one from outside, as `node`."""
+    """Return the path of the bundle's own program; empty: it needs an installed one, such as `node`."""
     read = _converted(manifest, _Manifest, "the manifest of a bundle")
     return read.server.entry_point if read.server.type == "binary" else ""
 

@@ -432,8 +432,8 @@ def _past(
     if not place.events:
         return TurnsPast(forked=forked, copied=run.earlier, rewrites=rewrites)
     told = {each.seq for each in run.envelopes if each.seq < seq and each.receiver == AGENT}
-    # Copy also the agent's reactions to these messages: the event at which the turn is forked may have
-    # arrived before the agent had sent them.
+    # Copy also what the agent sent in answer to the messages before `seq`. It may have been recorded after
+    # `seq`.
     copied = [
         each
         for each in run.envelopes

@@ -67,12 +67,12 @@ class RecordedCall(Struct):
 class TurnRecord:
     """The recorded results and decisions that a fork of the turn gets.
 
-    A call of the fork gets the first unused result, recorded after the fork, of the same tool with the same
-    arguments. If none is left, only a read-only tool gets the last result again: the calls of any other tool
-    may have changed what it would return.
+    A call of the fork gets the first unused recorded result of the same tool with the same arguments. If none
+    is left, only a read-only tool gets the last result again: the calls of any other tool may have changed
+    what it would return.
 
-    `after` is the number of the last message before the fork. `listings` replace the recorded tools of their
-    servers.
+    `after` is the number of the last message before the fork; results before it are not used. `listings`
+    replace the recorded tools of their servers.
     """
 
     def __init__(

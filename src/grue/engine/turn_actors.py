@@ -444,7 +444,7 @@ class TurnActors:
         def save() -> None:
             for server, seen in unsaved:
                 written = msgspec.json.encode(seen)
-                # A server may put a secret that it was given into a description.
+                # A listing with a secret is not stored: a server may put a secret into a description.
                 if self._wiring.recorder.redacted(written) == written:
                     ListingCache().save(server, seen)
 

@@ -188,7 +188,7 @@ class Claims:
         return ""
 
     def give_back(self, id_: int, outcome: RequestOutcome) -> None:
-        """Withdraw a waiting question. For a granted one, charge the request or free the server's place."""
+        """Withdraw a waiting question; after a granted one, charge the request or free the server's place."""
         waiting = self._waiting.pop(id_, None)
         if waiting is not None:
             waiting.cancel()

@@ -358,7 +358,7 @@ def _case_lines(found: Comparison, *, commands: bool, everything: bool) -> Itera
 
 
 def _telling(cases: Sequence[CaseChange]) -> list[str]:
-    """Return the settings in which the cases differ, most values first; if they differ in none, all."""
+    """Return the settings in which the cases differ, or else all; those with the most values come first."""
     values = _values_of(case.case for case in cases)
     differing = [name for name in values if len(values[name]) > 1] or list(values)
     return sorted(differing, key=lambda name: -len(values[name]))

@@ -159,7 +159,7 @@ def _line(text: str) -> str:
 
 
 def _fixed(text: str) -> tuple[str, ...]:
-    """Return the pieces of a line between its numbers, ids and quoted texts: the same in a whole group."""
+    """Return the pieces of a line without its numbers, ids and quoted texts. A group has the same pieces."""
     pieces, room = [], _MOST_TEXT
     for piece in _VARIES.split(_line(text)):
         if room <= 0:

@@ -28,7 +28,7 @@ from grue.transports.llm.endpoint import api_key
 
 
 class PlayCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings of a case. `project` is a hash of `[tool.grue]`: other settings make other episodes."""
+    """The settings of a case. `project` is a hash of `[tool.grue]`, so that a change there is a new case."""
 
     game: str = "house"
     seed: int = 0

@@ -190,7 +190,7 @@ def is_crowded(text: str | bytes, most: int = MAX_VALUES) -> bool:
     if len(text) <= most or count_of(text, '"[{,') <= most:
         return False
     found = _IN_TEXT.finditer(text) if isinstance(text, str) else _IN_BYTES.finditer(text)
-    # Counted in Python code and not in one call into C, so that other threads can run meanwhile.
+    # Count in Python code, not in one call into C, so that other threads can run meanwhile.
     return sum(1 for _ in islice(found, most + 1)) > most
 
 

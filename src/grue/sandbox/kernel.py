@@ -199,8 +199,7 @@ def _add(ruleset: int, rules: Iterable[Rule], version: int) -> None:
 
 
 def _add_one(ruleset: int, rule: Rule, handled: int) -> None:
-    # No link is followed: since the path was resolved, another boxed program could have replaced a folder by
-    # one.
+    # Follow no link: since the path was resolved, another boxed program may have put a link in its place.
     syscall = _libc().syscall
     place = syscall(_OPENAT2, _AT_FDCWD, os.fsencode(rule.path), _NO_LINKS, _HOW_BYTES)
     if place < 0:
@@ -222,7 +221,7 @@ def _add_one(ruleset: int, rule: Rule, handled: int) -> None:
 
 
 def _drop_capabilities() -> None:
-    # Capabilities for files stay. With `no_new_privs`, no program can get the others back.
+    # Drop all capabilities except those for files. With `no_new_privs`, no program can get them back.
     libc = _libc()
     header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
     now = ctypes.create_string_buffer(24)

@@ -122,7 +122,7 @@ class Boxed:
     def released(self) -> None:
         """Let the thread that started this program prepare the rules for the next start.
 
-        Call it when the program runs: earlier, the thread would hold up the caller.
+        Call it only when the program runs, because the thread takes time from the caller.
         """
         if self._thread is not None:
             self._thread.go_on()

@@ -43,7 +43,7 @@ class Watch:
         read: Files that the program opened to read, and that exist.
         written: Files that the program wrote, and folders in which it made or deleted something.
         hosts: `host:port` of the connections; an IP address if the program did not use the proxy.
-        opened: The rules of the preset `pure` for the program, which need not be proposed.
+        opened: What the preset `pure` allows the program anyway. It need not be proposed.
         homes: The values of `HOME` that the program got. These folders are never proposed as a whole.
     """
 

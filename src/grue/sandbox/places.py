@@ -97,7 +97,7 @@ def places_of(
                 f"The box lets the program write {path}, which does not exist.",
                 remedy="Create it, or leave it out.",
             )
-    # Resolved only once, so that the check and the rules are about the same files.
+    # Resolve the program's path only once, so that the check and the rules are about the same files.
     chain = tuple(_chain(program))
     _refuse_planted_interpreter(chain, written)
     own = [*own_folders(chain, args, cwd, written), *_module_folders(env, cwd)]
@@ -287,10 +287,9 @@ def _state_of_system() -> tuple[tuple[int, int], ...]:
 
 @functools.cache
 def _system_folders() -> tuple[str, ...]:
-    """Return the folders with those settings files of the system that every box may read.
+    """Return the folders of the settings files below `/etc` that every box may read.
 
-    The folder of a link's target counts too. Other folders need no check: those with programs are opened as a
-    whole, and files of the kernel and devices are not replaced.
+    If such a file is a link, the folder of its target is returned too.
     """
     named = [f"/etc/{name}" for name in _SETTINGS.split()]
     paths = [*named, *(path for path in map(real_path, named) if not path.startswith(_opened_trees()))]

@@ -95,7 +95,7 @@ def _lines(log: str) -> Iterator[str]:
     try:
         if log.startswith("/dev/"):
             for _ in range(_MOST_RECORDS):
-                # The next record was overwritten before it was read; the next `read` skips it.
+                # EPIPE means that the kernel has overwritten the next record. The next `read` skips it.
                 with contextlib.suppress(BrokenPipeError):
                     yield (
                         os.read(descriptor, _LONGEST_RECORD).decode("utf-8", "replace").replace("\\x5c", "\\")

@@ -172,7 +172,7 @@ def program(here: Machine, wanted: Wanted) -> bytes:
     calls = here.calls
     code = [
         _stmt(_LOAD, _ARCH),
-        # The numbers of another architecture mean other calls.
+        # On another architecture, a number stands for another system call than here.
         _jump(_EQUAL, here.audit, 1, 0),
         _stmt(_RETURN, _KILL),
         _stmt(_LOAD, _NR),
@@ -194,7 +194,7 @@ def program(here: Machine, wanted: Wanted) -> bytes:
 
 
 def _search(rows: list[tuple[int, list[bytes]]]) -> list[bytes]:
-    """Return instructions that run the code of the last row whose number is not above the call's.
+    """Return BPF code that finds the last row whose number is at most the system call's, and runs its code.
 
     The search is binary, because the kernel runs the filter for each possible call when it is installed.
     """

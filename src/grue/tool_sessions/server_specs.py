@@ -94,7 +94,7 @@ def visible_keys(environment: Mapping[str, str], host: Mapping[str, str]) -> tup
 
 
 def is_own_key(name: str, environment: Mapping[str, str], host: Mapping[str, str]) -> bool:
-    """Return whether the variable `name` is one of `OWN_KEYS`, or has the value of one in `host`."""
+    """Return whether variable `name` is one of `OWN_KEYS`, or its value is that of one of them in `host`."""
     return name in OWN_KEYS or environment[name].strip() in _own_values(host)
 
 

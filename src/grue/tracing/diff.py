@@ -80,7 +80,7 @@ def _only(forked: set[int], turns: Iterator[TurnSlice]) -> Iterator[TurnSlice]:
 
 
 def render(divergences: Iterable[Divergence], *, every: bool = False) -> Iterator[str]:
-    """Yield the report on divergences between `A` and `B`: the first, or `every` one, in full."""
+    """Yield the lines of a report that describes the first divergence, or with `every` all of them."""
     count = 0
     for divergence in divergences:
         count += 1
@@ -308,8 +308,8 @@ class LeftInFile(Struct, frozen=True):
 def lean_turns(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:
     """Split a trace into its turns, as `split_turns` does, with `KEPT_BYTES` of messages in memory at most.
 
-    Each further envelope of a reader gets a `LeftInFile`, which `whole` reads again. `TextDelta` messages are
-    left out, and so is `TurnForked`, because it only says from which turn a fork was copied.
+    Beyond that, messages from an `EpisodeReader` stay in the file, and `whole` reads them. `TextDelta`
+    messages are left out, and so is `TurnForked`, because it only says from which turn a fork was copied.
     """
     splitter = TurnSplitter()
     kept: dict[int, int] = {}  # key: `id()` of a slice; value: bytes of its messages in memory

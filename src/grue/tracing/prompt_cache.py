@@ -240,7 +240,10 @@ class CachedPrompts:
         return _Form(_unmarked(profile_for(asks.address, asks.model, wire)), asks.model, place)
 
     def _found(self, name: m.ConversationId, past: m.HistoryReference | None) -> _Prompted:
-        """Return the state that has the history `past`, or a copy of another conversation's, or a new one."""
+        """Return the prompts so far of conversation `name`, whose history is `past`; new if not in the trace.
+
+        A branch gets a copy of the prompts of the conversation that it comes from.
+        """
         known = self._talks.get(name)
         if past is None or not past.length:
             return self._new(name)

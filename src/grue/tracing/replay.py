@@ -664,7 +664,7 @@ def _replay_turn(
     agent = replay_agent(turn, changes)
     compared, found = replay_sessions(turn, turn_slice, connections, agent.commands if changes else {})
     if found and not changes:
-        # A turn of `Runner.map` does not know in which state the other turns of that call left the servers.
+        # Compare once more with servers that have no earlier state: turns of `Runner.map` begin without it.
         alone, differences = replay_sessions(turn, turn_slice, Connections(), {})
         compared, found = (compared, found) if differences else (alone, [])
     found += [*_llm_divergences(turn, turn_slice), *_excluded(turn, turn_slice, changes)]

@@ -88,7 +88,7 @@ class PhaseClock:
         `resumed`: no host ran since the last envelope, so that the time since then is not counted.
         """
         if resumed or t < self._last:
-            # A lower time: another run of the host has begun, or this envelope is the first one.
+            # `t < self._last`: the host was started again, or this is the first envelope.
             self._count_until(self._last)
             self._counted = round(t * 1e6)
         elif changes:

@@ -19,7 +19,7 @@ A = TypeVar("A")
 
 
 class Question(Generic[A]):
-    """A question to the user, an event of the turn, which waits for the `answer`."""
+    """A question that a turn asks the user. The turn waits until `answer` is called."""
 
     def __init__(self) -> None:
         self._answered: Future[A] = Future()

@@ -2,7 +2,7 @@
 
 Each message changes a conversation as it did in the process that recorded it. The entries built so far are
 compared with the digest in each `RunTurn`, so a conversation that the trace does not hold completely is
-refused. Each resumption of a turn begins another part of it, with another `RunTurn` of the same number.
+refused. When a turn is resumed, the trace gets another `RunTurn` with the same number.
 """
 
 from collections.abc import Iterable
@@ -355,7 +355,7 @@ class RecordedTurn:
         elif isinstance(body, m.RequestCompletion) and body.aside:
             self._aside.add(envelope.seq)
         elif isinstance(body, m.CompletionReceived) and envelope.cause in self._aside:
-            # A summary of the history, which the `HistoryRewritten` that follows puts into the conversation.
+            # This reply is a summary of the history. The `HistoryRewritten` after it has the summary too.
             pass
         elif isinstance(body, m.CompletionReceived | m.ReplyDropped | m.HistoryRewritten | m.RewriteHistory):
             self.said.append(body)
@@ -422,7 +422,7 @@ class RecordedTurn:
             and asked is not None
             and asked.request > self._requests
         ):
-            # The process was killed before it recorded `asked`, so the texts in it have not been sent yet.
+            # The process was killed before it sent the request `asked`, so the resumed turn sends its texts.
             return replace(where, new=asked.new)
         return where
 

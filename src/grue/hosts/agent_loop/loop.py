@@ -475,7 +475,7 @@ class AgentLoop:
     async def run_async(self, text: str, *, images: Sequence[Image] = (), turn: int | None = None) -> str:
         """Do the same as `run`, but without blocking the event loop. `on_event` is called in that loop.
 
-        Cancellation cancels the input and waits for its clean-up, for at most a few seconds.
+        Cancellation cancels the turn and waits for its clean-up, for at most a few seconds.
         """
         with self._one_input(text, images, turn) as request:
             if self._on_event is None:

@@ -53,10 +53,10 @@ class TurnUse(Struct, frozen=True):
 class SessionNews:
     """An observer of a manager's sessions, which passes their messages to the manager's observers.
 
-    During a turn it does not, because the turn reports each connect and tool call to the same observers. What
-    the turn does not report, such as a changed tool, is then recorded in the turn's trace.
+    During a turn it passes on nothing, because the turn reports its connects and tool calls to the same
+    observers. It then records in the turn's trace what the turn does not report, such as a changed tool.
 
-    It must not refer to the manager, because an open session refers to it and would keep the manager alive.
+    It has no reference to the manager: an open session refers to it, and would keep the manager alive.
 
     Attributes:
         observers: The manager's observers.
@@ -197,7 +197,7 @@ class MCPManager:
         pins = pinning(self.tool_lock, self.server_name, on_tool_drift(self.config))
         options = ClientOptions(pinning=pins, on_secret=self.recorder.hide)
         connect = connect_to(self.server_name, self.tool_server, self._registry, options)
-        # In the state `Untried` there is only one attempt, because the turn itself retries.
+        # A turn repeats a failed connect itself. So only one attempt is made here, as in the state `Untried`.
         known = self.connection if turn is None else Untried()
         session = OwnedSession(command, connect, self.recorder, known)
         self._session = session

@@ -362,7 +362,7 @@ class ZorkOrchestratorV2:
         self.recorder: Recorder = self.setup.recorder or Recorder()
         self.recorder.add(self._count)
         if self.setup.logger is not None:
-            # Before anything is recorded, so that it also logs MCP configuration errors.
+            # This comes before anything is recorded, so that MCP configuration errors are logged too.
             self.recorder.add(LoggerObserver(self.setup.logger, episode_id=episode_id))
         self._langfuse: LangfuseObserver | None = None
         if self.setup.langfuse_client is not None:

@@ -40,7 +40,7 @@ class BatchState(Struct, frozen=True, kw_only=True):
         total: How many requests the batch has; `None`: the provider does not say.
         results: API paths of the files with the batch's results.
         why: What the provider says about a batch that was refused or that ended early.
-        left: What happened to requests before they were processed; empty: the provider does not say.
+        left: Why requests of the batch have no result; empty: the provider does not say.
     """
 
     id: str
@@ -71,7 +71,7 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def fault(self) -> Fault:
-        """Why the request has no reply. Only if `status` is `None`."""
+        """Why the request has no reply. Use it only if `status` is `None`."""
         return Fault(kind=self.kind, message=self.message, reason=self.reason, remedy=_AGAIN)
 
 

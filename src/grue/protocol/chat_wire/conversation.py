@@ -180,7 +180,7 @@ class EncodedConversation:
 
     Attributes:
         tools: The tools that were offered last.
-        bytes_per_token: By the endpoint's count of the last request; `None`: there was no count.
+        bytes_per_token: Computed from the endpoint's token count of the last request; `None`: no count.
         unread_thoughts: How many replies have thoughts that this endpoint cannot read.
     """
 

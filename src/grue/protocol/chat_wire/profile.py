@@ -132,7 +132,7 @@ class WireProfile(Struct, frozen=True, kw_only=True):
 
     @property
     def name_style(self) -> Literal["canonical", "encoded"]:
-        """How tool names are sent now."""
+        """How requests write tool names."""
         return "encoded" if self.names == "encoded" else "canonical"
 
     def limit(self, settings: ModelSettings) -> int | None:

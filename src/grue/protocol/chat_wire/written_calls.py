@@ -253,10 +253,10 @@ def read_written(
     """Read a text that consists of tool calls; `None` if it is an ordinary text.
 
     Args:
-        text: The text, without thoughts.
+        text: The text, without the model's thoughts.
         tools: The tools that are offered. Bare JSON is a call only if it names one of them.
         wire_names: The names of these tools in the request, in the same order.
-        bare: Whether JSON without a mark may be a call.
+        bare: Whether bare JSON may be a call: JSON without a tag such as `<tool_call>` around it.
     """
     text = text.strip()
     for end in _ENDS:
@@ -603,7 +603,7 @@ def _last_fence(text: str, known: Iterable[str]) -> Written | None:
 
 
 def _last_lines(text: str, known: Iterable[str]) -> Written | None:
-    """Return the calls in JSON lines at a text's end. They are not `sure`: they may be an example."""
+    """Return the calls in JSON lines at a text's end; they may be an example, so they are not `sure`."""
     starts = {text.rfind("\n\n") + 2, text.find("\n{") + 1, text.find("\n[") + 1} - {0, 1}
     for start in sorted(starts):
         found = _bare(text[start:].strip(), known)

@@ -13,8 +13,8 @@ one batch within its session. A replay compares its commands with the recorded o
   longer knows the task, the answer to the call says that it may have taken effect.
 - A call that would be refused before it is sent, for instance because its arguments do not match the tool's
   schema, is not recorded as a call. Its settlement says why, and the batch goes on.
-- A call is made only if its tool still has the definition for which the call was decided on. Otherwise it is
-  skipped, and the calls after it go on.
+- If the definition of a tool has changed since the policy or a person allowed the call, the call is skipped,
+  and the calls after it go on.
 - Every call of a batch gets exactly one settlement. A settlement for a call that is already settled, such as
   a late answer after a timeout, is ignored.
 - Changed tools are listed again before each call, and before the last settlement of a batch is reported:
@@ -107,7 +107,8 @@ def tool_of(
 ) -> m.ToolDefinition | None:
     """Return the tool that a call names; `None` if no server serves it.
 
-    Of a tool of the servers in `serving_unlisted`, only the name may be known.
+    The servers in `serving_unlisted` also take calls of tools that they do not list. The definition of such a
+    tool has only its name.
     """
     tool = listed.get(name)
     found = split_unlisted(name, serving_unlisted) if tool is None else None

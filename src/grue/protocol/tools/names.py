@@ -194,7 +194,7 @@ class ToolRoutes(Struct, frozen=True):
 
 
 def tool_routes(tools: Iterable[m.ToolDefinition]) -> ToolRoutes:
-    """Return the names by which tools are listed and called; of tools with one bare name the last has it."""
+    """Return the names by which tools are listed and called. If tools share a bare name, it is the last's."""
     tools = tuple(tools)
     bare: dict[str, m.ToolDefinition] = {}
     shadowed = []

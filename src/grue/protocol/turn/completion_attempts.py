@@ -225,7 +225,7 @@ def attempt_step(state: AttemptState, event: AttemptEvent) -> AttemptTransition:
 
 
 def larger_limit(settings: ModelSettings, profile: WireProfile, retry: RetryPolicy) -> int | None:
-    """Return a larger token limit for a reply that was cut, but no larger one than the user has set."""
+    """Return a larger token limit for a second try after a cut reply; `None` if the user has set a limit."""
     limit = profile.limit(settings)
     if limit is None or settings.max_tokens is not None or _LIMITS & settings.extra_body.keys():
         return None

@@ -92,7 +92,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     def resuming(self) -> m.Resumption | None:
         """What a resumed turn takes over; `None` once it has sent its first batch of tool calls.
 
-        So a reconnect after that does not cause the same calls again.
+        It is `None` then so that a reconnect does not repeat the calls in it.
         """
         resumed = self.run.resumed
         return resumed if resumed is not None and resumed.parked.batches == self.batches else None
@@ -198,7 +198,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         return turn, told
 
     def referring(self) -> "Turn":
-        """Add `read_result` to the turn's tools, because the model has got a handle for it."""
+        """Add `read_result` to the turn's tools: with it, the model can read a result that was cut."""
         tools = with_tool(self.tools, READ_RESULT)
         return self if tools is self.tools else replace(self, tools=tools, relisted=True)
 

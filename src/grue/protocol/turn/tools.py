@@ -358,7 +358,7 @@ def park(state: s.AwaitingApproval, event: m.ApprovalPostponed) -> Transition:
 
 
 def parked_at_questions(state: s.AwaitingApproval, expires_at: float | None = None) -> m.TurnParked:
-    """Return the `TurnParked` from which a later process asks the questions again and goes on."""
+    """Return the `TurnParked` with all that a later process needs to ask the questions again and go on."""
     reply = state.reply
     return replace(
         progress(state.turn),

@@ -196,7 +196,7 @@ class Call(Future[T]):
         try:
             result = await self._work.run(function)
         except anyio.get_cancelled_exc_class():
-            # The loop is ending, and the task ends after this line: do not raise the cancellation again.
+            # The loop is ending. The cancellation need not be raised again, because the task ends here.
             self.fail(None)
         except BaseException as error:  # noqa: BLE001 - the thread that waits for the call raises it
             self.set_exception(error)
@@ -371,8 +371,8 @@ _running_loops: set[EpisodeLoop] = set()
 
 def _close_all() -> None:
     loops = list(_running_loops)
-    # A Ctrl-C makes the interpreter's exit faster: `close` kills the processes. No code of the host is left
-    # that its `KeyboardInterrupt` could interrupt.
+    # The interpreter is exiting. At a Ctrl-C, `close` kills the processes; no caller is left that needs the
+    # `KeyboardInterrupt`.
     with contextlib.suppress(KeyboardInterrupt), defer_interrupts():
         for loop in loops:
             loop.end()

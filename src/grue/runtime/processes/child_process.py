@@ -259,8 +259,7 @@ class ChildProcess:
         try:
             await self._await_end(died=died)
         except anyio.get_cancelled_exc_class():
-            # Case 2 of the class's docstring. Raised now, the cancellation would kill the process without
-            # SIGTERM.
+            # If the cancellation were raised here, the process would be killed without a SIGTERM before it.
             self._limits = self._limits.when_cancelled()
             with anyio.CancelScope(shield=True):
                 await self._await_end(died=died)

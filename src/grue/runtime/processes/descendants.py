@@ -115,7 +115,8 @@ class Descendants:
 def unmark(pid: int) -> None:
     """If this process was started by a marked server, remove the mark that its child `pid` inherited."""
     if _can_mark() and _mark_of(os.getpid()) >= _BASE:
-        _set_mark(pid, _BASE - 1)  # below every mark; "unlimited" is refused: it would raise a hard limit
+        # Any limit below `_BASE` is no mark. The kernel refuses "unlimited", which would raise a hard limit.
+        _set_mark(pid, _BASE - 1)
 
 
 def _can_mark() -> bool:

@@ -38,7 +38,7 @@ class Found(NamedTuple):
     is_number: bool = False
 
     def merged(self, other: Self) -> "Found":
-        """Return one span that covers both, with the replacement of the lower rank."""
+        """Return one span that covers both, with the replacement of the one that has the lower `rank`."""
         first = min(self, other, key=lambda found: found.rank)
         return first._replace(start=min(self.start, other.start), end=max(self.end, other.end))
 
@@ -252,7 +252,7 @@ class Redaction:
     def may_contain_secrets(self, written: bytes) -> bool:
         """Return whether a text may contain a secret. A quick test: only its `False` is certain."""
         if len(written) <= _PIECE:
-            # The checks of `may_contain_credentials`: a call would cost time for each small message.
+            # The same checks as in `may_contain_credentials`, because calling it is slower.
             if self._index.secrets and self._index.may_match(written):
                 return True
             lowered = written.lower()

@@ -308,10 +308,7 @@ class Recorder:
         return envelope
 
     def _show_piece(self, envelope: Envelope[Any]) -> None:
-        """Show the observers the part of the text so far that cannot belong to a secret.
-
-        If it is empty, the next envelope gets this envelope's number.
-        """
+        """Show the observers the part of the text so far that cannot belong to a secret, if there is any."""
         texts = self._texts.setdefault((envelope.sender, envelope.turn), {})
         key = replace(envelope.body, text="")
         text = texts.get(key)

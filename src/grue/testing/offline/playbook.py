@@ -74,8 +74,7 @@ def position(commands: Sequence[str], turn: int, recent: Sequence[str]) -> int |
     """Return how many commands of a script were played; `None` if the last commands are not in the script.
 
     A host plays an idle command such as `look` in a turn that has failed. So if `recent` does not equal the
-    script's commands just before this turn, its idle commands are ignored, and the last place in the script
-    that has the others in a row counts.
+    script's commands just before this turn, its other commands are looked for in the script, from the end.
 
     `turn` is the turn to play, from 1. `recent` begins with the oldest command.
     """

@@ -1,6 +1,6 @@
 """The playbooks of the offline model: for the game The House with any seed, and for Zork I.
 
-In games without a script the model explores (`explore`).
+In other games the model explores (`explore`).
 """
 
 import re

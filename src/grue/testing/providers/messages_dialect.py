@@ -422,7 +422,6 @@ def _check_block(where: str, block: Json) -> Iterator[str]:
 
 
 def _order(messages: list[Json]) -> Iterator[str]:
-    # Each call must have its result at the beginning of the next message.
     if messages[0].get("role") != "user":
         yield 'messages: first message must use the "user" role'
     if messages[-1].get("role") == "assistant":

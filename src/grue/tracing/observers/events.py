@@ -288,7 +288,7 @@ class EventFeed:
         ]
 
     def _is_known(self, drift: m.ToolDrifted) -> bool:
-        """Return whether an equal `ToolDrifted` has come before, as every session reports it."""
+        """Return whether an equal `ToolDrifted` has come before. Each session of the server records one."""
         known = drift in self._drifted
         self._drifted.add(drift)
         return known

@@ -247,7 +247,7 @@ class _Ids:
 
 
 def _own_tracer(provider: Any) -> tuple[Any, _Ids | None]:
-    """Return a provider's tracer with its `_Ids`; `None`: the tracer is not the SDK's, and keeps its own."""
+    """Return a provider's tracer, and its ids that grue chooses; `None`: a tracer with its own ids."""
     tracer: Any = None if provider is None else provider.get_tracer("grue")
     others = getattr(tracer, "id_generator", None)
     if others is None:

@@ -252,7 +252,7 @@ class BatchDesk:
             return None
 
     async def _lines(self, path: str, items: int) -> AsyncIterator[bytes]:
-        """Yield the lines of a result file, one of more than 64 MiB as empty; raises `_BrokenOff`."""
+        """Yield the lines of a result file, and `b""` for a line over 64 MiB; raises `_BrokenOff`."""
         rest = bytearray()
         skipping = False
         async for piece in self._endpoint.download(path, items * _MOST_LINE):
@@ -304,7 +304,7 @@ class BatchDesk:
     ) -> T:
         """Send a request until the provider answers it, and return the answer, parsed by `read`.
 
-        Use this only for requests that may be sent twice. Raises `BatchRefused`, which names `what` was read.
+        Use this only for requests that may be sent twice. `what` names the answer in a `BatchRefused`.
         """
         patience = self._patience()
         while True:

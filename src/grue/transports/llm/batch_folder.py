@@ -151,7 +151,7 @@ class BatchFolder(Closing):
             self.turn(turn).rename(self._failed(turn, self._attempt(turn)))
 
     def turn_of(self, item: str) -> str:
-        """Return the turn in a request's id: the number of a turn, or in a fleet the id of an episode."""
+        """Return which turn a stored request belongs to: its number, or in a fleet the id of its episode."""
         return _Item.of(item).turn
 
     def _attempt(self, turn: int) -> int:

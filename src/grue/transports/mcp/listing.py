@@ -262,7 +262,10 @@ class ListingCache:
             return 0
 
     def _path(self, server: McpServer, *, make_key: bool = False) -> Path | None:
-        """Return the path of a server's file; `None`: there is no key. Raises `OSError` or `ValueError`."""
+        """Return the path of a server's file; `None`: no key to hash its name with is stored, or made here.
+
+        Raises `OSError` or `ValueError`.
+        """
         try:
             _require_own_folder(self.folder)
             key = _content(self.folder / _KEY_FILE)

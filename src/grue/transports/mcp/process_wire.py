@@ -56,7 +56,7 @@ class ProcessWire:
     def redactor(self) -> Redactor:
         """Removes this server's secrets from texts.
 
-        The host's whole environment counts: a server may know a secret that it has not inherited from it.
+        Secrets of the host's environment count even if the server has not inherited them: it may know them.
         """
         return Redactor({**os.environ, **self._server.named_values()})
 

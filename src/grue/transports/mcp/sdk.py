@@ -531,9 +531,9 @@ class ParamHeaders:
         self._marked: dict[str, dict[tuple[str, ...], str]] = {}
 
     def listed(self, page: dict[str, Any], *, over_http: bool) -> dict[str, Any]:
-        """Remember the marked parameters on a page of `tools/list`, and return the page.
+        """Return a page of `tools/list`. Over HTTP, remember the parameters marked with `x-mcp-header`.
 
-        Over HTTP, a tool with invalid marks is left out and reported, as the specification demands.
+        A tool with an invalid mark is then left out and reported, as the specification demands.
         """
         tools = page.get("tools")
         if not over_http or not isinstance(tools, list):

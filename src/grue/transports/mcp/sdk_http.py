@@ -85,7 +85,7 @@ def refusal_in(error: Exception) -> types.JSONRPCError | None:
 
 
 def broken_by(error: Exception) -> WireFault:
-    """Return the fault for `error`, with which the transport of a server's events ended."""
+    """Return the fault for `error`, which ended the stream of a server's events."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, RuntimeError):  # the SSE transport ended before the server named an endpoint

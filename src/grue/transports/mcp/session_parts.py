@@ -59,7 +59,7 @@ __all__ = ["LOST", "InputSchemas", "OutputSchemas", "TaskOfCall", "created_task"
 
 
 class _Schemas:
-    """One schema for each of a session's tools. What cannot be checked is reported (`bad_schema`)."""
+    """One schema for each of a session's tools; `bad_schema` is reported if a value cannot be checked."""
 
     _field: ClassVar[Literal["input_schema", "output_schema"]]
     _value: ClassVar[str]

@@ -70,7 +70,7 @@ class RefusalError(Exception):
     """The command cannot be carried out. The text is the house's answer.
 
     Attributes:
-        asks: The verb of the command that the player's answer completes, if the text asks one ("Take what?").
+        asks: If the text is a question ("Take what?"), the verb that the player's answer completes ("take").
     """
 
     def __init__(self, text: str, *, asks: str = "") -> None:
@@ -229,7 +229,7 @@ class Turn:
         return DEATHS[cause]
 
     def fill(self, text: str) -> str:
-        """Put the words of the seed into a text."""
+        """Replace the `{...}` in a text by the words that the game's seed has chosen."""
         return text.format_map(self.case.words)
 
 
