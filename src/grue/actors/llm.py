@@ -474,7 +474,7 @@ class LlmActor(Actor[m.LlmCommand]):
         return self._chain
 
     async def receive(self, envelope: Envelope[m.LlmCommand]) -> None:
-        """Carry out a command. If the sender waits for a reply, the outcome goes there, else to the agent."""
+        """Carry out a command. Send the outcome to the sender if it waits for a reply, else to the agent."""
         match envelope.body:
             case m.RewriteHistory() as command:
                 await self._conversation(command.conversation).change(command)

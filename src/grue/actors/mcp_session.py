@@ -108,14 +108,14 @@ class SessionActor(Actor[m.SessionCommand]):
                 await self._open(self.reopens, None)
             yield
         except anyio.get_cancelled_exc_class():
-            # The agent waits for `SessionClosed` before it ends the turn. Its `CloseSession` may be in this
-            # mailbox, which nobody reads any more.
+            # The agent waits for `SessionClosed` before it ends the turn. Report it now, because nobody will
+            # read a `CloseSession` from this mailbox any more.
             if not self._closed_reported:
                 await self._report_closed(None)
             raise
 
     async def receive(self, envelope: Envelope[m.SessionCommand]) -> None:
-        """Carry out a command. `OpenSession` also reads and carries out all commands up to `CloseSession`."""
+        """Carry out a command. After `OpenSession`, return only when the session is closed again."""
         match envelope.body:
             case m.OpenSession():
                 await self._open(envelope.body, envelope.seq)

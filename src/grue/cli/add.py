@@ -496,7 +496,7 @@ def _in_a_box(server: descriptions.Described) -> dict[str, Any]:
         read.insert(0, f"${{workspaceFolder}}/{descriptions.BUNDLES}/{server.name}")
     caches = _CACHES.get(entry["command"])
     if caches is not None:
-        # In a shared package cache, a server could change the packages of others.
+        # Give the server a package cache of its own: in a shared one it could change others' packages.
         folder = f"${{workspaceFolder}}/{descriptions.PACKAGES}/{server.name}"
         entry["env"] = {**entry.get("env", {}), **{each: f"{folder}/{each.lower()}" for each in caches}}
         box |= {"preset": "web", "write": [folder]}

@@ -134,7 +134,7 @@ def _advice(launcher: Launcher, direct: Direct, times: str) -> Iterator[str]:
     command = f'"command": {json.dumps(server.command, ensure_ascii=False)}'
     args = f'"args": {json.dumps(server.args, ensure_ascii=False)}'
     if hidden["args"] != server.args:
-        # One of the arguments looks like an API key.
+        # Do not print the arguments: one of them looks like an API key.
         args = "with the arguments that follow the package now"
     how = "from uv's cache" if "--offline" in server.args else f"without {launcher}"
     yield printable(f"faster {how}, {times}: {command}, {args}")
@@ -287,7 +287,7 @@ class _Named(NamedTuple):
 
 
 def _programs() -> Iterator[_Named]:
-    # They are parsed, not run.
+    # Parse the programs, but do not run them.
     programs = sorted(path for path in Path().glob("*.py") if not path.name.startswith("test_"))
     for path in programs[:_MOST_PROGRAMS]:
         with suppress(OSError, SyntaxError, ValueError, RecursionError):
@@ -332,7 +332,7 @@ def _server_file(known: KnownServers, mcp_config: Path | None) -> Iterator[Findi
 
 
 def _lock(known: KnownServers, config: GameConfiguration, mcp_config: Path | None) -> Iterator[Finding]:
-    # No turn can start with such a lock.
+    # If the tool lock cannot be read, no turn can start.
     try:
         list(drifts(known, {}, config))
         if mcp_config is None and known.source != BUNDLED:

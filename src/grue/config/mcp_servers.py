@@ -711,7 +711,7 @@ def _expanded(name: str, config: MCPServerConfig, scope: Scope) -> MCPServerConf
 
 
 def _entry_problem(error: ErrorDetails) -> MCPConfigError.Problem:
-    # A value may be a secret, so only its kind is named.
+    # The text names the kind of a wrong value and not the value, which may be a secret.
     keys = tuple(part for part in error["loc"][1:] if part not in (_KEY, _TABLE, _SWITCH))
     match error["type"]:
         case "value_error":

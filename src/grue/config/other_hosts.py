@@ -174,7 +174,7 @@ class _Copy:
         return self._variable(label) if private or any(map(_is_token, parts)) else text
 
     def _expressions(self, text: str) -> str:
-        # If the text has a secret outside of its `${...}`, all of it is replaced.
+        # If the text has a secret outside of its `${...}`, one variable replaces the whole text.
 
         def written(found: re.Match[str]) -> str:
             default = found["default"]
@@ -189,7 +189,7 @@ class _Copy:
 
 
 def _is_token(part: str) -> bool:
-    # A package's name and version do not look random.
+    # A secret looks random. The name of a package, whose version is cut off here, does not.
     plain = part.rpartition("@")[0] or part
     return (
         _TOKEN.fullmatch(plain) is not None

@@ -246,7 +246,7 @@ def offered_bundle(description: object, *, kind: str | None = None) -> OfferedBu
         return None
     try:
         address = urlsplit(offer.identifier)
-    except ValueError:  # a host with an unbalanced bracket
+    except ValueError:  # the host in the URL has an unbalanced bracket
         address = urlsplit("")
     if address.scheme not in ("http", "https") or not address.hostname or "@" in address.netloc:
         raise MCPConfigError(f"The description has no address of its bundle: {_quoted(offer.identifier)}.")
@@ -305,7 +305,8 @@ class _Entry:
                 raise MCPConfigError(f"The description has a control character in {_quoted(text)}.")
             for inside, end in _EXPRESSION.findall(text):
                 if not end or inside not in allowed:
-                    # Two harmless values of the description, such as "$" and "{HOME}", may be joined here.
+                    # Check the joined text: two values that look harmless, such as "$" and "{HOME}", may
+                    # have become a `${...}`.
                     raise MCPConfigError(
                         f"The description has {_quoted(text)}: a '${{...}}' would read your environment."
                     )
@@ -611,7 +612,7 @@ def _converted(value: object, kind: type[_T], what: str) -> _T:
 
 
 def _variable_for(name: str) -> str:
-    # Such as `FILES_API_KEY` for the key `api-key` of `files`.
+    # The variable is `FILES_API_KEY` for the key `api-key` of the server `files`.
     plain = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_").upper()
     return plain if _VARIABLE.fullmatch(plain) else f"MCP_{plain}"
 

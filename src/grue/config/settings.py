@@ -123,8 +123,8 @@ _Share = Annotated[float, Field(ge=0, le=1), WrapValidator(_as_written)]
 class _Table:
     """Base of the settings: turns pydantic's errors into `MCPConfigError`s, which show no secrets.
 
-    Each of their `problems` is about one field. Its text continues a sentence that begins with the field's
-    name: "is 0; it should be ...".
+    Each entry of an error's `problems` is about one field. Its text continues a sentence that begins with the
+    field's name: "is 0; it should be ...".
     """
 
     @model_validator(mode="wrap")

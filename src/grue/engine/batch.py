@@ -46,7 +46,7 @@ _Asked: TypeAlias = tuple[int, bytes]
 
 
 class RecalledTurn(Struct, frozen=True):
-    """A turn that an earlier run has completed; `said` is what its conversation does not have yet."""
+    """A turn that an earlier run has completed; `said` has its messages that its conversation still lacks."""
 
     outcome: TurnOutcome[Any]
     said: tuple[SaidStep, ...] = ()

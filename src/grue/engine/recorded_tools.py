@@ -320,7 +320,7 @@ class RecordedConnection:
                 await self._live.__aenter__()
                 self._entered = True
             except ServerFailed as failed:
-                # Do not raise it yet: perhaps all calls have recorded results.
+                # Do not raise the error yet: perhaps all calls have recorded results.
                 self._down = failed
         return self
 

@@ -333,7 +333,7 @@ class TurnActors:
             noted, events = past.forked, past.events
             begun = next(each for each in reversed(past.copied) if isinstance(each.body, m.RunTurn))
             begun = replace(begun, seq=numbers[begun.seq])
-        # Before the first await, so that the trace has this note before the LLM actor's reply.
+        # Record this note before the first await, so that the trace has it before the LLM actor's reply.
         supervisor.note(noted, sender="agent")
         self._agent.recall(replace(begun, reply_to=expected), (*events, noted))
         for rewrite in rewrites:

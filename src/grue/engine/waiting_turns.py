@@ -100,7 +100,7 @@ class _Account:
 
 
 def _above(budget: Budget) -> Budget:
-    """Return a slightly larger budget: `reached` is true already when exactly the budget is used."""
+    """Return a slightly larger budget, because a request may use the budget up exactly."""
     tokens = None if budget.tokens is None else budget.tokens + 1
     cost = None if budget.cost_usd is None else budget.cost_usd * (1 + 1e-9) + 1e-12
     return Budget(tokens=tokens, cost_usd=cost)

@@ -94,7 +94,7 @@ class EpisodeRoom:
 
     @property
     def asks_otherwise(self) -> bool:
-        """Whether this attempt has not repeated the request that the newest reply answers."""
+        """Whether the newest reply is to a request that this attempt has not sent (again)."""
         return bool(self._last) and self._last in self._results and self._last not in self._read
 
     async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> Answered | Fault:

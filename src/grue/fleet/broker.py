@@ -261,7 +261,8 @@ class Broker(Struct):
         if rate is None or not self._starts:
             return 0.0
         between_s = 60 / (rate * _MARGIN)
-        # The rate allows `many` requests a second. A shorter pause makes up for a request that was late.
+        # The rate allows `many` requests a second. Pauses may be shorter than the average, to catch up after
+        # a request that started late.
         many = max(1, round(rate / 60))
         soonest = self._starts[-1] + (between_s if many == 1 else between_s / _CATCH_UP)
         while len(self._starts) > many:

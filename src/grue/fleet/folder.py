@@ -165,7 +165,7 @@ class EpisodeFolder:
     def begin(self, case: CaseFile) -> Path:
         """Make and return the folder of a new attempt."""
         with _writing(self.path):
-            # Without `parents=True`, so that this fails if the fleet's folder was deleted.
+            # Do not pass `parents=True`: this has to fail if the fleet's folder was deleted.
             self.path.parent.mkdir(mode=0o700, exist_ok=True)
             self.path.mkdir(mode=0o700, exist_ok=True)
             if not (self.path / CASE).exists():

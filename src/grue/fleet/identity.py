@@ -23,7 +23,7 @@ ID_LENGTH = 24
 
 
 class Case(Struct, frozen=True, kw_only=True):
-    """One case of a sweep, which gives one episode. `repetition` counts those with equal settings, from 0."""
+    """One case of a sweep, for one episode. `repetition` numbers the cases with equal settings, from 0."""
 
     settings: m.JsonObject
     repetition: int = 0

@@ -1,4 +1,4 @@
-"""Write a report on a fleet as one self-contained HTML page: cells, costs, cases, charts, failures.
+"""Write a report on a fleet as one self-contained HTML page: scores, costs, cases, charts, failures.
 
 The page contains each episode's numbers, so that its charts have a point for each episode, and a click on the
 point shows the episode. Ten thousand episodes make about one megabyte. `tracing/page_file.py` explains why
@@ -31,7 +31,10 @@ _MOST_NAME = 300
 
 
 class _CellRow(Struct, frozen=True, kw_only=True):
-    """The figures of a cell. `low` and `high` are the ends of the 95 % interval; `None`: too few cases."""
+    """The figures of the episodes with equal settings. `low` and `high` are the ends of the 95 % interval.
+
+    They are `None` if there are too few cases.
+    """
 
     name: str
     episodes: int

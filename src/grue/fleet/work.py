@@ -68,8 +68,8 @@ W = TypeVar("W", bound=Callable[..., Any])
 class KnownWork(Struct, frozen=True, kw_only=True):
     """An imported work, with what the decorator `work` declares about it.
 
-    `name` is `module:name` or `/path/of/file.py:name`. The driver calls `complete` before it computes the
-    episode's id.
+    `name` is `module:name` or `/path/of/file.py:name`. `complete` adds settings to a case, before the driver
+    computes the episode's id.
     """
 
     name: str

@@ -36,7 +36,10 @@ _LIMITS = sorted(value for name, value in vars(resource).items() if name.startsw
 
 
 class WorkerSaid(Struct, frozen=True, omit_defaults=True):
-    """A worker's report on an attempt. `error`: why it could not be made. `fit`: another may follow."""
+    """A worker's report on an attempt.
+
+    `error` says why the attempt could not be made. `fit`: the worker can make another attempt.
+    """
 
     ended: Attempted | None = None
     error: str = ""

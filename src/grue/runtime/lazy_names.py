@@ -13,7 +13,7 @@ def lazy_names(module: str, file: str) -> tuple[object, object, list[str]]:
     homes = {words[3]: words[1] for words in lines}
 
     def find(name: str) -> object:
-        # Imported here, because grue cannot handle a Ctrl-C during `import grue`, so that has to be short.
+        # Imported here to keep `import grue` short: grue cannot handle a Ctrl-C while it is imported.
         import importlib
 
         if name not in homes:

@@ -223,7 +223,7 @@ class Gate:
     def _listen(self, listener: int, key: int, pid: int, fd: int, backlog: int) -> int:
         with self._copy_of(listener, key, pid, fd) as own:
             if own.family != socket.AF_UNIX:
-                # A port without `bind` would be chosen by the kernel, and Landlock only checks `bind`.
+                # Without `bind`, `listen` would get a port from the kernel. Landlock only checks `bind`.
                 return errno.EACCES
             own.listen(backlog)
             return 0

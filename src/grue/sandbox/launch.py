@@ -108,7 +108,7 @@ class Boxed:
         box = self._box
         _lower(pid, resource.RLIMIT_CORE, 0)
         if box.memory_mb is not None:
-            # Not `RLIMIT_AS`: Node reserves gigabytes of address space that it never uses.
+            # `RLIMIT_AS` would stop Node, which reserves gigabytes of address space that it never uses.
             _lower(pid, resource.RLIMIT_DATA, box.memory_mb * _MIB)
         if box.open_files is not None:
             _lower(pid, resource.RLIMIT_NOFILE, box.open_files)

@@ -55,8 +55,8 @@ class Places(Struct, frozen=True):
         own: Rules for all other files.
         opened: Files and folders that the program may read, besides the system's files.
         written: Files and folders that the program may write, besides the scratch folder.
-        broken: Folders that contain a hidden file or folder. Instead of such a folder, each of its entries
-            that is there at the start and is not hidden has a rule.
+        broken: Folders that contain a hidden file or folder. Such a folder has no rule; its other entries
+            have one each, if they exist when the box starts.
     """
 
     system: tuple[Rule, ...]
@@ -359,10 +359,10 @@ def _workspace(cwd: str) -> str:
 
 
 def _refuse_planted_interpreter(chain: Sequence[str], written: Sequence[str]) -> None:
-    """Refuse a link or script in a folder of `written` that leads to a program outside of it.
+    """Refuse a link or script below a folder in `written` that leads to a program outside of these folders.
 
-    The boxed program may write there, so it could have made the link, or the script's `#!` line, to have its
-    next box open the file outside. Well-known interpreters are allowed.
+    The boxed program may write to these folders. So it could make such a link or script, to have its next box
+    open a file outside. Well-known interpreters are allowed.
     """
     for path, then in itertools.pairwise(chain):
         changeable = any(within(path, each) or within(real_path(path), each) for each in written)

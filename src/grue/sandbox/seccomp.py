@@ -156,7 +156,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
         network: `none`: no network sockets. `tcp`: TCP only, and the listener decides about each connection.
             `any`: TCP and UDP.
         unix_sockets: Whether Unix sockets may be made.
-        watches: Whether the program may watch folders with inotify: any folder.
+        watches: Whether the program may watch any folder with inotify.
         ask: Names of the calls that the listener decides about.
     """
 

@@ -227,7 +227,7 @@ def _add_sampling_tool(server: MockServer) -> None:
     @server.tool(structured_output=False)
     def test_sampling(prompt: str, reply: Annotated[types.CreateMessageResult, Resolve(sample)]) -> str:
         """Ask the client's model."""
-        del prompt  # `sample` uses it: the SDK gives it the arguments that it has parameters for
+        del prompt  # declared so that it is in the tool's schema; only `sample` reads it
         return f"LLM response: {getattr(reply.content, 'text', reply.content)}"
 
 

@@ -103,7 +103,7 @@ _NUMBER = re.compile(r"[0-9]{1,9}")  # at most 9 digits: `int` raises for thousa
 
 
 class MemoryEventStore(EventStore):
-    """Keeps the newest 10,000 events, so that a client can resume a stream. All streams share the numbers."""
+    """Keeps the newest 10,000 events of all streams together, so that a client can resume a stream."""
 
     def __init__(self) -> None:
         self._events: dict[int, tuple[str, types.JSONRPCMessage | None]] = {}

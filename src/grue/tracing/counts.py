@@ -71,7 +71,7 @@ class TurnCounts:
     def _begin_and_end(self, turn: int, changes: Sequence[StepChange]) -> StepEnded | None:
         """Start a clock if a turn begins. Return the turn's end if a message reports it.
 
-        A turn that crashed or was killed has no such message: only its clock is dropped.
+        If no message reports the end, because the turn crashed or was killed, drop its clock.
         """
         ended = None
         for change in changes:

@@ -239,7 +239,7 @@ class _TurnDiff:
     def _paired(
         self, left: _Siblings, right: _Siblings
     ) -> Iterator[tuple[EpisodeEnvelope | None, EpisodeEnvelope | None]]:
-        """Pair the siblings of one kind in order, or if one side has more, those with the same content."""
+        """Pair messages of one kind with the same cause: in order, or by content if one trace has more."""
         if len(left) == len(right) or max(len(left), len(right)) > _MOST_MATCHED:
             yield from zip_longest(left, right)
             return
@@ -251,7 +251,7 @@ class _TurnDiff:
     def _differences(self, left: EpisodeEnvelope, right: EpisodeEnvelope) -> tuple[Difference, ...]:
         if _ended_as_asked(left.body, right.body):
             return ()
-        # Read to the end: the iterator pairs the ids, which the comparison of later messages needs.
+        # Read the iterator to its end: it pairs the ids, which the comparison of later messages needs.
         return tuple(self._comparison.differences(left.body, right.body))
 
     def _divergence(self, pair: _Pair) -> Divergence:
@@ -275,8 +275,8 @@ class _TurnDiff:
 def _gist(body: object, common: Callable[[str, object], object]) -> bytes:
     """Return a digest of a message without the ignored fields, in which `common` has replaced each id.
 
-    `common(field, id)` returns the id of the right trace, or `None` if that is not paired yet. So messages
-    that differ only in paired ids have the same digest.
+    `common(field, id)` returns the id of the right trace, or `None` if the given id is not paired yet. So
+    messages that differ only in paired ids have the same digest.
     """
     return hashlib.sha256(msgspec.json.encode(_counting(body, common))).digest()
 
@@ -328,10 +328,10 @@ def lean_turns(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:
 
 
 def whole(envelope: EpisodeEnvelope) -> EpisodeEnvelope:
-    """Return an envelope with its message, read from the file if it is there.
+    """Return an envelope with its message; if that was left in the file (`LeftInFile`), read it now.
 
     Raises:
-        TraceError: The file has changed since it was read, or cannot be read.
+        TraceError: The file has changed since it was first read, or cannot be read.
     """
     body: Any = envelope.body
     return body.reader.at(body.place) if isinstance(body, LeftInFile) else envelope

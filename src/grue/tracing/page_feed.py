@@ -486,7 +486,7 @@ class EpisodePage(Struct, frozen=True, kw_only=True):
 
 
 class Piece(Struct, frozen=True, kw_only=True):
-    """Consecutive messages, and the spans and passages that they led to, for `Trace.extend` of the page."""
+    """Consecutive messages, with their spans and passages. The page's script adds them to what it shows."""
 
     messages: tuple[Row, ...]
     spans: tuple[Span, ...]

@@ -359,7 +359,7 @@ class CachedPrompts:
         return prompt
 
     def _forget_sampling(self, name: m.ConversationId) -> None:
-        """Forget a server's conversation (sampling): its next request may have the same conversation id."""
+        """Forget the conversation of a sampling request: the server's next one may have the same id."""
         if name in self._talks and self._talks[name].run is None:
             del self._talks[name]
 
@@ -601,8 +601,8 @@ def _listing(
 ) -> tuple[int, str, str]:
     """Return number and kind of the trace message that made the prompt differ in `tool`, and `why`.
 
-    It is the turn's `RunTurn` if the turn wants other tools or servers than the turn before, or else the
-    message with the latest list of tools of the tool's server.
+    The message is the turn's `RunTurn` if it names other tools or servers than the turn before. Otherwise it
+    is the latest message in which the tool's server listed its tools.
     """
     before, now = pair.earlier.run, pair.sent.run
     if before is not None and now is not None and before is not now:

@@ -139,7 +139,7 @@ class EpisodeReader(TraceReader[EpisodeBody]):
         """Return the class of a line's message, found by its tag; `None`: decode the line to find out."""
         tag = line.tag
         kind = self.kinds.get(tag)
-        # The host whose fact this is may not be imported.
+        # An unknown message without a receiver is a fact of a host that is not imported.
         return Fact if kind is None and line.line.receiver == NOTES and can_be_fact(tag) else kind
 
     def _body(self, line: TraceLine, written: bytes) -> EpisodeBody:

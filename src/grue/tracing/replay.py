@@ -344,8 +344,8 @@ def same_redacted(one: str, other: str) -> bool:
         return False
     if first[:kept] == second[:kept]:
         return True
-    # If a text was cut within a secret or a placeholder, only the other one has a placeholder there. Compare
-    # the texts up to it.
+    # One text may have been cut within a secret or a placeholder where the other has a whole placeholder.
+    # Compare the texts up to this place.
     halved = set(_placeholders(first)) ^ set(_placeholders(second))
     return any(first[:start] == second[:start] for start in halved if start <= kept)
 
@@ -384,7 +384,7 @@ class Connections:
         return self._known.get(server, Untried())
 
     def begin(self, turn_slice: TurnSlice) -> None:
-        """Begin a turn. A process that has resumed the episode knows only the recorded states."""
+        """Begin a turn. A process that resumed the episode knew only the recorded states of the servers."""
         if turn_slice.resumed:
             self._known = dict(self._recorded)
 
@@ -482,9 +482,9 @@ class _Session:
 
     def _open(self, command: m.OpenSession, cause: EpisodeEnvelope) -> None:
         first = self._sent[0].body if self._sent else None
-        at_s = math.inf  # any pause of a disabled server is over
+        at_s = math.inf  # so that no disabled server is still within its pause
         if isinstance(first, m.McpDisabled) and not first.newly:
-            # The host that has disabled the server has chosen the reason.
+            # The host has disabled the server, for a reason that only this message has.
             self._connection, at_s = Disabled(first.reason), 0.0
         order: ConnectionCommand | None = self._step(ConnectRequested(command.policy, at_s))
         while isinstance(order, Attempt):

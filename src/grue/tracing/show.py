@@ -307,6 +307,6 @@ def headline(episode: str, started_at: float) -> str:
     try:
         began = f"{datetime.fromtimestamp(started_at, UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (ValueError, OverflowError, OSError):
-        # A damaged trace may have any number.
+        # A damaged trace may have any number as its start time.
         began = "at an unknown time"
     return f"Episode {printable(episode, 80)}, started {began}"

@@ -1,8 +1,7 @@
 """Ask the person at the terminal: about tool calls, and for input that a server requests.
 
 `LineReader` reads the answers, and all other input of a chat, with the standard library alone;
-`prompting.py` has the reader with editing and completion. A server writes all of its form, so that is
-untrusted.
+`prompting.py` has the reader with editing and completion. The texts of a server's form are untrusted.
 """
 
 import json
@@ -47,7 +46,7 @@ class Reader(Protocol):
     def answer(self, question: str, default: str = "") -> str | None:
         """Ask a question and return the answer, one line; `None` if the input has ended.
 
-        An empty line stands for `default`, or is `default` shown to be edited.
+        `default` is shown to be edited, or is the answer if the person enters an empty line.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed.

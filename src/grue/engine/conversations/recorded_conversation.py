@@ -288,6 +288,8 @@ def _take(talk: Talk, envelope: EpisodeEnvelope) -> None:
 class RecordedTurn:
     """The last part of a turn, as the trace has it, and the entries that were added in its earlier parts.
 
+    A new part begins each time the turn is resumed.
+
     Attributes:
         run: The `RunTurn` that began the last part; `begun` is its envelope.
         asked: The last request to the model in the last part.
@@ -534,7 +536,7 @@ def listing_in(envelope: EpisodeEnvelope) -> dict[m.ServerName, tuple[m.ToolDefi
 
 
 def read_turns(path: str | PathLike[str]) -> dict[int, RecordedTurn]:
-    """Return the last part of each turn, by the turn's number.
+    """Return each turn from its last `RunTurn` on, by the turn's number.
 
     Of a turn that cannot be resumed any more, only `run` and `end` are set.
     """

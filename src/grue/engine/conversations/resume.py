@@ -195,7 +195,7 @@ def _going_on(
 
 
 def check_fit(command: m.RunTurn, answer: AnswerSpec[Any], settings: TurnSettings) -> None:
-    """Raise `MCPError` if a runner cannot go on with a turn: its servers, its model's actors or `answer`."""
+    """Raise `MCPError` if a runner lacks a server or an LLM that the turn needs, or `answer` differs."""
     missing = [name for name in command.servers if name not in settings.wiring.servers]
     if missing:
         raise MCPError(f"Turn {command.turn} uses servers that this runner lacks: {', '.join(missing)}.")

@@ -53,7 +53,7 @@ class CancellableConnection(WrappedConnection):
         self.blocks: tuple[m.JsonObject, ...] = ()
 
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
-        """Call a tool. Raises `ToolRefusedError` if another task cancels `calling`."""
+        """Call a tool. Raises `ToolRefusedError` if another task cancels the scope `calling`."""
         self.blocks = ()
         with self.calling or anyio.CancelScope():
             if not isinstance(self._connection, KeepsBlocks):
@@ -107,7 +107,7 @@ class OwnedSession:
         self._opened: asyncio.Future[m.ConnectOutcome | None] = self._loop.create_future()
         self._settled: asyncio.Future[m.Settlement | None] = self._loop.create_future()
         self._owner = self._loop.create_task(self._own(), name=f"grue-mcp-{command.server}")
-        # A callback, because `_own` never runs if the task is cancelled before it starts.
+        # `_own` cannot do this: if the task is cancelled before it starts, `_own` never runs.
         self._owner.add_done_callback(self._ended)
 
     @property
@@ -124,7 +124,7 @@ class OwnedSession:
     async def opened(self) -> m.ConnectOutcome | None:
         """Wait until the server is connected or connecting has failed, and return this outcome.
 
-        `None`: the owner ended before. Cancelling this wait ends the session.
+        `None`: the task that owns the session ended before. Cancelling this wait ends the session.
         """
         try:
             await asyncio.wait({self._opened})

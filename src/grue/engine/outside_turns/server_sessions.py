@@ -276,7 +276,7 @@ class ServerSessions:
             )
 
     async def _session(self, server: m.ServerName, *, again: bool = False) -> OwnedSession:
-        """Return a server's session, opened if necessary. `again`: replace one whose server has died."""
+        """Return a server's session, opened if necessary. `again`: open a new one if the server has died."""
         state, most = self._states[server], self._sources.max_reconnects
         outcome = state.outcome if state.reconnects else None
         if not isinstance(outcome, m.ServerFailure) or most is None:

@@ -166,7 +166,7 @@ class Orchestrator:
                 resume = past is not None
                 folder = RunFolder(self._folder, self._recorder, episode_id=run_id, resume=resume)
                 stack.enter_context(folder)
-                # Another process may have continued the run before `RunFolder` locked the folder.
+                # Read the run again: another process may have continued it before the folder was locked.
                 past = read_run(self._folder) if resume else None
             runner = Runner(
                 llm=config.llm,

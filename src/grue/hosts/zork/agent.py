@@ -108,7 +108,7 @@ def add_loggers(recorder: Recorder, *loggers: Any, episode_id: str) -> None:
     Objects with `info`, `warning` and `error` are accepted, too. Every log record gets the `episode_id`.
     """
     observed = [each.logger for each in recorder.observers if isinstance(each, LoggerObserver)]
-    # Begin with the loggers that are lowest in the hierarchy: others may get their records by propagation.
+    # Begin with the loggers that are lowest in the hierarchy: their parents get the records by propagation.
     for logger in sorted(filter(None, loggers), key=_depth, reverse=True):
         if not any(logger is target for each in observed for target in _targets(each)):
             recorder.add(LoggerObserver(logger, episode_id=episode_id))

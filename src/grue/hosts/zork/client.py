@@ -223,7 +223,7 @@ class LLMClient:
             twin="a thread, such as asyncio.to_thread gives",
         )
         if endpoint.profile != endpoint.first_profile:
-            # Keep what the endpoint accepts for later requests.
+            # Remember for later requests what the endpoint accepts.
             self._settings = replace(self._settings, profile=endpoint.profile)
         if isinstance(outcome, m.LlmFailure):
             raise CompletionError(outcome)

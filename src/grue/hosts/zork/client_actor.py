@@ -46,7 +46,7 @@ _SDK = WireProfile(
     name="an SDK",
     names="encoded",
     sampling=frozenset({"temperature", "top_p", "max_tokens", "stop"}),
-    # A model that refused them would make the client raise, and the turn would end.
+    # If the model refused an image, the SDK would raise, and the turn would end.
     images=False,
 )
 

@@ -548,8 +548,8 @@ class _Calls:
     def _is_complete(self, call: _Call) -> bool:
         if call.whole is None and not (call.texts and call.texts[-1].rstrip().endswith("}")):
             return False
-        # A harmful reply can name the call and end with a brace in every piece. Then all arguments so far are
-        # parsed again for each piece.
+        # A malicious endpoint can send pieces that all name the call and end with a brace. Each one makes
+        # `complete` parse all arguments so far again, so limit this work.
         self._read += len(call.written)
         if self._read > _MOST_READ:
             raise OversizedStream("the reply names its tool calls too often")

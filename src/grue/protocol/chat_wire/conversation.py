@@ -120,7 +120,7 @@ _TELLING_TOOLS = 200
 
 
 class Prompt(NamedTuple):
-    """The parts of a request that the model reads, as JSON, in the order of a prompt cache."""
+    """The parts of a request that the model reads, as JSON, in the order in which providers cache them."""
 
     tools: bytes
     system: bytes

@@ -209,7 +209,7 @@ def _for_model(profile: WireProfile, model: str) -> WireProfile:
     if profile in (OPENAI, OPENAI_CHAT) and _REASONING.search(model):
         profile = replace(profile, system_role="developer", sampling=frozenset({"max_tokens"}))
     if _NO_INSTRUCTIONS.search(model):
-        return replace(profile, system_role="user")  # for every profile: gateways serve o1-mini too
+        return replace(profile, system_role="user")  # at every endpoint: gateways serve o1-mini too
     if profile == OPENAI and _UNREASONING.search(model):
         return replace(profile, reasoning="none")
     return profile
@@ -383,7 +383,7 @@ def _sampling(profile: WireProfile, words: str) -> WireProfile | None:
         return None
     named = [name for name in sorted(profile.sampling - {"stop"}) if re.search(rf"\b{name}\b", words)]
     named += ["stop"] if "stop" in profile.sampling and says(_STOP, words) else []
-    # If several are named, as in "temperature and top_p cannot both be specified", leave out only one.
+    # If the refusal names several fields ("temperature and top_p cannot both be specified"), drop only one.
     return replace(profile, sampling=profile.sampling - {named[-1]}) if named else None
 
 

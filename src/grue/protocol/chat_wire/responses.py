@@ -154,7 +154,7 @@ class ResponsesAssembler:
         return ()
 
     def body(self) -> bytes:
-        """Return the response as JSON. If its `output` is empty, use the items that earlier events had."""
+        """Return the response as JSON. If its `output` is empty, take the items from the earlier events."""
         if self._items and self._response.get("output") == []:
             return to_json({**self._response, "output": list(self._items.values())})
         return to_json(self._response)

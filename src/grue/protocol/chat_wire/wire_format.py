@@ -526,7 +526,7 @@ class WireFormat(Protocol):
         return path.replace("{model}", quote(model, safe="", errors="replace"))
 
     def ending(self, path: str) -> str:
-        """Return the request path of this format (for any model) at the end of `path`; else empty."""
+        """Return the end of `path` if it is this format's request path, for any model; otherwise empty."""
         known = (each.partition("?")[0] for each in (self.path, self.stream_path) if each)
         ends = "|".join(re.escape(each).replace(r"\{model\}", "[^/]+") for each in known)
         found = re.search(rf"(?:{ends})\Z", path)

@@ -126,7 +126,7 @@ _Found: TypeAlias = tuple[list[WrittenCall], int]
 
 
 class _Unreadable(Exception):  # noqa: N818 - never leaves this module
-    """A call is incomplete, or is not exactly in its form."""
+    """A written call is incomplete, or does not follow its syntax exactly."""
 
 
 def split_thoughts(text: str) -> tuple[str, str]:
@@ -162,7 +162,7 @@ def _marks_at(text: str, at: int) -> tuple[str, str] | None:
 
 
 def _is_attached(char: str) -> bool:
-    """Return whether a mark may be a real one: beside a space or a quote it may only be mentioned."""
+    """Return whether a mark beside `char` may be real. Beside a space or a quote it is only mentioned."""
     return not char or not (char.isspace() or char in "`'\"()[],;:")
 
 

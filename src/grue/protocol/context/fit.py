@@ -149,7 +149,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
         return replace(ledger, bytes_per_token=_learned(self.bytes_per_token, factor))
 
     def scaled_to(self, tokens: int) -> "ContextLedger":
-        """Scale smaller sizes up, so that they add up to `tokens`."""
+        """Return a ledger whose sizes add up to at least `tokens`, scaled up if necessary."""
         return self if self.tokens >= tokens else self.counted(tokens)
 
 
@@ -374,9 +374,9 @@ def cut_last(
 
 
 def without_oldest(ledger: ContextLedger, most: int) -> tuple[ContextLedger, float] | None:
-    """Return a ledger that is cut to `most` tokens, and the share of its `items` that is kept.
+    """Return a ledger without its oldest tokens, cut to `most` tokens, and the share of `items` that is kept.
 
-    The items lose their oldest tokens. `None`: there is nothing to leave out before the last reply.
+    `None`: there is nothing to leave out before the last reply.
     """
     rest = sum(item.tokens for item in ledger.items)
     if not rest or not any(item.tokens for item in ledger.items[: ledger.current]):

@@ -59,7 +59,7 @@ class Ledger:
         self._saved(line)
 
     def forget(self) -> None:
-        """If the file has a reply from `expect` that is not an entry yet, remove it from the file."""
+        """If `expect` has saved a reply that is not an entry yet, remove the reply from the file."""
         self._early = None
         self._saved(b"")
 

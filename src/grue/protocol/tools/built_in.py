@@ -106,7 +106,7 @@ _FIND_TOOLS = m.ToolDefinition(
 
 
 def find_tools(servers: Iterable[m.ServerName]) -> m.ToolDefinition:
-    """Return `find_tools`, which names the servers that a turn may call.
+    """Return the definition of the tool `find_tools`, which names the servers that a turn may call.
 
     The names are those of the configuration, so that the definition stays the same whichever servers start.
     """

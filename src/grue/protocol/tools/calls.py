@@ -73,8 +73,8 @@ class ValidCall(Struct, frozen=True):
 class Run(Struct, frozen=True):
     """Consecutive calls to one server, sent to its session as one batch.
 
-    A `parallel` run may be under way together with those of other servers. It has only one call: a timeout at
-    another server could not skip later ones, which would already be with their session.
+    A `parallel` run may be under way together with those of other servers. It has only one call: after a
+    timeout at another server, later calls are skipped, which is possible only before they are sent.
     """
 
     server: m.ServerName
@@ -222,7 +222,8 @@ def _unknown(name: str) -> str:
 def runs_of(calls: Iterable[ValidCall], *, bind: bool = False) -> tuple[Run, ...]:
     """Group consecutive calls to the same server. A call marked as `parallel` is a run of its own.
 
-    With `bind`, a call is made only if its tool still has the same definition when the call is sent.
+    `bind` adds to each call the digest of its tool's definition. The session then refuses the call if the
+    server has changed the tool meanwhile.
     """
     digests: dict[str, str] = {}
     runs: list[tuple[m.ServerName, bool, list[m.ServerCall]]] = []
@@ -344,7 +345,7 @@ def tool_messages(
     def told(item: m.ToolCallRecord) -> tool_results.Told:
         if not plain:
             return tool_results.told(item.result, max_result_chars, room, _note_on(item))
-        # A result of `read_result` is part of a result that has a handle.
+        # A result of `read_result` needs no handle: it is part of a result that has one.
         handle = item.call_id if refers and item.name != READ_RESULT.name else ""
         return tool_results.told_plainly(item.result, max_result_chars, room, _note_on(item), handle=handle)
 

@@ -236,7 +236,7 @@ def read_arguments(text: str, room: int = MAX_CHARS) -> m.JsonObject | str:
     try:
         value = _strict(text)
     except RecursionError:
-        # The error's text depends on the stack, which is different in a replay.
+        # Do not use the error's text: it depends on the stack, which is different in a replay.
         return _DEEP
     except ValueError as error:
         if str(error).startswith("Extra data") and text.lstrip().startswith("{"):

@@ -294,7 +294,7 @@ def is_kept_as_text(answer: m.JsonObject) -> bool:
 
 
 def from_mcp(answer: m.JsonObject) -> m.ToolCallResult:
-    """Read the result object of `tools/call`, by the module's table."""
+    """Read the result object of `tools/call`, as the table in the module's docstring says."""
     blocks = _blocks(answer)
     structured = answer.get("structuredContent")
     content = structured if structured is not None else _unstructured(blocks)

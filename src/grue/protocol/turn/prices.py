@@ -43,7 +43,7 @@ class Price(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def in_batches(self) -> "Price":
-        """The price of requests in a batch."""
+        """The price of requests that the provider answers later, in a batch."""
         cached = None if self.cached is None else self.cached * self.batch
         return replace(
             self, input=self.input * self.batch, output=self.output * self.batch, cached=cached, batch=1.0

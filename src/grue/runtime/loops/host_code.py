@@ -44,7 +44,7 @@ def blame(error: BaseException, whose: str) -> None:
 
 @contextlib.contextmanager
 def calling(called: object, what: str) -> Iterator[None]:
-    """If the block raises, blame `called`, unless it is code of grue. The mark is `what` with its name."""
+    """If the block raises, mark the exception with `what` and the name of `called`, unless that is grue's."""
     try:
         yield
     except BaseException as error:

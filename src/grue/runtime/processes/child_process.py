@@ -351,7 +351,7 @@ class ServerProcess(ChildProcess):
             LineTooLongError: More than `max_line_bytes` came without a newline.
         """
         while True:
-            # Otherwise a server that writes fast would keep other tasks and timeouts from running.
+            # Without this pause, a server that writes fast would keep other tasks and timeouts from running.
             await self._pace.pause()
             line = self._lines.take()
             if line is None and not await self._receive_more():

@@ -61,7 +61,7 @@ class HostMark:
         return int(f"{digits}{next(self._serial) % 10**9:09d}") if digits else None
 
     def forget(self) -> None:
-        """Forget the digits. A forked child calls this, to get its own."""
+        """Forget the digits with which the marks begin. A forked child calls this, to get others."""
         self._digits = None
 
 

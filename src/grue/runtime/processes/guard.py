@@ -119,7 +119,7 @@ class HostGuard:
     def forget(self) -> None:
         """Drop the guard. A forked child calls this, because guard and servers belong to its parent."""
         shell, self._shell = self._shell, None
-        self._lock = threading.Lock()  # a thread of the parent may have held the old lock
+        self._lock = threading.Lock()  # a thread of the parent may have held the old lock during the fork
         self._list = set()
         if shell is not None and shell.stdin is not None:
             shell.stdin.close()

@@ -323,8 +323,8 @@ class ProcessRegistry:
     def kill_leftovers(self, *, loop_running: bool = False) -> int:
         """Kill and reap all groups in the registry, and return how many there were.
 
-        `loop_running`: the groups' event loop may still run, in another thread, and may wait on their
-        descriptors, which stay open.
+        `loop_running`: leave the groups' descriptors open, because their event loop may still run, in another
+        thread, and wait on them.
         """
         groups = list(self._groups.values())
         self.kill_now()

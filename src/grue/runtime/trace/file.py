@@ -358,7 +358,7 @@ class TraceWriter(Closing):
         self._file.require_not_deleted()
 
     def _shortened(self, written: bytes, strings: list[tuple[int, int]]) -> bytes:
-        """Move the long `strings` of a line into files, and then its body if that is still too long."""
+        """Move a line's long `strings` into files. If its body is still too long, move the body as well."""
         view = memoryview(written)
         pieces: list[memoryview] = []
         extracts: list[Extract] = []

@@ -234,7 +234,7 @@ class TraceReader(Generic[B]):
         try:
             reference = _REFERENCES.decode(line.body)
         except UNDECODABLE as error:
-            # Its pattern was checked, because the hash becomes a file name, and the trace may be hostile.
+            # The decoder checks the form of the hash, because a hostile trace could put a path there.
             raise damaged(self.path, number, f"not a reference to a payload: {error_text(error)}") from error
         return self._content(number, reference.sha256)
 

@@ -170,7 +170,7 @@ _HOUSE_OBJECTIVES: Final = {
     "take music box": "Play the whole tune to whoever hums in the cellar, then bring Mr Pym the deed.",
 }
 _HOUSE_ROUNDS: Final = {
-    # Before "open teapot", one reply with two thoughts.
+    # Before the command "open teapot", the model sends one reply with two thoughts.
     "open teapot": (
         _round(
             "Everything in this pantry stands where one wants it, except the teapot on the top shelf.",
@@ -226,7 +226,8 @@ _ZORK_ROUNDS: Final = {
             "Behind the house one window is slightly ajar. It is small, but so is my luggage: an egg.",
         ),
     ),
-    # Before "move rug", three replies with one call each. The third thought corrects the second.
+    # Before the command "move rug", the model sends three replies with one thought each. The third thought
+    # corrects the second.
     "move rug": (
         _round("The living room has a door to the west that is nailed shut, a case, a lamp and a large rug."),
         _round("The lamp must be for some dark place. The only way on seems to be the nailed door, then."),

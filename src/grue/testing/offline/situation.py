@@ -1,4 +1,4 @@
-"""Read the state of the game from the text of a request, the only source of the offline model."""
+"""Read the state of the game from the text of a request. The offline model knows nothing else."""
 
 import json
 import re

@@ -73,7 +73,7 @@ def signature_of(thinking: str) -> str:
 
 
 def sealed(reasoning: str) -> str:
-    """Encode reasoning so that it looks encrypted, as providers return it, and a change is detected."""
+    """Encode reasoning so that it looks encrypted, as providers return it. `is_sealed` detects a change."""
     text = base64.urlsafe_b64encode(reasoning.encode()).decode()
     return f"{_SEALED}{number_of('sealed', reasoning)}.{text}"
 

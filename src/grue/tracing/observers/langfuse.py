@@ -315,7 +315,7 @@ class _LangfuseSink(SpanSink):
 
 
 def _propagation(session_id: str, trace_name: str) -> Callable[[], AbstractContextManager[Any]]:
-    """Return a maker of contexts in which observations get the session id and the trace name."""
+    """Return a function that makes a context manager: observations in it get the two given names."""
     if find_spec("langfuse") is None:  # the client is not Langfuse's own, for example in a test
         return nullcontext
     from langfuse import propagate_attributes

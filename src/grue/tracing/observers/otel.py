@@ -176,7 +176,7 @@ class _OtelSink(SpanSink):
 
         assert self.ids is not None, "asked for only if there are ids"
         root, span = self._root, self.ids.span_of(message)
-        if root is None:  # assume that the root span will be sampled
+        if root is None:  # the root span is not open yet; assume that it will be sampled
             return SpanContext(self.ids.trace, span, False, TraceFlags(TraceFlags.SAMPLED))
         return SpanContext(root.trace_id, span, False, root.trace_flags, root.trace_state)
 

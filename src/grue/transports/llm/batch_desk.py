@@ -115,8 +115,9 @@ class BatchDesk:
     async def _submit(self, record: Submission, *, unsure: bool = False) -> Submission:
         """Send a file of requests to the provider, which makes a batch of it.
 
-        `unsure`: the file may have been sent already, so look for its batch first. While a running batch may
-        be the file's, return the record unchanged: the next `look` tries again. Raises `BatchRefused`.
+        With `unsure`, first look whether the provider has a batch of this file already. If a batch is still
+        running and may be this one, return the record unchanged: the next `look` tries again. Raises
+        `BatchRefused`.
         """
         patience = self._patience()
         while True:

@@ -507,7 +507,7 @@ class _Storage:
         self.issued = tokens
 
     async def get_client_info(self) -> OAuthClientInformationFull | None:
-        """Return the client as configured, or else as grue has registered it."""
+        """Return the OAuth client that the user has configured, or else the one that grue has registered."""
         auth, record = self._auth, self._record
         redirects = None if self._person is None else [AnyUrl(self._person.redirect_uri)]
         if auth.client_id is not None:

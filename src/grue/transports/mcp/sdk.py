@@ -205,9 +205,9 @@ class Link:
     async def initialize(self) -> Welcome:
         """Agree on a protocol revision: by the `initialize` handshake, or else by `server/discover`.
 
-        From revision 2026-07-28 on there is no handshake, only `server/discover`. This is tried first only if
-        the server spoke such a revision when it was last seen: an old server may ignore unknown requests, and
-        leave it unanswered until the timeout. A new server refuses a handshake at once.
+        From revision 2026-07-28 on there is no handshake, only `server/discover`. The handshake comes first,
+        because a new server refuses it at once, but an old one may leave `server/discover` unanswered until
+        the timeout. If an earlier session used such a revision, `server/discover` comes first.
 
         Raises:
             SdkError: The server refused, or the connection broke.

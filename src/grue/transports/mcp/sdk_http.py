@@ -77,7 +77,7 @@ def _fault_of(error: types.ErrorData) -> WireFault | None:
 
 
 def refusal_in(error: Exception) -> types.JSONRPCError | None:
-    """Return an error reply in place of an answer that the SDK could not parse; `None`: it is no answer."""
+    """Return an error reply in place of an answer that the SDK could not parse; `None`: `error` has none."""
     if not isinstance(error, pydantic.ValidationError):
         return None
     values = (each["input"] for each in error.errors())

@@ -57,7 +57,7 @@ def tidy(printed: str, *, broken_lines: bool = True) -> str:
     """
     text, room_left = "", -1
     for line in printed.rstrip().removesuffix(">").split("\n"):
-        # The interpreter has broken the line before only if this line's first word did not fit into it.
+        # The interpreter breaks a line only if the next word does not fit: that is this line's first word.
         first = re.match(r"[^\s-]*-?", line)
         broken = broken_lines and bool(line) and first is not None and 0 <= room_left <= len(first.group())
         text += (("" if text.endswith("-") else " ") if broken else "\n") + line.rstrip()
