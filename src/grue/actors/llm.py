@@ -325,7 +325,7 @@ def offer_changed(
     before: tuple[m.ToolDefinition, ...],
     now: tuple[m.ToolDefinition, ...],
 ) -> m.OfferChanged | None:
-    """Return how a request's tools differ from those before; `None`: not, or none were offered before."""
+    """Return how the tools `now` differ from those `before`; `None`: no difference, or `before` is empty."""
     if before is now or not before:
         return None
     told = [{tool.name: (tool.description, tool.input_schema) for tool in tools} for tools in (before, now)]

@@ -483,7 +483,7 @@ def _absolute(path: str) -> str:
 
 
 def _in_a_box(server: descriptions.Described) -> dict[str, Any]:
-    """Return the server's entry. A program not the user's own gets a sandbox and few variables."""
+    """Return the server's entry. If its program is not the user's own, add a sandbox and hide variables."""
     entry = dict(server.entry)
     if server.kind in ("remote", _OWN):
         return entry

@@ -360,7 +360,7 @@ def _servers(known: KnownServers, config: GameConfiguration, *, network: bool) -
             outcomes = client.connect()
         client.recorder.settle()
     except MissingDependencyError:
-        return  # `_packages` has reported it
+        return  # `_packages` has reported the missing package
     for name, outcome in outcomes.items():
         if isinstance(outcome, m.ServerFailure):
             yield Finding("WRONG", failure_text(outcome))

@@ -187,7 +187,7 @@ def _parts(progress: Progress, now: float) -> list[tuple[int, str, str]]:
 
 
 def _activity(doing: list[Doing], now: float) -> str:
-    # For example `a.x, b.y 3 s of 10 s` for two tool calls.
+    # For two tool calls under way, the text is for example `a.x, b.y 3 s of 10 s`.
     last = doing[-1]
     alike = [one for one in doing if one.activity == last.activity]
     lasts_s = now - alike[0].since

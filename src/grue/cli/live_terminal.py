@@ -14,7 +14,8 @@ ASCII_SPINNER = "|/-\\"
 class Terminal:
     """An output stream, which may be a terminal, a pipe or a file.
 
-    A terminal shows status rows, unless `TERM` is `dumb`, and then colours, unless `NO_COLOR` is set.
+    A terminal shows status rows unless `TERM` is `dumb`. With status rows it also shows colours unless
+    `NO_COLOR` is set.
 
     Args:
         stream: Where to print. Text is written to its file descriptor, if it has one: in `stream.write`, a

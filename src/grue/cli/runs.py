@@ -96,7 +96,9 @@ def _of_fleet(folder: Path) -> str:
 
 
 def latest_trace() -> Path:
-    """Return the latest episode in `runs` or in the working directory, a failed fork only if it is alone.
+    """Return the latest trace in `runs` or in the working directory.
+
+    A failed fork is returned only if there are only failed forks.
 
     Raises:
         MCPConfigError: There is no trace in these two folders.

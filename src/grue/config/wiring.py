@@ -84,7 +84,7 @@ def from_configuration(path: str | PathLike[str], *, servers: bool = True) -> Co
 
 
 def takes_servers(config: GameConfiguration, project: ProjectTables | None) -> bool:
-    """Return whether to use the file of the servers: MCP is on, or the file exists and MCP is not off.
+    """Return whether to use `mcp_config.json`: MCP is enabled, or the file exists and MCP is not disabled.
 
     `project` has the tables of the file that `config` was read from; `None`: it was not read from a file.
     """

@@ -499,7 +499,7 @@ class RestOfTurn(Spending):
         return self.spent.left(episode, turn.limits.budget)
 
     def add(self, requests: int, usage: m.Usage) -> None:
-        """Add what the finished turn has spent, without `counted`."""
+        """Add what the finished turn has spent, less `counted`."""
         rest = Spent(requests=requests, usage=usage).less(self._counted)
         self._whole.add(rest.requests, rest.usage)
 

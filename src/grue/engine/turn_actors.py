@@ -92,7 +92,7 @@ class EarlyRequest:
             self._on_delta(delta)
 
     def releasing(self, note: Note) -> Note:
-        """Return a function that calls `note`, and passes the held text to the host after `ToolsVerified`."""
+        """Return a function that calls `note`. After `ToolsVerified` it gives the host the held-back text."""
 
         def note_and_release(body: Any, *, sender: str, cause: int | None = None) -> Envelope[Any]:
             envelope = note(body, sender=sender, cause=cause)
@@ -265,7 +265,7 @@ class TurnActors:
         if limits.turn_timeout_s is None:
             return None
         kept_s = kept_for_closing(limits) if self._has_sessions_to_close() else 0.0
-        # Recorded with the turn's `RunTurn`, so that the trace shows the reserved time.
+        # The command, `RunTurn`, is recorded, so the trace shows the reserved time.
         self._command = replace(self._command, limits=replace(limits, teardown_s=kept_s))
         self._end_at = anyio.current_time() + limits.turn_timeout_s
         self._deadline = self._end_at - kept_s

@@ -83,7 +83,10 @@ _MISSING = {
 
 
 class Cell(Struct, frozen=True):
-    """All episodes of a fleet, or those with the `wanted` settings: texts, or JSON for other values."""
+    """All episodes of a fleet, or those with the `wanted` settings.
+
+    `wanted` has texts as they are, and other values as JSON.
+    """
 
     fleet: Path
     wanted: dict[str, str] = {}
@@ -402,7 +405,7 @@ def in_columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def short_words(value: object) -> str:
-    """Return a value as one short line, without secrets. A long one keeps its end: many begin alike."""
+    """Return a value as one short line, without secrets. A long value is cut in the middle."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     line = " ".join(Redaction(secrets_in(os.environ)).redact_text(text).split())
     return shortened(line, _WIDEST)

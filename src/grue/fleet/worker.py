@@ -127,7 +127,7 @@ def _descriptors() -> set[tuple[int, int, int]]:
 
 
 def _holds(before: _Marks, now: _Marks) -> bool:
-    """Return whether the next episode finds the same state. Descriptors left open do not disturb it."""
+    """Return whether the process's state is still that of `before`, apart from descriptors left open."""
     return before.plain == now.plain and before.descriptors <= now.descriptors
 
 

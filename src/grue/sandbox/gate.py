@@ -209,7 +209,8 @@ class Gate:
         finally:
             os.close(pidfd)
         try:
-            # This fails if the process no longer waits for the answer, so that its id may be another's.
+            # This raises `OSError` if the process no longer waits for the answer: `pid` may then be the id of
+            # another process.
             fcntl.ioctl(listener, _ID_VALID, bytearray(struct.pack("=Q", key)))
             blocks = os.get_blocking(own)
             found = socket.socket(fileno=own)

@@ -57,7 +57,9 @@ class Watch:
         self.homes: dict[str, None] = {}
 
     def proposal(self, *, cwd: str) -> Sandbox:
-        """Return a narrow box that allows all that the program did; many files of a folder become the folder.
+        """Return a narrow box that allows all that the program did.
+
+        If the program used many files of a folder, the box opens the folder.
 
         Args:
             cwd: The program's working directory; it is written as `.` if the box opens it.

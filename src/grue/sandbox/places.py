@@ -194,7 +194,7 @@ def _chain(program: str) -> Iterator[str]:
 
 
 def _installation(path: str, written: Sequence[str] = ()) -> list[str]:
-    """Return a program or script with its virtual environment, its package, or its folder."""
+    """Return the path of a program or script, and the paths of its virtual environment or package."""
     if path.startswith(_opened_trees()):
         return [path]
     folder = os.path.dirname(os.path.abspath(path))  # noqa: PTH100, PTH120
@@ -305,7 +305,7 @@ def _system_rules(_state: object, *, executable: bool) -> tuple[Rule, ...]:
     rules += [Rule(path, READ_FILE) for path in _existing(_DEVICES_READ)]
     rules += [Rule(path, READ_FILE | WRITE_FILE) for path in _existing(_DEVICES_WRITE)]
     if not executable:
-        # `/bin/sh` too: grue starts the program through a shell that waits until the limits are set.
+        # Open `/bin/sh` too, because grue starts the program through a shell.
         loaders = [f"/lib64/{name}" for name in _listed("/lib64") if name.startswith("ld-")]
         loaders += [f"/lib/{name}" for name in _listed("/lib") if name.startswith("ld-")]
         rules += [Rule(real_path(path), READ_FILE | EXECUTE) for path in ("/bin/sh", *loaders)]

@@ -56,7 +56,7 @@ def assert_answer(outcome: TurnOutcome[Any], answer: object, *, fallback: bool =
     With `fallback`, the host's fallback is expected, because the model gave no acceptable answer.
 
     Raises:
-        AssertionError: The turn gave another answer, or ended with the fallback against `fallback`.
+        AssertionError: The turn gave another answer, or used the fallback although `fallback` is false.
         TypeError: `outcome` is not the outcome of a turn.
     """
     if not hasattr(outcome, "kind"):

@@ -268,7 +268,7 @@ class SessionPool:
             if owned is None:
                 self.prepare(server, connect, timeout_s)
                 owned = self._waiting[server]
-            # Only when the session is open is it known whether it is usable.
+            # Whether the session is usable is known only once it is open.
             was_open = owned.opened.is_set()
             owned.wanted.set()
             await owned.opened.wait()
@@ -309,7 +309,8 @@ class SessionPool:
     async def _wait_for_room(self, starting: PooledConnection) -> None:
         """Wait until the processes of three or more turns ago are gone.
 
-        A cancelled turn does not wait for older processes. Without this wait, more and more could be alive.
+        Otherwise a series of cancelled turns, which do not wait for older processes, could leave more and
+        more of them alive.
         """
         newest = starting.generation - _GENERATIONS
         while old := [each for each in self._leaving if each.generation <= newest and not each.gone.is_set()]:
@@ -395,7 +396,7 @@ class LeasedConnection(_SessionUser):
         if owned is None:
             return
         try:
-            # A series of turns without tool calls would otherwise leave more and more processes behind.
+            # Wait here, because a turn without tool calls has not waited for the processes of earlier turns.
             await self._pool.wait_closed()
         finally:
             self._pool.give_back(owned, usable=exc_type is None and not self._broken)

@@ -266,7 +266,7 @@ class EpisodeTally:
         turn, body = envelope.turn, envelope.body
         match body:
             case m.CallTools(server=server, calls=calls):
-                # The model's calls have their names from `CompletionReceived`; the host's own have not.
+                # Only the host's own calls get their names here; `CompletionReceived` has named the model's.
                 for call in calls:
                     self._names.setdefault((turn, call.call_id), f"{server}.{call.tool}")
             case m.ToolCalled():

@@ -67,7 +67,10 @@ class Comparison:
             yield Difference(path, left, right)
 
     def counterpart(self, name: str, left: object) -> object:
-        """Return the id on the right that is paired with the id `left` of the field `name`, or `None`."""
+        """Return the id on the right that corresponds to the id `left`; `None`: no id does.
+
+        `name` is the name of the field that holds the ids.
+        """
         return self._there.get((name, left))
 
     def paired(self, name: str, right: object) -> object:

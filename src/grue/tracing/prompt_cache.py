@@ -99,7 +99,10 @@ class CachedPrompt(Struct, frozen=True, kw_only=True):
 
 
 class _Form(Struct, frozen=True):
-    """The form of requests, and number and kind of the trace message that reported it; 0: no message did."""
+    """The form of requests.
+
+    `cause` is the number and the kind of the trace message that reported this form; 0: no message did.
+    """
 
     profile: WireProfile
     model: str
@@ -127,7 +130,10 @@ class _Sent(Struct, frozen=True, kw_only=True):
 
 
 class _Asked(Struct, frozen=True, kw_only=True):
-    """A request under way. `listed`: by server, number and kind of the message with its latest tools."""
+    """A request under way.
+
+    `listed` names, for each server, the trace message that has its latest tools, by number and kind.
+    """
 
     seq: int
     at: float

@@ -280,7 +280,7 @@ def replay_agent(turn: AgentTurn, changes: Changes) -> AgentReplay:
         if replay.divergence is None:
             return replay
         best = max(best or replay, replay, key=lambda each: each.compared)
-    # An invalid trace may allow no order.
+    # In an invalid trace the events may have no possible order.
     return best or AgentReplay(turn, changes, turn.inbox)
 
 
@@ -309,7 +309,7 @@ def _orders(turn: AgentTurn) -> Iterator[Sequence[EpisodeEnvelope]]:
 
 
 def _rising(places: Sequence[range]) -> Iterator[Sequence[int]]:
-    """Yield all tuples of numbers that never fall, one from each range (step -1), the largest first."""
+    """Yield all non-decreasing tuples with one number from each range (step -1), the largest first."""
     highest = [*accumulate((place.start for place in reversed(places)), min)][::-1]
     if any(most <= place.stop for most, place in zip(highest, places, strict=True)):
         return
@@ -406,7 +406,7 @@ class Connections:
             elif isinstance(body, m.SessionClosed) and envelope.cause is not None:
                 # The turn ran out of time while the session connected.
                 connecting.discard(envelope.sender)
-        # The sessions that are still connecting were cancelled.
+        # Learn nothing from the sessions that are still connecting: they were cancelled.
         self._known.update({name: state for name, state in learned.items() if name not in connecting})
 
 

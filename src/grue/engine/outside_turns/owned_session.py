@@ -259,7 +259,7 @@ class OwnedSession:
         return self._settled.result()
 
     def _definition(self, tool: str) -> m.ToolDefinition:
-        """Return a tool's definition. One that is made up lets the call pass: the server may refuse it."""
+        """Return the listed definition of a tool, or a made-up one, with which the call is sent anyway."""
         listed = next((each for each in self.tools if each.tool == tool), None)
         return unlisted_tool(self._command.server, tool) if listed is None else listed
 

@@ -12,7 +12,7 @@ give replies to `read` and `keep`. The encoded messages are made from the `histo
 - If an endpoint refuses or ignores the field for an answer's schema, or the request offers tools, the schema
   is sent as text. The text is part of the user message of the first request that asks for this schema, so
   that earlier messages do not change.
-- An echo goes back to the format and the model that it came from, and to no other.
+- An echo (`CompletionReceived.echo`) is sent only in the format and to the model that it came from.
 """
 
 import re

@@ -233,7 +233,7 @@ StubFor: TypeAlias = Callable[[ContextItem], str]
 
 
 class Room(Struct, frozen=True):
-    """A request with more than `high` tokens is cleared until it has at most `low`."""
+    """If a request has more than `high` tokens, old parts are cleared until it has at most `low`."""
 
     high: int
     low: int

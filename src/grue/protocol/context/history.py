@@ -53,7 +53,7 @@ class Ledger:
         return m.HistoryReference(conversation=conversation, length=self.length, digest=self.digest)
 
     def expect(self, reply: m.AssistantReply) -> None:
-        """Save a reply before it is an entry, and so before any of its tool calls is made."""
+        """Save a reply that is not an entry yet, before any of its tool calls is made."""
         line = msgspec.json.encode(reply)
         self._early = reply, line
         self._saved(line)

@@ -231,7 +231,7 @@ class JsonText(str):
 
 
 def why_unknown(name: str, missing: Mapping[m.ServerName, str]) -> str:
-    """Return the end of an error text, about the missing servers that may have an unknown tool."""
+    """Return the end of an error text about an unknown tool: the missing servers that may have the tool."""
     bare = not NAME_SEPARATORS.search(name)
     reasons = [
         f". {NOT_USED.format(server=server, reason=reason)}"

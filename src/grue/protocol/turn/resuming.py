@@ -112,7 +112,10 @@ def _waits(state: s.Waiting) -> m.TurnWaits:
 def waited(
     state: s.Waiting | s.AwaitingCompletion | s.AwaitingSummary,
 ) -> s.AwaitingCompletion | s.AwaitingSummary:
-    """Return the state in which a later process takes the reply. Servers start again when they are called."""
+    """Return the state in which a later process waits for the reply.
+
+    Its sessions are closed; each server starts again when one of its tools is called.
+    """
     then = state.then if isinstance(state, s.Waiting) else state
     turn = then.turn
     return replace(then, turn=replace(turn, open=(), unstarted=(*turn.unstarted, *turn.open)))

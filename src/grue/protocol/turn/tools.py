@@ -61,7 +61,7 @@ _LOOK_AHEAD = 32
 def start_calls(
     turn: Turn, reply: s.JudgedReply, changed: Mapping[m.CallId, m.JsonObject], notes: tuple[m.TurnNote, ...]
 ) -> Transition:
-    """Send the first run of a reply's calls, or go on if there is none.
+    """Send the first `Run` of a reply's calls. If no call is to be sent, go on.
 
     `changed` are the arguments of calls that a person has changed.
     """
@@ -123,10 +123,10 @@ def _due(state: s.AwaitingTools) -> tuple[s.AwaitingTools, tuple[s.CallNote, ...
 
 
 def _next_run(state: s.AwaitingTools) -> Run | None:
-    """Return the run of calls to send to its server now; `None`: all unsent runs have to wait.
+    """Return the `Run` of calls to send to its server now; `None`: all unsent runs have to wait.
 
-    Runs are sent one at a time and in order, except that parallel runs may be under way together. A session
-    serves only one batch at a time.
+    A run is sent when the run before it has ended. Parallel runs may be under way together, but a session
+    serves only one at a time.
     """
     if not all(batch.parallel for batch in state.under_way) or not state.unsent:
         return None

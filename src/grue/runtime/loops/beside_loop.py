@@ -72,7 +72,7 @@ async def call_in_daemon_thread(call: Callable[[], T], *, limiter: anyio.Capacit
         try:
             loop.call_soon_threadsafe(settle, value, raised)
         except RuntimeError:
-            # Nobody waits for the result of a closed loop.
+            # If the loop is closed, nobody waits for the result.
             if not loop.is_closed():
                 raise
 

@@ -308,7 +308,7 @@ class ChildProcess:
     def _close_descriptors(self) -> None:
         group = self._group
         self._read_rest()
-        # If the event loop is closed, no task waits on them.
+        # `notify_closing` raises RuntimeError if the event loop is closed. Then no task waits on descriptors.
         with contextlib.suppress(RuntimeError):
             for fd in (group.stdin, group.stdout, group.stderr, group.watch.descriptor()):
                 if fd is not None and fd >= 0:

@@ -79,7 +79,7 @@ class Descendants:
             self._mark = None
 
     def kill(self, within_s: float) -> int:
-        """Kill the live descendants, also new ones, until none is left or the time is up; return how many."""
+        """Kill descendants until none is left or the time is up; return how many were killed."""
         killed = 0
         deadline = time.monotonic() + within_s
         while found := self._find():

@@ -142,7 +142,7 @@ class LineQueue:
     def _write_some(self) -> bool:
         entries = [self._queue.get()]
         self._hurry.wait(_LINGER_S)
-        # This loses no entry: `flush` and `close` queue theirs before they set the event.
+        # This delays no `flush` or `close`: each puts its entry into the queue before it sets `_hurry`.
         self._hurry.clear()
         try:
             while True:

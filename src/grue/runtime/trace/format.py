@@ -231,7 +231,7 @@ def check_depth(path: Path, number: int, body: bytes) -> None:
         TraceError: The body is nested more deeply.
     """
     if len(body) <= STEP:
-        # Most bodies: two C calls are faster than `count_of`.
+        # Most bodies are this short. For them, two calls of `count` are faster than `count_of`.
         if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
             return
     elif count_of(body, "[{") <= MAX_DEPTH:

@@ -337,7 +337,7 @@ class Recorder:
             return body, self._encoder.encode(body)
         except UnicodeEncodeError:
             plain = _valid(msgspec.to_builtins(body))
-        # If the message's type does not allow such a text, observers get the message unchanged.
+        # If the message's type does not allow U+FFFD in a text, observers get the message unchanged.
         with contextlib.suppress(msgspec.ValidationError):
             body = msgspec.convert(plain, type(body))
         return body, self._encoder.encode(plain)

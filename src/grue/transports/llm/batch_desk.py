@@ -147,7 +147,10 @@ class BatchDesk:
         return await self._endpoint.call("POST", self._form.path, upload=self._list_of(record.number))
 
     async def _found(self, record: Submission) -> BatchState | None:
-        """Find a file's batch at the provider; raises `_NotEnded` if a running batch may be the file's."""
+        """Find the provider's batch that was made from a file of requests; `None`: there is none.
+
+        Raises `_NotEnded` if this cannot be told yet, because a batch that may be the one still runs.
+        """
         known = {each.batch_id for each in self._folder.submissions.values()}
         running = False
         async for batch in self._batches(record.begun_at - _SKEW_S):

@@ -122,8 +122,8 @@ class _Stage:
     def _step(self, data: bytes) -> bytes:
         if self._plain:
             return data
-        # Keep the body's first two bytes: zlib refuses a wrong window setting at these bytes, and they may
-        # arrive in separate chunks. They are then decompressed again with the next window setting.
+        # Keep the body's first two bytes, which may arrive in separate chunks: if zlib refuses them because
+        # its window setting is wrong, they are decompressed again with the next setting.
         before = len(self._head)
         self._head = (self._head + data)[:2]
         try:

@@ -74,7 +74,7 @@ def challenge_scheme(challenge: str) -> str:
 
 
 def offers_login(challenge: str) -> bool:
-    """Return whether a header `WWW-Authenticate` offers a login by OAuth: `Bearer`, `resource_metadata`."""
+    """Return whether a header `WWW-Authenticate` offers a login by OAuth."""
     return challenge_scheme(challenge).lower() == "bearer" and "resource_metadata" in challenge
 
 

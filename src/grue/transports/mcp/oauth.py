@@ -420,7 +420,10 @@ class Authorizer:
         return provider
 
     async def _drive(self, provider: httpx2.Auth, refusal: httpx2.Response | None) -> None:
-        """Send the provider's requests until it has a token, or raise `AuthorizationRefused`."""
+        """Send the requests that the SDK's `provider` makes, until it has a token.
+
+        Raises `AuthorizationRefused`.
+        """
         request = refusal.request if refusal is not None else httpx2.Request("POST", self._server.url)
         flow = provider.async_auth_flow(request)
         self._last_status = None

@@ -281,7 +281,7 @@ class HttpStream(MessageStream):
         self._inbound.close()
 
     def answer(self, request_id: int | str, message: types.JSONRPCMessage) -> None:
-        """Deliver a message from the response to a request. An answer gets the id of that request."""
+        """Deliver a message from the HTTP response to a request. If it is an answer, put the id into it."""
         if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
             message.id = request_id
         self._deliver(SessionMessage(message))
@@ -589,7 +589,7 @@ def _is_compressed(response: httpx2.Response) -> bool:
 async def _body(response: httpx2.Response, limit: int) -> bytes | None:
     """Return the body. If it is longer than `limit`: `None` for a success, its beginning for an error."""
     if _is_compressed(response):
-        return b""  # an error (a compressed success was refused before), whose status is enough
+        return b""  # it is an error response, whose status is enough: a compressed success is refused earlier
     body = bytearray()
     async for chunk in response.aiter_bytes():
         body += chunk

@@ -168,8 +168,9 @@ class TaskOfCall:
     async def result(self, *, at_once: bool = False) -> m.JsonObject:
         """Wait for the result and return it, as `tools/call` would have returned it.
 
-        Sends `tasks/cancel`, which the server has 1 s to confirm, if the caller is cancelled, the state
-        cannot be learned, or host code fails. `at_once`: ask before the first polling interval has passed.
+        If the caller is cancelled, the task's state cannot be learned, or a callback of the host raises, the
+        server gets `tasks/cancel` and has 1 s to confirm it. `at_once`: ask for the state now, and not only
+        after the first polling interval.
 
         Raises:
             ToolRefusedError: The task has failed or was cancelled by its server, or the server has no result.

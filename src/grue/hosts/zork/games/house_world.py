@@ -1,6 +1,7 @@
 """The house as tables: its rooms, the points, the texts that belong to no thing, and the things.
 
-A text may contain `{names}`, which are replaced by `Case.words`: the seed's part of the texts.
+A text may contain names in braces, such as `{gulls}`. `Case.words` has the words that replace them, which
+depend on the seed.
 """
 
 from typing import Final
