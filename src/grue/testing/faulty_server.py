@@ -11,7 +11,7 @@ command, *args = faulty_server.argv("--silent-at", "call", "--ignore-eof", "--ig
 ```
 
 Flags such as `--silent-at` take a PHASE: `start` (before anything is read), `initialize`, `list` or `call`.
-The server uses only the standard library and is run as a script, so that it boots in about 20 ms.
+The server uses only the standard library, and without the site packages, so that it boots in about 20 ms.
 """
 
 from __future__ import annotations
@@ -62,8 +62,18 @@ GARBAGE = (
 
 
 def argv(*flags: str) -> tuple[str, ...]:
-    """Return the command line that runs this server with `flags`, in this interpreter."""
-    return (sys.executable, "-I", "-S", __file__, *flags)
+    """Return the command line that runs this server with `flags`, in this interpreter.
+
+    The server is imported, so that Python uses its cached bytecode. To compile it takes a fifth of a start.
+    """
+    folder = os.path.dirname(__file__)  # noqa: PTH120 - one import less to boot with
+    start = f"import sys; sys.path.append({folder!r}); import faulty_server; faulty_server.run()"
+    return (sys.executable, "-I", "-S", "-c", start, *flags)
+
+
+def run() -> None:
+    """Run the server with the flags on the command line."""
+    FaultyServer(_flags_of_this_start(_flags().parse_args())).serve()
 
 
 def _flags() -> argparse.ArgumentParser:
@@ -429,4 +439,4 @@ def _flags_of_this_start(flags: argparse.Namespace) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    FaultyServer(_flags_of_this_start(_flags().parse_args())).serve()
+    run()

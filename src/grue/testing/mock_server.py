@@ -1,7 +1,7 @@
 """An MCP server that follows the specification, for tests of MCP clients and agents.
 
 This one is the official SDK's server with additions for tests. For a server with faults, use
-`faulty_server.py`.
+`faulty_server`.
 
 ```python
 server = MockServer("shop")
