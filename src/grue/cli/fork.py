@@ -57,7 +57,7 @@ class Change(Struct, frozen=True, kw_only=True):
     """What a fork changes, in the form in which `Runner.fork` takes it.
 
     `llm` has fields of `LlmSettings`, and `changes` those of `TurnLimits` and `FailurePolicy`, with new
-    values. `tool_results` are by the id of the call, and `tools` by server.
+    values. The keys of `tool_results` are ids of calls, those of `tools` are names of servers.
     """
 
     llm: dict[str, Any] = {}

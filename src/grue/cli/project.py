@@ -128,7 +128,7 @@ def only_started(servers: Mapping[str, McpServer]) -> dict[str, StdioServer]:
 def named_server(known: KnownServers, name: str, *, preset: bool = True) -> StdioServer:
     """Return the server of this name, which grue starts as a process.
 
-    `preset` says whether the user could have named a preset too, for the error.
+    `preset`: whether the error also lists the presets, because the user could have named one.
 
     Raises:
         MCPConfigError: No server has that name, its configuration is invalid, or grue reaches it by URL.

@@ -125,7 +125,7 @@ class Episode:
             return self._loop.submit(lambda: work(self.resources)).wait(force_kill=self._registry.kill_now)
 
     async def beside_async(self, work: Work[T]) -> T:
-        """Run work as `beside` does, without blocking the caller's event loop."""
+        """Run work that is not a turn, at once, as `beside` does. The caller's event loop is not blocked."""
         self._loop.loop_thread.refuse_waiting()
         return await self._result(self._loop.submit(lambda: work(self.resources)))
 

@@ -497,7 +497,7 @@ class TurnActors:
         self._prepare_next({**states, **starting})
 
     def _prepare_next(self, states: Mapping[m.ServerName, ConnectionState]) -> None:
-        """Start to prewarm the next turn's sessions, if the pool does that.
+        """Start to prewarm the next turn's sessions, if the pool has to prewarm sessions.
 
         Servers that start when they are called are left out: the next turn may call none of them.
         """

@@ -104,12 +104,12 @@ class Cell(Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """The cell as text, in the form that `of` parses."""
+        """The fleet and the settings as text, in the form that `of` parses."""
         chosen = ",".join(f"{name}={value}" for name, value in self.wanted.items())
         return f"{self.fleet}:{chosen}" if chosen else str(self.fleet)
 
     def of_these(self, everything: Sequence[Result]) -> list[Result]:
-        """Return the episodes of this cell among `everything`; raises `FleetError` if there are none."""
+        """Return the results in `everything` with the settings; raises `FleetError` if there are none."""
         known = {name: None for each in everything for name in (*each.planned, *each.settings)}
         for name in self.wanted:
             if known and name not in known:

@@ -170,7 +170,7 @@ def _fixed(text: str) -> tuple[str, ...]:
 
 
 def _shared(texts: Sequence[str], fixed: tuple[str, ...]) -> str:
-    """Return one line for a group: the pieces that all texts have, and the most frequent values."""
+    """Return a group's texts as one line: what they have in common, and the most frequent values between."""
     if len(set(texts)) == 1:
         return shortened(_line(texts[0]), 2 * _MOST_TEXT)
     values = [Counter[str]() for _ in fixed[1:]]

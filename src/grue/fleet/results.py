@@ -176,7 +176,7 @@ def require_score(found: Iterable[Result], score: str) -> None:
 
 
 def note_result(fleet: Path, episode: Path) -> None:
-    """Add a committed episode to the index. Do nothing if the episode cannot be read or the index written."""
+    """Add a committed episode to the index, if the episode can be read and the index be written."""
     stamp = _stamp(episode)
     if stamp is not None:
         result = _read_result(EpisodeFolder(episode))

@@ -400,7 +400,7 @@ class Supervisor:
             self._group.cancel_scope.cancel()
         try:
             if error is None or isinstance(error, Exception):
-                # The task group would wrap an ordinary exception in an exception group.
+                # Do not pass `error` on: the task group would wrap it in an exception group.
                 await self._group.__aexit__(None, None, None)
                 return False
             return await self._group.__aexit__(type(error), error, error.__traceback__)

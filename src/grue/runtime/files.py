@@ -192,8 +192,8 @@ _LOOK_BACK = 65_536
 class LineFile:
     """Append lines to a file. When `write` returns, the line has been passed to the operating system.
 
-    A file that does not exist is created; a regular file gets the permissions 0600. `what` names its kind in
-    error texts, such as `event log`. Every `TraceError` names the path and the cause.
+    A file that does not exist is created; a regular file gets the permissions 0600. In errors, `what` says
+    what the file is, such as `event log`. Every `TraceError` names the path and the cause.
 
     Raises:
         TraceError: The file cannot be created.

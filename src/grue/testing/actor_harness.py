@@ -497,7 +497,7 @@ def virtual_loop() -> VirtualTimeLoop:
 
 
 def _is_idle_worker(thread: threading.Thread) -> bool:
-    # A worker thread of anyio stays for a while after its work.
+    # anyio keeps a worker thread for a while after its work; the thread then has no unfinished tasks.
     queue = getattr(thread, "queue", None)
     return queue is not None and getattr(queue, "unfinished_tasks", 1) == 0
 

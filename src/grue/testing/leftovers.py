@@ -79,7 +79,7 @@ def assert_nothing_left(within_s: float = 10.0) -> Iterator[None]:
 
 
 def _new_since(before: _Present, mark: str) -> tuple[set[int], set[int], set[threading.Thread]]:
-    """Return our processes, descriptors and threads that are there now and were not there before."""
+    """Return this program's processes, descriptors and threads that were not there before."""
     return (
         {each.pid for each in all_processes(besides=before.processes) if _is_ours(each, mark)},
         set(_descriptors()) - before.descriptors,

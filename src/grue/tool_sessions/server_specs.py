@@ -61,7 +61,8 @@ _SHELL_FUNCTION = "()"
 def inherited(environ: Mapping[str, str], how: InheritEnv) -> dict[str, str]:
     """Return the part of the host's environment that a server gets.
 
-    `no_keys` also leaves out variables that have the value of one of `OWN_KEYS`. Raises `MCPConfigError`.
+    `how="no_keys"` leaves out `OWN_KEYS`, and other variables with the same value as one of these. Raises
+    `MCPConfigError`.
     """
     match how:
         case "all":

@@ -205,7 +205,7 @@ class _TurnDiff:
         The divergence of a message that is only in the right trace follows the counterpart of the nearest
         message before it that has one.
         """
-        # Depth first, so that the message that creates an id is compared before messages that use it.
+        # Go depth first, so that the message that creates an id is compared before messages that use it.
         open_: list[tuple[int, int]] = [(_ROOT, _ROOT)]
         while open_:
             one, other = open_.pop()

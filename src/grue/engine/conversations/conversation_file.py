@@ -135,8 +135,8 @@ class SavedConversation(Struct):
         lines: The lines after the header that no `Undone` has taken back.
         cut_short: The last line was incomplete: the process was killed while it was written.
         size: Number of bytes that were read.
-        restored: How many of the first `header.entries` entries were read so far. The header has their sizes,
-            so the ledger does not count them again.
+        restored: How many of the first `header.entries` entries were read so far. `header.length` and
+            `header.digest` include these entries already.
     """
 
     header: FileHeader

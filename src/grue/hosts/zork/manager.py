@@ -187,7 +187,7 @@ class MCPManager:
             raise MCPError(
                 f"A session with MCP server '{self.server_name}' is open already: disconnect it first."
             )
-        # Kill the server of an earlier session whose event loop ended without a disconnect.
+        # If the event loop of an earlier session ended before `disconnect_session`, kill the server it left.
         self._registry.kill_leftovers(loop_running=True)
         self._sessions += 1
         self._startup_failure = None
@@ -278,7 +278,7 @@ class MCPManager:
         self._news.turn = None
 
     def kill_leftovers(self) -> None:
-        """Kill the processes of sessions whose event loop ended without a disconnect."""
+        """Kill the processes of sessions whose event loop ended before `disconnect_session` was called."""
         self._registry.kill_leftovers(loop_running=True)
 
     def _refusal(self, tool_name: str, arguments: object) -> m.ToolCallResult | None:

@@ -436,7 +436,8 @@ def _read(answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply:
         match block.get("type"):
             case "tool_use":
                 calls.append(w.read_call(block.get("id"), block.get("name"), block.get("input"), ids, names))
-                # Keep only the call's place, and its id in grue. The rest is in `Reply.tool_calls`.
+                # Keep only the place of the call among the blocks, and grue's id for it: `Reply.tool_calls`
+                # has the rest.
                 kept.append({"type": "tool_use", "id": calls[-1].call_id})
             case "text":
                 text = w.text_of(block)

@@ -273,7 +273,7 @@ def _checkable(part: Any, whole_schema: m.JsonObject, *, names: bool = False) ->
 
 
 def _has_default(part: Any, whole_schema: m.JsonObject, steps: int = _MOST_STEPS_TO_DEFAULT) -> bool:
-    """Return whether a property's schema has a default, itself or by reference or combination."""
+    """Return whether a property's schema, or one that it refers to or combines, has a default."""
     if not isinstance(part, dict) or not steps:
         return False
     if "default" in part:

@@ -123,7 +123,7 @@ def definition_digest(tool: m.ToolDefinition) -> str:
         key = msgspec.json.encode(parts)
     except (UnicodeEncodeError, TypeError):  # half a surrogate pair cannot be encoded
         return digest(msgspec.to_builtins(parts))
-    # A turn and its session both ask for the digest of each tool that is called.
+    # Keep digests, because a turn and its session both ask for the digest of each tool that is called.
     if (known := _digests.get(key)) is not None:
         return known
     found = digest(msgspec.to_builtins(parts))

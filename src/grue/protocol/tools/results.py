@@ -488,7 +488,7 @@ def _referred(whole: str, note: str, kind: str, max_chars: int, handle: str) -> 
 
 
 def cut_middle(content: str, max_chars: int) -> str:
-    """Return a result's text without its middle if it is too long. A JSON object stays one.
+    """Return a result's text, without its middle if it is too long. A JSON object stays a JSON object.
 
     The end is kept because many tools print totals and errors last. Markers and braces are not counted in
     `max_chars`.

@@ -26,7 +26,7 @@ def cut_off(
     server has made a task of it, the server is asked for the result. Otherwise the model is told that the
     call was interrupted. Calls that were not sent are judged again.
 
-    `state` is that after the last event of the trace; `called` are the calls that were sent.
+    `state` is the turn's state after the last event of the trace; `called` are the calls that were sent.
     """
     match state:
         case s.AwaitingClose(turn=turn, end=m.TurnParked() as parked):

@@ -509,7 +509,7 @@ class Command(ChildProcess):
         Returns:
             Whether the command has exited. `False`: it has written too much and still runs.
         """
-        # Closing the input asks a process to exit, so leaving the `async with` has to begin with SIGTERM.
+        # The end of its input asks a command to exit. So the end of the `async with` begins with SIGTERM.
         self._asked_to_exit = True
         if stdin:
             # A command may close its input without reading it.

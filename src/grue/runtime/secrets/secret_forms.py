@@ -161,14 +161,14 @@ def _replaced(char: str) -> bytes:
 
 
 def _numbered(char: str) -> bytes:
-    r"""Return a regular expression for a character written as `\u0041`, without the first backslash."""
+    r"""Return a regular expression for a character's `\u0041` form; the caller adds the first backslash."""
     units = char.encode("utf-16-be").hex()
     numbers = [units[start : start + 4] for start in range(0, len(units), 4)]
     return rb"\\+".join(b"u(?i:%b)" % number.encode() for number in numbers)
 
 
 def _by_bytes(char: str) -> bytes:
-    r"""Return a regular expression for `\x` escapes of a character's bytes, without the first backslash."""
+    r"""Return a regular expression for a character's `\x` escapes; the caller adds the first backslash."""
     return rb"\\+".join(b"x(?i:%02x)" % byte for byte in char.encode())
 
 
