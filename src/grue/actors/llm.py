@@ -290,7 +290,7 @@ class Asking:
             location, asked_s = answer.location, answer.retry_after_s
             return fault_of_status(answer.status, answer.body, location, asked_s, time.time())
         history = self._conversation.history
-        # This number becomes part of the ids of calls without an id. So it must rise from turn to turn.
+        # If a tool call has no id, one is made from this number, which must therefore rise from turn to turn.
         request = max(self._command.request, history.replies + 1)
         return self._conversation.read(
             answer.body,

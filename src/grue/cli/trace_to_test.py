@@ -228,7 +228,8 @@ _ABOUT = (
 
 
 def _names(module: Any) -> list[str]:
-    # The test imports each name that occurs in it. Recorded texts often have the word `tool`.
+    # The written test imports each of these names that occurs in its text. `tool` is left out, because it is
+    # a frequent word in recorded texts.
     listed: list[str] = dir(module) if module is m else getattr(module, "__all__", None) or dir(module)
     own = [each for each in listed if isinstance(getattr(module, each), type | FunctionType)]
     return [each for each in own if getattr(module, each).__module__.startswith("grue.") and each != "tool"]
@@ -454,7 +455,7 @@ def _test(
 
 
 def _cuts(run: RecordedRun, end: m.TurnCompleted) -> Iterator[str]:
-    # Which tool results were cut for the model; not if the limits were the usual ones.
+    # Assert which tool results were cut for the model, if the turn's limits differ from the default ones.
     usual, limits = TurnLimits(), run.begun.limits
     if (limits.max_result_chars, limits.long_results) == (usual.max_result_chars, usual.long_results):
         return

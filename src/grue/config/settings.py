@@ -60,7 +60,7 @@ _STRICT = ConfigDict(strict=True, extra="forbid", validate_assignment=True, hide
 
 
 def _as_written(value: Any, check: Callable[[Any], float]) -> Any:
-    # The result of `check` is a float: 30 stays an int, so that messages say "30s" and not "30.0s".
+    # Return the value itself, not the float that `check` returns, so that messages say "30s" and not "30.0s".
     check(value)
     return value
 

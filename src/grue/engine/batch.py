@@ -77,7 +77,7 @@ class CompletedTurns:
     """The completed turns of an earlier run. `recall` finds one by its number and its request.
 
     A turn is run again if a secret in its request or outcome was redacted, because the trace does not have
-    the original text. A turn of a conversation is also found if the conversation has its entries already.
+    the original text. A turn of a conversation is found even if the conversation contains the turn already.
 
     `path` is the trace of the earlier run, or runs. Raises `TraceError` if it cannot be read.
     """

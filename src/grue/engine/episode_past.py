@@ -173,13 +173,13 @@ class Past(Struct, Generic[_Started], kw_only=True):
                 self.parked = None
                 self.spent = self.spent.plus(unended.requests, unended.usage)
                 return Spent()
-            # A parked turn is counted by the message that ends it, which includes what came before.
+            # Count nothing yet: the message that ends the turn later has the cost of all its parts.
             case m.TurnParked() as parked:
                 self.parked = parked
                 return Spent()
             case m.TurnResumed():
                 return Spent()
-            # Like the message that ends a turn, count the agent's requests only, not those by sampling.
+            # Count only the agent's requests, as the message that ends a turn does, and not those by sampling.
             case m.RequestCompletion() if envelope.sender == "agent":
                 return Spent(requests=unended.requests + 1, usage=unended.usage)
             case m.CompletionReceived(usage=usage) if envelope.receiver == "agent":

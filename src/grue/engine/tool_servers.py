@@ -490,7 +490,8 @@ def refuse_other_kinds(**given: object) -> None:
 def settings_or_default(argument: str, given: S | None, default: S) -> S:
     """Check `given` and return it; `None`: return `default`.
 
-    Raises `MCPConfigError`, which names the `argument`, for another class or a field of a wrong type.
+    Raises `MCPConfigError`, which names the `argument`, if `given` is not of the class of `default` or has a
+    field of a wrong type.
     """
     if given is None:
         return default

@@ -142,7 +142,7 @@ class Plan(Struct, frozen=True, kw_only=True):
 class Driver:
     """Runs a plan on an engine.
 
-    This driver must have locked `folder`. `watch` is called about five times a second with the counts, and
+    The caller must have locked `folder`. `watch` is called about five times a second with the counts, and
     with the time (monotonic seconds) at which each running episode was submitted, by id. `retry`: try
     episodes again that were given up.
     """

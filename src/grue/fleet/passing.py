@@ -20,9 +20,9 @@ class Passing(Struct, frozen=True):
 
     @classmethod
     def of(cls, scores: Iterable[float], worst: float | None, *, lower_is_better: bool) -> "Passing":
-        """Return the rule for scores like `scores`; `worst` is the worst score that passes.
+        """Return the rule for `scores`; `worst` is the worst score that passes.
 
-        With `None`, only 1 passes if all scores are from 0 to 1 (0 if lower is better), else every score.
+        `None`: if all scores are from 0 to 1, only 1 passes (0 if lower is better); otherwise all pass.
         """
         known = list(scores)
         if worst is None and known and all(0 <= score <= 1 for score in known):

@@ -142,7 +142,7 @@ def results(fleet: Path) -> Iterator[Result]:
 def of_latest_sweep(fleet: Path, found: list[Result]) -> tuple[list[Result], int]:
     """Return those of `found` that belong to the folder's latest sweep, and how many others were left out.
 
-    If that sweep has none of `found`, the caller has chosen earlier episodes on purpose: all are returned.
+    If none of `found` belongs to it, all are returned: the caller has chosen earlier episodes on purpose.
     """
     ours = _latest_of(fleet, found)
     return (ours, len(found) - len(ours)) if ours else (found, 0)

@@ -72,5 +72,5 @@ class ServerPlaces:
             del self._held[worker]
 
     def _claim(self, count: int) -> int:
-        """Return how many places `count` servers of a worker claim: the first one reserves `an_episode`."""
+        """Return how many places `count` servers of a worker claim: at least `an_episode`; 0 for none."""
         return max(count, self._cap.an_episode) if count else 0

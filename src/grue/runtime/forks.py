@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
-# Not a set of `weakref.WeakMethod`, whose callbacks fail and are reported when the interpreter ends.
+# A set of `weakref.WeakMethod` would print errors of its callbacks when the interpreter ends.
 _objects: "weakref.WeakKeyDictionary[object, Callable[[Any], None]]" = weakref.WeakKeyDictionary()
 
 

@@ -389,7 +389,7 @@ class ConfinedThread(Generic[Started]):
     def _confine_and_start(self) -> None:
         try:
             if _thread_of_the_system() == self._asked_in:
-                # With gevent this is the host's own thread, which would stay confined.
+                # With gevent, this code runs in the host's own thread, which would stay confined.
                 raise SandboxError("Threads are greenlets here, and a box needs a thread of its own.")
             self._listener.put(self._confined())
             self._result = self._start_it()

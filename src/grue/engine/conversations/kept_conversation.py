@@ -238,7 +238,7 @@ class KeptConversation:
     @classmethod
     def load(cls, path: Path) -> "KeptConversation":
         """Continue a saved conversation, and append to its file."""
-        # Read it before opening it for writing, so that a file that is no conversation is not changed.
+        # Read the file before opening it for writing, so that a file that is no conversation is not changed.
         saved = read_conversation(path)
         file = ConversationFile(path)
         try:

@@ -36,7 +36,7 @@ _CANCELLED = -32800
 
 
 class NotAsDecided(MCPError):  # noqa: N818 - named as the fact it reports, like the messages
-    """The tool's definition has changed since the call was decided, or the tool is gone. Nothing was sent."""
+    """The tool's definition has changed since the call was allowed, or the tool is gone. Nothing was sent."""
 
 
 class CancellableConnection(WrappedConnection):

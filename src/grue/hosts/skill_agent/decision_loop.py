@@ -255,7 +255,7 @@ class DecisionLoop:
         done = [each for each in run.results if each.turn == plan.turn]
         todo = plan.actions[len(done) :]
         for action, result in zip(plan.actions, done, strict=False):
-            # An earlier process was killed before it recorded that this action has ended the run.
+            # If this action has ended the run, an earlier process was killed before it recorded the end.
             if _has_finished(result):
                 return self._finished(action, result, todo)
         judged = self._judge.judge(todo, plan.actions[: len(done)])

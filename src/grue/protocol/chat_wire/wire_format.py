@@ -151,7 +151,7 @@ def _without_copies(text: str) -> str:
     try:
         return _one_of_equals(text)
     except (ValueError, RecursionError):
-        # no JSON, nested too deeply, or an integer with more digits than Python converts
+        # The text is not JSON, is nested too deeply, or has an integer with more digits than Python converts.
         return text
 
 
@@ -190,8 +190,8 @@ def unless_cut(calls: Sequence[m.ToolCall], given: object) -> tuple[m.ToolCall, 
 def as_it_ended(reply: Reply) -> Reply | Fault:
     """Return the reply without the calls that may be incomplete, or a fault if the reply broke off.
 
-    If the endpoint stopped it, or the reason is unknown, all calls are left out: a call whose arguments are
-    missing may look like a call without any.
+    If the endpoint stopped the reply early, or for an unknown reason, all calls are left out: a call whose
+    arguments have not arrived may look like a call without arguments.
     """
     reason = (reply.finish_reason or "").strip().lower()
     if reason in _BROKEN:

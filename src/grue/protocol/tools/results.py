@@ -143,7 +143,7 @@ def decoded_bytes(base64_text: str) -> int:
 def known_bytes(data: str) -> int | None:
     """Return the decoded size of base64 in bytes, or `None` if the data is not base64.
 
-    Such data may be a text with a secret, for which the trace has a placeholder: a replay would compute
+    Of data that is not base64, the trace may have a placeholder for a secret, so that a replay would compute
     another size. More than a megabyte is taken for base64 without a check.
     """
     data = _without_prefix(data)

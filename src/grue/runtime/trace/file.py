@@ -333,8 +333,8 @@ class TraceWriter(Closing):
         if not written.endswith(b"\n"):
             line = _line(written)
             if line is not None or self._file.size == after:
-                # Only the newline is missing. Readers accept such a line, and the host may have restored its
-                # state from it already.
+                # The last line lacks only its newline. Keep it: readers accept such a line, and the host may
+                # have restored its state from it already.
                 self._file.write(b"")
                 return line
             self._file.cut(self._file.size - len(written))

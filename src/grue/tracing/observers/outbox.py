@@ -215,7 +215,7 @@ def patient(exporter: "SpanExporter", *, backend: str, warn: Warn) -> "SpanExpor
     `backend`, which the warning names.
     """
     logging.getLogger(_LOGGER).addFilter(_hold_back)
-    # It does not derive from `SpanExporter`, so that this module need not import OpenTelemetry's SDK.
+    # `_PatientExporter` is no subclass of `SpanExporter`, which would have to be imported from the SDK.
     return cast("SpanExporter", _PatientExporter(exporter, backend, warn))
 
 

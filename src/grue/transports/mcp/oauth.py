@@ -269,7 +269,7 @@ class Authorizer:
         Raises:
             AuthorizationRefused: No other token can be obtained.
         """
-        # Two locks: a file's lock keeps other processes out, but not other tasks of this process.
+        # Take two locks, because the lock of a file does not keep other tasks of this process out.
         async with self._lock, self.store.locked():
             stored = await call_in_daemon_thread(self.store.load)
             if stored is not None and stored.access_token not in ("", used):
