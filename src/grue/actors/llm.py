@@ -495,7 +495,7 @@ class LlmActor(Actor[m.LlmCommand]):
                 await self._report(await self._answer(asked, outcome), envelope)
 
     async def _outcome(self, asked: _Asked) -> Reply | m.LlmFailure:
-        """Ask the current model. After a failure for which `moves_on` is true, ask the next of the chain."""
+        """Ask the current model; if it fails, and `moves_on` returns true, ask the next fallback model."""
         tried: list[LlmEndpoint] = []
         while True:
             outcome = await asked.asking.outcome()

@@ -179,7 +179,7 @@ class Past(Struct, Generic[_Started], kw_only=True):
                 return Spent()
             case m.TurnResumed():
                 return Spent()
-            # Count only the agent's requests, as the message that ends a turn does, and not those by sampling.
+            # Count no requests by sampling: the message that ends a turn does not count them either.
             case m.RequestCompletion() if envelope.sender == "agent":
                 return Spent(requests=unended.requests + 1, usage=unended.usage)
             case m.CompletionReceived(usage=usage) if envelope.receiver == "agent":

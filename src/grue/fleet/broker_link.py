@@ -57,7 +57,7 @@ class BrokerLink:
             with self._lock:
                 unanswered = self._waiting.pop(id_, None)
             if unanswered is not None:
-                # The answer no longer reaches the thread that waits in `answer.result`: let the thread end.
+                # A late answer is not passed on, so the thread that waits in `answer.result` has to end now.
                 unanswered.set_result("the wait was given up")
             claim.leave()
             raise

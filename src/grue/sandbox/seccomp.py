@@ -234,7 +234,7 @@ def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
         ("ioctl", [*_if_equal(1, _TIOCSTI)[:-1], *_if_equal(1, _TIOCLINUX)]),
     ]
     if wanted.network != "any":
-        # With `MSG_FASTOPEN` these calls also connect the socket, which the gate does not see.
+        # With `MSG_FASTOPEN` these calls also connect the socket, past the check of `connect` in `gate.py`.
         found += [("sendto", _if_bits(3, _MSG_FASTOPEN)), ("sendmsg", _if_bits(2, _MSG_FASTOPEN))]
         found += [("sendmmsg", _if_bits(3, _MSG_FASTOPEN))]
     if wanted.network == "tcp":

@@ -537,7 +537,8 @@ class _Calls:
         elif known.chunk == self.chunk:
             return True
         elif self._is_complete(known):
-            # Some gateways repeat the name in every piece of a call; the last piece has no arguments.
+            # A piece with the same name and no arguments is the last one of a call, from a gateway that repeats
+            # the name in every piece.
             return name != known.name or bool(arguments)
         else:
             same = name == known.name or not known.written.strip()

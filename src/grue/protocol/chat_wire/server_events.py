@@ -164,7 +164,7 @@ class EventLines:
         elif field == "event":
             self._kind = value
             if not _NAME.fullmatch(value):
-                # The newline after the event's name is probably lost, and the data would be ignored.
+                # Probably the newline after the name is lost. Then the name is followed by the event's data.
                 self._damaged("names no event")
         elif field not in _FIELDS:
             self._damaged("has no field of an event")

@@ -281,7 +281,7 @@ class Judged(Struct, frozen=True):
 
 
 def judged(decision: ApprovalDecision) -> Judged:
-    """Return what follows from a person's decision."""
+    """Return how a person's decision changes the call: it is denied, or gets other arguments, or neither."""
     decision = sound(decision)
     if decision.verdict == "approve":
         return Judged()

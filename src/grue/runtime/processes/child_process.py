@@ -434,7 +434,7 @@ class ServerProcess(ChildProcess):
         return True
 
     async def _discard_stdout(self) -> None:
-        # On a full pipe, a server that still writes would block and never exit.
+        # Empty the pipe: if it gets full, a server that still writes blocks and never exits.
         try:
             while read_available(self._group.stdout) != b"":
                 await anyio.wait_readable(self._group.stdout)

@@ -513,7 +513,7 @@ class LlmEndpoint:
         return self.chain[first_to_ask([each.breaker for each in self.chain], now_s)]
 
     def after(self, tried: "Sequence[LlmEndpoint]", now_s: float, *, tools: bool) -> "LlmEndpoint | None":
-        """Return the endpoint of the chain to ask after those in `tried`; `None`: no endpoint is left.
+        """Return the fallback endpoint to ask after those in `tried`; `None`: no endpoint is left.
 
         With `tools`, the endpoint must take tools. `now_s` is on the event loop's clock.
         """
