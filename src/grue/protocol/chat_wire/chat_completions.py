@@ -537,8 +537,8 @@ class _Calls:
         elif known.chunk == self.chunk:
             return True
         elif self._is_complete(known):
-            # A piece with the same name and no arguments is the last one of a call, from a gateway that repeats
-            # the name in every piece.
+            # Some gateways repeat the name in every piece of a call. If a piece repeats it without arguments,
+            # it is the last piece of that call.
             return name != known.name or bool(arguments)
         else:
             same = name == known.name or not known.written.strip()

@@ -64,7 +64,7 @@ class ErrorTexts(Struct, frozen=True):
 
 
 class LoopThread(Struct, frozen=True):
-    """The thread of an event loop. Its methods `refuse_...` check whether the caller may wait for the loop."""
+    """The thread of an event loop, with methods that raise if the caller must not wait for the loop."""
 
     thread: threading.Thread
     process: int
