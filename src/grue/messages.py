@@ -115,6 +115,14 @@ class Message(Struct, frozen=True, kw_only=True, tag=True, gc=False):
     """Base of every message."""
 
 
+class ToSession(Message, frozen=True, kw_only=True):
+    """Base of the messages from the agent to the actor of a session."""
+
+
+class ToLlm(Message, frozen=True, kw_only=True):
+    """Base of the messages from the agent to the LLM actor."""
+
+
 class TurnNote(Message, frozen=True, kw_only=True):
     """Base of the notes that the turn's state machine returns."""
 
@@ -690,7 +698,7 @@ def _within_63_bits(count: int) -> int:
     return max(-(2**63), min(count, 2**63 - 1))
 
 
-class CheckToolSupport(Message, frozen=True, kw_only=True):
+class CheckToolSupport(ToLlm, frozen=True, kw_only=True):
     """agent -> llm: check whether the model can call tools, before the first request offers them.
 
     Source: R12
@@ -735,7 +743,7 @@ class ToolsPresumed(Message, frozen=True, kw_only=True):
     listings: tuple[PresumedListing, ...]
 
 
-class RequestCompletion(Message, frozen=True, kw_only=True):
+class RequestCompletion(ToLlm, frozen=True, kw_only=True):
     """agent -> llm: add new items to a conversation and ask the model. Sent for MCP sampling requests, too.
 
     The LLM actor keeps the history, including the model's replies, so the message carries new items only.
@@ -762,7 +770,7 @@ class RequestCompletion(Message, frozen=True, kw_only=True):
     presumed: bool = False
 
 
-class DropCompletion(Message, frozen=True, kw_only=True):
+class DropCompletion(ToLlm, frozen=True, kw_only=True):
     """agent -> llm: cancel this request if it is under way; if the reply has come already, discard it.
 
     `reason` says, for people, which tools differ from those on offer, or which server did not start.
@@ -773,7 +781,7 @@ class DropCompletion(Message, frozen=True, kw_only=True):
     reason: str
 
 
-class RewriteHistory(Message, frozen=True, kw_only=True):
+class RewriteHistory(ToLlm, frozen=True, kw_only=True):
     """agent -> llm: change the history of the conversation before the next request.
 
     Attributes:
@@ -1016,7 +1024,7 @@ class TextDelta(LlmNote, frozen=True, kw_only=True):
 # --- The agent and a session actor
 
 
-class OpenSession(Message, frozen=True, kw_only=True):
+class OpenSession(ToSession, frozen=True, kw_only=True):
     """agent -> session: connect, with `timeout_s` for each attempt. A stdio server gets a new process."""
 
     server: ServerName
@@ -1088,7 +1096,7 @@ class StartupFailed(Message, frozen=True, kw_only=True):
     failure: ServerFailure
 
 
-class CallTools(Message, frozen=True, kw_only=True):
+class CallTools(ToSession, frozen=True, kw_only=True):
     """agent -> session: run these calls one after the other and report the result of each.
 
     Attributes:
@@ -1172,7 +1180,7 @@ class ServerDied(Message, frozen=True, kw_only=True):
     request_id: str = ""
 
 
-class CloseSession(Message, frozen=True, kw_only=True):
+class CloseSession(ToSession, frozen=True, kw_only=True):
     """agent -> session: close the connection and end all processes of the server.
 
     Source: R3.5, R3.7
@@ -1779,30 +1787,16 @@ TurnEvent: TypeAlias = (
 )
 """The events of the turn's state machine."""
 
-TurnCommand: TypeAlias = (
-    CheckToolSupport
-    | OpenSession
-    | RequestCompletion
-    | DropCompletion
-    | RewriteHistory
-    | CallTools
-    | CheckAnswer
-    | CloseSession
-    | AskApproval
-    | TurnCompleted
-    | TurnFailed
-    | TurnParked
-    | TurnWaits
-)
-"""The commands that the state machine returns."""
-
 SessionCommand: TypeAlias = OpenSession | CallTools | CloseSession
 LlmCommand: TypeAlias = RequestCompletion | DropCompletion | RewriteHistory | CheckToolSupport
+
+TurnCommand: TypeAlias = SessionCommand | LlmCommand | CheckAnswer | AskApproval | TurnEnd | TurnWaits
+"""The commands that the state machine returns."""
 
 if TYPE_CHECKING:
     AnyMessage: TypeAlias = TurnEvent | TurnCommand | TurnNote | SessionNote | LlmNote | TurnResumed
 else:
-    _BASES = (Message, TurnNote, SessionNote, LlmNote)
+    _BASES = (Message, ToSession, ToLlm, TurnNote, SessionNote, LlmNote)
     # Collected from the classes above. A list by hand could miss a class, and traces with it would not load.
     AnyMessage = Union[  # noqa: UP007 - made of a list
         tuple(

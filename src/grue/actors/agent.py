@@ -7,7 +7,7 @@ the sessions and the trace says why the turn ended.
 
 from collections.abc import Callable, Iterable, Mapping
 from math import inf
-from typing import TypeAlias
+from typing import TypeAlias, assert_never
 
 import anyio
 from msgspec.structs import replace
@@ -234,14 +234,14 @@ class AgentActor(Actor[m.TurnEvent]):
 
     async def _perform(self, command: m.TurnCommand | m.TurnNote, cause: int) -> None:
         match command:
-            case m.RequestCompletion() | m.DropCompletion() | m.RewriteHistory() | m.CheckToolSupport():
+            case m.ToLlm():
                 await self._llm.send(command, sender=self.name, cause=cause)
                 if isinstance(command, m.RequestCompletion):
                     self._note_request(command)
-            case m.OpenSession() | m.CallTools():
-                await self._sessions[command.server].send(command, sender=self.name, cause=cause)
             case m.CloseSession():
                 await self._close(command, cause)
+            case m.ToSession():
+                await self._sessions[command.server].send(command, sender=self.name, cause=cause)
             case m.CheckAnswer():
                 asked = self._note(command, sender=self.name, cause=cause)
                 verdict = self._check(command.content)
@@ -253,8 +253,10 @@ class AgentActor(Actor[m.TurnEvent]):
                 assert self._asked is not None, "a turn ends only after it began"
                 self.end = command
                 reply(self._asked, command)
-            case _:
+            case m.TurnNote():
                 self._note(command, sender=self.name, cause=cause)
+            case _:
+                assert_never(command)
 
     @property
     def _is_over(self) -> bool:

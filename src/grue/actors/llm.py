@@ -10,7 +10,7 @@ import functools
 import math
 import time
 from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, assert_never, runtime_checkable
 
 import anyio
 import anyio.to_thread
@@ -493,6 +493,8 @@ class LlmActor(Actor[m.LlmCommand]):
                     await self._report(postponed, envelope)
                     return
                 await self._report(await self._answer(asked, outcome), envelope)
+            case _:
+                assert_never(envelope.body)
 
     async def _outcome(self, asked: _Asked) -> Reply | m.LlmFailure:
         """Ask the current model; if it fails, and `moves_on` returns true, ask the next fallback model."""

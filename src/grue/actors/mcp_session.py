@@ -9,6 +9,7 @@ a failed connect, `protocol/tools/calls.py` which calls of a batch are made. The
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager
+from typing import assert_never
 
 import anyio
 from anyio import current_time
@@ -123,6 +124,8 @@ class SessionActor(Actor[m.SessionCommand]):
                 await self._report_closed(envelope.seq)
             case m.CallTools():
                 await self._call_all(None, envelope.body, envelope.seq)
+            case _:
+                assert_never(envelope.body)
 
     async def _open(self, command: m.OpenSession, cause: int | None) -> None:
         self._closed_reported = False
@@ -227,6 +230,8 @@ class SessionActor(Actor[m.SessionCommand]):
                     return envelope.seq
                 case m.OpenSession():
                     raise RuntimeError(f"{self._server} was asked to open a session that is open")
+                case _:
+                    assert_never(envelope.body)
         return None
 
     async def _call_all(self, connection: ToolConnection | None, batch: m.CallTools, cause: int) -> None:

@@ -22,17 +22,7 @@ WIDTH = 80
 _TEXT_CHARS = 80
 _ACTORS = ("host", "agent", "llm")
 _TRACE = "trace"
-_ASKS = (
-    m.RunTurn,
-    m.CheckToolSupport,
-    m.OpenSession,
-    m.RequestCompletion,
-    m.DropCompletion,
-    m.AskApproval,
-    m.CallTools,
-    m.CheckAnswer,
-    m.CloseSession,
-)
+_ASKS = (m.RunTurn, m.ToLlm, m.ToSession, m.AskApproval, m.CheckAnswer)
 _SIGNS: dict[Severity, str] = {"fail": "✗ ", "warn": "! "}
 
 

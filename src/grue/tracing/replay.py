@@ -235,15 +235,15 @@ class AgentReplay:
 
     def _receiver(self, command: m.TurnCommand | m.TurnNote) -> str:
         match command:
-            case m.OpenSession() | m.CallTools() | m.CloseSession():
+            case m.ToSession():
                 return command.server
-            case m.RequestCompletion() | m.DropCompletion() | m.RewriteHistory() | m.CheckToolSupport():
+            case m.ToLlm():
                 return "llm"
             case m.AskApproval():
                 return "approval"
             case m.TurnCompleted() | m.TurnFailed() | m.TurnParked() | m.TurnWaits():
                 return self._turn.begun.sender
-            case _:
+            case m.TurnNote() | m.CheckAnswer():
                 return "trace"
 
     def _had_nobody_to_tell(self, command: m.TurnCommand | m.TurnNote, event: EpisodeEnvelope) -> bool:

@@ -11,11 +11,15 @@ from hypothesis import strategies as st
 from recorded_turns import Tape
 
 from grue.messages import (
+    Cleared,
     CompletionRetried,
+    ConversationId,
     DeadlinePassed,
     LlmFailure,
     OpenSession,
     RepairRequested,
+    ReplyDropped,
+    RewriteHistory,
     RunTurn,
     ServerFailure,
     SessionOpened,
@@ -40,6 +44,12 @@ def tape(*said: tuple[Any, str, str]) -> list[Any]:
     for body, sender, receiver in said:
         made.say(body, turn=1, sender=sender, receiver=receiver)
     return made.envelopes
+
+
+def test_what_the_agent_asks_of_another_actor_is_a_solid_line() -> None:
+    rewrite = RewriteHistory(conversation=ConversationId("c"), reason="window", change=Cleared())
+    lines = mermaid(tape((rewrite, "agent", "llm"), (ReplyDropped(request=1), "llm", "agent")))
+    assert [line.split(":")[0].strip() for line in lines if ">>" in line] == ["p1->>p2", "p2-->>p1"]
 
 
 def test_a_turn_in_mermaid() -> None:
