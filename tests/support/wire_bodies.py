@@ -71,9 +71,10 @@ def rules_for(profile: WireProfile) -> ProviderRules:
 
 def refusal(raw: bytes, profile: WireProfile) -> str | None:
     """Return why a strict provider of the profile's format refuses a request, `None` if it does not."""
-    dialect = dialect_of(FORMATS[profile.wire].path)
+    path = FORMATS[profile.wire].path_of(MODEL.model, stream=False)
+    dialect = dialect_of(path)
     assert dialect is not None
-    _, refused = dialect.read(json.loads(raw), rules_for(profile), {})
+    _, refused = dialect.read({**(dialect.told(path) or {}), **json.loads(raw)}, rules_for(profile), {})
     return refused.words if refused else None
 
 
