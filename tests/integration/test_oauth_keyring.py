@@ -2,15 +2,13 @@
 
 import concurrent.futures
 import json
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commands import grue
+from commands import DEADLINE_S, environment, forked
 
 from grue.engine.outside_turns.tool_client import ToolClient
 from grue.messages import ServerFailure
@@ -81,6 +79,20 @@ def test_without_a_keyring_a_session_and_a_login_name_the_file(guarded: Guarded)
         log_out(server)
 
 
+def run(*command: str, cwd: Path, backend: str = BACKEND) -> "subprocess.CompletedProcess[str]":
+    """Run a command of grue, or a program, in a process that has this keyring."""
+    folder = str(Path(file_keyring.__file__).parent)
+    return subprocess.run(
+        forked(*command, before=f"import sys; sys.path.append({folder!r})"),
+        cwd=cwd,
+        env=environment(PYTHON_KEYRING_BACKEND=backend),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+
 _CALL = """
 import sys
 from grue import HttpServer
@@ -93,7 +105,7 @@ with ToolClient({"far": server}) as client:
 
 
 @pytest.mark.slow
-def test_two_processes_refresh_a_token_of_the_keyring_once(guarded: Guarded) -> None:
+def test_two_processes_refresh_a_token_of_the_keyring_once(guarded: Guarded, tmp_path: Path) -> None:
     server = guarded.spec(keep_tokens_in="keyring")
     log_in(server, press_yes)
     store = token_store(server)
@@ -101,13 +113,10 @@ def test_two_processes_refresh_a_token_of_the_keyring_once(guarded: Guarded) -> 
     assert record is not None
     record.expires_at = time.time() - 1
     store.save(record)
-    command = [sys.executable, "-c", _CALL, guarded.url]
-    environment = {**os.environ, **_with_keyring()}
+    program = tmp_path / "call.py"
+    program.write_text(_CALL)
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        both = [
-            pool.submit(subprocess.run, command, env=environment, capture_output=True, text=True, timeout=200)
-            for _ in "ab"
-        ]
+        both = [pool.submit(run, str(program), guarded.url, cwd=tmp_path) for _ in "ab"]
         assert [each.result().stdout for each in both] == ["hi\n", "hi\n"]
     assert guarded.issuer.refreshed == 1
 
@@ -122,18 +131,13 @@ def test_the_commands_say_where_the_tokens_are_and_until_when(guarded: Guarded, 
     entry = {"url": guarded.url, "auth": {"keep_tokens_in": "keyring"}}
     config.write_text(json.dumps({"mcpServers": {"far": entry}}))
     here = ("--mcp-config", str(config))
-    told = grue("doctor", "--no-network", *here, cwd=tmp_path, **_with_keyring())
+    told = run("grue", "doctor", "--no-network", *here, cwd=tmp_path)
     assert f"far ({config.name}), login: a token until 20" in told.stdout, told.stdout
     assert "in the system's keyring (file keyring FileKeyring)" in " ".join(told.stdout.split())
-    gone = grue("logout", "far", *here, cwd=tmp_path, **_with_keyring())
+    gone = run("grue", "logout", "far", *here, cwd=tmp_path)
     assert gone.stdout == "Logged out of far. Its tokens are revoked.\n", gone.stderr
-    none = {"PYTHON_KEYRING_BACKEND": "keyring.backends.fail.Keyring"}
-    missing = grue("doctor", "--no-network", *here, cwd=tmp_path, **none)
+    none = "keyring.backends.fail.Keyring"
+    missing = run("grue", "doctor", "--no-network", *here, cwd=tmp_path, backend=none)
     assert "the system's keyring is missing" in missing.stdout, missing.stdout
     for secret in record.secrets().values():
         assert secret not in told.stdout + told.stderr + gone.stdout + gone.stderr
-
-
-def _with_keyring() -> dict[str, str]:
-    folder = str(Path(file_keyring.__file__).parent)
-    return {"PYTHON_KEYRING_BACKEND": BACKEND, "PYTHONPATH": folder}
