@@ -1,28 +1,18 @@
-"""The cookbook: each recipe is short, runs against a scripted model and a small real one, and has types."""
+"""The cookbook: each recipe is short, and runs against a scripted model and a small real one."""
 
 import ast
 import json
-import os
-import re
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from commands import environment, forked
 from obliging_llm import oblige
+from recipes import COOKBOOK, RECIPES, RUN
 from small_model import MODEL, served
 
 from grue.testing.llm_server import ContextWindow, ScriptedLlmServer
-
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-COOKBOOK = DOCS / "cookbook"
-RECIPES = re.findall(r"^\| \[[^]]+\]\(([^)]+)\) \|", (COOKBOOK / "README.md").read_text(), re.MULTILINE)
-"""The files that the table links to."""
-
-RUN = [each for each in RECIPES if "test_" not in each]
-"""Those that ask a model. The pytest file asks none, and `test_examples.py` runs it."""
 
 MOST_LINES = 40
 LIMIT_S = 280.0
@@ -185,30 +175,3 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.mark.parametrize("recipe", RUN)
 def test_a_recipe_runs_against_a_small_model(recipe: str, small_model: str, tmp_path: Path) -> None:
     run(recipe, tmp_path, small_model, MODEL)
-
-
-def typed() -> list[str]:
-    """The recipes with types; a pytest file takes fixtures, whose types are pytest's own affair."""
-    return [str((COOKBOOK / each).resolve()) for each in RUN if each.endswith(".py")]
-
-
-# Django and Celery come without types, and so do their decorators.
-MYPY = ["mypy", "--strict", "--no-incremental", "--scripts-are-modules"]
-MYPY += [f"--disable-error-code={kind}" for kind in ("import-untyped", "untyped-decorator")]
-PYRIGHT = ["pyright", "--pythonpath", sys.executable]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("checker", [MYPY, PYRIGHT], ids=["mypy", "pyright"])
-def test_type_checkers_accept_the_recipes(checker: list[str], tmp_path: Path) -> None:
-    pytest.importorskip(checker[0], reason=f"it checks types: pip install {checker[0]}")
-    checked = subprocess.run(
-        [sys.executable, "-m", *checker, *typed()],
-        cwd=DOCS.parent if checker[0] == "mypy" else tmp_path,
-        env={**os.environ, "MYPYPATH": ""},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert checked.returncode == 0, checked.stdout + checked.stderr

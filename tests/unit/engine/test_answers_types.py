@@ -2,10 +2,7 @@
 
 import enum
 import json
-import subprocess
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 import msgspec
@@ -135,50 +132,3 @@ def test_the_schema_is_told_in_words_unless_the_hosts_texts_tell_it(told: bool) 
         outcome = runner.run_turn(TurnRequest(user="u", answer=AnswerSpec.of(int, told=told)))
     said = llm.requests[0].messages[-1]["content"]
     assert (outcome.response, said == "u", "JSON" in said) == (3, told, not told)
-
-
-_PROGRAM = """
-from dataclasses import dataclass
-from typing import Any, Literal, assert_type
-from grue import AnswerSpec, LlmSettings, Runner, TurnOutcome, TurnRequest
-from grue.errors import AnswerError, LLMError, TurnTimedOut
-
-@dataclass
-class Ticket:
-    title: str
-
-runner = Runner(llm=LlmSettings(base_url="http://127.0.0.1:1/v1", model="m"))
-outcome = runner.run_turn(TurnRequest(system="s", user="u"))
-text: str = outcome.response
-ticket: Ticket = runner.run_turn(TurnRequest(system="s", user="u", answer=Ticket)).response
-numbers: list[int] = runner.run_turn(TurnRequest(system="s", user="u", answer=list[int])).response
-
-def titled(ticket: Ticket) -> Ticket:
-    return ticket
-
-checked = AnswerSpec.of(Ticket, check=titled, fallback=Ticket("none"))
-assert_type(runner.run_turn(TurnRequest(user="u", answer=checked)).response, Ticket)
-assert_type(runner.run_turn("u").response, str)
-assert_type(runner.start_turn("u").result().response, str)
-assert_type(runner.start_turn(TurnRequest(user="u", answer=int)).result().response, int)
-assert_type([item.outcome for item in runner.map(["u", "v"])], list[TurnOutcome[str] | None])
-numbered = [TurnRequest(user="u", answer=int)]
-assert_type([item.outcome for item in runner.map(numbered, concurrency=2)], list[TurnOutcome[int] | None])
-talk = runner.conversation()
-assert_type(talk.ask("u").response, str)
-assert_type(talk.ask("u", answer=Ticket).response, Ticket)
-assert_type(talk.ask("u", answer=checked).response, Ticket)
-assert_type(AnswerSpec.of(list[int], fallback=[], told=True), AnswerSpec[list[int]])
-assert_type(AnswerSpec.of(Literal["yes", "no"]), AnswerSpec[Any])
-
-def calls(error: AnswerError | LLMError | TurnTimedOut) -> list[str]:
-    return [call.name for call in error.tool_calls]
-"""
-
-
-@pytest.mark.slow
-def test_the_types_of_responses_are_known_to_a_strict_type_checker(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(_PROGRAM)
-    command = (sys.executable, "-m", "mypy", "--strict", "program.py")
-    checked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert checked.returncode == 0, checked.stdout + checked.stderr
