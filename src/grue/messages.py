@@ -917,7 +917,7 @@ class HistoryRewritten(LlmNote, frozen=True, kw_only=True):
 class CostUncounted(Message, frozen=True, kw_only=True):
     """host: the cost of replies is not known, so a cost limit has no effect. Noted once for each runner.
 
-    `endpoint` is the name of its profile.
+    `endpoint` is the name of the endpoint's profile.
     """
 
     model: str
@@ -928,7 +928,7 @@ class CostUncounted(Message, frozen=True, kw_only=True):
 class SchemaIgnored(LlmNote, frozen=True, kw_only=True):
     """llm: a reply does not fit the schema that was sent, so from now on prompts state the schema.
 
-    `endpoint` is the name of its profile.
+    `endpoint` is the name of the endpoint's profile.
     """
 
     request: int
@@ -957,7 +957,7 @@ class ToolsUnseen(LlmNote, frozen=True, kw_only=True):
 class SettingsLeftOut(LlmNote, frozen=True, kw_only=True):
     """llm: from now on, requests leave out settings that the endpoint refuses. Noted once for each setting.
 
-    `endpoint` is the name of its profile.
+    `endpoint` is the name of the endpoint's profile.
     """
 
     request: int

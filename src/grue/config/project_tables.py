@@ -66,7 +66,7 @@ def read_project_tables(path: Path) -> ProjectTables:
 
 
 def gather_project_tables(path: Path) -> tuple[ProjectTables, list[MCPConfigError.Problem]]:
-    """Return the settings of a TOML file, and its unknown tables and settings in both places as problems.
+    """Return the settings of a TOML file, and its problems: unknown tables, and settings in two places.
 
     Raises:
         MCPConfigError: The file is missing or not TOML, or a value stands where a table should.

@@ -367,7 +367,7 @@ class PresumedListings:
         return seen.protocol_version
 
     def on_listed(self, name: m.ServerName) -> Callable[[SeenListing], None] | None:
-        """Return a function that notes each listing of a server for the cache; `None`: it is not cached."""
+        """Return a function that notes a server's listing for the cache; `None`: it may not be cached."""
         if not self._may_remember(name):
             return None
         return lambda seen: self._unsaved.update({name: seen})

@@ -183,7 +183,7 @@ class Claims:
         if isinstance(given, str):
             return given
         self._given[id_] = given
-        if withdrawn:  # too late to cancel the wait: the permission had already been granted
+        if withdrawn:  # the worker withdrew its question when the permission had been granted already
             self.give_back(id_, RequestOutcome(sent=False))
         return ""
 

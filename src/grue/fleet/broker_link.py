@@ -25,7 +25,8 @@ _REPLIES = msgspec.json.Decoder(Reply)
 class BrokerLink:
     """Asks a broker in another process whether a request or a server process may start. Thread-safe.
 
-    Implements `RequestGate` and `ServerGate`. `on_loss` is called in the reading thread when the link ends.
+    Implements `RequestGate` and `ServerGate`. When the connection to the broker ends, the thread that reads
+    from it calls `on_loss`.
     """
 
     def __init__(self, address: str, on_loss: Callable[[], None]) -> None:

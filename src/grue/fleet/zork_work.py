@@ -112,7 +112,7 @@ def _played(case: PlayCase, episode: Episode) -> EpisodeResult:
 
 
 def _past(episode: Episode) -> GamePast | None:
-    """Copy an interrupted attempt's files, and return how far its game got; `None`: it cannot go on."""
+    """Copy an interrupted attempt's files, and return how far its game got; `None`: begin a new game."""
     if not continue_interrupted(episode):
         return None
     try:

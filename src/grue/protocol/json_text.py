@@ -186,7 +186,7 @@ _TOO_DEEP = "[nested too deeply]"
 
 def is_crowded(text: str | bytes, most: int = MAX_VALUES) -> bool:
     """Return whether JSON text contains more than `most` values; stops counting when it does."""
-    # There are no more values than these characters, which are counted fast.
+    # A text has at most as many values as it has of these characters, which are counted fast.
     if len(text) <= most or count_of(text, '"[{,') <= most:
         return False
     found = _IN_TEXT.finditer(text) if isinstance(text, str) else _IN_BYTES.finditer(text)

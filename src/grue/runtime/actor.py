@@ -39,7 +39,7 @@ class AskTimedOut(MCPError):  # noqa: N818 - named as the event it reports
 
 
 class Tap(Protocol):
-    """Records a message as it enters a mailbox, or a reply as it is given."""
+    """Records each message as it enters a mailbox, and each reply to an `ask`."""
 
     def __call__(
         self, body: Any, *, sender: str, receiver: str, cause: int | None, reply_to: object = None

@@ -119,7 +119,7 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 def deliver(reply: LlmReply, connection: socket.socket, closing: threading.Event) -> bool:
     """Send a reply, and return whether to keep the connection.
 
-    A reset closes the connection here; otherwise the caller closes it. `closing` ends a pause in the reply.
+    The caller closes the connection, unless `reply.then` is `reset`. `closing` ends a pause in the reply.
 
     Raises:
         OSError: The client has closed the connection.

@@ -55,7 +55,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
 
 
 def wanted(arguments: m.JsonObject) -> Wanted:
-    """Return the arguments of a call; raises `CannotReadError` if they are wrong or contradict each other."""
+    """Convert the arguments of `read_result`; raises `CannotReadError` if they are wrong."""
     try:
         asked = msgspec.convert(arguments, Wanted)
     except msgspec.ValidationError as error:
@@ -200,7 +200,7 @@ def _start_of(text: str, line: int) -> int:
 
 
 def _pieces(text: str, quick: _Test) -> Iterator[tuple[int, int, str]]:
-    """Yield line number, offset in the line and text of each piece. Skip blocks that `quick` excludes."""
+    """Yield each line in pieces: line number, offset in the line, and text. Skip text that fails `quick`."""
     at, line = 0, 1
     while at < len(text):
         end = text.rfind("\n", at, at + _BLOCK) + 1 if at + _BLOCK < len(text) else len(text)

@@ -107,7 +107,7 @@ class ToolIndex:
 
 
 class ToolSearcher:
-    """Answers `find_tools`, with at most `most` of the tools that may be called now, and `call_tool`."""
+    """Answers calls of `call_tool`, and of `find_tools` with at most `most` tools that may be called now."""
 
     def __init__(self, tools: Callable[[], Sequence[m.ToolDefinition]], most: int) -> None:
         self._tools = tools

@@ -169,7 +169,7 @@ class _Marked(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LiveServer(ThreadingHTTPServer):
-    """Serves the page of one trace. `port=0`: any that is free.
+    """Serves the page of one trace. `port=0`: any free port.
 
     Raises:
         MCPConfigError: The port is taken, or may not be used.

@@ -234,7 +234,7 @@ class _Comparison(Struct, frozen=True, kw_only=True):
 
 
 def write_comparison(left: Path, right: Path, target: Path) -> int:
-    """Write the page and return the number of the first turn that differs; 0: the traces are identical.
+    """Write a page that compares two traces. Return the number of the first turn that differs; 0: none does.
 
     Numbers, times, durations and ids are not compared, as in `grue trace diff`. Only its owner can read the
     page. Each trace is a file, or the run folder that holds it.

@@ -384,7 +384,7 @@ class EncodedConversation:
     def drop_attachments(self) -> m.Rewritten | None:
         """Replace the newest attachments by lines of text; return the change, or `None` if there are none.
 
-        Call this after a refusal. The endpoint has accepted older attachments before.
+        Call this after the endpoint has refused the request. It has accepted older attachments before.
         """
         at = self._newest_attachments()
         if at is None:

@@ -511,7 +511,7 @@ def cut_middle(content: str, max_chars: int) -> str:
 
 
 def without_middle(text: str, kept: int) -> str:
-    """Cut the middle out of a text, so that `kept` characters stay beside the marker."""
+    """Replace the middle of a text by a marker, so that `kept` characters of the text remain."""
     if len(text) <= kept:
         return text
     end = len(text) - kept // 2

@@ -107,7 +107,7 @@ def answers_at_end(
     settled: Iterable[m.ToolCallRecord],
     unsent: Collection[m.CallId],
 ) -> tuple[m.ToolMessage, ...]:
-    """Return an answer to every call of the reply, for later turns; empty if the conversation ends here.
+    """Return an answer to every call of the reply, for later turns; empty if the turn is in no conversation.
 
     A call that was sent and is not settled may have taken effect: a settlement may still be in the mailbox.
     """
@@ -122,7 +122,7 @@ def answers_at_end(
 
 
 def progress(turn: Turn) -> m.TurnParked:
-    """Return a `TurnParked` with the turn's progress, without the calls of the last reply."""
+    """Return a `TurnParked` that says how far the turn has come, without the tool calls of its last reply."""
     return m.TurnParked(
         turn=turn.run.turn,
         iterations=turn.iterations,
