@@ -1510,9 +1510,9 @@ class RunTurn(Message, frozen=True, kw_only=True):
             is never cleared. Only set with `context`.
         user_stub: The text that replaces `user` if a later turn clears it; empty: it is never cleared.
         show_schemas: Approval questions carry the tools' input schemas.
-        binds_calls: A call is not sent if its tool has changed since it was decided on. A pattern that
-            matches no tool is reported. Calls that are not made are recorded in the reply's order. Thoughts
-            do not count for the next prompt's size.
+        binds_calls: Set in all new turns. It stands for four rules: a call is not sent if its tool has
+            changed since it was decided on; a pattern that matches no tool is reported; calls that are not
+            made are recorded in the reply's order; thoughts do not count for the next prompt's size.
         plain_results: A tool's text is sent to the model as plain text, not in JSON.
         states_answer: A request with tools contains the schema of the answer.
         asks: Which model the turn asks; `None`: the host has an LLM actor of its own.

@@ -210,8 +210,8 @@ class Asking:
         reply = await self._posted(body, streamed, permit)
         self.unreported = before
         if isinstance(reply, Fault) and reply.received:
-            # Providers bill the part of a broken reply that arrived. Its usage comes at the end of a reply,
-            # so it is estimated.
+            # Providers bill the part of a broken reply that has arrived. Estimate its tokens: a reply states
+            # its usage only at its end.
             tokens = math.ceil(reply.received / per_token)
             lost = most_usage(len(body), per_token, tokens, self._price)
             self._lost, self.unreported = self._lost + lost, before + lost
@@ -757,7 +757,7 @@ class EndpointActors:
         return self._endpoint.settings.model
 
     def lending(self, lent: LentConversation) -> "EndpointActors":
-        """Return a factory for the turn that continues this conversation."""
+        """Return a factory whose actor continues the conversation `lent`."""
         return EndpointActors(self._endpoint, lent)
 
     def asking_first(self, lent: LentConversation, first: Envelope[m.LlmCommand]) -> "EndpointActors":

@@ -109,7 +109,9 @@ def recorded_options(options: Struct, names: Iterable[str]) -> m.JsonObject:
 
 
 def started_options(recorded: m.JsonObject, kind: type[S], otherwise: str) -> S:
-    """Return the options that `recorded_options` has put into a trace; an error begins with `otherwise`.
+    """Return the options that `recorded_options` has put into a trace.
+
+    The text of an error begins with `otherwise`.
 
     Raises:
         MCPConfigError: The recorded values are not valid options of the class `kind`.

@@ -84,8 +84,8 @@ class CompletedTurns:
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self._known: dict[_Asked, _Completed] = {}
-        # By the number of the `RunTurn` message, because turns of other batches may have the same turn number
-        # at the same time. The message that ends a turn names its `RunTurn` as its `cause`.
+        # The key is the number of the `RunTurn` message: turns of two batches may have the same turn number
+        # at the same time. The message that ends a turn has that number as its `cause`.
         self._begun: dict[int, _Begun] = {}
         self._talks: dict[m.ConversationId, _Begun] = {}
         self._requests: dict[int, _Begun] = {}
@@ -213,7 +213,7 @@ def run_batch(requests: Iterable[TurnRequest[T] | str], batch: Batch) -> Iterato
             wanted = 2 * batch.concurrency
             for index, request in islice(numbered, wanted - len(waiting)):
                 if index == last:
-                    # Set before the last turn starts, so that no session is prewarmed for a further one.
+                    # Say so before the last turn starts, so that it prewarms no session for a further turn.
                     episode.expects_turns = False
                 waiting.append((index, _start(index, request, batch, episode)))
             if len(waiting) < wanted:

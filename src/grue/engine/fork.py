@@ -1,4 +1,4 @@
-"""Fork a recorded turn: take its messages up to a place from its trace, and run the turn from that place on.
+"""Fork a recorded turn: repeat its recorded messages up to a chosen one, and run the turn anew from there on.
 
 The turn's state machine gets the recorded events again, up to the fork; commands before it are not carried
 out. The LLM actor gets the history up to the fork. From there on the turn runs like any other, but its tool
@@ -111,7 +111,7 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
 
     @property
     def messages(self) -> tuple[EpisodeEnvelope, ...]:
-        """The messages of the turn, without pieces of streamed replies and without notes of hosts."""
+        """The messages of the turn, without pieces of streamed replies and without facts of hosts."""
         return tuple(each for each in self.envelopes if isinstance(each.body, _MESSAGES))
 
     @property

@@ -57,8 +57,8 @@ class Task(Struct, frozen=True, kw_only=True):
     def prepare(self) -> None:
         """Import the modules that the task needs, before the worker calls `make`.
 
-        The worker is replaced if `make` changes the state of its process (working directory, signal handlers,
-        ...). Some imports change it, and do no harm here.
+        If `make` changes the state of the process (working directory, signal handlers, ...), the worker is
+        replaced. Some imports change that state; in `prepare`, this does no harm.
         """
         raise NotImplementedError
 

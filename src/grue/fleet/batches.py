@@ -61,7 +61,7 @@ class _AskedOnFile(Struct, frozen=True, kw_only=True):
 
 
 class _Replied(Struct, frozen=True, kw_only=True):
-    """The reply to a request; a line of `replies.jsonl`. Without a `result`, the request is sent again."""
+    """The reply to a request; a line of `replies.jsonl`. `result=None`: the request has to be sent again."""
 
     key: str
     result: Result | None = None

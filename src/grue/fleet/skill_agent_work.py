@@ -114,7 +114,10 @@ def _result(config: AgentConfig, case: TaskCase, episode: Episode, workspace: Pa
 
 @functools.lru_cache(maxsize=16)
 def _agent(path: str, changed_ns: int) -> tuple[AgentConfig, str]:
-    """Read an `agent.yaml`, and hash its skills and its workspace: once for all cases, until it changes."""
+    """Read an `agent.yaml`, and hash its skills and its workspace.
+
+    All cases share the cached result, as long as the file has the same `changed_ns`.
+    """
     del changed_ns
     config = load_config(path)
     folders = [folder for folder in (config.skills, config.workspace) if folder is not None]

@@ -33,7 +33,7 @@ def printable(text: str, limit: int | None = None) -> str:
     A line of more than `limit` characters is cut and ends in an ellipsis. `limit` is at least 1.
     """
     if limit is not None:
-        # Escapes never shorten the text, which may have megabytes.
+        # Escaping never shortens a text, so the rest is not needed. It may be megabytes long.
         text = text[: limit + 1]
     if not text.isprintable():
         text = "".join(char if char.isprintable() else _visible(char) for char in text)

@@ -186,8 +186,8 @@ class Gate:
             return self._connect(found), 0
 
     def _reply(self, key: int, error: int, flags: int = 0) -> None:
-        # Without the lock, another thread could close the listener, and its number could belong to another
-        # file by then.
+        # Without the lock, another thread could close the listener, and its descriptor's number could then
+        # belong to another file.
         with self._changed, contextlib.suppress(OSError):  # the program may have ended while it waited
             if self._listener is not None:
                 fcntl.ioctl(self._listener, SEND, bytearray(ANSWER.pack(key, 0, -error, flags)))

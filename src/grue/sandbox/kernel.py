@@ -122,8 +122,7 @@ class Rule(Struct, frozen=True):
 def confine(ruleset: int, rules: Iterable[Rule], wanted: Wanted, mark: str = "") -> int | None:
     """Put the calling thread into a box, for good.
 
-    Parts of the box that this kernel cannot enforce are left out without an error: the caller checks
-    `coverage` before.
+    Parts of the box that this kernel cannot enforce are left out without an error, so call `coverage` before.
 
     Args:
         ruleset: A ruleset that `ruleset_of` made for the same `network`. `confine` closes it.

@@ -423,7 +423,7 @@ def _google_items(block: list[str]) -> Iterator[tuple[str, str]]:
     name, texts = "", list[str]()
     for line in block:
         if line.strip() and _indent(line) < base:
-            break  # the section has ended, although no heading follows
+            break  # a line with less indentation ends the section, even if it is no heading
         item = _ITEM.fullmatch(line.strip()) if _indent(line) == base else None
         if item is None:
             texts.append(line)

@@ -201,7 +201,7 @@ class EpisodeTally:
             count(self, envelope, changes)
 
     def pass_over(self, t: float) -> None:
-        """Count a message with the time `t` whose content no count needs."""
+        """Count a message of which only the time, `t`, is needed."""
         self.messages += 1
         self.clock.note(t)
 

@@ -70,7 +70,8 @@ class TurnSplitter:
         turn, own = turn_of(envelope), self._of(turn_of(envelope))
         runs = isinstance(envelope.body, m.RunTurn)
         goes_on = isinstance(envelope.body, m.RunTurn) and envelope.body.resumed is not None
-        # In one run of the host, turns begin in the order of their numbers, even if they overlap.
+        # In one run of the host, each turn begins with a higher number than the one before. So this `RunTurn`
+        # is of a further run if its number is not higher.
         anew = runs and (turn <= self._last if own is None else own.begun)
         if isinstance(envelope.body, EpisodeResumed) or anew:
             unfinished = [turn_slice for turn_slice in self.slices if not turn_slice.complete]

@@ -273,7 +273,7 @@ class Person:
                 self._screen.tell(lines.complaint(f"That cannot be used: {error}."))
 
     def _edited(self, question: ApprovalQuestion) -> ApprovalDecision | None:
-        """Let the person edit the arguments; `None`: they cannot be edited, so the person is asked again."""
+        """Let the person edit the arguments. `None`: there is no usable edit, so ask the person again."""
         before = json.dumps(question.arguments, ensure_ascii=False)
         if not before.isprintable():
             before = json.dumps(question.arguments)

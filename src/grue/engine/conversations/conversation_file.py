@@ -325,7 +325,7 @@ def _damaged(path: Path, line: int, why: str) -> ConversationError:
 
 
 def lines_of(history: History) -> tuple[bytes, ...]:
-    """Return the lines for a new file, with the last reply if its calls have no results yet."""
+    """Return the lines for a new file: the entries, and the last reply if its calls have no results yet."""
     unread = () if history.unread is None else (history.unread,)
     return tuple(map(msgspec.json.encode, (*history.entries, *unread)))
 

@@ -6,9 +6,9 @@ written to the conversation's file, says whether the open turn is running or par
 | the open turn | what happens | what follows |
 |---|---|---|
 | parked | a new turn | `ConversationParked`; nothing starts |
-| parked | `turn(resumed=True)` | it goes on from its last reply, whose calls have no results yet |
+| parked | `turn(resumed=True)` | the turn goes on from its last reply, whose calls have no results yet |
 | parked | `abandon`, or (in the copy) `branch` | its calls are answered "not called" |
-| resumed | it cannot begin, or its servers do not start | it is parked again |
+| resumed | the turn cannot begin, or its servers do not start | the turn is parked again |
 | running | its process is killed; then a new turn | its calls are answered "interrupted" |
 | running | its process is killed; then `catch_up` | its entries are read from the trace; it is parked |
 """

@@ -412,7 +412,7 @@ def _connect(
     if keeping is None or not isinstance(settings.wiring.servers[name], McpServer):
         return connect_fresh(settings.wiring, name, resources.registry, drift)
     if settings.limits.max_samplings > 0:
-        # Later turns use this kept session, so it must offer sampling.
+        # Later turns use this session too, and the server may send them sampling requests.
         sample = resources.sampling.on_behalf_of(name)
     connect = connect_fresh(settings.wiring, name, resources.registry, drift, sample)
     return lambda _: SharedSession(keeping, name, connect)

@@ -65,7 +65,7 @@ def changed_tools(tools: Iterable[McpToolInfo], system: str) -> str:
 
 
 def next_text(text: str, changed: str, *, resumed: bool) -> str:
-    """Return the user's next text."""
+    """Return `changed` and `text` as one text; if `resumed`, it begins with a note about the interruption."""
     return "\n\n".join(part for part in (_INTERRUPTED if resumed else "", changed, text) if part)
 
 

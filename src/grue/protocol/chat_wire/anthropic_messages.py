@@ -445,7 +445,7 @@ def _read(answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply:
                 if text and not text.isspace():
                     kept.append({"type": "text", "text": text})
             case "thinking" | "redacted_thinking":
-                # After a tool call the endpoint requires thoughts unchanged and in their place.
+                # If the reply calls tools, the next request must repeat these blocks, unchanged and in place.
                 kept.append(block)
             case _:
                 # The endpoint would refuse blocks of other kinds in a request.

@@ -219,8 +219,8 @@ def _fragment(url: re.Match[str]) -> str:
 
 def _of_limit(text: str, asked_s: float | None) -> FailureReason:
     """Return what a 429 means. Vague words about money count only if nothing points to a rate limit."""
-    # OpenRouter's text about its daily limit says that credits would raise the limit, and DashScope calls
-    # its limit of tokens a quota.
+    # Two rate limits use words about money: OpenRouter says that credits would raise its daily limit, and
+    # DashScope calls its limit of tokens a quota.
     if says(_MONEY, text) and "-per-day" not in text and "#token-limit" not in text:
         return "credit"
     if says(_BUSY, text):

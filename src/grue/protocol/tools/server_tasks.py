@@ -86,7 +86,7 @@ def created_task(answer: m.JsonObject, form: TaskForm | None) -> m.ToolTask | No
 def next_move(answer: m.JsonObject, form: TaskForm, answered: Collection[str] = ()) -> TaskMove:
     """Return the next step after an answer to `tasks/get`.
 
-    A server may repeat questions that have been `answered`.
+    `answered` are the questions that the host has answered already. A server may repeat them.
 
     Raises:
         ValueError: The answer cannot be used.

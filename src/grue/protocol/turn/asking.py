@@ -49,7 +49,7 @@ def _send(turn: Turn, phase: Phase, new: tuple[m.ConversationItem, ...], notes: 
 
 
 def _mode(turn: Turn, phase: Phase) -> tuple[Turn, m.OfferTools | m.RequireAnswer]:
-    # The list of tools is sent only if it has changed since the last request with tools.
+    # The LLM actor keeps the tools of the last request with tools. Give them again only if they have changed.
     if phase != "loop":
         return turn, m.RequireAnswer(turn.run.answer)
     stated = turn.run.answer if turn.run.states_answer else None

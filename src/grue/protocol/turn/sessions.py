@@ -115,7 +115,7 @@ def reported(state: s.AwaitingSessions, event: m.SessionOpened | m.McpDisabled) 
 
 
 def when_all_reported(state: s.AwaitingSessions) -> Transition:
-    """Send the first request once every session has reported and the model has been checked."""
+    """If each session is open or has failed, and the model has been checked, send the first request."""
     if state.pending or state.asking:
         return state, ()
     turn, resumed = state.turn, state.turn.resuming

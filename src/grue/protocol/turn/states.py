@@ -262,7 +262,7 @@ class Presuming(Struct, frozen=True, kw_only=True):
         turn: Its `tools` are those that the sessions have listed so far.
         pending: Servers that have not reported yet.
         offered: The tools that the request offers.
-        ledger: The turn's ledger without the reply, in case the reply is dropped.
+        ledger: The sizes of the conversation's parts without the reply, in case the reply is dropped.
         reply: The reply, which is not acted on before all servers have reported.
     """
 

@@ -90,7 +90,7 @@ class LoopThread(Struct, frozen=True):
             raise MCPError(self.error_texts.forked)
 
     def refuse_waiting(self) -> None:
-        """Raise if a wait for this loop would be a deadlock.
+        """Raise if the caller's wait for this loop could never end.
 
         Raises:
             MCPError: The caller runs in this loop, in a worker thread that a call in this loop waits for, or

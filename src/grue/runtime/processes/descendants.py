@@ -113,7 +113,7 @@ class Descendants:
 
 
 def unmark(pid: int) -> None:
-    """If this process was started by a marked server, remove the mark that its child `pid` inherited."""
+    """If a server with a mark has started this process, remove the mark from this process's child `pid`."""
     if _can_mark() and _mark_of(os.getpid()) >= _BASE:
         # Any limit below `_BASE` is no mark. The kernel refuses "unlimited", which would raise a hard limit.
         _set_mark(pid, _BASE - 1)
@@ -134,7 +134,7 @@ def _can_mark() -> bool:
 
 
 def _room() -> int:
-    """Return how many different host marks this process's hard limit for RLIMIT_RTTIME allows."""
+    """Return how many hosts can have different marks below this process's hard limit for RLIMIT_RTTIME."""
     hard = resource.getrlimit(resource.RLIMIT_RTTIME)[1]
     return 10**9 if hard == resource.RLIM_INFINITY else min(10**9, (hard - _BASE) // 10**9)
 

@@ -78,7 +78,7 @@ def _spelled(char: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=256)
 def forms_of(secret: str) -> SecretForms:
-    """Return the patterns and byte strings by which a secret is found in texts. Each session needs them."""
+    """Return the patterns and byte strings by which a secret is found in texts."""
     source = _escaped(secret)
     patterns = [SecretPattern(_longest_run(secret), source, 64 + 2 * len(source))]
     data = secret.encode()

@@ -252,7 +252,7 @@ class Recorder:
     def watch(self, watched: Mapping[type, Callable[[Any], object]]) -> None:
         """Call each function in `watched` with every message of its type from now on, after recording it.
 
-        The messages are not redacted. Unlike for an observer, they need not be encoded.
+        The functions get the messages as they were recorded: not redacted.
         """
         self._watched = watched
 

@@ -111,7 +111,7 @@ def api_key(base_url: str, environ: Mapping[str, str]) -> str | None:
 
 
 def require_key(base_url: str, key: str | None, otherwise: str = "") -> None:
-    """Check that there is a key for an endpoint that needs one. `otherwise` ends the error's sentence.
+    """Check that there is a key for an endpoint that needs one. The error's sentence ends with `otherwise`.
 
     Raises:
         MCPConfigError: The endpoint needs a key, and `key` is empty. The error names the variables to set.
@@ -380,7 +380,7 @@ class LlmEndpoint:
                 await connections.close()
 
     async def prepare(self) -> None:
-        """Import the connection's modules and create its object. The first request opens the connection."""
+        """Import what a connection needs and create its object. The first request opens the connection."""
         async with self:
             with self._open().lease():
                 pass
@@ -506,7 +506,7 @@ class LlmEndpoint:
         )
 
     def first(self, now_s: float) -> "LlmEndpoint":
-        """Return the endpoint to ask first: the first of the chain that has not just failed, or else `self`.
+        """Return the first of this endpoint and its fallbacks that has not just failed, or else `self`.
 
         `now_s` is on the event loop's clock.
         """
