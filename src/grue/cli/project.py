@@ -74,8 +74,8 @@ def known_servers(
 ) -> KnownServers:
     """Return the servers in `mcp_config`; without it, those in the project's file, or the bundled server.
 
-    With `unasked`, the project's file is used even if the settings do not turn MCP on, as commands about
-    servers do. `enabled = false` in pyproject.toml still turns it off.
+    Commands about servers pass `unasked`: then the project's file is used even if no setting turns MCP on,
+    but not if pyproject.toml has `enabled = false`.
 
     Raises:
         MCPConfigError: The file is missing or invalid. A single invalid server goes into `unusable`.

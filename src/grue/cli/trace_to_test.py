@@ -167,7 +167,7 @@ def _place(place: str) -> tuple[str, str] | None:
 
 
 def _imported(module: str, name: str, what: str) -> Any:
-    # The working directory is on `sys.path`, as it is when the test runs.
+    # Put the working directory on `sys.path`, where it is when the test runs, too.
     sys.path.insert(0, "")
     try:
         return getattr(importlib.import_module(module), name)

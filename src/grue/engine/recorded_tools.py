@@ -387,7 +387,7 @@ class RecordedConnection:
         return relisted
 
     def exclusive(self) -> contextlib.AbstractAsyncContextManager[object]:
-        """Return a block in which other users of the live server's session wait."""
+        """Return a context manager in which other users of the live server's session wait."""
         return exclusive(self._live)
 
     @property

@@ -302,7 +302,7 @@ def register_facts(prefix: str, *kinds: type[Fact], unprefixed: Iterable[type[Fa
     Args:
         prefix: The host's name. Each tag must begin with the prefix and a dot. Only a subclass of
             `EpisodeStarted`, `EpisodeResumed` or `EpisodeEnded` may have the tag of its base class instead.
-            If there are several, a fact is read into the one that declares the fields that the fact has.
+            If several classes do so, a fact is read into the one that declares the fields of the fact.
         kinds: The classes of the facts.
         unprefixed: Classes whose tags may lack the prefix, to read traces from before prefixes were used.
 

@@ -329,7 +329,7 @@ _NOT_PARTS = frozenset({"turn", "session", "host"})
 
 
 class MarkCount(Struct, kw_only=True):
-    """How many messages of a turn have the same mark, that is, a word for a problem, such as `died`."""
+    """How many messages of a turn report the same problem; `word` names the problem, such as `died`."""
 
     word: str
     grade: Severity

@@ -456,7 +456,7 @@ def _read(answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply:
     if finish == "length" and calls and blocks[-1].get("type") == "tool_use":
         # Only the last block can be cut. Its arguments may be valid JSON although a part is missing.
         calls = list(w.unless_cut(calls, blocks[-1].get("input")))
-    # A refusal has HTTP status 200. Its text was written before the endpoint stopped the reply.
+    # A refusal has HTTP status 200. `said` is what the model wrote before the endpoint stopped the reply.
     why = w.as_text(w.as_object(answer.get("stop_details")).get("explanation"))
     refused = stop == "refusal"
     return w.Reply(

@@ -539,7 +539,7 @@ class WireFormat(Protocol):
     def encode_items(
         self, items: Sequence[WireItem], marked: Collection[int], profile: WireProfile
     ) -> EncodedItems:
-        """Encode the items between two replies of the model; those at `marked` get a cache marker."""
+        """Encode items between two replies. `marked` has the indexes of the items that get a cache marker."""
         ...
 
     def encode_reply(self, reply: Reply, names: WireNames) -> tuple[bytes, ...]:

@@ -444,7 +444,7 @@ def _next_call(batch: m.CallTools, position: int, *before: ReportSettlement) -> 
 
 
 def not_as_decided(called: m.ToolCalled) -> m.ToolSkipped:
-    """Return the settlement of a call whose tool has changed since the call was decided on."""
+    """Return the settlement of a call whose tool has changed since the policy or a person allowed it."""
     return m.ToolSkipped(
         batch=called.batch, call_id=called.call_id, reason=tool_results.NOT_AS_DECIDED, refused=True
     )

@@ -1,4 +1,4 @@
-"""The part of the turn's machine that asks the model.
+"""The part of the turn's state machine that asks the model.
 
 It also keeps the conversation within the context window: `context/fit.py` decides what is cleared and when.
 """
@@ -164,8 +164,8 @@ def heard(turn: Turn, reply: m.CompletionReceived) -> Turn:
     # includes what an earlier try produced. Then pass 0, for which the ledger estimates the reply's size.
     output = reply.usage.output_tokens if reply.prompt_tokens == reply.usage.input_tokens else 0
     if turn.run.binds_calls:
-        # `output` may include thoughts, which are not part of the next prompt. With them the ledger would
-        # underestimate all later texts.
+        # `output` may include thoughts, which the next prompt does not contain. If the ledger counted them
+        # for the reply, it would count too few tokens for all later texts.
         output = min(output, ledger.reply_item(reply.content, reply.tool_calls).tokens)
     return replace(turn, ledger=ledger.reply(reply.content, reply.tool_calls, output))
 

@@ -1,4 +1,4 @@
-"""The part of the turn's machine that closes the sessions and reports how the turn ended."""
+"""The part of the turn's state machine that closes the sessions and reports how the turn ended."""
 
 from collections.abc import Collection, Iterable, Mapping
 

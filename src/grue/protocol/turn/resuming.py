@@ -1,4 +1,4 @@
-"""The part of the turn's machine that says where a parked or killed turn goes on, and where a fork begins.
+"""The part of the turn's state machine that says where a parked or killed turn, or a fork, goes on.
 
 A fork gets the recorded events of the original turn again, up to the fork.
 """
@@ -23,8 +23,8 @@ def cut_off(
     """Return where a turn whose process was killed goes on; `None`: it had ended, or cannot go on.
 
     A tool call that was sent and has no settlement may have taken effect, so it is not sent again. If its
-    server has made a task of it, the server is asked for the result. Otherwise the model is told that the
-    call was interrupted. Calls that were not sent are judged again.
+    server has made a task of it, the turn asks the server for the result. Otherwise it tells the model that
+    the call was interrupted. The policy judges again the calls that were not sent.
 
     `state` is the turn's state after the last event of the trace; `called` are the calls that were sent.
     """

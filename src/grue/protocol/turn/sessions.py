@@ -1,4 +1,4 @@
-"""The part of the turn's machine that opens sessions, and asks the model while their servers still start.
+"""The part of the turn's state machine that opens sessions and asks the model while servers still start.
 
 Presumed tools (`ToolsPresumed`) are those that the starting servers listed earlier and will probably list
 again. The rules for a request that offers them:

@@ -1,4 +1,4 @@
-"""The part of the turn's machine that follows a reply: its tool calls are judged, sent and settled.
+"""The part of the turn's state machine that follows a reply: its tool calls are judged, sent and settled.
 
 The rules for the calls of a reply:
 

@@ -393,7 +393,7 @@ def _has_members(pgid: int) -> bool:
     # On Darwin a PermissionError means that only zombies are left.
     except (ProcessLookupError, PermissionError):
         return False
-    # Orphaned zombies are members until init reaps them, which it does not in some containers.
+    # Do not count zombies: init has to reap them, and in some containers it never does.
     return sys.platform != "linux" or bool(live_members(pgid))
 
 

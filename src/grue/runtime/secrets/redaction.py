@@ -536,7 +536,7 @@ in small pieces would take quadratic time."""
 
 
 class TextPieces:
-    """Redacts one text that arrives in pieces. An end that may be the beginning of a secret is held back."""
+    """Redacts one text that arrives in pieces. If a piece may end within a secret, its end is held back."""
 
     def __init__(self, redaction: Redaction) -> None:
         self._redaction = redaction

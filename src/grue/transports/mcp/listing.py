@@ -300,7 +300,7 @@ def _identity(server: McpServer) -> bytes:
 
 def _content(path: Path) -> bytes:
     """Return the content of a file that only this user can have written; raises `OSError`, `ValueError`."""
-    # A link could lead to a file that somebody else may write, and opening a pipe would block.
+    # Do not follow a link: it could lead to a file that somebody else may write. Do not wait on a pipe.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
     with os.fdopen(descriptor, "rb") as file:
         require_regular(descriptor)
