@@ -1797,7 +1797,7 @@ if TYPE_CHECKING:
     AnyMessage: TypeAlias = TurnEvent | TurnCommand | TurnNote | SessionNote | LlmNote | TurnResumed
 else:
     _BASES = (Message, ToSession, ToLlm, TurnNote, SessionNote, LlmNote)
-    # Collected from the classes above. A list by hand could miss a class, and traces with it would not load.
+    # Collect the classes above: a list written by hand could miss a class, and traces with it would not load.
     AnyMessage = Union[  # noqa: UP007 - made of a list
         tuple(
             kind

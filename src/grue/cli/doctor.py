@@ -332,7 +332,7 @@ def _server_file(known: KnownServers, mcp_config: Path | None) -> Iterator[Findi
 
 
 def _lock(known: KnownServers, config: GameConfiguration, mcp_config: Path | None) -> Iterator[Finding]:
-    # If the tool lock cannot be read, no turn can start.
+    # A tool lock that cannot be read is `WRONG`, because no turn can start then.
     try:
         list(drifts(known, {}, config))
         if mcp_config is None and known.source != BUNDLED:

@@ -79,7 +79,7 @@ def to_test(
     if path.exists():
         raise MCPConfigError(f"{path} exists already. Remove it, or choose another name with --out.")
     source = "\n".join(_lines(run, named, spec, path)) + "\n"
-    # The trace was redacted with the secrets that were known when it was recorded.
+    # Redact again, because the trace was redacted only with the secrets known when it was recorded.
     source = Redaction(secrets_in(os.environ)).redact_text(source)
     try:
         for number, image in enumerate(run.begun.images, start=1):

@@ -103,7 +103,7 @@ class Episode:
         return call.result()
 
     async def _watch(self, call: Call[T]) -> None:
-        # A limiter of its own: otherwise this thread would be one of the few that the caller's loop has.
+        # With a limiter of its own, this thread is not one of the few that the caller's loop may use at once.
         thread = anyio.CapacityLimiter(1)
         try:
             await anyio.to_thread.run_sync(wait, [call], abandon_on_cancel=True, limiter=thread)

@@ -100,7 +100,7 @@ def _wait_for_others() -> None:
         sys.setswitchinterval(_SWITCH_S)
     began = time.monotonic()
     while True:
-        # A thread that has begun to wait for the GIL would interrupt this one after the old 5 ms. Let it now.
+        # A thread that waits for the GIL already would interrupt this one after the old 5 ms: let it run now.
         time.sleep(0.001)
         work = {thread: whose for thread, whose in _work_elsewhere().items() if whose != "idle"}
         if not work:

@@ -216,7 +216,7 @@ def _path(pid: int, arguments: list[int], at: int, *, is_at: bool) -> str:
         raw = b""
         memory.seek(arguments[at])
         while b"\0" not in raw and len(raw) < _MOST_PATH:
-            # The next page may not be mapped.
+            # Read up to the end of a memory page at most, because the next page may not be mapped.
             chunk = memory.read(4096 - (arguments[at] + len(raw)) % 4096)
             if not chunk:
                 break

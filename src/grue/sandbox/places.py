@@ -432,7 +432,7 @@ def _absolute(path: str, cwd: str) -> str:
 
 
 def _is_data(path: str) -> bool:
-    # The box opens no folder for data.
+    # For a file of code, the box opens the file's folder; for a file of data it does not.
     name = os.path.basename(path)  # noqa: PTH119
     return not name.endswith(_CODE) and _head(path)[:2] != b"#!"
 

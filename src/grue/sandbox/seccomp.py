@@ -134,7 +134,7 @@ REFUSED = (
         "The administration of the machine; it matters if grue runs as root.",
     ),
     Refused(
-        # An id (`shmat`) is a small number, which a program could guess.
+        # The id of a shared memory segment (`shmat`) is a small number, which a program could guess.
         "shmget shmat shmctl semget semop semtimedop semctl msgget msgsnd msgrcv msgctl mq_open",
         "Memory and queues that other programs of this user share, which are not files.",
     ),

@@ -306,8 +306,8 @@ class EpisodeTally:
             case m.McpDisabled(newly=newly):
                 counts["disabled"] += newly
             case m.SessionClosed(ending=ending):
-                # One ending per session: a cancelled session can send a second `SessionClosed`, and the real
-                # ending after `handed_over` is in a later `ServerEnded`.
+                # Count one ending per session. A cancelled session can send a second `SessionClosed`. After
+                # `handed_over`, the ending is in a later `ServerEnded`.
                 if turn in server.in_turns and ending != "handed_over":
                     server.endings[ending] += 1
                 server.in_turns.discard(turn)

@@ -386,7 +386,7 @@ class TurnWriter:
             page.took_s = max(page.took_s, envelope.t - page.start_s)
         match envelope.body:
             case m.RunTurn(user=user):
-                # A resumed episode may run a turn again.
+                # A resumed episode may run a turn again: forget how the turn ended before.
                 page.outcome, page.reason, page.answer = "unfinished", "", ""
                 page.question = printable(user, _SAID_CHARS)
             case m.TurnCompleted(kind=kind, reason=reason, raw_response=said):

@@ -292,7 +292,7 @@ class CachedPrompts:
             try:
                 talk.encoded.ask(command.new, command.mode)
             except ValueError:
-                # An old version of grue recorded messages again after a resume, or a secret was redacted.
+                # The recorded conversation is not complete, for example because a secret was redacted.
                 talk.whole = False
                 talk.encoded.history.forget()
 

@@ -130,7 +130,7 @@ class StepTracker:
             case m.CompletionReceived() | m.CompletionFailed():
                 self._end(self._question("model", envelope))
             case m.ReplyDropped(request=request):
-                # Its cause is `DropCompletion`, and not the request.
+                # The cause of a `ReplyDropped` is a `DropCompletion`, and not the request.
                 self._end(self._asked_as(request, turn))
             case m.CheckToolSupport():
                 self._begin("check", ("check", envelope.seq), envelope)

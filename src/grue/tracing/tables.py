@@ -153,9 +153,9 @@ def trace_rows(trace: Path, episode: str) -> Iterator[Row]:
 class _Rows:
     def __init__(self, episode: str) -> None:
         self._episode = episode
-        # By the number of the message that began the turn.
+        # The key is the number of the message that began the turn.
         self._turns: dict[int, TurnRow] = {}
-        # By the cause of the request's end: `RequestCompletion`, or a `DropCompletion`.
+        # The key is the number of the cause of the request's end: a `RequestCompletion` or `DropCompletion`.
         self._requests: dict[int, RequestRow] = {}
 
     def take(self, envelope: EpisodeEnvelope) -> Iterator[Row]:

@@ -111,7 +111,7 @@ class Judge(Struct, kw_only=True):
     def _tool(self, action: PlannedAction) -> m.ToolDefinition | None:
         if action.type != MCP_CALL:
             kind = self.run.registry.types.get(action.type)
-            # New replies have no unknown action. The program that began the resumed run had other actions.
+            # Only a resumed run can have an unknown action, if another program with other actions began it.
             if kind is None:
                 raise MCPConfigError(
                     f"The run has planned the action {action.type!r}, which this program does not have."

@@ -135,7 +135,7 @@ class MCPManager:
             self._news.observers.append(langfuse)
             weakref.finalize(self, langfuse.close, timeout_s=0)
         self._registry = ProcessRegistry()
-        # For a manager that is garbage-collected before it was disconnected.
+        # If the manager is garbage-collected before it was disconnected, the server is killed.
         weakref.finalize(self, self._registry.kill_leftovers, loop_running=True)
         self._session: OwnedSession | None = None
         self._last_session: OwnedSession | None = None

@@ -81,7 +81,7 @@ class ManagerConnection:
         self._close_by = float("inf")
 
     async def __aenter__(self) -> Self:
-        # -inf: the scope is cancelled already, which does not say how much time is left for closing.
+        # A deadline of -inf means that the scope is cancelled already. It says nothing about the time left.
         deadline = anyio.current_effective_deadline()
         self._close_by = float("inf") if deadline == float("-inf") else deadline
         return self

@@ -512,7 +512,7 @@ class ZorkOrchestratorV2:
                 unrecorded.append(memory)
             if decided.turn == past.forgiven:
                 state.fallbacks_in_a_row = 0
-        # The unfinished turn's decision may be in the trace already. It was made from the recorded text.
+        # An unfinished turn may have a recorded decision, so the game must show the recorded text here too.
         self._check_replayed(past.shown.get(past.turns + 1))
         self._turn_end = past.end
         self._began -= past.lasted_s
@@ -658,7 +658,7 @@ class ZorkOrchestratorV2:
             score=seen.score,
             max_score=seen.max_score,
         )
-        # Otherwise the last turn played no command, and the state was recorded when that turn began.
+        # Record the state after the last command. If the last turn played none, its beginning recorded it.
         if len(self.game_state.moves) == self.game_state.turn > 0:
             self._note(_observed(self.game_state.turn, seen))
         self._note(self._end)

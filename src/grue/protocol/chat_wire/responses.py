@@ -537,7 +537,7 @@ def _again(item: m.JsonObject) -> m.JsonObject:
             parts = [part for part in parts if part.get("type")]
             return {**said, "content": parts} if parts else {}
         case "reasoning" if said.get("encrypted_content") or said.get("content"):
-            # An item without these is useful only to an endpoint that has stored its content.
+            # Reasoning without either field is useful only to an endpoint that has stored its content.
             return said
         case _:
             return {}

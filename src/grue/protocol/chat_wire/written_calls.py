@@ -298,7 +298,7 @@ def _marked(text: str, tools: _Tools) -> Written | None:
     try:
         calls, end = ([], len(text)) if reader is None else reader(text, start, tools)
     except _Unreadable:
-        # Between two paragraphs the mark may be a quotation. Elsewhere it begins damaged calls.
+        # Between two paragraphs a tag like `<tool_call>` may be a quotation. Elsewhere the call is damaged.
         return Written(form, before=before) if not before or not _goes_on(text, mark.end()) else None
     rest = text[end:].strip()
     if before and rest:

@@ -71,7 +71,7 @@ class Ledger:
             self._early = None
         else:
             if early is not None:
-                # The new entry comes before the reply that was saved early.
+                # The new entry comes before the reply that was saved early: save that reply again, after it.
                 self._saved(b"")
             self._saved(line)
             if early is not None:

@@ -77,7 +77,7 @@ def abandon(state: s.LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> 
         failure = m.Interrupted(reason=event.reason)
     following, commands = fail(turn, failure, notes, unread=isinstance(state, _ASKED))
     if isinstance(state, s.AwaitingReconnect):
-        # The dead server's session was told to close when this state began.
+        # Do not close the dead server's session again: it was told to close when this state began.
         commands = tuple(item for item in commands if item != m.CloseSession(server=state.server))
     return following, commands
 

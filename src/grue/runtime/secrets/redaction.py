@@ -300,7 +300,7 @@ class Redaction:
             try:
                 return self._redact_message(written, body, select)
             except msgspec.ValidationError:
-                # The message's type requires a number or a word here. Redact fewer places.
+                # A placeholder is where the message's type requires a number or a word: redact fewer places.
                 continue
         return self._redact_message(written, body, in_prose)
 

@@ -142,7 +142,7 @@ def _new_client(warn: Warn) -> Any:
         headers={
             "Authorization": f"Basic {b64encode(f'{public}:{secret}'.encode()).decode()}",
             "x-langfuse-public-key": public,
-            # Otherwise observations appear in Langfuse only minutes later.
+            # Without this header, observations appear in Langfuse only minutes later.
             "x-langfuse-ingestion-version": "4",
         },
         timeout=_EXPORT_TIMEOUT_S,
