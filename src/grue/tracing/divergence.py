@@ -25,7 +25,7 @@ _BEFORE_CHARS = 30
 
 
 class Divergence(Struct, frozen=True, kw_only=True):
-    """A message that is not the same in both versions.
+    """A message that is not the same in two versions of a turn, such as the recorded one and its replay.
 
     Attributes:
         left: The message in the first version; `None`: it is missing there.
@@ -48,7 +48,7 @@ class Divergence(Struct, frozen=True, kw_only=True):
     descendants: int = 0
 
     def lines(self, left: str, right: str) -> Iterator[str]:
-        """Yield the full description. `left` and `right` are the names of the two traces in it."""
+        """Yield the full description. `left` and `right` name the two versions of the turn in it."""
         width = max(len(left), len(right))
         for name, envelope in ((left, self.left), (right, self.right)):
             yield f"  {name:<{width}}  {described(envelope) if envelope else 'nothing'}"
