@@ -246,9 +246,9 @@ class CachedPrompts:
         return _Form(_unmarked(profile_for(asks.address, asks.model, wire)), asks.model, place)
 
     def _found(self, name: m.ConversationId, past: m.HistoryReference | None) -> _Prompted:
-        """Return the prompts so far of conversation `name`, whose history is `past`; new if not in the trace.
+        """Return the prompts so far of the conversation `name`, whose history before the turn is `past`.
 
-        A branch gets a copy of the prompts of the conversation that it comes from.
+        A branch begins with a copy of those of the conversation that it comes from.
         """
         known = self._talks.get(name)
         if past is None or not past.length:

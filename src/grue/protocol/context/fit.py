@@ -136,7 +136,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
         if guessed and guessed <= rest * _SLACK and rest <= guessed * _SLACK:
             factor, spread = rest / guessed, False
         else:
-            # The earlier counts are too far off, perhaps because the prompt was rewritten: correct all parts.
+            # The earlier counts do not fit this one, perhaps because the prompt was rewritten: correct all.
             factor, spread = prompt_tokens / max(1, known + guessed), True
         head, tools, *items = (
             _corrected(part, factor) if spread or not part.counted else part for part in parts

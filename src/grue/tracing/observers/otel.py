@@ -247,7 +247,7 @@ class _Ids:
 
 
 def _own_tracer(provider: Any) -> tuple[Any, _Ids | None]:
-    """Return a provider's tracer, and its ids that grue chooses; `None`: a tracer with its own ids."""
+    """Return a provider's tracer, and the `_Ids` that makes its ids; `None`: it is not the SDK's tracer."""
     tracer: Any = None if provider is None else provider.get_tracer("grue")
     others = getattr(tracer, "id_generator", None)
     if others is None:
