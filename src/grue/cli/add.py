@@ -483,7 +483,7 @@ def _absolute(path: str) -> str:
 
 
 def _in_a_box(server: descriptions.Described) -> dict[str, Any]:
-    """Return the server's entry. If its program is not the user's own, add a sandbox and hide variables."""
+    """Return the server's entry. If its program is not the user's own, add `inherit_env` and a `sandbox`."""
     entry = dict(server.entry)
     if server.kind in ("remote", _OWN):
         return entry

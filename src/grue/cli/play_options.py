@@ -123,5 +123,5 @@ def started_options(recorded: m.JsonObject, kind: type[S], otherwise: str) -> S:
 
 
 def run_folder(run: Path) -> Path:
-    """Return the absolute path of the run folder that `run`, a folder or the trace file in it, names."""
+    """Return the absolute path of a run folder; `run` is the folder, or the trace file in it."""
     return (run.parent if run.is_file() else run).absolute()

@@ -73,7 +73,7 @@ ROOT_KEYS = ("mcpServers", "servers", "context_servers")
 _HARMLESS_KEYS = frozenset(
     ("alwaysAllow", "autoApprove", "description", "dev", "enabled", "gallery", "icon", "source", "trust")
 )
-# Keys of other hosts that grue does not implement, and that are no misspelt keys.
+# Keys of other hosts. They look like misspellings of grue's keys, but are none, and grue does not use them.
 _UNUSED_KEYS = frozenset(("oauth", "startup"))
 _MISSPELT_FROM = 0.75
 

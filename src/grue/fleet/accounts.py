@@ -1,4 +1,4 @@
-"""Hold back a fleet's requests and server processes until its limits allow them, and charge the requests.
+"""Hold back a fleet's requests and server processes until its limits allow them, and sum up the costs.
 
 The ledger is an append-only file. Before a request starts, a line with the most that it can cost is written,
 and when the request has ended, a line with its cost. So a later run of the fleet knows what may have been

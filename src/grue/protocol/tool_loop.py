@@ -161,6 +161,7 @@ def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
         case _, m.TurnForked() if isinstance(state, s.LiveState):
             return resuming.forked(state, event), ()  # docstring, rule 13: the fork leaves the recorded turn
         case _, m.DeadlinePassed() | m.TurnInterrupted() if isinstance(state, s.LiveState):
-            return end.abandon(state, event)  # docstring, rule 11: a deadline ends the turn in any state
+            # docstring, rule 11: a deadline or an interruption ends the turn in any state
+            return end.abandon(state, event)
         case _:
             raise IllegalEvent(f"{type(event).__name__} in state {type(state).__name__}: {event}")

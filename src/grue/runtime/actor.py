@@ -338,7 +338,7 @@ class Supervisor:
         self._crash: tuple[str, BaseException] | None = None
 
     def mailbox(self, name: str, *, bound: int = BOUND) -> Mailbox[Any]:
-        """Make a mailbox whose messages are recorded. It is closed when the group is left."""
+        """Make a mailbox whose messages are recorded. The supervisor closes it when its block ends."""
         mailbox: Mailbox[Any] = Mailbox(name, self._tap, bound=bound)
         self._mailboxes.append(mailbox)
         return mailbox

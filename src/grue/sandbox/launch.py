@@ -296,7 +296,8 @@ def opens_home(box: Sandbox, cwd: str) -> bool:
 class _Ahead(Struct, frozen=True):
     """A ruleset made in advance, so that the next program starts sooner: making one takes 5 us for each rule.
 
-    `process` made it. A forked child must not use it: its rules would apply to the parent's next program.
+    `process` is the id of the process that made the ruleset. A forked child must not use it: the rules are
+    those of the parent's next program.
     """
 
     system: tuple[Rule, ...]

@@ -220,7 +220,7 @@ def _lock(agent: ZorkAgent) -> str:
 
 
 def _digest(value: object) -> str:
-    # `repr`, because a lock can hold lone surrogates, which msgspec cannot write as JSON.
+    # Use `repr`, because a tool lock can hold lone surrogates, which msgspec cannot write as JSON.
     text = repr(msgspec.to_builtins(value, builtin_types=(), order="sorted"))
     return f"sha256 {hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
 

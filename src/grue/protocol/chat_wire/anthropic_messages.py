@@ -339,7 +339,7 @@ def _head(request: w.WireRequest) -> m.JsonObject:
         if name in ("max_tokens", "stop"):
             fields["stop_sequences" if name == "stop" else name] = value
         elif thinking is None or thinking["type"] == "disabled":
-            # Sent only without thinking: the endpoint refuses sampling settings together with thinking.
+            # Send sampling settings only without thinking: the endpoint refuses both together.
             fields[name] = value
     fields["thinking"] = thinking
     return fields

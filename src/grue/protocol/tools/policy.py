@@ -144,8 +144,8 @@ def question_about(
 ) -> ApprovalQuestion:
     """Return the question about a call of `tool`, bound to the arguments and the tool's definition.
 
-    It has its own copies, so a host that modifies them, for instance to mask a value, does not change the
-    call.
+    The question has copies of both, so a host that modifies them, for instance to mask a value, does not
+    change the call.
     """
     return ApprovalQuestion(
         call_id=call_id,

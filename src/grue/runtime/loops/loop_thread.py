@@ -354,7 +354,7 @@ class EpisodeLoop:
                     self._call_submitted.clear()
                     self._start_submitted(group)
             finally:
-                self._ending = True  # `_run` fails the calls that were submitted but not started
+                self._ending = True  # `_run` makes those calls fail that were submitted but not started
                 # Servers that were told to exit may still be ending: limit their time.
                 self._loop.call_later(CLOSE_GRACE_S, self._force_kill)
 

@@ -1,6 +1,6 @@
-"""The gate that each start of an MCP server process passes, if this process has one.
+"""The gate: if one is set, each start of an MCP server process waits until the gate admits it.
 
-A program that shares a machine between processes, such as a fleet, sets a gate for each of its processes. The
+A program that shares a machine between processes, such as a fleet, sets a gate in each of its processes. The
 wait at the gate does not count against a server's start-up limit. `grue.transports.llm.exchange` has the gate
 for requests to a model.
 """

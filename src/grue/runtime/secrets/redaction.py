@@ -188,7 +188,8 @@ class _SecretIndex(NamedTuple):
     """The registered secrets, the longest first, and parts of them (probes) for a quick first search.
 
     The `long_probes` consist of letters and digits only. Before a search for them, `may_match` replaces each
-    letter and digit of the text by `a`, and looks for `shortest_run`: `a` as often as the shortest is long.
+    letter and digit of the text by `a`, and looks for `shortest_run`: as many `a` as the shortest of them has
+    characters.
     """
 
     secrets: tuple[_Secret, ...] = ()

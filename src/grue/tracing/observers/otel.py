@@ -252,7 +252,7 @@ def _own_tracer(provider: Any) -> tuple[Any, _Ids | None]:
     others = getattr(tracer, "id_generator", None)
     if others is None:
         return tracer, None
-    tracer = copy.copy(tracer)  # the provider returns the same tracer to all observers
+    tracer = copy.copy(tracer)  # changed below, and the provider returns the same tracer to all observers
     tracer.id_generator = ids = _Ids(others)
     return tracer, ids
 
