@@ -225,8 +225,10 @@ class Stage:
     """A warm program that plays episodes which are killed, one after the other; a context manager."""
 
     def __enter__(self) -> Self:
+        from commands import forked  # not where it is forked
+
         self._program = subprocess.Popen(
-            [sys.executable, __file__, "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            forked(__file__, "serve"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         return self
 

@@ -67,9 +67,11 @@ class Stage:
         self._folder = folder
 
     def __enter__(self) -> Self:
+        from commands import forked  # not where it is forked
+
         plain = {name: value for name, value in os.environ.items() if not name.endswith("_API_KEY")}
         self._program = subprocess.Popen(
-            [sys.executable, __file__],
+            forked(__file__),
             cwd=self._folder,
             env=plain,
             stdin=subprocess.PIPE,
