@@ -9,7 +9,6 @@ from msgspec import Struct
 
 from grue.cli.saying import GRUE, say, say_page, shown_path
 from grue.errors import MCPConfigError, TraceError
-from grue.fleet.folder import MANIFEST
 from grue.runtime.files import next_line, open_regular, read_regular
 from grue.runtime.trace.format import TRACE_FILE
 from grue.tracing.facts import counted
@@ -85,6 +84,8 @@ def _episodes(folder: Path, beside: Path) -> list[Path]:
 
 
 def _of_fleet(folder: Path) -> str:
+    from grue.fleet.folder import MANIFEST
+
     fleets = [each for each in (folder, *sorted(folder.iterdir())) if holds(each, MANIFEST)]
     if not fleets:
         return ""

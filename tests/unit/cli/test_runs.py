@@ -1,5 +1,7 @@
-"""The list of episodes where a folder cannot be read."""
+"""The list of episodes where a folder cannot be read, and what the module loads."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,3 +45,9 @@ def test_a_folder_that_cannot_be_read_is_passed_over_among_others(closed: Path) 
 def test_a_folder_that_cannot_be_read_is_named(closed: Path) -> None:
     with pytest.raises(MCPConfigError, match=r"Cannot read the folder .*closed: Permission denied"):
         list_runs(closed)
+
+
+def test_a_command_about_traces_loads_no_client_of_models() -> None:
+    look = "import sys, grue.cli.runs, grue.cli.trace; print('httpx' in sys.modules, 'mcp' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert done.stdout == "False False\n"
