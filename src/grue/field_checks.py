@@ -62,7 +62,7 @@ def _refuse_others(kind: str, keywords: Collection[str], names: Collection[str],
 
 
 def _meant(keyword: str, names: Collection[str], typed: object) -> str:
-    """Return the end of an error text: which class has an unknown keyword, or how it may be spelt."""
+    """Return the end of an error text about an unknown keyword: a class that has it, or a similar name."""
     owners = [owner for owner, known in _OWNERS.items() if keyword in known]
     if not owners:
         from difflib import get_close_matches  # imported here, because only a mistake needs it

@@ -93,7 +93,7 @@ class AgentActor(Actor[m.TurnEvent]):
 
     @property
     def is_presuming(self) -> bool:
-        """Whether the reply to the current request may still be dropped: its tools are only presumed."""
+        """Whether the current request offers presumed tools, so that its reply may still be dropped."""
         return isinstance(self._state, Presuming | AwaitingDrop)
 
     @property

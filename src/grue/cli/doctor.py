@@ -152,7 +152,7 @@ def _names(opened: m.SessionOpened) -> set[str]:
 
 
 def _interpreter_s(server: StdioServer) -> tuple[str, float] | None:
-    """Return the interpreter of the program's `#!` line, and its start time in seconds.
+    """Return the interpreter in the program's `#!` line, and how many seconds the interpreter takes to start.
 
     `None`: the interpreter is neither Node.js nor Python, or it fails.
     """

@@ -271,7 +271,7 @@ class _Tried:
             try:
                 runner.run_turn(TurnRequest(system=_SYSTEM, user=user, answer=answer))
             except (AnswerError, LLMError) as error:
-                # An answer of the wrong form shows that the model replies.
+                # An answer of the wrong form is no failure here: it shows that the model replies.
                 self.failure = None if isinstance(error, AnswerError) else error
             except MCPError as error:
                 self.failure = error

@@ -38,7 +38,7 @@ class ProjectTables(Struct, frozen=True):
         return f"{found[0] if found else GRUE}.{table}"
 
     def error(self, table: str, problems: Sequence[MCPConfigError.Problem]) -> MCPConfigError:
-        """Return one error for wrong values of a table; their paths start at the table."""
+        """Return one error for wrong values of a table; the paths of the `problems` start at the table."""
         return self.document.errors([self.placed(table, each) for each in problems])
 
     def placed(self, table: str, problem: MCPConfigError.Problem) -> MCPConfigError.Problem:

@@ -704,7 +704,7 @@ class HostTurn(Generic[T]):
         return self._request.conversation
 
     def recalled_command(self, number: int) -> m.RunTurn:
-        """Return the message that would start the turn now, to find the turn in an earlier run's trace."""
+        """Return the `RunTurn` that would start this turn now, to find the turn in an earlier run's trace."""
         images = read_images(self._request.images, self._settings.limits)
         kept = _continued(self._request, number)
         history = None if kept is None else kept.ledger.reference(kept.id)

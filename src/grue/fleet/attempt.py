@@ -145,7 +145,7 @@ def run_attempt(job: Job) -> Attempted:
             shutil.rmtree(attempt, ignore_errors=True)  # the episode will be played again from its beginning
             return Attempted(end=AttemptEnd(outcome="waiting", kind="batch"), attempt=attempt.name)
         end = AttemptEnd(outcome="failed", kind="NotRepeatable", error=_OTHERWISE)
-    # The budget has refused a request, so a part of the episode was not played: a score does not count.
+    # If the budget has refused a request, a part of the episode was not played, so its score does not count.
     if count.refused:
         end = AttemptEnd(outcome="unpaid", kind=_UNPAID, error=count.refused)
     model = _answering_model(attempt / TRACE)

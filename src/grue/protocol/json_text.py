@@ -158,7 +158,7 @@ def json_value(value: object, *, depth: int = MAX_DEPTH) -> object:
 
 
 def json_object(value: Mapping[Any, object], *, depth: int = MAX_DEPTH) -> m.JsonObject:
-    """Return a mapping as a JSON object, with the replacements of `json_value`."""
+    """Return a mapping as a JSON object. Values that JSON does not have are replaced as by `json_value`."""
     return {well_formed(str(key)): json_value(item, depth=depth - 1) for key, item in value.items()}
 
 

@@ -162,7 +162,7 @@ class Boxed:
 
 
 def scratch_path() -> str:
-    """Return a path for a new scratch folder, which is not made: `tempfile.mkdtemp` takes twice the time."""
+    """Return a path for a new scratch folder, without making the folder."""
     return os.path.join(real_once(tempfile.gettempdir()), f"grue-box-{secrets.token_hex(8)}")  # noqa: PTH118
 
 
@@ -400,7 +400,7 @@ class ConfinedThread(Generic[Started]):
             return
         self._ended.put(None)
         self._goes_on.get()
-        # If this fails, the next start makes the ruleset itself, and raises the error.
+        # If making a ruleset in advance fails, the next start makes it itself, and raises the error.
         with contextlib.suppress(SandboxError):
             self._afterwards()
 

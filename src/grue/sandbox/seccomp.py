@@ -230,7 +230,7 @@ def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
         ("setpriority", _only(_PRIO_PROCESS, 0)),
         ("ioprio_set", _only(_IOPRIO_WHO_PROCESS, 0)),
         *((f"sched_{name}", _only(0)) for name in ("setparam", "setscheduler", "setaffinity", "setattr")),
-        # These requests put input into the terminal, which the shell would run outside the box.
+        # These requests put input into the terminal, which the user's shell would run outside the box.
         ("ioctl", [*_if_equal(1, _TIOCSTI)[:-1], *_if_equal(1, _TIOCLINUX)]),
     ]
     if wanted.network != "any":
@@ -268,7 +268,7 @@ def _sockets(wanted: Wanted) -> list[bytes]:
 
 
 def _pairs(wanted: Wanted) -> list[bytes]:
-    """Return the check of `socketpair(family, type, protocol)`.
+    """Return the filter's instructions that check `socketpair(family, type, protocol)`.
 
     Without `unix_sockets`, pairs of datagram sockets are refused: with `sendto`, a program could send through
     either socket to any other Unix socket.

@@ -103,7 +103,7 @@ Answer with one JSON object and nothing else:
 
 
 def add_loggers(recorder: Recorder, *loggers: Any, episode_id: str) -> None:
-    """Add an observer for each logger that does not get the log records already.
+    """Add an observer for each of the loggers that does not get the recorder's log records already.
 
     Objects with `info`, `warning` and `error` are accepted, too. Every log record gets the `episode_id`.
     """
@@ -316,7 +316,8 @@ class ZorkAgent:
         finally:
             self._after_turn()
             if self._route.manager_called and self._keep == "nothing":
-                # The turn's event loop has ended, and can no longer end the process of an open session.
+                # Kill the processes of sessions that are still open: the event loop that should have ended
+                # them has ended itself.
                 self.mcp_manager.kill_leftovers()
             self._wait_for_langfuse()
         return self._result(outcome)

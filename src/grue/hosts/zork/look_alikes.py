@@ -150,9 +150,9 @@ METHOD = "_supports_tool_calling"
 async def asked_of_client(
     client: Any, model: str, config: ToolSupportPolicy | None, *, endpoint: str
 ) -> m.ToolSupportChecked:
-    """Return whether the model may be offered tools.
+    """Ask the client's `_supports_tool_calling`, if it has one, whether the model may be offered tools.
 
-    The client's method may block or be asynchronous. If it raises, the model is offered no tools.
+    That method may block or be asynchronous. If it raises, the model is offered no tools.
 
     Source: R12.4
     """

@@ -299,7 +299,7 @@ class MCPManager:
         return None
 
     def _translate_schema(self, mcp_tool: object, server_name: str) -> m.JsonObject:
-        """Convert a tool, a dict as MCP writes it or an object of any MCP SDK, to OpenAI's format.
+        """Convert a tool to OpenAI's format. `mcp_tool` is a dict from MCP, or an object of any MCP SDK.
 
         Source: R8.1, P33, P36
         """

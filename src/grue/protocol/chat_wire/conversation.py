@@ -520,7 +520,7 @@ class EncodedConversation:
         return tuple(kept)
 
     def _bridged(self, items: tuple[w.WireItem, ...]) -> tuple[w.WireItem, ...]:
-        """Insert an assistant's text before a user message that some endpoints refuse after tool results."""
+        """Insert an assistant's text between tool results and a user message, if the endpoint needs one."""
         bridged: list[w.WireItem] = []
         for item in items:
             if (

@@ -99,8 +99,8 @@ def judge(
 ) -> tuple[tuple[Terms, ...], dict[str, int]]:
     """Judge all calls of a reply.
 
-    `used` says how often each tool with a limit has been called in this turn. Return the terms of each call,
-    and `used` after the calls that are not denied.
+    `used` says how often each tool with a limit has been called in this turn. Return the `Terms` of each
+    call, and `used` with those calls counted that are not denied.
     """
     counts = dict(used)
     known: dict[str, Terms] = {}

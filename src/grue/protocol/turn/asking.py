@@ -20,7 +20,7 @@ from grue.protocol.turn.states import AwaitingCompletion, AwaitingSummary, Comma
 
 
 def ask(turn: Turn, phase: Phase, new: tuple[m.ConversationItem, ...], notes: Commands = ()) -> Transition:
-    """Add `new` to the conversation and send the next request, for which room may have to be made first."""
+    """Add `new` to the conversation and send the next request. Shorten the history first, if necessary."""
     doubles: Commands = ()
     if phase == "loop":
         tools, doubles = without_doubles(turn.tools)

@@ -111,7 +111,7 @@ _current_loop_thread: "contextvars.ContextVar[threading.Thread | None]" = contex
 
 
 def _refuse_in_shared_loop() -> None:
-    """Raise `MCPError` if the caller is in the loop that all greenlets share: it would wait for itself."""
+    """Raise `MCPError` if the caller is in the loop that all greenlets share: its wait would never end."""
     if in_shared_loop():
         raise MCPError(WAITS_FOR_ITSELF.format(instead="a greenlet of its own: gevent.spawn"))
 

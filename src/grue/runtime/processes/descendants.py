@@ -127,7 +127,7 @@ def _can_mark() -> bool:
         return False  # RLIMIT_RTTIME really limits this process
     try:
         os.close(os.pidfd_open(os.getpid()))
-        # In another pid namespace than /proc's, its ids are not the ids that we could kill.
+        # If /proc belongs to another pid namespace, its ids are not the ids that this process can kill.
         return Path("/proc/self").readlink().name == str(os.getpid())
     except OSError:
         return False

@@ -411,7 +411,7 @@ def _exit_of(returncode: int) -> ServerExit:
 
 
 def _resolve(command: str, env: Mapping[str, str], cwd: str | None) -> str:
-    """Return the program's absolute path, or raise a clearer error than a spawn."""
+    """Return the program's absolute path, or raise a clearer error than a spawn would."""
     base = cwd or "."
     # Use strings: `Path`s take ten times as long, and the server cannot start before this is done.
     if not os.path.isdir(base):  # noqa: PTH112

@@ -79,7 +79,7 @@ def read_standing(request: ChatRequest) -> Standing:
 
 
 def read_situation(text: str) -> Situation | None:
-    """Parse the host's message for a turn; `None` if the text is not such a message."""
+    """Parse the message that the Zork host sends for a turn; `None`: the text is not such a message."""
     head = _HEAD.search(text)
     if head is None:
         return None
