@@ -290,6 +290,19 @@ def test_the_commands_from_plan_to_table(tmp_path: Path, monkeypatch: pytest.Mon
     assert said("fleet", "status", "nowhere").startswith("grue: There is no fleet in nowhere")
 
 
+def test_workers_have_the_mcp_sdk_from_the_start_only_where_servers_are_capped(tmp_path: Path) -> None:
+    (tmp_path / "loaded.py").write_text(
+        "import sys\ndef at_first(case, episode):\n    return float('mcp' in sys.modules)\n"
+    )
+    path = tmp_path / "sweep.toml"
+    path.write_text('work = "loaded.py:at_first"\nservers = 1\nworkers = 1\n[[cases]]\nn = 1\n')
+    ran = grue("fleet", "run", path, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    commit = json.loads(next((tmp_path / "runs").glob("*/*/*/commit.json")).read_bytes())
+    assert commit["end"]["scores"] == {"score": 1.0}
+    assert "grue.transports.mcp.sdk" not in local._preloaded(Limits())
+
+
 def said(*words: str) -> str:
     """What a command prints."""
     return CliRunner().invoke(app, words).output

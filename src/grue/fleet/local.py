@@ -25,6 +25,7 @@ from typing import Any
 
 import msgspec
 
+from grue.errors import MissingDependencyError
 from grue.fleet.attempt import Task
 from grue.fleet.broker import Costs, Limits
 from grue.fleet.broker_server import BrokerServer
@@ -32,6 +33,7 @@ from grue.fleet.engine import Ended, Lost
 from grue.fleet.folder import FleetFolder
 from grue.fleet.worker import READY, Place, WorkerSaid, work
 from grue.runtime.loops.interrupts import born_without_interrupts
+from grue.transports.mcp.sdk_version import require_mcp
 
 _PRELOADED = (
     "grue.fleet.worker",
@@ -39,6 +41,9 @@ _PRELOADED = (
     "grue.actors.llm",
     "grue.transports.mcp.process_wire",
 )
+_PRELOADED_FOR_SERVERS = ("grue.transports.mcp.client", "grue.transports.mcp.sdk")
+"""Preloaded too if the limits cap the number of server processes: each worker then needs the MCP SDK, whose
+import takes most of a second."""
 
 _START_S = 120.0
 """Time limit for a worker to import the program and to connect."""
@@ -65,7 +70,7 @@ class LocalEngine:
         self._broker = self._stack.enter_context(BrokerServer(folder, limits))
         self._place = Place(self._broker.address, limits, list(sys.path), str(Path.cwd()))
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([name for name in _PRELOADED if _can_import(name)])
+        self._context.set_forkserver_preload(_preloaded(limits))
         # Start the resource tracker before the `with`. Inside it, signals are blocked, and the start of the
         # tracker would unblock them.
         multiprocessing.resource_tracker.ensure_running()
@@ -276,6 +281,15 @@ class _Worker:
         self.process.kill()  # the process may not have made its own group yet, so that `killpg` missed it
         self.process.join(_DEATH_S)
         self.channel.close()
+
+
+def _preloaded(limits: Limits) -> list[str]:
+    names = [name for name in _PRELOADED if _can_import(name)]
+    if limits.servers.at_once is not None:
+        with contextlib.suppress(MissingDependencyError):
+            require_mcp()  # without importing it here: the driver does not need it
+            names += _PRELOADED_FOR_SERVERS
+    return names
 
 
 def _can_import(name: str) -> bool:
