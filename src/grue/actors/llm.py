@@ -80,7 +80,7 @@ class Asking:
         on_sent: Called whenever an HTTP request has been written.
         choice: Which of the offered tools the model has to call; `None`: the model decides.
         lost: What this completion has cost so far at other endpoints, which failed.
-        retry: `None`: that of the endpoint's settings.
+        retry: When to retry; `None`: as the endpoint's settings say.
 
     Attributes:
         unreported: An estimate of the cost so far, which is reported if the completion fails or is cancelled.
@@ -680,7 +680,7 @@ class LlmActor(Actor[m.LlmCommand]):
 
 
 def _patience(endpoint: LlmEndpoint) -> RetryPolicy:
-    """Retry no request to an endpoint whose last request failed, so that a fallback is asked soon."""
+    """Return when to retry: never if the endpoint's last request failed, so that a fallback is asked soon."""
     retry = endpoint.settings.retry
     return replace(retry, max_retries=0) if endpoint.breaker.failures else retry
 

@@ -34,4 +34,4 @@ def _swap(expected: object, following: object) -> None:
     try:  # noqa: SIM105 - not with contextlib: a Ctrl-C could strike its import
         signal(SIGINT, following)
     except ValueError:
-        pass  # not the main thread, which alone gets a KeyboardInterrupt
+        pass  # this is not the main thread, so it gets no KeyboardInterrupt

@@ -281,7 +281,7 @@ def remove_server(name: str, mcp_config: Path | None) -> None:
         say(f"removed  its approved tools from {shown_path(lock)}")
     for kind in (descriptions.BUNDLES, descriptions.PACKAGES):
         folder = path.parent / kind / name
-        # `grue add` makes folders directly in `mcp_bundles` or `mcp_packages`, and no symbolic links.
+        # Remove only what `grue add` makes: a folder directly in `mcp_bundles` or `mcp_packages`, no link.
         if (
             Path(name).name == name
             and folder.is_dir()

@@ -220,8 +220,8 @@ def _not_shown(counts: tuple[int, int]) -> Finding:
 def _left_out(endpoint: LlmEndpoint, offered: "_Tried", spoken: "_Tried") -> tuple[int, int] | None:
     """If the model does not see an offered tool, return a prompt's tokens with the tool, and without it.
 
-    The counts are then about equal. `None`: the model sees the tool, or the endpoint does not count tokens,
-    so that it reports nothing, or the same for the different prompts `_CALL` and `_SAY`.
+    `None`: the counts differ enough, so the model sees the tool; or the endpoint does not count tokens: it
+    reports nothing, or the same for the different prompts `_CALL` and `_SAY`.
     """
     bare = _Tried(_brief(endpoint), _CALL)
     counts = [tried.replies[0].prompt_tokens if tried.replies else 0 for tried in (offered, bare, spoken)]

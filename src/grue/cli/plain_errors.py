@@ -42,7 +42,7 @@ class Commands(TyperGroup):
     """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command. The error about a word in `_MEANT` says what to write."""
+        """Find the command. For a word in `_MEANT`, the error says what to write instead."""
         try:
             return super().resolve_command(ctx, args)
         except _UsageError as error:

@@ -310,7 +310,7 @@ class CurrentEpisode:
         except BaseException:
             self._leave(episode)
             raise
-        # A weak reference, so that a host that only keeps the call does not keep this object and its loop.
+        # The reference is weak: a host that keeps only `call` must not keep this object and its loop alive.
         lost = weakref.ref(self)
         call.add_done_callback(lambda _: _leave_if_there(lost, episode))
         return call

@@ -143,7 +143,7 @@ class TurnRecord:
         return next(tasks, None)
 
     def decision(self, question: ApprovalQuestion) -> ApprovalDecision | None:
-        """Return a person's recorded answer to this question, each once; `None`: none is left."""
+        """Return a person's next recorded answer to this question; `None`: there is no further one."""
         left = self._decisions.get(_asked(question))
         return _bound(left.popleft(), question) if left else None
 

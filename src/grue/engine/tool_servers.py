@@ -175,7 +175,7 @@ def starts_when_called(server: object) -> bool:
 
 
 def first_connects(servers: Mapping[m.ServerName, ToolServer]) -> dict[str, OnFirstConnect]:
-    """Return what a failed first connect does, for each server whose options say that.
+    """Return what happens after a failed first connect, for each server whose options say that.
 
     A server that starts when it is called is disabled by default: the turn is under way already, and the
     model can go on without it.

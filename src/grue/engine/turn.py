@@ -475,8 +475,8 @@ class Spending:
 class RestOfTurn(Spending):
     """Adds the spending of a turn that was resumed or forked to the runner's (`whole`).
 
-    `before` is what the turn had spent until then. `counted` is the part of it that is not added: the runner
-    has counted it already, or a recorded reply is not paid again.
+    `before` is what the turn had spent until then. `counted` is the part of `before` that is not added: the
+    runner has counted it already, or a fork repeats it from the trace without paying again.
 
     Attributes:
         spent: What the runner's other turns have spent.

@@ -135,7 +135,7 @@ class Wiring(Struct, frozen=True, kw_only=True):
 
     @property
     def lender(self) -> LendingFactory:
-        """The factory, if its actors can continue a conversation; otherwise raises `ConversationError`."""
+        """The factory `llm`; raises `ConversationError` if its actors cannot continue a conversation."""
         llm: object = self.llm
         if not isinstance(llm, LendingFactory):
             raise ConversationError(
@@ -238,8 +238,8 @@ _told: set[str] = set()
 def recorder_that_tells() -> Recorder:
     """Return a recorder for a program that passes none. It logs warnings of trouble to the logger `grue`.
 
-    Without them, only a trace would show what the program did not get. Python writes them to standard error
-    unless the program has configured logging. Each is written once in a process.
+    Without these warnings, only a trace would show the trouble. Python writes them to standard error unless
+    the program has configured logging. Each warning is written once in a process.
     """
     recorder = Recorder()
     kinds = (m.ToolsUnseen, m.ServerNoted, m.ToolDrifted, m.CostUncounted, m.SettingsLeftOut, m.ReplyCut)

@@ -157,7 +157,7 @@ class Claims:
         self._worker = worker
         self._machine = machine
         self._waiting: dict[int, anyio.CancelScope] = {}
-        self._given: dict[int, Reservation | None] = {}  # by question; `None`: a server process
+        self._given: dict[int, Reservation | None] = {}  # by question id; `None`: a server process
 
     def begin(self, id_: int) -> anyio.CancelScope:
         """Record a worker's question, and return the cancel scope for the task that will call `answer`.

@@ -656,7 +656,7 @@ def _require_cases(keys: Sequence[str], sides: _Sides, compared: dict[str, Any],
 
 
 def _compared(first: Sequence[Result], second: Sequence[Result]) -> dict[str, tuple[Any, Any]]:
-    """Return the settings that have one value in all of A and another one in all of B."""
+    """Return the settings that have one value in all of `first` and another one in all of `second`."""
     sides = [[each.planned for each in side if each.outcome != "damaged"] for side in (first, second)]
     found: dict[str, tuple[Any, Any]] = {}
     for name in dict.fromkeys(name for side in sides for settings in side for name in settings):

@@ -157,9 +157,9 @@ def _same_draws(np: Any, count: int) -> Sequence[Any]:
 
 
 def _draws(np: Any, count: int) -> Iterator[Any]:
-    """Yield how often each group is drawn, a row for each sample. One matrix product then computes all sums.
+    """Yield matrices that say how often each group is drawn; a row for each sample.
 
-    The seed is fixed, so that this depends on the number of groups alone.
+    The seed is fixed, so that the matrices depend on the number of groups alone.
     """
     random = np.random.default_rng(_SEED)
     at_once = max(1, _DRAWN_AT_ONCE // count)

@@ -120,7 +120,7 @@ def _let_others_go_on() -> None:
 
 
 def _work_elsewhere() -> dict[int, str]:
-    """Return what the other threads are doing (`_work_in`), without those that no fork has to know of."""
+    """Return what other threads are doing (`_work_in`), without the imports that no fork waits for."""
     frames = sys._current_frames()  # noqa: SLF001 - the documented name
     del frames[threading.get_ident()]
     found = {thread: _work_in(frame) for thread, frame in frames.items()}

@@ -399,7 +399,7 @@ def _around(rule: Rule, hidden: list[str], broken: dict[str, None]) -> Iterator[
     """Yield rules for everything that a rule opens, except the hidden paths.
 
     A Landlock rule can only allow. So a folder with a hidden path in it gets one rule for each of its other
-    entries. What is made in it later has no rule.
+    entries. Files that are made in it later have no rule and stay closed.
     """
     real = real_path(rule.path)
     if any(within(real, each) for each in hidden):

@@ -330,7 +330,7 @@ def _limit_is_set() -> list[bytes]:
         _stmt(_LOAD, _low(1)),
         _jump(_EQUAL, _RLIMIT_RTTIME, 1, 0),
         _stmt(_RETURN, _ALLOW),
-        # Both halves of the pointer: the lower half of an address can be 0 too.
+        # Check both halves of the pointer: the lower half of a valid address can be 0 too.
         _stmt(_LOAD, _low(2)),
         _jump(_EQUAL, 0, 0, 3),
         _stmt(_LOAD, _low(2) + 4),

@@ -446,7 +446,7 @@ class _JumpingSelector(selectors.BaseSelector):
             if time.monotonic() > limit:
                 names = ", ".join(each.name for each in threads)
                 raise Deadlock(f"All tasks wait, and a thread works for {_THREAD_LIMIT_S:g} s: {names}.")
-        # Since the last look, a thread may have woken the loop.
+        # A thread may have woken the loop since the last `select`.
         if found := self._real.select(0):
             return found
         self._loop.jump(timeout)

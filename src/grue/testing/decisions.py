@@ -70,7 +70,7 @@ def assert_answer(outcome: TurnOutcome[Any], answer: object, *, fallback: bool =
 
 
 def arguments_of(call: m.ToolCall | m.ToolCallRecord) -> object:
-    """Return the arguments of a call as a JSON object, or as text if they are none."""
+    """Return the arguments of a call as a dictionary, or as text if they are no JSON object."""
     try:
         value: object = msgspec.json.decode(call.arguments or "{}")
     except msgspec.DecodeError:

@@ -98,7 +98,7 @@ class ConfinedFolder:
                 before = os.lstat(name, dir_fd=folder)
                 _require_file(path, before)
                 mode = stat.S_IMODE(before.st_mode)
-            # With a name that stays the same, the next write replaces the draft of a write that was cut off.
+            # A file's draft always has this name, so the next write replaces a draft that a kill has left.
             draft = f".{hashlib.sha256(name.encode()).hexdigest()[:16]}.part"
             write_whole(Path(name), content, mode=mode, fsync=True, draft=draft, dir_fd=folder)
         return len(content)

@@ -68,7 +68,7 @@ def _with_the_one_before(args: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _spans(before: str, arg: str) -> Iterator[_Span]:
-    """Yield the places of secrets, in order, without overlap. After `--token`, all of `arg` is one."""
+    """Yield the places of secrets in `arg`, without overlap. After `--token`, the whole `arg` is a secret."""
     if before.startswith("-") and "=" not in before and looks_secret(before):
         yield _Span(before.lstrip("-"), 0, len(arg))
         return

@@ -128,7 +128,7 @@ class ToolSearcher:
         return tool_results.success({"tools": [_told(tool) for tool in found]})
 
     def call_tool(self, arguments: m.JsonObject) -> m.ToolCallResult:
-        """Answer a `call_tool` of an unknown tool. The agent sends other calls to the tool's server."""
+        """Answer a `call_tool` of an unknown tool. The agent sends calls of known tools to their servers."""
         name = arguments.get("name")
         if not isinstance(name, str) or not name:
             return tool_results.call_failed('call_tool wants {"name": "...", "arguments": {...}}')

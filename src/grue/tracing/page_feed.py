@@ -241,7 +241,7 @@ class SpanFinder:
         self._seq = 0
 
     def see(self, envelope: EpisodeEnvelope, turn: int | None = None) -> Iterator[Span]:
-        """Yield the spans that end with this envelope. `turn=None`: the turn that the envelope names."""
+        """Yield the spans that end with this envelope. `turn`: its turn; `None`: the one in the envelope."""
         changes = self._steps.take(envelope)
         for change in changes:
             if isinstance(change, StepBegan) and turn is not None:
@@ -404,7 +404,7 @@ class TurnWriter:
                 page.action = printable(headline, _REASON_CHARS)
 
     def add_mark(self, row: "Row") -> None:
-        """Count the mark of a message, unless an earlier message has reported the same problem.
+        """Count the problem that a message reports (`row.mark`), unless an earlier message has reported it.
 
         For example, `SessionClosed` repeats a `ServerDied`, and `TurnCompleted` a `FinalForced`.
         """

@@ -6,7 +6,7 @@ the recording. Of the LLM actor, only the order of its messages is checked, beca
 retries depend on the clock and the network.
 
 In a trace, placeholders stand in the place of secrets. A recorded text was computed with the secret, the
-replayed one with the placeholder. They count as equal if they differ only in quotes around a placeholder,
+replayed one with the placeholder. The two count as equal if they differ only in quotes around a placeholder,
 because the secret was a number in JSON; in punctuation after it, which was replaced together with the secret;
 or in the place where the text was cut to a length.
 
@@ -114,7 +114,7 @@ class AgentTurn(Struct, frozen=True, kw_only=True):
         return self.cut_off or self.crash is not None or self.interrupted or not self.said
 
     def up_to(self, envelope: EpisodeEnvelope) -> tuple[EpisodeEnvelope, ...]:
-        """Return an envelope of the turn after the chain of its causes; the oldest cause comes first."""
+        """Return the causes of an envelope of the turn, the oldest first, and then the envelope itself."""
         return (*causes(envelope, self.by_seq), envelope)
 
     def unexpected(
@@ -292,8 +292,8 @@ def _orders(turn: AgentTurn) -> Iterator[Sequence[EpisodeEnvelope]]:
     """Yield the orders in which the agent can have handled its events, the most likely first.
 
     Messages in the mailbox keep their order. But the agent handles an event from the clock or the supervisor
-    at once, while older messages may still be in the mailbox. For certain, only those came first that had an
-    effect recorded before the event, and the messages before them.
+    at once, while older messages may still be in the mailbox. It certainly handled a message before the event
+    if an effect of this message, or of a later one, was recorded before the event.
     """
     answered = {envelope.cause: envelope.seq for envelope in reversed(turn.said)}
     places: list[range] = []
@@ -539,7 +539,7 @@ class _Session:
                     case ReadChangedTools():
                         pass  # a replay asks no server for its tools
             if settled is None:
-                return  # the last call of the batch, or the session was cancelled
+                return  # the batch has ended, or the session was cancelled
             state, commands = batch_step(state, settled)
 
     def _refused(self, called: m.ToolCalled) -> m.ToolSkipped | None:
@@ -619,8 +619,8 @@ def replay(
         TraceError: The trace file is damaged. Raised when the damaged line is read.
     """
     connections = Connections()
-    # `cut_off`: the trace may lack the end of the turn, because it was killed, the trace ends with it, or the
-    # episode was resumed after it.
+    # `cut_off`: the turn may have no end in the trace, because its process was killed, the trace ends, or the
+    # next turn begins a resumed episode.
     for turn_slice, following in pairwise(chain(split_turns(envelopes), (None,))):
         assert turn_slice is not None, "only the last `following` is `None`"
         connections.begin(turn_slice)

@@ -200,7 +200,7 @@ class ChatProgram:
         self._screen.tell(lines.complaint(text))
 
     def _is_final(self, error: MCPError) -> bool:
-        # In a pipe, every further line would fail with `error`, too.
+        # If the lines come from a pipe, all further ones would fail with `error`, too.
         return (
             not self.reader.asks
             and isinstance(error, LLMError)

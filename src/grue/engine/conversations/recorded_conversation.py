@@ -145,7 +145,7 @@ def _mark_of(talk: Talk, path: Path) -> TurnMark | None:
 def _branch_points(envelopes: Iterable[EpisodeEnvelope]) -> set[_Place]:
     """Return the places at which a conversation may branch off another one.
 
-    If a conversation has entries before its first turn in the trace, it may have branched off there.
+    If a conversation has entries before its first turn in the trace, it may branch off at that turn.
     """
     begun: set[m.ConversationId] = set()
     points: set[_Place] = set()
@@ -381,7 +381,7 @@ class RecordedTurn:
             case m.TurnFailed(failure=m.Interrupted()):
                 return self.run.waits
             case m.TurnFailed(failure=m.ServerFailure()):
-                # A resumption failed because a server did not start, before it had made a call.
+                # A server did not start. A resumption that has made no call before that can be tried again.
                 return self.run.resumed is not None and not self._called
             case _:
                 return False

@@ -130,7 +130,7 @@ def is_repeatable(tool: m.ToolDefinition | None) -> bool:
 
     The server's annotations are trusted here, because a malicious server can do its harm in the first call.
     """
-    # This covers read-only tools: `hints_of` sets `idempotent` for them, too.
+    # `hints_of` sets `idempotent` for read-only tools, too.
     return hints_of(None if tool is None else tool.annotations).idempotent
 
 

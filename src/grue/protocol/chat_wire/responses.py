@@ -119,7 +119,7 @@ class ResponsesAssembler:
 
     @property
     def held(self) -> int:
-        """The size of the pieces, the items or the response. The stream sends the same text in all three."""
+        """The size of the reply so far. It is sent as pieces, as items and as a whole: the largest counts."""
         return max(self._held.values())
 
     @property
@@ -276,7 +276,7 @@ class ResponsesAssembler:
                 raise DamagedStream("lacks a tool call of the events before it")
 
     def _told(self, item: m.JsonObject, index: int) -> _CallEvents | None:
-        """Return the call of earlier events that `item` repeats; each call is returned once."""
+        """Return the call in earlier events that `item` repeats, unless it was returned before."""
         call = next((call for call in self._alike(item, index) if not call.told), None)
         if call is not None:
             call.told = True

@@ -303,7 +303,7 @@ def _marked(text: str, tools: _Tools) -> Written | None:
     rest = text[end:].strip()
     if before and rest:
         return None
-    # The text after an earlier mark (`attached`) could not be read. The model may have meant a call there.
+    # If the text after an earlier mark (`attached`) could not be read, the model may have meant a call there.
     return Written(form, tuple(calls), before, sure=bool(calls) and not rest and attached is None)
 
 

@@ -126,7 +126,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
                 return ContextItem(tokens=tokens)
 
     def counted(self, prompt_tokens: int) -> "ContextLedger":
-        """Correct the sizes so that they add up to the endpoint's count of this prompt; 0: it has none."""
+        """Make the sizes add up to the endpoint's count of this prompt; 0: the endpoint has not counted."""
         if prompt_tokens <= 0:
             return self
         parts = (self.head, self.tools, *self.items)
@@ -201,7 +201,7 @@ def _corrected(part: ContextItem, factor: float) -> ContextItem:
 
 
 def _merge(items: Iterable[ContextItem]) -> list[ContextItem]:
-    """Merge neighbours that cannot be cleared, and small results: clearing one frees little."""
+    """Merge neighbours that cannot be cleared. Small results count as such: clearing one frees little."""
     merged: list[ContextItem] = []
     for item in items:
         kept = item

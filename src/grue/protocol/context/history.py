@@ -230,7 +230,7 @@ class History:
             self.rewrite(m.Rewritten(start, stop, entries))
 
     def _shorten(self, share: float) -> None:
-        # No tool result may stay whose call is cut off.
+        # Never cut between a tool call and its result.
         begins = [
             at
             for at, entry in enumerate(self.entries)
@@ -270,7 +270,7 @@ class History:
 def _cleared(
     items: tuple[m.ConversationItem, ...], shorter: dict[m.CallId, m.ToolMessage], texts: int
 ) -> tuple[tuple[m.ConversationItem, ...], int]:
-    """Replace the results in `shorter`, and the first `texts` user texts; return how many texts are left."""
+    """Put in the results in `shorter` and the stubs of `texts` user texts; return how many stubs are left."""
     kept: list[m.ConversationItem] = []
     for item in items:
         if isinstance(item, m.ToolMessage):

@@ -149,7 +149,7 @@ def definitions_of(
 
 
 def unlisted_tool(server: m.ServerName, tool: str) -> m.ToolDefinition:
-    """Return a definition of which only the name is known."""
+    """Return the definition of a tool of which only the name is known."""
     return m.ToolDefinition(server=server, tool=tool, input_schema={"type": "object"})
 
 

@@ -387,7 +387,7 @@ def _applied(
 
 
 def _below(applied: list[m.JsonObject]) -> list[list[m.JsonObject]]:
-    """Return the parts that apply inside a value: a list for each member or item, and one for names."""
+    """Return the schema parts that apply to a value's keys, and those that apply to each member or item."""
     named: dict[object, list[m.JsonObject]] = defaultdict(list)
     others: dict[type, list[tuple[list[m.JsonObject], frozenset[object]]]] = {str: [], int: []}
     keys: list[m.JsonObject] = []

@@ -323,7 +323,7 @@ def own_copies(questions: Iterable[ApprovalQuestion]) -> tuple[ApprovalQuestion,
 
 
 def is_about(decision: ApprovalDecision, asked: ApprovalQuestion | ApprovalDecision) -> bool:
-    """Return whether a decision is about the same tool, definition and arguments as a question or another."""
+    """Return whether a decision has the same tool, definition and arguments as `asked`."""
     return (decision.name, decision.arguments_digest, decision.definition_digest) == (
         asked.name,
         asked.arguments_digest,

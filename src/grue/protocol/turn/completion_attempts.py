@@ -333,7 +333,7 @@ class Breaker(Struct, frozen=True):
         return Breaker(self.failures + 1, now_s + max(pause, failure.retry_after_s or 0.0))
 
     def is_open(self, now_s: float) -> bool:
-        """Return whether the model is not to be asked now."""
+        """Return whether the model must not be asked now."""
         return now_s < self.until_s
 
 
@@ -361,7 +361,7 @@ def next_to_ask(
 
 
 def after_all(failures: Sequence[m.LlmFailure]) -> m.LlmFailure:
-    """Return the failure of the last model, whose message also names the other models and their failures."""
+    """Return the last model's failure. Its message also names the other models and their failures."""
     *before, last = failures
     if not before:
         return last

@@ -148,7 +148,7 @@ _MOST_S = 0.5
 
 
 def kept_for_closing(limits: TurnLimits) -> float:
-    """Return the seconds of the time limit of a turn with sessions that are reserved for closing them."""
+    """Return how many seconds of a turn's time limit are reserved for closing its sessions."""
     limit_s = limits.turn_timeout_s
     if limit_s is None:
         return 0.0

@@ -55,7 +55,7 @@ def cut_off(
 
 
 def tasks_of(run: m.RunTurn, parked: m.TurnParked) -> tuple[m.OpenTask, ...]:
-    """Return the unfinished MCP tasks of a parked turn: once the model has replied again, they have ended."""
+    """Return the unfinished MCP tasks with which a turn was resumed; none if the model has replied since."""
     resumed = run.resumed
     same_reply = resumed is not None and resumed.parked.batches == parked.batches
     return resumed.tasks if resumed is not None and same_reply else ()

@@ -146,7 +146,7 @@ def _next_run(state: s.AwaitingTools) -> Run | None:
 def called_first(
     state: s.AwaitingTools, event: m.SessionOpened | m.McpDisabled | m.StartupFailed
 ) -> Transition:
-    """Go on when a server that was started by a call has started or not."""
+    """Go on when a server that a call has started is ready, or has failed to start."""
     match event:
         case m.SessionOpened():
             state, verified = started(state, event)
@@ -451,7 +451,7 @@ RUN_THEM = '; the setting text_tool_calls = "run" makes such calls'
 
 
 def loop_reply(turn: Turn, reply: m.CompletionReceived) -> Transition:
-    """Go on after the reply to a request that offered tools, whose tokens `turn` has counted."""
+    """Go on after the reply to a request that offered tools. `turn` has counted the reply's tokens."""
     if reply.tool_calls:
         meant = tuple(map(turn.meant, reply.tool_calls))
         return call(replace(turn, iterations=turn.iterations + 1), meant)

@@ -191,7 +191,7 @@ class MainThreadWork(Generic[T]):
         return self._result[0]
 
     def _press(self, signum: int, frame: FrameType | None) -> None:
-        # Take no lock that the interrupted code may hold; that of `Interruptible` is reentrant.
+        # Take no lock that the interrupted code may hold, except the reentrant lock of `Interruptible`.
         self._presses += 1
         if self._presses == 1:
             self._work.interrupt()

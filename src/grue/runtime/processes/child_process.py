@@ -133,8 +133,8 @@ class ChildProcess:
             if not leaves_no_time(exc_type):
                 await self._leave()
         finally:
-            # `_leave` may have been skipped, or interrupted in spite of its shield, as by a second Ctrl-C.
-            # Then nothing can be awaited. Otherwise this call does nothing.
+            # If `_leave` was skipped, or interrupted in spite of its shield (a second Ctrl-C does that), kill
+            # the group here, without an `await`. After a complete `_leave` this call does nothing.
             self._group.end()
             self._gone.set()
             self._close_descriptors()
@@ -204,7 +204,7 @@ class ChildProcess:
         raise NotImplementedError
 
     def _drains(self) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
-        """Return functions that read the pipes after those of `_readers`, while the process is ended."""
+        """Return functions that read the pipes while the process is ended, when `_readers` have stopped."""
         raise NotImplementedError
 
     def _on_exit(self) -> None:
@@ -243,9 +243,9 @@ class ChildProcess:
         self._on_exit()
 
     async def _leave(self) -> None:
-        # Leaving the group of the tasks that watch and drain is an `await`, which a cancelled scope
-        # interrupts before anything was closed. The tasks end first, because two tasks must not read the same
-        # pipe; `_await_end` starts new ones, or a server that still writes would block and not exit.
+        # End the tasks that watch and read, because two tasks must not read the same pipe. A cancellation may
+        # interrupt this `await`; the process has to be closed all the same. Then `_await_end` starts new
+        # readers: without them, a server that still writes would block and not exit.
         try:
             await self._tasks.__aexit__(None, None, None)
         except anyio.get_cancelled_exc_class():
@@ -266,7 +266,7 @@ class ChildProcess:
             raise
 
     def _note_death(self) -> bool:
-        """Return whether the process had already exited at the first call, before anything was closed."""
+        """Return whether the process had exited before anything was closed. The first call decides this."""
         if self._died is None:
             self._died = self._group.watch.exited_within(0)
         return self._died

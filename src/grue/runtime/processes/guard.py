@@ -190,7 +190,7 @@ guard = HostGuard()
 
 
 def guard_pid() -> int | None:
-    """Return the process id of this host's guard, which is no leftover of a server; `None`: none runs."""
+    """Return the process id of this host's guard; `None`: no guard runs."""
     return guard.pid
 
 

@@ -110,7 +110,7 @@ def in_string_values(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
 
 
 def in_prose(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
-    """Yield the spans in string values, except values of a single word, which may be one of a fixed set."""
+    """Yield the spans in string values. Skip values of one word: the field may allow only certain words."""
     for found in in_string_values(written, spans):
         start, end = written.rfind(b'"', 0, found.start) + 1, _end_of_text(written, found.end)
         if not _WORD.fullmatch(written, start, end):

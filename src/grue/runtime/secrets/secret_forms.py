@@ -173,7 +173,7 @@ def _by_bytes(char: str) -> bytes:
 
 
 def _base64_cores(data: bytes) -> list[str]:
-    """Return the characters of base64 texts that depend on `data` alone, for 0, 1 and 2 bytes before it."""
+    """Return the part of `data`'s base64 that no neighbour changes, for 0, 1 and 2 bytes before `data`."""
     cores = []
     for before in range(3):
         encoded = b64encode(b"\0" * before + data).decode()

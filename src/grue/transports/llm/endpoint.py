@@ -429,7 +429,8 @@ class LlmEndpoint:
     ) -> Answered | Fault:
         """Send a request that asks no model, such as one about a batch, and return its answer or the fault.
 
-        `path` is the path below the base URL, `content` JSON. An `upload` may take an hour at least.
+        `path` is the path below the base URL, `content` JSON. The time limit of an `upload` is an hour
+        at least.
         """
         retry = self.settings.retry
         if upload is not None:
@@ -534,7 +535,7 @@ class LlmEndpoint:
         return price.in_batches if price is not None and current_room() is not None else price
 
     def counts_cost(self) -> bool | None:
-        """Return whether the cost is known at every endpoint of the chain; `None`: not yet for some."""
+        """Return whether the cost is known at every endpoint of the chain; `None`: not yet known for some."""
         counted = [each.reports_cost for each in self.chain]
         return None if None in counted and False not in counted else all(counted)
 

@@ -1,8 +1,8 @@
 """Cross-app access (SEP-990): a person's identity token is exchanged for a token of the server.
 
-The identity provider exchanges the identity token for an identity assertion (ID-JAG, RFC 8693); this module
-makes this exchange. The authorization server exchanges the assertion for an access token (RFC 7523); the SDK
-makes that one. Both are in the settings, so an MCP server cannot choose where secrets are sent.
+This module asks the identity provider to exchange the identity token for an identity assertion (ID-JAG,
+RFC 8693). The SDK asks the authorization server to exchange the assertion for an access token (RFC 7523). The
+settings name the provider and the server, so an MCP server cannot choose where secrets are sent.
 """
 
 import base64

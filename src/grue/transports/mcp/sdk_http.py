@@ -374,7 +374,7 @@ class HttpStream(MessageStream):
             refusal = refusal_in(item)
             if refusal is not None:
                 self._deliver(SessionMessage(refusal))
-        # The transport delivers no more. If it raises while it ends, `carry` reports that as the reason.
+        # The SDK's transport delivers no more messages. If it raises while it ends, `carry` reports that.
         self._finished.set()
 
     async def _send_all(self, write: Any) -> None:

@@ -35,7 +35,7 @@ SAYS_DARK: Final = re.compile(r"\bpitch (?:black|dark)\b", re.IGNORECASE)
 
 
 class ScoreLine(Struct, frozen=True):
-    """A score that the game has printed, with what else it has printed."""
+    """A score that the game has printed, with the highest score and the moves if it has printed them too."""
 
     score: int
     max_score: int | None = None

@@ -27,7 +27,7 @@ _ALPHABETS: Final = (
     "ABCDEFGHIJKLMNOPQRSTUVWXYZ",
     " \n0123456789.,!?_#'\"/\\-:()",
 )
-_LONGEST_NAME: Final = 255  # z-characters; limits what is read of a damaged table
+_LONGEST_NAME: Final = 255  # z-characters; in a damaged file a name may have no end
 
 
 class StoryFile(Struct, frozen=True):
