@@ -155,7 +155,7 @@ class ToolNotFound(MCPToolCallError):  # noqa: N818 - named as the fact it repor
 
 
 class ToolChanged(MCPToolCallError):  # noqa: N818 - named as the fact it reports, like the messages
-    """The server changed or removed the tool after the call was decided on. The call was not sent."""
+    """The server has changed or removed the tool since the decision to call it. The call was not sent."""
 
 
 class ToolCallDenied(MCPToolCallError):  # noqa: N818 - named as the event it reports, like the messages

@@ -207,7 +207,7 @@ class ServerCall(Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         task: The server's task for this call, if an earlier process has sent it already. The server is asked
             for the task's result.
-        definition: Digest of the tool's definition when the call was decided on. If the tool has changed
+        definition: Digest of the tool's definition when the call was allowed. If the tool has changed
             since, the session does not send the call. Empty, as in old traces: this is not checked.
     """
 
@@ -944,7 +944,7 @@ class ToolsUnseen(LlmNote, frozen=True, kw_only=True):
     Attributes:
         tools: How many tools the request offered.
         prompt_tokens: How many tokens the endpoint has counted for all of the prompt.
-        endpoint: The name of its profile.
+        endpoint: The name of the endpoint's profile.
     """
 
     request: int
@@ -1511,7 +1511,7 @@ class RunTurn(Message, frozen=True, kw_only=True):
         user_stub: The text that replaces `user` if a later turn clears it; empty: it is never cleared.
         show_schemas: Approval questions carry the tools' input schemas.
         binds_calls: Set in all new turns. It stands for four rules: a call is not sent if its tool has
-            changed since it was decided on; a pattern that matches no tool is reported; calls that are not
+            changed since the call was allowed; a pattern that matches no tool is reported; calls that are not
             made are recorded in the reply's order; thoughts do not count for the next prompt's size.
         plain_results: A tool's text is sent to the model as plain text, not in JSON.
         states_answer: A request with tools contains the schema of the answer.

@@ -424,7 +424,7 @@ class _Asked(Struct):
     """A request whose items have been added to its conversation.
 
     Attributes:
-        conversation: The conversation to send; a copy of that in `lent` if `command.aside` is set.
+        conversation: The conversation to send: the one in `lent`, or a copy of it if `command.aside` is set.
         begun: When the request was received, on the event loop's clock.
         failures: The failures of the models that have been asked so far.
     """

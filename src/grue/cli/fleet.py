@@ -42,7 +42,7 @@ class FleetRunOptions(Struct, frozen=True, kw_only=True):
 def run_fleet(options: FleetRunOptions, *, retry: bool = False) -> bool:
     """Run the missing episodes of a sweep and print the progress; return whether all episodes are done now.
 
-    With `retry`, those that were given up after three attempts are run again, too.
+    With `retry`, episodes that were given up after three attempts are run again, too.
 
     Raises:
         FleetError, MCPConfigError: The sweep or the folder cannot be used.

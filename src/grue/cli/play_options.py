@@ -64,8 +64,8 @@ RECORDED = (
 def as_started(options: PlayOptions, past: GamePast) -> PlayOptions:
     """Return the options for resuming an episode.
 
-    Those in `RECORDED` are the ones with which the episode was started; but `turns` and `turn_timeout_s` are
-    taken from `options` if they are set there, as are all others.
+    The options in `RECORDED` have the values with which the episode was started, except `turns` and
+    `turn_timeout_s` if they are set in `options`. All others are taken from `options`.
 
     Raises:
         MCPConfigError: The episode was not started by `grue play`, or by another version of it.

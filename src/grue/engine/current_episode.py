@@ -153,8 +153,8 @@ class Episode:
     def _expects_turn(self, pool: "SessionPool") -> bool:
         """Return whether a further turn will need sessions of `pool`.
 
-        If `expects_turns` is false, only the turns that wait for a slot follow. Each other pool with
-        prewarmed sessions will serve one of them.
+        If `expects_turns` is false, the only further turns are those that wait for a slot. Each other pool
+        with prewarmed sessions will serve one of these.
         """
         if self.expects_turns:
             return True
@@ -275,7 +275,7 @@ class CurrentEpisode:
     def run(self, work: Work[T]) -> T:
         """Run a turn and return its result, blocking.
 
-        In an episode's loop it first waits for the turns that were submitted before.
+        In an episode's loop, the turns that were submitted before run first.
         """
         if not self.lasting and self._episode is None:
             return _run_alone(work, "Runner.run_turn_async")

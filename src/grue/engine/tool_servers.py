@@ -351,7 +351,7 @@ class PresumedListings:
             self._last[name] = tools
 
     def recall(self, listings: Mapping[m.ServerName, tuple[m.ToolDefinition, ...]]) -> None:
-        """Remember the listings of a trace that is resumed. Those that this runner has seen precede them."""
+        """Remember the listings of a resumed trace. Listings that this runner has seen take precedence."""
         self._recalled.update((name, tools) for name, tools in listings.items() if tools)
 
     def take_spoken(self, name: m.ServerName) -> str:

@@ -65,7 +65,7 @@ class BrokerServer:
         self.accounts = Accounts(folder, limits)
         long = len(os.fsencode(tempfile.gettempdir())) > _LONGEST_FOLDER
         self._folder = tempfile.TemporaryDirectory(prefix="grue-fleet-", dir="/tmp" if long else None)  # noqa: S108
-        guard.watch(self._folder.name)  # it removes the folder if this process is killed
+        guard.watch(self._folder.name)  # the guard removes the folder if this process is killed
         self.address = str(Path(self._folder.name) / "broker")
         self._stack = contextlib.ExitStack()
         self._workers = itertools.count(1)

@@ -218,7 +218,7 @@ class LocalEngine:
         self.ended.put((job, said.ended or Lost("error", said.error)))
 
     def _drop(self, worker: "_Worker", how: Lost | None = None) -> None:
-        """End a worker and its process group. If there is a `how`, report it as the end of its attempt."""
+        """End a worker and its process group. Report `how`, if given, as the end of the worker's attempt."""
         self._workers.remove(worker)
         worker.end()
         if worker.job is not None and how is not None:

@@ -350,10 +350,10 @@ class ConfinedThread(Generic[Started]):
         self._asked_in = _thread_of_the_system()
 
     def call(self, serve: Callable[[int], object] | None) -> Started:
-        """Start the thread, and return what `start` returns.
+        """Start the thread, wait until it has called `start`, and return the result of `start`.
 
         `serve` gets the descriptor of the filter's listener while `start` runs, because a system call in
-        `start` may wait for the listener's answer. It is called in the caller's thread: a thread that the
+        `start` may wait for the listener's answer. `serve` runs in the caller's thread: a thread that the
         confined thread starts would be confined, too.
         """
         self._runs.acquire()

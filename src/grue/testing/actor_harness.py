@@ -68,8 +68,8 @@ class FakeChannel(Mailbox[M]):
     """A mailbox whose owner the test plays.
 
     No ask gets a reply unless the test has called `answers` or calls `reply`. `close` makes later sends fail
-    with `MailboxClosed`; `abandon` also fails the asks that wait for a reply. It holds `bound` messages until
-    `take` makes room; `None`: any number.
+    with `MailboxClosed`; `abandon` also fails the asks that wait for a reply. At most `bound` messages
+    wait in the channel, until `take` makes room; `None`: any number.
     """
 
     def __init__(self, name: str, tap: Tap, *, bound: int | None = None) -> None:

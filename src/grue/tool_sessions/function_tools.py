@@ -312,7 +312,7 @@ class ToolContext:
         if threading.get_ident() == self._loop_thread:
             self._deliver(kind, shown)
         elif not self.cancelled:
-            # The result comes by `call_soon_threadsafe` too, so the loop gets the notices before it.
+            # The call's result is sent by `call_soon_threadsafe` later, so the loop gets this notice first.
             with contextlib.suppress(RuntimeError):  # the event loop was closed meanwhile
                 self._loop.call_soon_threadsafe(self._deliver, kind, shown)
 

@@ -178,7 +178,7 @@ Sessions: TypeAlias = Literal["fresh", "ahead", "beside", "kept"]
 class SessionPool:
     """Holds the open sessions of an episode. Use it only in the episode's event loop, for one turn at a time.
 
-    Cancelling `group` closes all connections. None is prewarmed while `expects_turn` returns `False`.
+    Cancelling `group` closes all connections. While `expects_turn` returns `False`, none is prewarmed.
 
     Attributes:
         sessions: Which sessions the pool has; see the module's docstring.
@@ -445,7 +445,7 @@ class LeasedConnection(_SessionUser):
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
         """Wait until no process of an earlier turn is alive, then return the tools if they have changed.
 
-        Called before a batch's first call, so that in the trace the old process has ended before it.
+        Called before a batch's first call, so that the trace has the old process's end before this call.
         """
         await self._pool.wait_closed()
         return await super().refresh_tools(self._request.within(timeout_s))

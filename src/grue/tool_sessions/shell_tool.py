@@ -166,7 +166,7 @@ class ShellTool(Struct, HostCommands, frozen=True, kw_only=True):
 
 
 class _Allowed(Struct, frozen=True):
-    """An entry of the allow-list. A program that is put first on the PATH later is not used."""
+    """An entry of the allow-list. `program` is an absolute path: later changes of PATH have no effect."""
 
     words: tuple[str, ...]
     program: str

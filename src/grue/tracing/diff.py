@@ -202,8 +202,8 @@ class _TurnDiff:
     def divergences(self) -> Iterator[Divergence]:
         """Yield all divergences, in the order of the left trace.
 
-        The divergence of a message that is only in the right trace follows the counterpart of the nearest
-        message before it that has one.
+        A message that only the right trace has is placed after the last message before it that both traces
+        have.
         """
         # Go depth first, so that the message that creates an id is compared before messages that use it.
         open_: list[tuple[int, int]] = [(_ROOT, _ROOT)]

@@ -508,7 +508,7 @@ class KeptConversation:
             self._file = None
 
     def _require_saved(self) -> None:
-        """Raise the error of an earlier write. It stays until the conversation is saved elsewhere."""
+        """If an earlier write has failed, raise its error, until the conversation is saved elsewhere."""
         if self._failed is not None:
             raise self._failed
 

@@ -68,7 +68,7 @@ class Talk(Struct):
 
 
 class ResumedConversation(NamedTuple):
-    """A conversation from a trace, and the tools that each server has listed last in it."""
+    """A conversation read from a trace, and each server's last listing in that trace."""
 
     kept: KeptConversation
     listings: dict[m.ServerName, tuple[m.ToolDefinition, ...]]

@@ -216,7 +216,7 @@ def resumed_run(
     ours = next((each for each in writers_of(recorder) if each.path.absolute() == place.absolute()), None)
     if ours is None:
         writers.append(_opened_writer(place, recorder))
-    # If this recorder has written the trace, the runner has counted what the turn spent before.
+    # `counted`: if this recorder has written the trace, the runner has counted what the turn has spent.
     with resumed_turn(asked, ours or writers[-1], settings, memory, counted=ours is not None) as turn:
         yield turn
 

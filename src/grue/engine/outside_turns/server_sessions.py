@@ -154,8 +154,8 @@ class ServerSessions:
     ) -> m.ToolCallResult:
         """Call the tool `SERVER.TOOL` and return its result. The time limit starts when the call is sent.
 
-        The call is made only if the tool still has the `definition`; `None`: the policy judges it by the
-        present one. `turn` is the turn that the call is recorded in; 0: none.
+        The call is made only if the tool still has the `definition`; `None`: the policy judges the call by
+        the tool's present definition. `turn` is the turn that the call is recorded in; 0: none.
 
         Raises a subclass of `MCPToolCallError` if the call failed.
         """

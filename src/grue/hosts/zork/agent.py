@@ -167,7 +167,7 @@ def own_manager(manager: object) -> MCPManager | None:
 
 
 def route_of(manager: object, client: object) -> Route:
-    """Return the route of the next turn."""
+    """Return how the next turn reaches its tools and its model."""
     ours = own_manager(manager)
     llm = client if isinstance(client, LLMClient) else None
     return Route(

@@ -98,11 +98,11 @@ class McpInitialized(Fact, frozen=True, kw_only=True):
         return self.problem() or self.server
 
     def severity(self) -> Severity:
-        """Return `warn` if there is a problem."""
+        """Return `warn` if some settings have no effect, else an empty text."""
         return "warn" if self.problem() else ""
 
     def mark(self) -> str:
-        """Return `config` if there is a problem."""
+        """Return `config` if some settings have no effect, else an empty text."""
         return "config" if self.problem() else ""
 
     def log_lines(self) -> tuple[LogLine, ...]:

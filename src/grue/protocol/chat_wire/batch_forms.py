@@ -240,7 +240,7 @@ def batch_form_of(wire: str) -> BatchForm:
     """Return the batch API of the providers that use a wire format.
 
     Raises:
-        MCPConfigError: They take no batches.
+        MCPConfigError: These providers take no batches.
     """
     form = FORMATS[wire].batches
     if form is None:

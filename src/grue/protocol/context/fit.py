@@ -243,7 +243,7 @@ class Fit(Struct, frozen=True, kw_only=True):
     """How the next request is made to fit into the context window.
 
     Attributes:
-        ledger: The sizes of the history's parts after `cleared`, without `new`.
+        ledger: The sizes of the history's parts after the change `cleared`, without the items in `new`.
         new: The new items of the request; tool results that are too long are cut.
         summarise: Whether a summary is needed before the request is sent.
     """

@@ -64,7 +64,7 @@ class Ledger:
         self._saved(b"")
 
     def add(self, entry: m.HistoryEntry) -> None:
-        """Count an entry, and save it unless it is a reply, which `expect` has saved already."""
+        """Count an entry. Save it too, unless it is a reply: `expect` has saved the reply already."""
         early = self._early
         line = early[1] if early is not None and early[0] is entry else msgspec.json.encode(entry)
         if isinstance(entry, m.AssistantReply):
@@ -94,7 +94,7 @@ class History:
     """The entries of a conversation, in order.
 
     Args:
-        ledger: `None`: the conversation ends with its turn.
+        ledger: Counts and saves the entries; `None`: the conversation ends with its turn.
         call_ids: Call ids of all conversations with the same LLM actor; the history adds its own to this set.
 
     Attributes:

@@ -385,7 +385,7 @@ class MakeCall(Struct, frozen=True):
     """Record the message `called`, and make the call; the next event is its settlement.
 
     Do neither if the call would be refused before it is sent, or if the tool has changed since the call was
-    decided on. Then the next event is `ToolSkipped`.
+    allowed. Then the next event is `ToolSkipped`.
     """
 
     called: m.ToolCalled

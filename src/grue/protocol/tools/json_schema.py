@@ -192,7 +192,7 @@ def _is_plain(schema: Any) -> bool:
 
 
 def _fits_plainly(schema: Any, value: object) -> bool:
-    """Return whether a value fits a plain schema, which also names each of its members."""
+    """Return whether a value fits a plain schema, and the schema names each member of the value."""
     if type(value) not in _PLAIN_TYPES[schema["type"]]:
         return False
     if not isinstance(value, dict):
@@ -323,7 +323,7 @@ def _anchors(schema: m.JsonObject) -> dict[str, m.JsonObject]:
         outside = (str(part[key]) for key in _REFERENCES if isinstance(part.get(key), str))
         own = any(isinstance(part.get(key), str) for key in ("$schema", "$id"))
         if own or not all(reference.startswith("#") for reference in outside):
-            # The validator itself has the meta-schemas of the dialects, whose size is not measured here.
+            # The validator may know the other schema, such as a meta-schema, whose size is not measured.
             raise NotCheckedError("it refers to something outside, or is made of several schemas")
         for key in ("$anchor", "$dynamicAnchor"):
             name = part.get(key)
@@ -371,7 +371,7 @@ def _most_parts(root: m.JsonObject, anchors: Mapping[str, m.JsonObject]) -> int:
 def _applied(
     state: list[m.JsonObject], root: m.JsonObject, anchors: Mapping[str, m.JsonObject]
 ) -> list[m.JsonObject]:
-    """Return the schema parts in `state`, and all parts that apply to the same value because of these."""
+    """Return the schema parts in `state`, and those that they apply to the same value (`allOf`, `$ref`)."""
     found: list[m.JsonObject] = []
     waiting = [(part, 0) for part in state]
     while waiting:

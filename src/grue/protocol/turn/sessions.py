@@ -127,8 +127,8 @@ def when_all_reported(state: s.AwaitingSessions) -> Transition:
 def unmatched_notes(turn: Turn) -> tuple[m.ServerNoted, ...]:
     """Return a note for each pattern that matches no tool of the turn.
 
-    There are none if not all tools are known. The tool policy's patterns are checked only if no tools are
-    selected: they may be about others.
+    Return no note if some tools are not known. Check the tool policy's patterns only if the request selects
+    no tools: a pattern may be about a tool that is not selected.
     """
     run = turn.run
     if not run.binds_calls or turn.degraded or turn.serving_unlisted or not run.servers:

@@ -367,7 +367,7 @@ class AwaitingTools(Struct, frozen=True):
         died: The server that died. Then `FailurePolicy.after_death` applies, even if a call has timed out.
         timed_out: Whether a call has timed out (`FailurePolicy.after_timeout`).
         changed: The arguments of calls that a person has changed.
-        tools: The tools as they were when the calls were decided on.
+        tools: The tools, with their definitions at the time when the calls were allowed.
         starting: Servers that this reply has started by calling them, and that have not reported yet.
     """
 

@@ -98,7 +98,7 @@ def _placed(reply: s.JudgedReply) -> tuple[s.PlacedNote, ...]:
 
 
 def _send_runs(state: s.AwaitingTools, notes: tuple[s.CallNote, ...] = ()) -> Transition:
-    """Send all runs of calls that may be sent now. If the turn waits for no call, go on with it."""
+    """Send each `Run` that may be sent now. If no call is under way after that, go on with the turn."""
     state, starts = start_called(state)
     state, due = _due(state)
     if notes and due:
@@ -270,8 +270,8 @@ def call(
     """Judge the calls of a reply: ask a person about them, send them, or answer them without a server.
 
     In a resumed turn, `settled` are the calls that are answered already, and `decisions` the answers to
-    earlier questions. `definitions` has, by tool name, the digest for which the calls were decided on. A call
-    is not made if its tool has changed since.
+    earlier questions. `definitions` has, by tool name, the digest of the tool's definition before the turn
+    was parked. A call is not made if its tool has changed since.
     """
     done = {record.call_id for record in settled}
     tasks = turn.open_tasks
@@ -313,9 +313,9 @@ def _noted(
 
 
 def _is_outdated(each: ValidCall, definitions: Mapping[str, str]) -> bool:
-    """Return whether the call must not be made: its tool has changed since the call was decided on.
+    """Return whether the call must not be made: its tool differs from the definition in `definitions`.
 
-    A person who is going to be asked about the call sees the new definition.
+    `False` if a person is going to be asked about the call: the person sees the new definition.
     """
     if each.terms.verdict == "ask" or each.task is not None:
         return False

@@ -60,7 +60,7 @@ def raised_by(error: BaseException) -> str:
 
 
 def ends_the_task(error: BaseException) -> bool:
-    """Return whether the current task must end with `error`, as it was cancelled or its coroutine closed.
+    """Return whether `error` must end the current task: the task was cancelled, or its coroutine closed.
 
     The host's code may raise a `CancelledError` of its own, for instance because it awaits a task that was
     cancelled. If that error were passed on, it would end our task silently.

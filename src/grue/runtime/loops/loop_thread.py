@@ -135,7 +135,7 @@ class Call(Future[T]):
         self._watch = InterruptWatch()
 
     def set_result(self, result: T) -> None:
-        """Set `ended_at` first: threads that wait for the result read it at once."""
+        """Set `ended_at`, then the result: threads that wait for the result read `ended_at` at once."""
         self.ended_at = time.monotonic()
         super().set_result(result)
 

@@ -67,7 +67,7 @@ r"""Distance from the `u` of a `\u` escape to the character after the escape."""
 
 
 def _unicode_escape_before(written: bytes, at: int) -> int:
-    r"""Return how far before `at` the `u` of the `\u` escape around `at` is; 0: there is none."""
+    r"""Return how far before `at` the `u` is, if `at` is inside a `\u` escape; 0: it is not."""
     backs = (back for back in range(1, _BACK) if written[at - back] == ord("u"))
     return next((back for back in backs if _is_escaped(written, at - back)), 0)
 

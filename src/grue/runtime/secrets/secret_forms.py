@@ -288,7 +288,7 @@ def secrets_in(*environments: Mapping[str, str]) -> dict[str, str]:
 
 
 def _passwords_in(value: str) -> Iterator[str]:
-    # Every runner searches the whole environment, and this is faster than the regular expression.
+    # Every runner searches the whole environment, and `in` is faster than the regular expression.
     passwords = list(map(unquote, _URL_PASSWORD.findall(value))) if "://" in value else []
     if " " in value:
         passwords += filter(None, map(_basic_password, _BASIC.findall(value)))

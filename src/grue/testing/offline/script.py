@@ -46,7 +46,7 @@ class Reply(Struct, frozen=True):
 
 
 def reply(request: ChatRequest, playbook: Playbook | None = None) -> Reply:
-    """Answer a request with the playbook's command for the situation; if it has none, with `explore`'s.
+    """Answer a request with the playbook's command for the situation, or else with one that `explore` finds.
 
     Raises:
         BadRequestError: No answer can have the shape that the request demands.

@@ -245,7 +245,7 @@ class _PatientExporter:
 
 
 def _hold_back(record: logging.LogRecord) -> bool:
-    """Return whether to log a record. Collect it in `said` while its thread exports."""
+    """Return whether to log a record. While its thread exports spans, keep its text for a warning instead."""
     said: list[str] | None = getattr(_exporting, "said", None)
     if said is None:
         return True

@@ -267,7 +267,7 @@ _of_process: list[ReplyRoom] = []
 
 
 def set_process_room(room: ReplyRoom | None) -> None:
-    """Set the room for requests of turns without a `reply_room`; `None`: these requests are sent at once."""
+    """Set the `ReplyRoom` for turns without a `reply_room`; `None`: their requests are sent at once."""
     _of_process[:] = [] if room is None else [room]
 
 

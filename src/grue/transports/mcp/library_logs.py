@@ -38,7 +38,7 @@ _receiver = contextvars.ContextVar[Receive | None]("grue_library_logs", default=
 
 @contextmanager
 def library_logs_to(receive: Receive) -> Iterator[None]:
-    """Within the block, and in tasks started in it, pass the warnings of these libraries to `receive`."""
+    """Pass the warnings of `LOGGERS` to `receive`, within the block and in tasks that start in it."""
     before = _receiver.set(receive)
     try:
         yield

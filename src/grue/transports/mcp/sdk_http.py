@@ -494,7 +494,7 @@ class _Client(httpx2.AsyncClient):
     ) -> httpx2.Response | WireFault:
         """Return a response for the SDK, or the fault.
 
-        The response to `initialize` has its body. The others are empty: the answer is taken here.
+        Only the response to `initialize` has a body. Other answers reach the client by `HttpStream.answer`.
         """
         body = await _body(response, self._max_message_bytes if response.is_success else _ERROR_TEXT_BYTES)
         if body is None:

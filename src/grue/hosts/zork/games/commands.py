@@ -19,7 +19,7 @@ _MARKUP: Final = re.compile(r"[*`~\\]+")
 _LEADING: Final = re.compile(r"(?:[\s>#_.,;:]+|[-+]\s+|\d+[.)]\s+|[-+]$|then\b)+", re.IGNORECASE)
 _TRAILING: Final = re.compile(r"[\s_.,;:!]+$")
 _CHAIN: Final = re.compile(r";|[,\s]+(?:and\s+)?then\b", re.IGNORECASE)
-# The interpreter ends a command at a full stop. Those of titles ("mr.") and decimals end none.
+# An interpreter ends a command at a full stop, except at one in a title ("mr.") or a decimal.
 _FULL_STOP: Final = re.compile(
     r"(?<!\bmr)(?<!\bms)(?<!\bdr)(?<!\bst)(?<!\bmrs)(?<!\d)\.|(?<=\d)\.(?!\d)", re.IGNORECASE
 )
@@ -54,7 +54,7 @@ def _ascii(line: str) -> str:
 
 
 def _tidy(line: str) -> str:
-    """Peel until nothing changes, so that `sanitise_command` is idempotent."""
+    """Call `_peel` until nothing changes, so that `sanitise_command` is idempotent."""
     while (peeled := _peel(line)) != line:
         line = peeled
     return line

@@ -45,8 +45,8 @@ class Screen:
     def read(self, stream: str) -> str:
         """Return what one command printed: the lines of the upper window, then the text of the lower one.
 
-        The first row is left out unless it is a status line with a score: another one, such as the room with
-        the time of day, would begin every answer.
+        The first row is left out unless it is a status line with a score: any other first row, such as the
+        room with the time of day, would begin every answer.
         """
         self._rows = {}
         lower = []

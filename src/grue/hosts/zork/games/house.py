@@ -125,7 +125,7 @@ class HouseGame:
 
 
 def _dark_falls(turn: Turn) -> list[str]:
-    """Count a turn in the dark, which is safe once the grue is content. The fourth in a row kills."""
+    """Count a turn in the dark: the fourth in a row kills the player, unless the grue is content."""
     state = turn.state
     if turn.killed_by or not is_dark(state) or turn.happened("grue_content"):
         state.dark_turns = 0

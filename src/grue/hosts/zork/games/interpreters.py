@@ -219,7 +219,8 @@ def styled_story() -> bytes:
     size = _CODE_AT + len(code) + -len(code) % 4
     header = bytearray(64)
     header[0] = 5
-    # High memory, code, dictionary, objects, global variables and static memory; then the abbreviations.
+    # The header has the addresses of high memory, code, dictionary, objects, global variables and static
+    # memory; and, set after the loop, that of the abbreviations.
     for at, value in (
         (0x04, _CODE_AT),
         (0x06, _CODE_AT),
