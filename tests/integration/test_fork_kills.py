@@ -2,10 +2,10 @@
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from commands import forked
 
 PROGRAM = Path(__file__).resolve().parents[1] / "support" / "killed_forks.py"
 KILLS = 50
@@ -15,7 +15,7 @@ KILLS = 50
 @pytest.mark.timeout(900)
 def test_fifty_killed_forks_leave_the_record_and_the_world_as_they_were(tmp_path: Path) -> None:
     done = subprocess.run(
-        forked(str(PROGRAM), str(tmp_path), "1", str(KILLS)), capture_output=True, text=True, check=False
+        [sys.executable, PROGRAM, tmp_path, "1", str(KILLS)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     ended = [json.loads(line) for line in done.stdout.splitlines()]
