@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 100
 CUT = "…"
+GRUE = (sys.executable, "-m", "grue")
 THE_PUZZLE = "\n> dial "
 A_TOOL_TURN = 13
 
@@ -101,7 +102,7 @@ def printed(*arguments: str, cwd: Path) -> str:
     """Return what `grue` prints into a pipe, in a terminal of 80 columns."""
     environment = {**os.environ, "COLUMNS": "80", "PYTHONIOENCODING": "utf-8"}
     done = subprocess.run(
-        [sys.executable, "-m", "grue", *arguments],
+        [*GRUE, *arguments],
         cwd=cwd,
         env=environment,
         stdout=subprocess.PIPE,

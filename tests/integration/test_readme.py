@@ -1,5 +1,6 @@
 """README.md: what it shows is what the program does."""
 
+import importlib
 import json
 import re
 import subprocess
@@ -7,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import environment, python
+from commands import environment, forked, python
 
 from grue.config.mcp_servers import MCPConfig, to_tool_server
 from grue.config.settings import GameConfiguration
@@ -45,16 +46,13 @@ def test_it_ends_with_three_links() -> None:
 
 
 @pytest.mark.slow
-def test_what_it_shows_of_a_game_and_of_its_trace_is_what_is_printed() -> None:
-    checked = subprocess.run(
-        [sys.executable, str(ROOT / "tools" / "refresh_readme.py"), "--check"],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert checked.returncode == 0, checked.stdout + checked.stderr
+def test_what_it_shows_of_a_game_and_of_its_trace_is_what_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    tool = importlib.import_module("refresh_readme")
+    monkeypatch.setattr(tool, "GRUE", forked("grue"))
+    assert tool.main(["--check"]) == 0, capsys.readouterr().out
 
 
 def test_the_excerpts_are_short_and_say_that_the_model_is_a_script() -> None:
@@ -76,7 +74,10 @@ def test_the_python_example_runs_as_it_stands(tmp_path: Path) -> None:
     with ScriptedLlmServer([call, text_reply('{"file": "README.md", "bytes": 9000}')]) as llm:
         code = block("python").replace("http://127.0.0.1:11434/v1", llm.base_url)
         code = re.sub(r'command="npx", args=\(.*?\)', f"command={program!r}, args={tuple(arguments)!r}", code)
-        done = python("-c", code, cwd=tmp_path)
+        (tmp_path / "example.py").write_text(code, encoding="utf-8")
+        done = subprocess.run(
+            forked("example.py"), cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+        )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "README.md answered ['fs.echo']\n"
     assert [request.refused for request in llm.requests] == [None, None]
