@@ -29,7 +29,7 @@ def recorded(
 
 @given(kind=st.sampled_from([*KINDS]), wire=st.sampled_from(WIRES), data=st.data())
 @settings(
-    max_examples=examples(200),
+    max_examples=examples(300),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
