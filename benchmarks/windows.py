@@ -44,7 +44,8 @@ class Windowed(httpx.AsyncBaseTransport):
         return response
 
     def _reply(self, chat: dict[str, object]) -> httpx.Response:
-        refusal = self._window.refusal(chat)
+        prompt = self._window.count(chat)
+        refusal = self._window.refusal(prompt, chat)
         if refusal is not None:
             self.overflows += 1
             return httpx.Response(refusal.status, content=refusal.body)
@@ -54,7 +55,7 @@ class Windowed(httpx.AsyncBaseTransport):
             function = {"name": "maze.look", "arguments": "{}"}
             call = {"id": f"call-{self._left}", "type": "function", "function": function}
             message = {"role": "assistant", "content": None, "tool_calls": [call]}
-        usage = {"prompt_tokens": self._window.count(chat), "completion_tokens": 20}
+        usage = {"prompt_tokens": prompt, "completion_tokens": 20}
         return httpx.Response(200, json={"choices": [{"message": message}], "usage": usage})
 
 
