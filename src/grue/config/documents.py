@@ -84,7 +84,7 @@ class YamlDocument(Document):
         return super().line(keys) or 1
 
     def convert(self, kind: type[T]) -> T:
-        """Return the document as a Struct of this type; of an empty document, with the defaults.
+        """Return the document as a Struct of this type. An empty document gives the Struct's defaults.
 
         Raises:
             MCPConfigError: A key is unknown, or a value does not fit. The error names the line and the key.

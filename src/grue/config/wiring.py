@@ -175,7 +175,7 @@ def model_for(
     """Return the settings of the model that a trace records, with the given changes.
 
     If `asked` is `None`, the settings of `pyproject.toml` are changed instead. `changed` has the new values
-    by name. `None` for `model` or `base_url`: the same.
+    by name. `None` for `model` or `base_url`: it is not changed.
 
     Raises:
         MCPConfigError: A setting cannot be used, or there is no API key for the endpoint.

@@ -571,7 +571,7 @@ class Runner(AsyncToolAccess, Closing):
 
         Raises:
             MissingDependencyError: `mcp` is absent or too old.
-            MCPError: A turn of this runner made the call, or the process was forked while the loop was open.
+            MCPError: The caller is a turn of this runner, or the process was forked while the loop was open.
             KeyboardInterrupt: Ctrl-C was pressed.
         """
         load_sessions(self._wiring.servers.values())

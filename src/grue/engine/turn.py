@@ -556,7 +556,7 @@ class HostTurn(Generic[T]):
     Attributes:
         progress: What the turn is doing. Readable from any thread.
         is_resumed: The turn was parked or killed, and goes on now.
-        record: The recorded events with which a fork begins, or a turn that has waited for a batch.
+        record: The recorded events to repeat first, if the turn is a fork or has waited for a batch.
         waits: The turn's requests wait for the provider's batches.
         earlier: For a fork: the tool results of the conversation's earlier turns.
         begun: The entries that the turn had added to its conversation before it was parked or killed.

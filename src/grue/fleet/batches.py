@@ -129,7 +129,7 @@ class EpisodeRoom:
                 _append(self._folder / REQUESTS, [asked])
                 self._asked.add((key, tries))
             if permit is not None:
-                # Without a stated cost, the broker charges the most. The real cost is known only hours later.
+                # The cost is known only hours later. None is stated, so the broker charges the most.
                 permit.settle(RequestOutcome())
         self.waits = True
         raise RequestPostponed(key)

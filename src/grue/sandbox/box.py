@@ -179,7 +179,7 @@ def _of_table(table: Mapping[Any, Any]) -> Sandbox:
     try:
         return msgspec.convert(dict(table), Sandbox)
     except (msgspec.ValidationError, MCPConfigError) as error:
-        # The error's text reveals no secret: it has the key and the types, or the name of an unknown preset.
+        # The error's text reveals no secret: it names the key and the types, or an unknown preset.
         raise ValueError(str(error).removeprefix("sandbox: ").rstrip(".")) from None
 
 

@@ -1,8 +1,7 @@
 """Start a program in its box: check what can be enforced, confine a thread, start the program from it.
 
-Each start has its own thread, because a box is inherited from the thread. Python code between `fork` and
-`exec` is not safe in a program with threads, and a helper program that confines itself would have to be
-started first.
+Each start has its own thread, because a program inherits its box from the thread that starts it. In a program
+with threads, Python code that confines the child between `fork` and `exec` would not be safe.
 """
 
 import contextlib

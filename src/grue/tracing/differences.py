@@ -74,7 +74,7 @@ class Comparison:
         return self._there.get((name, left))
 
     def paired(self, name: str, right: object) -> object:
-        """Return `right`, if it is paired with an id on the left, or `None`."""
+        """Return the id `right` if it is paired with an id on the left; otherwise `None`."""
         return right if (name, right) in self._back else None
 
     def _of_fields(self, left: Struct, right: object, path: str) -> Iterator[Difference]:

@@ -173,7 +173,7 @@ class EpisodeStarted(Fact, frozen=True, kw_only=True):
         return f"{self.model} (scripted)" if self.scripted else self.model
 
     def labels(self) -> m.JsonObject:
-        """Return the fields that Langfuse and OpenTelemetry get."""
+        """Return the fields of this fact that Langfuse and OpenTelemetry get."""
         return {
             "model": self.model,
             "scripted": self.scripted,
@@ -219,7 +219,7 @@ class EpisodeEnded(Fact, frozen=True, kw_only=True):
         return ""
 
     def labels(self) -> m.JsonObject:
-        """Return the fields that Langfuse and OpenTelemetry get."""
+        """Return the fields of this fact that Langfuse and OpenTelemetry get."""
         return {"reason": self.reason, "turns": self.turns}
 
     def summary(self) -> str:

@@ -74,7 +74,7 @@ class _Turn(Struct):
 
     Attributes:
         requests: Passages about requests that have no reply yet, by the request's message number.
-        calls: Passages about tool calls, also settled ones, which a resumed turn names again.
+        calls: Passages about tool calls. Settled ones stay, because a resumed turn names them again.
         said: The text of the last reply, and the number of its message.
     """
 

@@ -415,7 +415,7 @@ def _after(outcome: _Outcome) -> Settled:
         case m.SessionOpened():
             return Proven()
         case m.McpDisabled(reason=reason):
-            # The next turn may try to connect again, if the recording says so (`_Session._open`).
+            # With `until_s` 0 the next turn may connect again, if the recorded one did (`_Session._open`).
             return Disabled(reason, until_s=0.0)
         case m.StartupFailed():
             return Untried()

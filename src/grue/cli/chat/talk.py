@@ -321,7 +321,7 @@ class Talk:
         self._load(self.path / (past.file or FIRST_FILE))
         self.turn, self._said, self._calls = past.turn, past.said, past.calls
         self._loop.runner.spent = past.spent
-        # The model of `past.conditions` is the one with which the earlier run began.
+        # `past.conditions` has the model with which the earlier run began. `/model` may have changed it.
         known = {**past.conditions, **({"model": past.model} if past.model else {})}
         self.changed = changed_conditions(known, conditions)
         resumed = EpisodeResumed(

@@ -78,7 +78,7 @@ def resume_conversation(path: str | PathLike[str], name: str | None = None) -> R
     """Return a conversation that a trace holds.
 
     `name` is the conversation's id; `None`: the one that was continued last. A turn that was not part of a
-    conversation is one of its own, with the id `turn-N`. Raises `ConversationError` if the trace lacks a part
+    conversation counts as one, with the id `turn-N`. Raises `ConversationError` if the trace lacks a part
     of the conversation, or if a secret in that part was redacted.
     """
     reader = talk_reader(path)

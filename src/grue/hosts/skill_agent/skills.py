@@ -156,7 +156,7 @@ def read_skill_lock(path: Path) -> dict[str, dict[str, str]]:
 
 
 def write_skill_lock(path: Path, servers: Mapping[str, Mapping[str, str]]) -> None:
-    """Write the approved digests.
+    """Write the digests of the approved skills, by server and by the URI of the skill.
 
     Raises:
         MCPConfigError: The file cannot be written.
@@ -233,7 +233,7 @@ class Skills:
         self._texts: dict[str, Callable[[str, str], str]] = {}
 
     def add(self, skills: Mapping[str, Skill], text: Callable[[str, str], str]) -> None:
-        """Add skills that are not in the folder, such as a server's, whose texts `text` returns."""
+        """Add skills that are not in the folder, such as those of a server. `text` returns their texts."""
         self.by_name |= skills
         self._texts |= dict.fromkeys(skills, text)
 

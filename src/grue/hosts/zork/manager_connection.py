@@ -221,7 +221,7 @@ class ManagerConnection:
 
 
 def connect_manager(manager: SessionManager, server: m.ServerName) -> Connect:
-    """Return a tool server for a `Runner`; raises `MCPError` if the manager lacks a coroutine."""
+    """Return a tool server for a `Runner`; raises `MCPError` if the manager lacks a method."""
     four = ("connect_session", "disconnect_session", "get_tool_schemas", "call_tool")
     missing = [name for name in four if not callable(getattr(manager, name, None))]
     if missing:

@@ -27,7 +27,7 @@ _SHORTEST_NAME = 4
 
 
 class DamagedStream(Exception):  # noqa: N818 - the name says what happened
-    """A stream is damaged. The text has no subject; `event 7` is put before `is not JSON`."""
+    """A stream is damaged. The text, such as `is not JSON`, gets its subject later: `event 7 is not JSON`."""
 
 
 class OversizedStream(Exception):  # noqa: N818 - the name says what happened

@@ -128,8 +128,8 @@ _ACTS = (m.RequestCompletion, m.CallTools, m.AskApproval, m.CheckAnswer)
 def can_fork_at(before: TurnState, after: TurnState, commands: Iterable[m.TurnCommand | m.TurnNote]) -> bool:
     """Return whether a turn can be forked at an event, which led from `before` to `after`.
 
-    It can if a command asks the model, calls tools, asks for an approval or checks an answer, and no other
-    call and no start of a server is under way.
+    It can if one of `commands` asks the model, calls tools, asks for an approval or checks an answer, and
+    nothing else is under way: no other call, and no start of a server.
     """
     if isinstance(after, _NOT_ALL_REPORTED):
         return False

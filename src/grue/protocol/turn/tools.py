@@ -582,7 +582,7 @@ def open_session(run: m.RunTurn, server: m.ServerName) -> m.OpenSession:
 
 
 def with_unstarted(turn: Turn) -> Turn:
-    """Return the turn with the known tools of its servers that start only when they are called."""
+    """Return the turn with the known tools of those servers that start only when they are called."""
     offered = {listing.server: listing.tools for listing in turn.run.when_called}
     return replace(turn.relist(offered), unstarted=tuple(offered)) if offered else turn
 

@@ -290,7 +290,7 @@ class ChildProcess:
         return "killed"
 
     def _shortened(self, grace_s: float) -> float:
-        """Cut a grace to half of the time left: a second wait follows, between SIGTERM and SIGKILL."""
+        """Limit a wait to half of the time left: a second wait follows, between SIGTERM and SIGKILL."""
         left_s = self._close_by - anyio.current_time()
         return min(grace_s, max(_GRACE_AT_LEAST_S, left_s / 2))
 

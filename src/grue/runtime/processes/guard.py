@@ -94,7 +94,7 @@ class HostGuard:
             self._send(f"+{listed}")
 
     def release(self, listed: int | str) -> None:
-        """Remove a group or a folder from the list. Call this before the group's leader is reaped."""
+        """Remove a process group or a folder from the guard's list. Call this before the leader is reaped."""
         with self._lock:
             self._list.discard(listed)
             if self._shell is not None:

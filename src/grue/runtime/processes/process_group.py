@@ -88,7 +88,7 @@ class ExitWatch:
         return self._seen
 
     def descriptor(self) -> int | None:
-        """Return the descriptor that `wait` waits on; `None`: it polls instead."""
+        """Return the descriptor that `wait` waits on; `None`: `wait` polls instead."""
         return None if self._source is None or self._source.closed else self._source.fileno()
 
     def close(self) -> None:

@@ -176,5 +176,5 @@ _ALL = (CHAT, RESPONSES, MESSAGES)
 
 
 def dialect_of(path: str) -> Dialect | None:
-    """Return the format of requests to a path, or `None`."""
+    """Return the format of requests to a path; `None`: no format has this path."""
     return next((each for each in _ALL if each.told(path) is not None), None)

@@ -139,7 +139,7 @@ def _part(part: Json) -> Json:
 
 
 def from_chat(completion: Json, request: Json) -> Json:
-    """Return a chat completion as a Response; its reasoning is encrypted if the request asks for that."""
+    """Return a chat completion as a Response. The reasoning is encrypted if `request` asks for that."""
     message, finish = first_choice(completion)
     why = _INCOMPLETE.get(finish)
     status = "incomplete" if why else "completed"
@@ -246,7 +246,7 @@ def broken_off() -> bytes:
 
 
 def events(response: Json, request: Json) -> Iterator[bytes]:
-    """Yield the events of a reply in this format."""
+    """Yield the events of a streamed Response."""
     del request
     numbers = itertools.count()
 

@@ -302,7 +302,7 @@ class Conventions:
         }
 
     def _about_subject(self, event: SpanClosed) -> Attributes:
-        """Return the attributes that became known after the span of a completion or a tool call had begun."""
+        """Return the attributes of a completion or a tool call that were not known when its span began."""
         match event.subject:
             case Generation(asks=asks):
                 return {**_sampling(asks), **_sampling_of_model(asks)}

@@ -181,7 +181,7 @@ def new_run_path(parent: Path, suffix: str = "") -> Path:
     for number in count(1):
         path = parent / (f"{name}{suffix}" if number == 1 else f"{name}-{number}{suffix}")
         try:
-            # In containers that share `parent`, two processes may have the same process id.
+            # The folder may exist: in containers that share `parent`, two processes may have the same id.
             path.mkdir(mode=0o700, parents=True)
         except FileExistsError:
             continue
@@ -293,7 +293,7 @@ class EpisodeLog:
                 return [_line(event.level.upper(), event, event.message)]
 
     def _skipped(self, event: Event) -> list[str]:
-        """Return the line about skipped calls, once for each batch."""
+        """Return the line about the skipped calls of a batch; nothing if it was returned before."""
         batch = (event.turn, event.fields["iteration"])
         if batch == self._skipping:
             return []

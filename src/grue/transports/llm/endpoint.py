@@ -257,7 +257,7 @@ class ReplyRoom(Protocol):
         """Return the reply to a request, or store the request and raise `RequestPostponed`."""
 
     def read(self, model: str, outcome: RequestOutcome) -> None:
-        """Count the cost of a batch's reply, which the caller has read."""
+        """Count the cost of a reply from a batch. Call this when the reply has been decoded."""
 
 
 reply_room: ContextVar[ReplyRoom | None] = ContextVar("reply_room", default=None)

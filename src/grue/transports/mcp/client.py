@@ -338,7 +338,7 @@ class McpClient:
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
         """Return the tools if the server has announced a change; `None`: no change, or listing failed.
 
-        A failure is a notice only: if the connection is broken, the next call reports the cause.
+        A failed listing only gives a notice: if the connection is broken, the next call reports the cause.
         """
         from grue.transports.mcp import sdk
 

@@ -113,7 +113,7 @@ def launcher_of(server: StdioServer) -> Launcher | None:
 
 
 def direct_command(server: StdioServer) -> Direct | None:
-    """Return a command that starts the server without npx, or with less work for uvx; `None`: none known."""
+    """Return a faster command for a server that npx or uvx starts; `None`: no such command is known."""
     match launcher_of(server):
         case "npx":
             return _of_npx(server)

@@ -560,7 +560,7 @@ def _is_awaited(request: httpx2.Request, head: _Head) -> bool:
 def _refusal(
     request: httpx2.Request, response: httpx2.Response, message: types.JSONRPCMessage | None, body: bytes
 ) -> WireFault | None:
-    """Return the fault for a status from 400 on; `None`: the caller gets the JSON-RPC error `message`."""
+    """Return the fault of a response with status 400 or more; `None`: `message` is passed to the caller."""
     status = response.status_code
     error = message.error if isinstance(message, types.JSONRPCError) else None
     if request.method == "POST" and (_SESSION_ID in request.headers or _url_has_session(request.url)):
