@@ -1254,7 +1254,7 @@ class ServerNoted(TurnNote, SessionNote, frozen=True, kw_only=True):
 
 
 class ServerRequested(SessionNote, frozen=True, kw_only=True):
-    """host: a request that a program sent to a server outside a turn has ended. Its answer is not recorded.
+    """host: a request to a server, sent outside turns, has ended. Its answer is not recorded.
 
     Attributes:
         method: Such as `prompts/get` or `resources/read`.

@@ -185,7 +185,7 @@ def recorded_spec(form: m.AnswerSchema, *, fallback: object, told: bool) -> Answ
 
 
 def unusable_answer(answer: object) -> str:
-    """Return an error text if `answer` can be neither a type nor an `AnswerSpec`; empty: it can."""
+    """Return an error text if `answer` is neither a type nor an `AnswerSpec`, else an empty text."""
     if isinstance(answer, Mapping):
         return "answer= wants a type; for a JSON schema, answer=AnswerSpec(json.loads, schema={...})"
     if isinstance(answer, str | bytes | int | float | list | tuple | set | FunctionType | Struct):

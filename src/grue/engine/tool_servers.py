@@ -160,7 +160,7 @@ def startup_limits(limits: TurnLimits, servers: Mapping[m.ServerName, ToolServer
 
 
 def starting(servers: Mapping[m.ServerName, ToolServer], when: StartWhen) -> dict[m.ServerName, ToolServer]:
-    """Return the servers, with `when` as their option `start` where it is `None`."""
+    """Return the servers, with `when` as their option `start` where that option is `None`."""
     return {
         name: replace(server, options=replace(server.options, start=when))
         if isinstance(server, StdioServer | HttpServer) and server.options.start is None
@@ -199,7 +199,7 @@ def check_first_connects(policy: FailurePolicy, servers: Collection[m.ServerName
 
 
 def _under(name: str, server: ToolServer) -> ToolServer:
-    """Return the server, renamed to its key in `servers=`, with which its tools' full names begin."""
+    """Return the server with its key in `servers=` as its name, with which its tools' full names begin."""
     if isinstance(server, StdioServer | HttpServer):
         return server if server.name == name else replace(server, name=name)
     form = _right_form(server)
@@ -263,7 +263,7 @@ _GLOB = re.compile(r"[*?[]")
 
 
 def usable_policy(policy: ToolPolicy | None, servers: Mapping[m.ServerName, ToolServer]) -> ToolPolicy:
-    """Return the policy, in which the host's own servers are trusted; `None`: the default policy.
+    """Return `policy` (`None`: the default policy), with the host's own servers added as trusted.
 
     Raises `MCPConfigError`, which names the rule and the field, if a value cannot be used.
     """

@@ -441,7 +441,7 @@ class EpisodeMemory:
             return self.turn
 
     def learn(self, connections: Mapping[m.ServerName, Settled]) -> None:
-        """Replace the states of these servers."""
+        """Replace the connection states of these servers."""
         with self._lock:
             self.connections = {**self.connections, **connections}
 
@@ -719,7 +719,7 @@ class HostTurn(Generic[T]):
 
 
 def _schema_in_words(answer: m.AnswerSchema | None) -> str:
-    """Return a text about the schema: requests that offer tools carry none, so the model may not know it."""
+    """Return a text with the schema, because a request that offers tools has no schema in a field."""
     if answer is None:
         return ""
     return "\n" + SCHEMA_IN_WORDS.format(schema=msgspec.json.encode(answer.schema).decode())

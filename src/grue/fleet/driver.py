@@ -210,7 +210,7 @@ class Driver:
                 self._interrupted()
 
     def _go_on_with_waiting(self, *, send: bool) -> None:
-        """Queue each episode whose replies have arrived. `send` is passed to `FleetBatches.step`."""
+        """Queue each episode whose replies have arrived. With `send`, also send the requests that wait."""
         if self._batches is None or self._stop is not None:
             return
         for id_ in self._batches.step(send=send):

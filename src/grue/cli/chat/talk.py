@@ -187,7 +187,7 @@ class Talk:
         return self._loop.runner.tools() if self._loop.runner.servers else ()
 
     def say(self, text: str) -> str:
-        """Run a turn with the user's `text`, and return the model's answer. Blocks until then.
+        """Run a turn with the user's `text`, wait for the model's answer, and return it.
 
         If this raises, the conversation keeps the messages of the turn so far.
 

@@ -131,7 +131,7 @@ def resumed_turn(
 
 
 def _note(where: m.Resumption, part: RecordedTurn, writer: TraceWriter, settings: TurnSettings) -> bool:
-    """Write `TurnResumed` to the trace file. Return whether the time for answers is over."""
+    """Write `TurnResumed` to the trace file. Return whether a person's decisions come too late."""
     recorder, number = settings.wiring.recorder, part.run.turn
     expires_at = where.parked.expires_at
     expired = expires_at is not None and time.time() > expires_at

@@ -112,7 +112,7 @@ class OwnedSession:
 
     @property
     def alive(self) -> bool:
-        """Whether the owner runs, in the current event loop."""
+        """Whether the session's task still runs, in the current event loop."""
         return self._loop is asyncio.get_running_loop() and not self._owner.done()
 
     @property

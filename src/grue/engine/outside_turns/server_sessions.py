@@ -92,8 +92,8 @@ class ServerSessions:
     """At most one session per server, opened when it is first needed. Use it in one asyncio event loop.
 
     Calls to one server run one at a time, and calls to different servers run in parallel. A method that needs
-    a session raises `MCPServerStartupError` if the server cannot be started, and `MCPError` if it is not
-    configured or its session has crashed.
+    a session raises `MCPServerStartupError` if the server cannot be started, and `MCPError` if the server is
+    not configured or its session has crashed.
     """
 
     def __init__(self, sources: SessionSources) -> None:

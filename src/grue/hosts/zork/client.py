@@ -275,7 +275,7 @@ class _AskedByClient(LlmEndpoint):
         self._client = client
 
     def support_check(self) -> SupportCheck:
-        """Return `before`, so that the check comes before a server starts, unless support is forced."""
+        """Return `skip` if support is forced, else `before`: the check comes before a server starts."""
         return "skip" if self.settings.force_tool_support else "before"
 
     async def tool_support(self) -> m.ToolSupportChecked:

@@ -68,7 +68,7 @@ class SessionNews:
         self.turn: TurnUse | None = None
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Pass a message on, or record it in the turn's trace."""
+        """Pass a message to the observers, or during a turn, record it in the turn's trace if necessary."""
         if self.turn is None:
             for observer in self.observers:
                 observer(envelope, line)

@@ -76,7 +76,7 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def lost(item: str, left: Literal["", "expired", "cancelled"], why: str = "") -> Result:
-    """Return the result of a request that has no reply."""
+    """Return the result of a request without a reply. `left`: why it has none; empty: not known."""
     match left:
         case "expired":
             words = "the batch expired before this request was processed"

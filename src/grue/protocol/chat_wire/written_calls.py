@@ -566,7 +566,7 @@ def _object_text(text: str) -> str:
 
 
 def _bare(text: str, known: Iterable[str]) -> Written | None:
-    """Return the calls of offered tools in a text that consists of nothing else."""
+    """Return the calls in a text that consists only of calls of offered tools."""
     named, _, arguments = text.partition("\n")
     if named in known and arguments.startswith("{") and arguments.endswith("}"):
         return Written("named")

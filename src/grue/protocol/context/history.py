@@ -260,7 +260,7 @@ class History:
             self.ledger.add(entry)
 
     def forget(self) -> None:
-        """Drop `unread`, also from the conversation's file."""
+        """Drop the last reply (`unread`) if it is not an entry yet, also from the conversation's file."""
         if self.unread is not None:
             self.unread = None
             if self.ledger is not None:

@@ -41,7 +41,7 @@ def close(turn: Turn, end: m.TurnEnd, notes: tuple[m.TurnNote, ...] = ()) -> Tra
 
 
 def closed(state: s.AwaitingClose, server: m.ServerName) -> Transition:
-    """Wait for the other sessions; after the last, end the turn."""
+    """Wait until the other sessions are closed; when the last one is closed, end the turn."""
     pending = without(state.pending, server)
     if pending:
         return s.AwaitingClose(state.turn, pending, state.end), ()

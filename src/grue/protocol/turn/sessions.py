@@ -284,7 +284,7 @@ def _dropped(state: s.AwaitingDrop, event: m.ReplyDropped) -> Transition:
     turn = state.turn.count(event.usage)
     if state.failure is not None:
         return fail(turn, state.failure, unread=True)
-    # The dropped request has already added its texts to the conversation.
+    # No new texts: the dropped request has already added the turn's texts to the conversation.
     return when_all_reported(s.AwaitingSessions(turn, (), ()))
 
 

@@ -277,7 +277,7 @@ class AwaitingDrop(Struct, frozen=True):
     """Waits until the LLM actor has dropped the reply to the request with presumed tools.
 
     Attributes:
-        failure: The failure with which the turn ends after that; `None`: it sends the request again.
+        failure: The failure with which the turn then ends; `None`: the turn sends the request again.
     """
 
     turn: Turn

@@ -316,7 +316,8 @@ def wait_for(
     watches = [InterruptWatch()] if watch is None else [InterruptWatch(), watch]
     deadline = float("inf") if within_s is None else time.monotonic() + within_s
     while (left_s := deadline - time.monotonic()) > 0 and not wait([finished], min(left_s, _NOTICE_S)).done:
-        # Ask every watch, or the second one would report the same press at the next call.
+        # Ask every watch. Otherwise, one that was not asked would report this press at the next call of
+        # `wait_for`.
         struck = [each.struck() for each in watches]
         if any(struck) or _take_deferred():
             raise KeyboardInterrupt

@@ -239,7 +239,7 @@ def check_depth(path: Path, number: int, body: bytes) -> None:
     steps = array("b", _STRINGS.sub(b"", body).translate(_STEPS, _NO_BRACKETS))
     depth = 0
     for at in range(0, len(steps), _CHUNK):
-        # Other threads can run between two chunks, of a few milliseconds each.
+        # Other threads can run between two chunks. Each chunk takes a few milliseconds.
         chunk = steps[at : at + _CHUNK]
         if max(accumulate(chunk, initial=depth)) > MAX_DEPTH:
             raise damaged(path, number, f"nested deeper than {MAX_DEPTH} levels")

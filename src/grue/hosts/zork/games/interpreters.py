@@ -298,7 +298,7 @@ class Choice(Struct, frozen=True):
     """The interpreter for a story.
 
     Attributes:
-        reason: Why it is not the first installed interpreter, or what it does wrong with this story, as a
+        reason: Why the first installed interpreter was not chosen, or what this one does wrong, as a
             sentence for people; empty if there is nothing to say.
         loses_words: Whether the interpreter leaves out the story's bold and underlined words.
     """
