@@ -251,7 +251,7 @@ class TurnActors:
                 self._sampling.sampler = None
             self._prepare_next(self.connections)
             return end
-        # The time limit has cancelled the agent, which usually still reports an end. It does not if it was
+        # The time limit has cancelled the agent. The agent usually still reports an end, but not if it was
         # waiting for a session that took too long to close.
         if self._agent is not None and self._agent.end is not None:
             return self._agent.end

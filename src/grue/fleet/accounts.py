@@ -171,7 +171,7 @@ class Claims:
         """Wait until a request may start, or a server process if `wanted` is `None`.
 
         Return an empty text, or the reason for a refusal. If the worker withdraws the question meanwhile,
-        what it was granted is given back.
+        the permission is given back.
         """
         given: Reservation | str | None = GONE
         with scope:

@@ -76,7 +76,7 @@ def _hash(text: str) -> str:
 
 
 def embedded(value: object) -> bytes:
-    """Return JSON that is safe to embed in HTML and JavaScript. Only strings have the escaped characters."""
+    """Return JSON that is safe to embed in HTML and JavaScript: some characters in strings are escaped."""
     written = msgspec.json.encode(value)
     for char, escape in _ESCAPES:
         written = written.replace(char, escape)

@@ -41,8 +41,8 @@ class PrefixBreak(Struct, frozen=True, kw_only=True):
         cause: Number of the message in the trace that caused the difference.
         cause_kind: The kind of that message.
         why: What has changed, in words; names in it are untrusted.
-        tokens: About how many tokens after that byte have to be paid again, up to the end of the shorter
-            prompt, from the endpoint's token count of this prompt or from its bytes.
+        tokens: About how many tokens have to be paid again: those from that byte to the end of the shorter
+            prompt. Computed from the endpoint's token count of this prompt, or else from its bytes.
     """
 
     part: PromptPart
@@ -453,7 +453,7 @@ class _Compared(Struct, frozen=True):
 
 
 def _blame(talk: _Prompted, place: tuple[int, str]) -> None:
-    """Note in `talk.blame` that a trace message has changed messages of the conversation's last prompt."""
+    """If the trace's message `place` (number and kind) has changed the last prompt, add it to `talk.blame`."""
     last = talk.last
     if last is not None:
         messages = last.whole[sum(last.parts) :]

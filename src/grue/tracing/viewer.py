@@ -140,7 +140,7 @@ def write_pieces(
     """Write a trace's messages in pieces, each in a `<script>` element; return the rest of the page's data.
 
     Args:
-        pieces: A file for the messages: the page has them behind the other data, which is known later.
+        pieces: The file to write. The page has these messages after the other data, which is known later.
         reader: The trace.
         title: The title of this trace in the page.
         images: Collects the images of the messages.

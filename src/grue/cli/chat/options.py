@@ -132,7 +132,7 @@ def wire_chat(options: ChatOptions) -> ChatWiring:
 def _tool_policy(policy: ToolPolicy, *, ask: bool) -> ToolPolicy:
     """Return the policy of a chat. With `ask`, the user is asked about each call that `policy` would allow.
 
-    It never parks a turn, because the person to ask is at the terminal.
+    The returned policy never parks a turn, because the person to ask is at the terminal.
     """
     if ask:
         asking = (replace(rule, verdict="ask") if rule.verdict == "allow" else rule for rule in policy.rules)

@@ -55,7 +55,7 @@ class EventFact(Fact, frozen=True, kw_only=True):
 
 
 class _TurnFact(Fact, frozen=True, kw_only=True):
-    """Base of the facts about a turn's actions. These are carried out after the turn."""
+    """Base of the facts about a turn's actions, which the host carries out after the turn."""
 
     between_turns: ClassVar[bool] = True
 

@@ -64,10 +64,10 @@ class EncodedMessages:
         return parts
 
     def add(self, messages: Sequence[bytes], *, marked: bool = False) -> None:
-        """Add encoded messages. With `marked`, the last one that has a cache marker becomes a marked message.
+        """Add encoded messages. With `marked`, keep the cache marker of the last message that has one.
 
         An old marker is cut out of the encoded message. Encoding the message again would change other bytes:
-        a text without a marker is a string, and one with a marker a list of parts.
+        a text without a marker is a string, and a text with a marker is a list of parts.
         """
         places = [at for at, message in enumerate(messages) if marked and MARK in message]
         for at, message in enumerate(messages):

@@ -459,7 +459,7 @@ def _part(attachment: m.Attachment) -> m.JsonObject:
 
 
 def _items_of(reply: w.Reply) -> list[object]:
-    """Return the items of a reply that came in another format, or that a host has written."""
+    """Return a reply as Responses items, if it came in another wire format or a host has written it."""
     text = reply.content if reply.content and not reply.content.isspace() else None
     message: list[object] = [{"role": "assistant", "content": text}] if text else []
     return message + [{"type": "function_call", "call_id": call.call_id} for call in reply.tool_calls]

@@ -120,7 +120,7 @@ class CallIds:
 
 
 def read_call(call_id: object, name: object, arguments: object, ids: CallIds, names: WireNames) -> m.ToolCall:
-    """Make a tool call from what the endpoint sent, whatever its types."""
+    """Make a tool call from the values that the endpoint sent, whatever their types are."""
     return m.ToolCall(
         call_id=ids.give(call_id),
         name=names.to_canonical(name) if isinstance(name, str) and name else NAMELESS,

@@ -162,7 +162,7 @@ class History:
     def close(self, end: m.TurnEnd | None) -> tuple[m.Said | m.AssistantReply, ...]:
         """End a turn, and return the entries that this adds.
 
-        `None`: the turn crashed or its process was killed, so unanswered calls may have taken effect.
+        If `end` is `None`, the turn crashed or was killed, so unanswered calls may have taken effect.
         """
         if isinstance(end, m.TurnFailed) and end.unread:
             self.forget()

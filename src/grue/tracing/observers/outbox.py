@@ -211,8 +211,8 @@ _exporting = threading.local()
 def patient(exporter: "SpanExporter", *, backend: str, warn: Warn) -> "SpanExporter":
     """Return an exporter that sends spans through `exporter`, and calls `warn` instead of logging failures.
 
-    Otherwise OpenTelemetry would log two retries and a failure for each batch, while it cannot reach the
-    `backend`, which the warning names.
+    OpenTelemetry itself would log two retries and a failure for each batch while it cannot reach the backend.
+    The warning names the `backend`.
     """
     logging.getLogger(_LOGGER).addFilter(_hold_back)
     # `_PatientExporter` is no subclass of `SpanExporter`, which would have to be imported from the SDK.

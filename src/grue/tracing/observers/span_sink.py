@@ -120,8 +120,8 @@ class ShownHistory(NamedTuple):
 def shown_history(sent: AsSent, *, whole: bool) -> ShownHistory:
     """Return the part of a conversation that the span of a generation shows.
 
-    Without `whole`, that is only the new messages. With it, all system texts and the newest of the earlier
-    messages are shown too, up to `HISTORY_LIMIT` characters.
+    Without `whole`, the span shows only the new messages. With `whole`, it shows all system texts and the
+    newest of the earlier messages, too, up to `HISTORY_LIMIT` characters.
     """
     earlier, new = sent.said[: len(sent.said) - sent.fresh], sent.said[len(sent.said) - sent.fresh :]
     if not whole:

@@ -189,7 +189,7 @@ class _Error(Struct):
 
 
 def _decode_partly(line: bytes) -> object:
-    """Decode an answer with very many values: keep large parts as JSON text. `None`: it is not an answer."""
+    """Decode an answer with many values; keep large parts as JSON text. `None`: the line is no answer."""
     try:
         envelope = msgspec.json.decode(line, type=_Undecoded)
     except (ValueError, RecursionError):
