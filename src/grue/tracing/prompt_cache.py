@@ -453,7 +453,7 @@ class _Compared(Struct, frozen=True):
 
 
 def _blame(talk: _Prompted, place: tuple[int, str]) -> None:
-    """If the trace's message `place` (number and kind) has changed the last prompt, add it to `talk.blame`."""
+    """If the message `place` (its number and kind) has changed the last prompt, note it in `talk.blame`."""
     last = talk.last
     if last is not None:
         messages = last.whole[sum(last.parts) :]
