@@ -162,7 +162,7 @@ def _add_bundle(
 
 @contextmanager
 def _downloaded(offered: descriptions.OfferedBundle, adding: Adding) -> Iterator[Path]:
-    """Download a bundle if the user agrees, and yield its path until the end of the block, unchecked.
+    """Download a bundle if the user agrees, and yield its path, unchecked. The block's end deletes it.
 
     Raises:
         MCPConfigError: The user did not agree, or the bundle cannot be downloaded.

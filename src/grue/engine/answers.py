@@ -205,7 +205,7 @@ class _Reader:
 
     Attributes:
         name: The name under which the endpoint gets the schema.
-        schema: The JSON schema that the endpoint gets: always one of an object.
+        schema: The JSON schema that the endpoint gets: always the schema of an object.
     """
 
     def __init__(self, name: str, schema: m.JsonObject, convert: Callable[[object], Any]) -> None:

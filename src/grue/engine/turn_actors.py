@@ -412,7 +412,7 @@ class TurnActors:
     def _when_called(self) -> m.RunTurn:
         presumed, command = self._wiring.presumed, self._command
         if presumed is None or self._past is not None or self._goes_on is not None:
-            # A fork, and a turn that has waited for a batch, begin with the recorded `RunTurn`, unchanged.
+            # The turn is a fork, or has waited for a batch: it begins with the recorded `RunTurn`, unchanged.
             return command
         listings = presumed.when_called(command, self._before, anyio.current_time())
         return replace(command, when_called=listings)

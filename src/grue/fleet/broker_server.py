@@ -59,7 +59,7 @@ _REQUESTS = msgspec.json.Decoder(Ask | GiveBack)
 
 
 class BrokerServer:
-    """Answers the workers of one driver while it is entered. Raises as `Accounts` does."""
+    """Answers the workers of one driver, inside a `with` block. Raises as `Accounts` does."""
 
     def __init__(self, folder: FleetFolder, limits: Limits) -> None:
         self.accounts = Accounts(folder, limits)

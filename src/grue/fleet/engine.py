@@ -41,7 +41,7 @@ class Engine(Protocol):
 
     @property
     def ended(self) -> "queue.SimpleQueue[Ended]":
-        """The queue into which the engine puts each submitted job once, with how its attempt ended."""
+        """The queue that gets one `Ended` for each submitted job, when the job's attempt has ended."""
 
     def costs(self) -> Costs:
         """Return the cost of all requests so far."""

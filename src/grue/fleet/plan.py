@@ -21,7 +21,7 @@ _RESULT_BYTES = 3_000
 
 
 class PlannedWork(Struct, frozen=True, kw_only=True):
-    """How many episodes of a sweep are missing, their estimated size on disk, and what the others cost."""
+    """How many episodes of a sweep are missing, their estimated size, and what the played ones cost."""
 
     work: str
     total: int

@@ -149,7 +149,7 @@ def of_latest_sweep(fleet: Path, found: list[Result]) -> tuple[list[Result], int
 
 
 def latest_results(fleet: Path) -> tuple[list[Result], int]:
-    """Return the episodes of the latest sweep, or all if it is unknown, and the number of the others."""
+    """Return the latest sweep's episodes (all if no sweep is known), and the number of other episodes."""
     found = list(results(fleet))
     ours = _latest_of(fleet, found)
     return ours, len(found) - len(ours)
@@ -169,7 +169,7 @@ def require_settings(found: Iterable[Result], names: Iterable[str]) -> None:
 
 
 def require_score(found: Iterable[Result], score: str) -> None:
-    """Raise `FleetError` if the episodes have only other scores. The default score is not checked."""
+    """Raise `FleetError` if there are scores, but none is named `score`. The default score is not checked."""
     known = {name: None for each in found for name in each.scores}
     if known and score not in known and score != DEFAULT_SCORE:
         raise FleetError(f"No episode has the score {score!r}. The scores are {', '.join(known)}.")

@@ -149,7 +149,7 @@ class Mailbox(Generic[M]):
         return reply
 
     async def receive(self) -> Envelope[M]:
-        """Take the oldest message out, waiting for one.
+        """Take the oldest message out. If the mailbox is empty, wait for a message.
 
         Raises:
             anyio.EndOfStream: The mailbox was closed and is empty.

@@ -331,5 +331,5 @@ def registered_facts() -> dict[str, type[Fact]]:
 
 
 def subclasses_of(kind: type[Fact]) -> tuple[type[Fact], ...]:
-    """Return the registered subclasses of `kind`: `EpisodeStarted`, `EpisodeResumed` or `EpisodeEnded`."""
+    """Return the registered subclasses of `kind`, such as those of `EpisodeStarted`."""
     return tuple(_subclasses.get(kind, ()))

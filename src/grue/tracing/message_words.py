@@ -115,10 +115,10 @@ def name_of(kind: type[Struct]) -> str:
 
 
 def kind_of_line(line: RecordedLine[Any]) -> str:
-    """Return the name of the kind of message in a line, by its tag if possible.
+    """Return the name of the kind of message in a line. A message without a tag is decoded.
 
     Raises:
-        TraceError: The message had to be decoded, and is damaged.
+        TraceError: The message has no tag and is damaged.
     """
     tag = line.tag
     return _NAMES.get(tag, tag) if tag else kind_of(line.envelope().body)
@@ -135,7 +135,7 @@ def mark_of(body: Struct) -> str:
 
 
 def problem_in(body: Struct) -> str:
-    """Return the problem that the live view shows for a message; empty for most. The text is untrusted."""
+    """Return the problem that the live view shows for a message; empty: none. The text is untrusted."""
     row = _row(body)
     return row.words(body) if row.live and row.live(body) else ""
 

@@ -493,7 +493,7 @@ class _Session:
             case ReportDisabled(reason, newly, last_words, retry_s):
                 recorded = self._sent[0].body if self._sent else None
                 if isinstance(recorded, m.McpDisabled):
-                    # Old traces lack `last_words` and `retry_s`, and `retry_s` depends on the clock.
+                    # Take both as recorded: old traces lack them, and `retry_s` depends on the clock.
                     last_words, retry_s = recorded.last_words, recorded.retry_s
                 disabled = m.McpDisabled(
                     server=self._server, reason=reason, newly=newly, last_words=last_words, retry_s=retry_s

@@ -96,7 +96,7 @@ class StepTracker:
         return self._changes
 
     def finish(self) -> list[StepChange]:
-        """End the steps that are open at the end of the trace, and return these ends."""
+        """End the steps that are still open at the end of the trace, and return these changes."""
         self._changes = []
         self._abandon_all()
         return self._changes

@@ -218,7 +218,7 @@ class ConversationFile:
             raise ConversationError(str(error), path=str(self.path)) from error
 
     def append(self, lines: list[bytes]) -> None:
-        """Append `lines`; an empty line stands for `Dropped`."""
+        """Append `lines`; for an empty line, a `Dropped` is written."""
         try:
             self._file.require_not_deleted()
             self._file.write(*(line or _DROPPED for line in lines))

@@ -359,7 +359,7 @@ class KeptConversation:
             self._require_saved()
 
     def abandon(self) -> None:
-        """Give up the open turn, if there is one."""
+        """End the open turn, if there is one, so that it can no longer be resumed."""
         with self.held():
             self._require_saved()
             if self.open_turn is not None:

@@ -116,7 +116,7 @@ class ServerSessions:
         async def connect(name: m.ServerName) -> None:
             try:
                 outcomes[name] = await self._connected(name, anew=True)
-            except BaseException as error:  # raised below, because the task group would wrap it in a group
+            except BaseException as error:  # raised below: the task group would wrap it in an exception group
                 if ends_the_task(error):
                     raise
                 crashes.append(error)
@@ -129,7 +129,7 @@ class ServerSessions:
         return {name: outcomes[name] for name in names}
 
     async def tools(self) -> tuple[m.ToolDefinition, ...]:
-        """Return the tools of all servers; connects to those that were not tried yet."""
+        """Return the tools of all servers. Connect to the servers that were not tried yet."""
         untried = [name for name, state in self._states.items() if not state.attempts]
         for outcome in (await self.connect(untried)).values():
             if isinstance(outcome, m.ServerFailure):

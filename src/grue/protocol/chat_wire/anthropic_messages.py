@@ -285,7 +285,7 @@ class AnthropicMessages(w.WireFormat):
         return w.EncodedItems(tuple(system), encoded)
 
     def encode_reply(self, reply: w.Reply, names: WireNames) -> tuple[bytes, ...]:
-        """Encode the blocks of a reply as they came, but its tool calls anew, from `reply.tool_calls`."""
+        """Encode a reply's blocks unchanged, except its tool calls: these come from `reply.tool_calls`."""
         calls = {call.call_id: call for call in reply.tool_calls}
         blocks: list[m.JsonObject] = []
         for block in map(w.as_object, w.listed(reply.echo.get(_CONTENT)) or _blocks_of(reply)):

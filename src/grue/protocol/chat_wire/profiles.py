@@ -171,7 +171,7 @@ PROFILES: dict[str, tuple[WireProfile, ...]] = {
 }
 """Profiles by host; subdomains match too. The first profile is used unless a wire format is requested."""
 
-# OpenAI's reasoning models accept no sampling settings, and instructions only in the role developer.
+# OpenAI's reasoning models accept no sampling settings, and take instructions only as role `developer`.
 _REASONING = re.compile(r"(?:^|/)(?:o[1-9]|gpt-(?:[5-9]|[1-9]\d))(?![^/]*chat)")
 # The first reasoning models accept neither the role system nor developer.
 _NO_INSTRUCTIONS = re.compile(r"(?:^|/)o1-(?:mini|preview)")

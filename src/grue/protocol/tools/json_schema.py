@@ -403,7 +403,7 @@ def _below(applied: list[m.JsonObject]) -> list[list[m.JsonObject]]:
         others[int].append((_schemas(rest), frozenset(items)))
         others[int].append((_schemas(part.get("contains")), frozenset()))
         keys += _schemas(part.get("propertyNames"))
-    # In `named`, "" stands for all members, and -1 for all items, that no part names.
+    # `named[""]` stands for the members that no schema part names, `named[-1]` for such items.
     for kind, name in ((str, ""), (int, -1)):
         others[kind] = [(schemas, own) for schemas, own in others[kind] if schemas]
         named.setdefault(name, [])
@@ -445,7 +445,7 @@ def _target(reference: object, root: m.JsonObject, anchors: Mapping[str, m.JsonO
 
 
 def _size(part: m.JsonObject) -> int:
-    """Return how many keywords and items of a part the validator looks at to check one value."""
+    """Return how many keywords and items of a schema part the validator looks at to check one value."""
     return sum(
         len(value) if isinstance(value, list | dict) else 1
         for key, value in part.items()

@@ -33,7 +33,7 @@ from grue.protocol.turn.states import Commands, Transition, Turn, TurnState, wit
 
 
 def begin(run: m.RunTurn) -> Transition:
-    """Start the turn: check the model or open the sessions; without tools, send the only request at once."""
+    """Start the turn: check the model or open the sessions. A turn without tools sends its only request."""
     if run.resumed is not None:
         return _begin_again(run, run.resumed)
     turn = begun(run)

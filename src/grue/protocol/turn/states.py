@@ -308,7 +308,7 @@ CallNote: TypeAlias = m.ToolRejected | m.ToolDenied | m.ToolSkipped
 
 
 class PlacedNote(Struct, frozen=True):
-    """A note, and when to record it: as soon as `settled` calls of the reply are settled."""
+    """A note that is recorded as soon as this number of the reply's calls (`settled`) is settled."""
 
     settled: int
     note: CallNote

@@ -67,7 +67,7 @@ def start_calls(
     """
     runs = runs_of(reply.open, bind=turn.run.binds_calls)
     if not runs:
-        # The notes of this reply's calls have the number that the next batch would get.
+        # No batch is sent, but the notes about this reply's calls have used up the next batch's number.
         turn = replace(turn, batches=turn.batches + 1)
     state = s.AwaitingTools(
         turn,

@@ -52,7 +52,7 @@ async def call_in_daemon_thread(call: Callable[[], T], *, limiter: anyio.Capacit
     context = context_of(None)
 
     def settle(value: T | None, error: BaseException | None) -> None:
-        if result.done():  # the waiting task was cancelled
+        if result.done():  # the task that waits for the result was cancelled
             return
         if error is not None:
             result.set_exception(error)

@@ -253,7 +253,7 @@ def described(pid: int) -> str:
 
 
 def live_members(pgid: int) -> list[int]:
-    """Return the ids of a group's processes that still run, without zombies."""
+    """Return the ids of the processes of a process group that still run, without zombies."""
     return [each.pid for each in all_processes() if each.group == pgid and not each.state.startswith("Z")]
 
 

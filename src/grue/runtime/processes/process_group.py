@@ -198,7 +198,7 @@ class ProcessGroup:
         return () if self._boxed is None else self._boxed.refusals(text, died=died)
 
     def signal(self, number: int) -> None:
-        """Send a signal to the whole group, unless it has ended."""
+        """Send a signal to the whole group, unless the group has ended."""
         with self._lock:
             if self._leader.returncode is not None:
                 return  # its id may belong to another group by now

@@ -1,1 +1,1 @@
-"""The trace: recording, its file, reading it."""
+"""Record a trace, write its file, and read it."""

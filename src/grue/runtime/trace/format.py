@@ -50,7 +50,7 @@ class TraceHeader(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fie
 class TraceLine(
     Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"sender": "from", "receiver": "to"}
 ):
-    """An envelope as the file has it. The body is not decoded."""
+    """A line of a trace file: an envelope whose body is not decoded."""
 
     seq: int
     t: float

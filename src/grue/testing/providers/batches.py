@@ -267,7 +267,7 @@ class ScriptedBatches:
 
 
 def _read_file(content: bytes, endpoint: str) -> tuple[list[tuple[str, str, Json]], str]:
-    """Return the requests in a file, and why the file is refused, or an empty text."""
+    """Return the requests in a file, and why the file is refused; empty: it is not refused."""
     requests, seen, models = [], set(), set()
     lines = content.splitlines()
     if not lines or len(lines) > _MOST_ITEMS or len(content) > _MOST_BYTES:

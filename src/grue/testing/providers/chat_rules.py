@@ -104,7 +104,7 @@ def event_of(content: object, name: str = "") -> bytes:
     """Return a server-sent event as bytes; without the line `event:` if `name` is empty."""
     line = f"event: {name}\n" if name else ""
     try:
-        # Characters are not escaped to ASCII, so that the bytes of one can end up in two chunks.
+        # Do not escape characters to ASCII, so that a chunk can end in the middle of a character.
         data = json.dumps(content, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         data = json.dumps(content).encode()

@@ -530,7 +530,7 @@ class LlmEndpoint:
 
     @property
     def price(self) -> Price | None:
-        """The user's price of the model, for batches if the turn uses them; `None`: the user has set none."""
+        """The price that the user has set for the model (for batches, if the turn uses them); `None`: none."""
         price = price_of(self.settings.prices, self.settings.model)
         return price.in_batches if price is not None and current_room() is not None else price
 
@@ -728,7 +728,7 @@ def _headers(settings: LlmSettings, profile: WireProfile) -> dict[str, str]:
     }
     headers = {name: value for name, value in headers.items() if name.lower() != "content-length"}
     for name, value in headers.items():
-        # Checked here because the error of the HTTP library would quote the value.
+        # Check this here, because the error of the HTTP library would quote the value.
         if not (name.isascii() and value.isascii() and f"{name}{value}".isprintable()):
             what = "API key" if name in own else f"header {name!a}"
             raise MCPConfigError(f"The {what} holds characters that no HTTP header can carry.")
