@@ -24,9 +24,8 @@ class CurrentSampler:
     def on_behalf_of(self, server: m.ServerName, *, beside: "Sampler | None" = None) -> Sample:
         """Return the function that answers the sampling requests of one server.
 
-        `beside` is set if the session is opened ahead, for the next turn: it is the sampler of the running
-        turn. Until that turn has ended, the requests are declined, so that they do not count against its
-        limits.
+        If the session is opened ahead, for the next turn, `beside` is the running turn's sampler. Until the
+        running turn has ended, requests are declined, so that they do not count against that turn's limits.
         """
 
         async def sample(request: SamplingRequest) -> Sampled | Declined:

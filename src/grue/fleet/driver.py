@@ -356,7 +356,7 @@ class Driver:
         self._pause_if_all_fail(end)
 
     def _end_without_commit(self, folder: EpisodeFolder, ended: Attempted | Lost) -> AttemptEnd | None:
-        """Return how an attempt without a commit ended, and commit it if it timed out; `None`: cancelled."""
+        """Return how an uncommitted attempt ended; `None`: it was cancelled. Commit it if it timed out."""
         if isinstance(ended, Attempted):
             if ended.end.outcome in ("infrastructure", "unpaid", "waiting"):
                 return ended.end

@@ -412,7 +412,8 @@ class Supervisor:
     async def _run(self, actor: Actor[Any], whole: bool) -> None:
         try:
             await actor.run()
-            # Set this before `abandon` closes the mailbox, so that senders to it do not count as crashed.
+            # Set this before `abandon` closes the mailbox, so that actors that send to it do not count as
+            # crashed.
             self._stopping = self._stopping or whole
         except BaseException as raised:
             if ends_the_task(raised):

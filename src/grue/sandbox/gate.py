@@ -230,7 +230,7 @@ class Gate:
             return 0
 
     def _hands_over(self, key: int, asked: "_Asked") -> bool:
-        """Start a thread that connects, if connecting may block. Return whether one was started."""
+        """Start a thread that connects, if connecting may block. Return whether it was started."""
         leads_on = self._unix if asked.place is None else asked.place != ("127.0.0.1", self.port)
         waits = leads_on and os.get_blocking(asked.socket.fileno())
         with self._changed:

@@ -249,8 +249,8 @@ class ActorHarness:
     def channel(self, name: str, *, bound: int | None = None) -> FakeChannel[Any]:
         """Make the mailbox of a neighbour, which the test plays.
 
-        It holds `bound` messages; `None`: any number. If it is full, the actor's `send` waits until the test
-        takes a message.
+        The mailbox holds `bound` messages; `None`: any number. If it is full, the actor's `send` waits until
+        the test takes a message.
         """
         channel: FakeChannel[Any] = FakeChannel(name, self._record, bound=bound)
         self._channels.append(channel)

@@ -384,7 +384,7 @@ class Connections:
         return self._known.get(server, Untried())
 
     def begin(self, turn_slice: TurnSlice) -> None:
-        """Begin a turn. A process that resumed the episode knew only the recorded states of the servers."""
+        """Begin a turn. If another process resumed the episode, it knew only the servers' recorded states."""
         if turn_slice.resumed:
             self._known = dict(self._recorded)
 

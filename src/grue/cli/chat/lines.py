@@ -74,7 +74,7 @@ def request_lines(message: str) -> Iterator[Line]:
 
 
 def tool_lines(tools: Sequence[m.ToolDefinition], wanted: str) -> Iterator[Line]:
-    """Yield a line for each tool whose name contains `wanted`; if it is one's full name, also its schema."""
+    """Yield a line for each tool whose name contains `wanted`, and the schema of the tool called `wanted`."""
     found = [tool for tool in tools if wanted.casefold() in tool.name.casefold()]
     exact = [tool for tool in found if tool.name in (wanted, f"mcp.{wanted}")]
     if not found:

@@ -333,8 +333,8 @@ def lines_of(history: History) -> tuple[bytes, ...]:
 def lines_to_write(saved: SavedConversation, kept: int, produced: list[bytes]) -> list[bytes]:
     """Return the lines to append to the file, so that its lines for the last turn become those in `produced`.
 
-    Lines that the file has already are not appended again; an `Undone` takes back other ones. `kept` is the
-    number of lines before the last turn. An empty line in `produced` stands for `Dropped`.
+    Lines that the file has already are not appended again. If the file has different lines, an `Undone` takes
+    them back. `kept` is the number of lines before the last turn. An empty line stands for `Dropped`.
     """
     wanted = [line or _DROPPED for line in produced]
     same, end = 0, kept

@@ -1,7 +1,7 @@
 """`LLMClient`: a synchronous client for chat completions, with the same wire formats and retries as a turn.
 
-A turn takes only the client's endpoint. It calls `chat_completions_create` or `_supports_tool_calling` if a
-program has overridden that method.
+A turn uses only the client's endpoint. If a program has overridden `chat_completions_create` or
+`_supports_tool_calling`, the turn calls that method.
 
 Source: R4
 """

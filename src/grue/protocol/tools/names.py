@@ -194,7 +194,7 @@ class ToolRoutes(Struct, frozen=True):
 
 
 def tool_routes(tools: Iterable[m.ToolDefinition]) -> ToolRoutes:
-    """Return the names by which tools are listed and called. If tools share a bare name, it is the last's."""
+    """Return the names by which tools are listed and called. The last of tools with one bare name has it."""
     tools = tuple(tools)
     bare: dict[str, m.ToolDefinition] = {}
     shadowed = []

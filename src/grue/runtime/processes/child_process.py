@@ -204,7 +204,7 @@ class ChildProcess:
         raise NotImplementedError
 
     def _drains(self) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
-        """Return functions that read the pipes while the process is ended, when `_readers` have stopped."""
+        """Return functions that read the pipes after `_readers` have stopped, while the process ends."""
         raise NotImplementedError
 
     def _on_exit(self) -> None:
@@ -509,7 +509,7 @@ class Command(ChildProcess):
         Returns:
             Whether the command has exited. `False`: it has written too much and still runs.
         """
-        # The end of its input asks a command to exit. So the end of the `async with` begins with SIGTERM.
+        # Closing its input asks a command to exit. `__aexit__` need not ask again, and begins with SIGTERM.
         self._asked_to_exit = True
         if stdin:
             # A command may close its input without reading it.

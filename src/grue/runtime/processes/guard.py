@@ -83,7 +83,7 @@ class HostGuard:
         return self._shell.pid if self._shell else None
 
     def start(self) -> None:
-        """Start the guard now. Without this call, it starts with the first server."""
+        """Start the guard now. Without this call, the guard starts with the first server."""
         with self._lock:
             self._ensure_running()
 

@@ -344,7 +344,7 @@ _PARTS = {
 
 
 def refusals(body: Json, owed: Owed) -> Iterator[str]:
-    """Yield each reason to refuse a request. It must send back the reasoning that `owed` lists."""
+    """Yield each reason to refuse a request. A request must send back the reasoning in `owed`."""
     for field in body.keys() - _FIELDS:
         if field in _MOVED:
             yield (

@@ -358,6 +358,6 @@ def _turn_facts(end: m.TurnCompleted | m.TurnFailed) -> m.JsonObject:
 
 def _set_start(observation: Any, at_ns: int) -> None:
     span = getattr(observation, "_otel_span", None)
-    # A span that is not sampled, or of a client that is disabled or faked, has no such time.
+    # A span that is not sampled, or of a client that is disabled or faked, has no `_start_time`.
     if isinstance(getattr(span, "_start_time", None), int):
         span._start_time = at_ns  # type: ignore[union-attr]  # noqa: SLF001 - there is no other way in version 5
