@@ -16,7 +16,6 @@ from recipes import COOKBOOK, RUN
 import grue
 
 pytestmark = pytest.mark.slow
-pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
 
 LIMIT_S = 280.0
 """Catches a hang only."""
