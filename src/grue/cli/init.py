@@ -113,8 +113,8 @@ def _found_model() -> tuple[str, str]:
 def start_project(folder: Path, sources: Sequence[Path]) -> None:
     """Write the files of a new project into a folder, and print what was written and what to do next.
 
-    All servers are copied from `sources`, files of other MCP hosts. Without `sources`, the user may choose
-    servers of the hosts on this machine.
+    All servers are copied from `sources`, files of other MCP hosts. Without `sources`, the user is
+    offered the servers of the hosts on this machine.
 
     Raises:
         MCPConfigError: A source or the folder cannot be used.

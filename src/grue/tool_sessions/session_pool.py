@@ -99,7 +99,7 @@ class PooledConnection:
         return self.listing.tools
 
     def release(self) -> None:
-        """Let the owner close the connection. If it is still opening, opening is cancelled."""
+        """Let the owner task close the connection. If the connection is still opening, this is cancelled."""
         self._released.set()
         if not self.opened.is_set():
             self._opening.cancel()
