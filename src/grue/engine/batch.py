@@ -213,7 +213,7 @@ def run_batch(requests: Iterable[TurnRequest[T] | str], batch: Batch) -> Iterato
             wanted = 2 * batch.concurrency
             for index, request in islice(numbered, wanted - len(waiting)):
                 if index == last:
-                    # Say so before the last turn starts, so that it prewarms no session for a further turn.
+                    # Set this before the last turn starts, so that the last turn prewarms no session.
                     episode.expects_turns = False
                 waiting.append((index, _start(index, request, batch, episode)))
             if len(waiting) < wanted:

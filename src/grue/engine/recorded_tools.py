@@ -60,7 +60,7 @@ class RecordedCall(Struct):
 
     @property
     def key(self) -> _Key:
-        """What a fork's call must have in common with this one to get its result."""
+        """What a fork's call must have in common with this recorded call to get the recorded result."""
         return self.server, self.call.tool, digest(self.call.arguments)
 
 

@@ -248,7 +248,7 @@ class CachedPrompts:
     def _found(self, name: m.ConversationId, past: m.HistoryReference | None) -> _Prompted:
         """Return the prompts so far of the conversation `name`, whose history before the turn is `past`.
 
-        A branch begins with a copy of those of the conversation that it comes from.
+        A branch begins with a copy of the prompts of the conversation that it comes from.
         """
         known = self._talks.get(name)
         if past is None or not past.length:

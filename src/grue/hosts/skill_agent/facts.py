@@ -347,7 +347,7 @@ register_facts("skillagent", RunStarted, RunEnded, *FACTS)
 class FactEvents:
     """An observer that calls `on_event(name, fields)` for each log event of the facts of these `kinds`.
 
-    `on_event` is called in the thread that records the fact. An exception that it raises is raised there.
+    `on_event` is called in the thread that records the fact. That thread gets the exceptions of `on_event`.
     """
 
     def __init__(

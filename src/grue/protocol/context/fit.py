@@ -270,7 +270,7 @@ def stub_of(
 ) -> str:
     """Return the text that the model sees in the place of a cleared result.
 
-    `handle` is the one with which the model can read the result again; empty: it has none. With `plain` the
+    With `handle` the model can read the result again by `read_result`; empty: it cannot. With `plain` the
     text is not put into JSON.
     """
     if handle:

@@ -90,9 +90,9 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def resuming(self) -> m.Resumption | None:
-        """What a resumed turn takes over; `None` once it has sent its first batch of tool calls.
+        """What a resumed turn takes over; `None` once the turn has sent its first batch of tool calls.
 
-        It is `None` then so that a reconnect does not repeat the calls in it.
+        Otherwise a reconnect would repeat the calls in it.
         """
         resumed = self.run.resumed
         return resumed if resumed is not None and resumed.parked.batches == self.batches else None

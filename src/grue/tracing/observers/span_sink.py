@@ -76,7 +76,7 @@ class SpanSink(ABC):
 
     @abstractmethod
     def note(self, event: SpanNoted, span: Any) -> None:
-        """Add a note to a span. `span` is what `open` returned; `None`: it failed."""
+        """Add a note to a span. `span` is what `open` returned; `None`: `open` failed."""
 
     @abstractmethod
     def close(self, event: SpanClosed, span: Any) -> None:

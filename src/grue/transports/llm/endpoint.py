@@ -588,7 +588,7 @@ class LlmEndpoint:
     def recall(self, first: WireProfile, learned: WireProfile) -> None:
         """Use the profile that an earlier process has learned, unless this process has learned one.
 
-        It is used only if both processes began with the profile `first`.
+        Do so only if both processes began with the profile `first`.
         """
         if self.profile == self.first_profile == first:
             self.profile = learned

@@ -281,7 +281,7 @@ class HttpStream(MessageStream):
         self._inbound.close()
 
     def answer(self, request_id: int | str, message: types.JSONRPCMessage) -> None:
-        """Deliver a message from the HTTP response to a request. If it is an answer, put the id into it."""
+        """Deliver a message from the HTTP response to a request. Put the request's id into an answer."""
         if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
             message.id = request_id
         self._deliver(SessionMessage(message))
