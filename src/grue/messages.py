@@ -1242,7 +1242,7 @@ class TaskCreated(SessionNote, frozen=True, kw_only=True):
 
 
 class ServerNoted(TurnNote, SessionNote, frozen=True, kw_only=True):
-    """session, agent: a notice about a server: noise on stdout, a malformed tool, a log line.
+    """Noted by a session or the agent: something about a server, such as noise on stdout or a log line.
 
     Attributes:
         text: Untrusted, because much of it is the server's own text.
@@ -1424,7 +1424,10 @@ class ToolDenied(TurnNote, frozen=True, kw_only=True):
 
 
 class DecisionIgnored(TurnNote, frozen=True, kw_only=True):
-    """agent, approval: a person's decision had no effect: it came too late, or is about another call."""
+    """A person's decision had no effect: it came too late, or is about another call.
+
+    Noted by the agent or the approval actor.
+    """
 
     call_id: CallId
     reason: str

@@ -74,7 +74,7 @@ def fork_fleet(options: FleetForkOptions) -> bool:
 
 
 def _check(turn: TurnToFork, fork: ForkOptions, change: Change) -> None:
-    """Refuse, before anything is run, a change that fails in this turn, and so probably in all of them."""
+    """Refuse a change that cannot be made to this turn, and so to no turn, before any fork runs."""
     recorded = read_run(turn.trace, turn.turn, turn.at)
     refuse_script(recorded, fork)
     model_for(recorded.asks, change.llm, fork.model, fork.base_url)

@@ -158,8 +158,8 @@ class RetrySettings(_Table):
     """Retries of failed LLM requests. Delays and the time limit of one request are in seconds.
 
     The delay starts at `initial_delay`, is multiplied by `exponential_base` after each attempt up to
-    `max_delay`, and varies at random by the fraction `jitter_factor`. A delay that the endpoint asks for
-    replaces this delay; if it is above `max_asked_delay`, the request is not sent again. The
+    `max_delay`, and is lengthened at random by up to the fraction `jitter_factor`. A delay that the endpoint
+    asks for replaces this delay; if it is above `max_asked_delay`, the request is not sent again. The
     circuit-breaker keys of ZorkGPT, another project, are ignored.
     """
 

@@ -58,7 +58,7 @@ _READ_BYTES = 65_536
 
 
 class LocalEngine:
-    """Makes attempts in worker processes. Raises `FleetError` if the ledger cannot be read or written."""
+    """Plays episodes in worker processes. Raises `FleetError` if the ledger cannot be read or written."""
 
     def __init__(
         self, folder: FleetFolder, limits: Limits, workers: int, *, episode_timeout_s: float | None = None

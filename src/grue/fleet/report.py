@@ -91,7 +91,8 @@ def write_report(
 
     Raises:
         FleetError: The folder holds no fleet or no episodes, no episode has the score or a setting of `by`,
-            the page cannot be written, or `failed_as` is needed.
+            the page cannot be written, or `failed_as` is `None` although lower scores
+            are better and an episode has failed.
         MissingDependencyError: numpy or scipy is not installed.
     """
     if not (fleet / MANIFEST).is_file():

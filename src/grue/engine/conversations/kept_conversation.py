@@ -403,7 +403,7 @@ class KeptConversation:
     def catch_up(
         self, began: m.HistoryReference, replay: Callable[[History], None], parked: m.TurnParked
     ) -> None:
-        """Add the entries of a turn that ended because the host was killed, and keep the turn as parked.
+        """Add the entries of a turn that was cut off by a kill of the host, so that it can be resumed.
 
         The entries come from the turn's trace: `replay` adds them to a history. `began` refers to the entries
         before the turn, and `parked` says how far it has come.

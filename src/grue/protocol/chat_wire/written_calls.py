@@ -162,7 +162,7 @@ def _marks_at(text: str, at: int) -> tuple[str, str] | None:
 
 
 def _is_attached(char: str) -> bool:
-    """Return whether a mark beside `char` may be real. Beside a space or a quote it is only mentioned."""
+    """Return whether a mark next to `char` may be real. Next to a space or a quote, it is quoted text."""
     return not char or not (char.isspace() or char in "`'\"()[],;:")
 
 

@@ -73,8 +73,8 @@ class ValidCall(Struct, frozen=True):
 class Run(Struct, frozen=True):
     """Consecutive calls to one server, sent to its session as one batch.
 
-    A `parallel` run may be under way together with those of other servers. It has only one call: after a
-    timeout at another server, later calls are skipped, which is possible only before they are sent.
+    A `parallel` run may be under way together with runs at other servers. It has only one call. The calls
+    after it are not sent yet, so they can still be skipped if a call at another server times out.
     """
 
     server: m.ServerName

@@ -84,10 +84,13 @@ class _Batch(Struct, kw_only=True):
 
 
 class ScriptedBatches:
-    """The batches of one scripted endpoint. `ask` answers each request as if it had been posted alone.
+    """The batches of one scripted endpoint.
+
+    Args:
+        ask: A function that answers one request of a batch, as if it had been posted alone.
 
     Attributes:
-        asked: How often each request of a batch was answered, by the request's id.
+        asked: How often `ask` was called for each request, by the request's id.
         made: The ids of the requests in each batch, in order, by the batch's id.
     """
 
