@@ -34,7 +34,7 @@ PART = (
     " tests/integration/runtime/processes"
     " tests/integration/test_sync_boundary.py"
 )
-# Other tests run beside it: three workers keep the processor as busy as six, and import half as much.
+# Other tests run beside it: three workers keep the processor as busy as more, and import less.
 PART_OF_TEST = ["test", f"TEST={PART}", "WORKERS=3", "EXTRAS=test"]
 COREUTILS = """
 basename cat chmod cp cut date dd dirname echo env expr false head id install ln ls mkdir mkfifo mktemp mv
