@@ -122,7 +122,8 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     """The options of `grue run`; see its help.
 
     Attributes:
-        agent: The agent's file; `None`: `agent.yaml`, or with `offline` the bundled example if there is none.
+        agent: The agent's file; `None`: `agent.yaml`. With `offline`, the bundled example stands in for a
+            missing `agent.yaml`.
         task: The task; empty: the task in the agent's file.
         resume: The run folder of a run to resume, with its recorded agent and model.
         output: `live`: lines for people; `json`: objects for programs; `quiet`: only the result.

@@ -89,79 +89,79 @@ class IllegalEvent(Exception):  # noqa: N818 - a bug in the caller, and no error
 def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
     """Return the next state, and the commands to carry out, in order.
 
-    "docstring, rule N" in a comment is rule N of this module's docstring.
+    The comments name the rules in this module's docstring.
 
     Raises:
         IllegalEvent: The event cannot happen in this state.
     """
     match state, event:
         case s.Idle(), m.RunTurn():
-            return sessions.begin(event)  # docstring, rule 8: check that the model can call tools
+            return sessions.begin(event)  # rule 8: check that the model can call tools
         case _, m.ToolsPresumed() if not isinstance(state, s.Idle):
-            return sessions.presume(state, event)  # docstring, rule 10: presumed tools
+            return sessions.presume(state, event)  # rule 10: presumed tools
         case s.AwaitingSupport() | s.AwaitingSessions(asking=True), m.ToolSupportChecked():
-            # docstring, rule 8: it is known now whether the model can call tools
+            # rule 8: it is known now whether the model can call tools
             return sessions.supported(state) if event.supported else sessions.unsupported(state, event)
         case s.AwaitingSessions(), m.SessionOpened() | m.McpDisabled() if event.server in state.pending:
-            return sessions.reported(state, event)  # docstring, rule 8: wait for all sessions and the check
+            return sessions.reported(state, event)  # rule 8: wait for all sessions and the check
         case s.AwaitingSessions(pending=pending), m.StartupFailed(server=server) if server in pending:
-            # docstring, rule 11: close the sessions that are still opening, too
+            # rule 11: close the sessions that are still opening, too
             others = s.without(pending, server)
             return end.fail(replace(state.turn, open=(*state.turn.open, *others)), event.failure)
         case s.Presuming() | s.AwaitingDrop(), _ if (early := sessions.step_early(state, event)) is not None:
-            return early  # docstring, rule 10: presumed tools
+            return early  # rule 10: presumed tools
         case s.AwaitingCompletion(turn=turn, phase="loop"), m.CompletionReceived():
-            # docstring, rules 1, 2, 6, 7: the reply has tool calls, or an answer, or neither
+            # rules 1, 2, 6, 7: the reply has tool calls, or an answer, or neither
             return tools.loop_reply(asking.heard(turn, event), event)
         case s.AwaitingCompletion(turn=turn, phase=phase), m.CompletionReceived():
-            # docstring, rule 6: use the answer, or ask for its repair
+            # rule 6: use the answer, or ask for its repair
             return tools.final_reply(asking.heard(turn, event), phase, event)
         case s.AwaitingCompletion(), m.CompletionFailed():
-            return asking.refused(state, event)  # docstring, rule 9: shorten a request that was too long
+            return asking.refused(state, event)  # rule 9: shorten a request that was too long
         case s.AwaitingCompletion() | s.AwaitingSummary(), m.CompletionPostponed():
-            return resuming.postponed(state, event)  # docstring, rule 14: a provider's batch will answer
+            return resuming.postponed(state, event)  # rule 14: a provider's batch will answer
         case s.Waiting() | s.AwaitingCompletion() | s.AwaitingSummary(), m.WaitEnded():
-            return resuming.waited(state), ()  # docstring, rule 14: a later process goes on with the turn
+            return resuming.waited(state), ()  # rule 14: a later process goes on with the turn
         case s.Waiting(pending=pending), m.SessionClosed(server=server) if server in pending:
-            # docstring, rule 14: the turn waits for the provider's batch when all sessions are closed
+            # rule 14: the turn waits for the provider's batch when all sessions are closed
             return resuming.closed_to_wait(state, server)
         case s.AwaitingSummary(), m.CompletionReceived() | m.CompletionFailed():
-            return asking.summarised(state, event)  # docstring, rule 9: go on with the summary, or without
+            return asking.summarised(state, event)  # rule 9: go on with the summary, or without
         case s.AwaitingApproval(), m.CallsDecided():
-            return tools.decide(state, event)  # docstring, rule 2: a person has decided about calls
+            return tools.decide(state, event)  # rule 2: a person has decided about calls
         case s.AwaitingApproval(), m.ApprovalPostponed():
-            return tools.park(state, event)  # docstring, rule 2: no person decides now, so park the turn
+            return tools.park(state, event)  # rule 2: no person decides now, so park the turn
         case _, m.CallsDecided() if not isinstance(state, s.Idle):
-            return state, tools.ignore(event)  # docstring, rule 2: the person's decisions come too late
+            return state, tools.ignore(event)  # rule 2: the person's decisions come too late
         case s.AwaitingTools(), (m.ToolReturned() | m.ToolTimedOut() | m.ToolSkipped() | m.ServerDied()) if (
             state.waits_for(event.batch, event.call_id)
         ):
-            return tools.settle(state, event)  # docstring, rules 1 to 4: a call has ended
+            return tools.settle(state, event)  # rules 1 to 4: a call has ended
         case s.AwaitingTools(starting=starting), (
             m.SessionOpened() | m.McpDisabled() | m.StartupFailed()
         ) if event.server in starting:
-            return tools.called_first(state, event)  # docstring, rule 12: servers that start when called
+            return tools.called_first(state, event)  # rule 12: servers that start when called
         case s.AwaitingTools(turn=turn), m.ToolsChanged(server=server, tools=listed) if server in turn.open:
-            # docstring, rule 5: the next request offers the tools that the server lists now
+            # rule 5: the next request offers the tools that the server lists now
             return replace(state, turn=turn.relist({server: listed})), ()
         case s.AwaitingReconnect(server=server), m.SessionClosed() if event.server == server:
-            return sessions.reopen(state)  # docstring, rule 4: restart the server that has died
+            return sessions.reopen(state)  # rule 4: restart the server that has died
         case s.AwaitingVerdict(turn=turn), m.AnswerAccepted(answer=answer):
-            return tools.complete(turn, answer, state.content)  # docstring, rule 6: the answer is accepted
+            return tools.complete(turn, answer, state.content)  # rule 6: the answer is accepted
         case s.AwaitingVerdict(), m.AnswerRefused(reason=reason):
-            return tools.refuse_answer(state, reason)  # docstring, rule 6: ask for a repair, or fall back
+            return tools.refuse_answer(state, reason)  # rule 6: ask for a repair, or fall back
         case s.AwaitingClose(pending=pending), m.SessionClosed(server=server) if server in pending:
-            return end.closed(state, server)  # docstring, rule 11: the turn ends when all sessions are closed
+            return end.closed(state, server)  # rule 11: the turn ends when all sessions are closed
         case s.AwaitingClose() | s.Waiting(), m.SessionClosed() if event.server in state.turn.run.servers:
-            return state, ()  # docstring, rule 11: a second `SessionClosed` is ignored
+            return state, ()  # rule 11: a second `SessionClosed` is ignored
         case s.AwaitingClose() | s.Waiting() | s.Finished(), _ if not isinstance(
             event, _UNEXPECTED_AT_THE_END
         ):
-            return state, ()  # docstring, rule 11: events after the end of the turn's work are ignored
+            return state, ()  # rule 11: events after the end of the turn's work are ignored
         case _, m.TurnForked() if isinstance(state, s.LiveState):
-            return resuming.forked(state, event), ()  # docstring, rule 13: the fork leaves the recorded turn
+            return resuming.forked(state, event), ()  # rule 13: the fork leaves the recorded turn
         case _, m.DeadlinePassed() | m.TurnInterrupted() if isinstance(state, s.LiveState):
-            # docstring, rule 11: a deadline or an interruption ends the turn in any state
+            # rule 11: a deadline or an interruption ends the turn in any state
             return end.abandon(state, event)
         case _:
             raise IllegalEvent(f"{type(event).__name__} in state {type(state).__name__}: {event}")
