@@ -384,7 +384,7 @@ class Cleared(Struct, frozen=True, kw_only=True, tag="cleared", omit_defaults=Tr
 
     Attributes:
         results: The tool messages that replace earlier ones with the same call ids.
-        texts: How many user texts are replaced by their stubs, the oldest first.
+        texts: How many user texts, the oldest first, are replaced by their `UserText.stub`.
     """
 
     results: tuple[ToolMessage, ...] = ()

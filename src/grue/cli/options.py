@@ -94,7 +94,7 @@ TraceFile = Annotated[
 
 
 def turn_number(taken: str) -> Any:
-    """Return the option `--turn` of a command. `taken` ends a sentence of its help: `the last one is ...`."""
+    """Return the option `--turn` of a command. `taken` is the end of the help, after "the last one is"."""
     return typer.Option(
         min=1,
         metavar="N",

@@ -28,7 +28,7 @@ def cache(file: Path, *, as_json: bool, width: int | None = None) -> None:
 
 
 def render(report: CacheReport, width: int | None = None) -> Iterator[str]:
-    """Yield the lines of the report: a row for each request, where prompts differ from earlier ones, sums."""
+    """Yield the report's lines: a row for each request, the differences between prompts, and the sums."""
     yield printable(f"Prompts of {report.episode}", 200)
     rows = [_HEADINGS, *map(_row, report.prompts)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]

@@ -146,7 +146,7 @@ class Approval(Struct, frozen=True):
         return _Answerer(self, command, recorder)
 
     def connecting(self, connect: Connect, command: m.RunTurn, server: m.ServerName) -> Connect:
-        """Return `connect`. If turns can be parked, wrap each connection in a `DurableConnection`."""
+        """Return `connect`; if turns can be parked, with each connection wrapped in a `DurableConnection`."""
         del server
         parking = self.parking
         if parking is None:

@@ -46,7 +46,11 @@ _Asked: TypeAlias = tuple[int, bytes]
 
 
 class RecalledTurn(Struct, frozen=True):
-    """A turn that an earlier run has completed; `said` has its messages that its conversation still lacks."""
+    """A turn that an earlier run has completed.
+
+    Attributes:
+        said: The turn's messages that have to be added to its conversation; empty if it has them already.
+    """
 
     outcome: TurnOutcome[Any]
     said: tuple[SaidStep, ...] = ()

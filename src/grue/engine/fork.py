@@ -121,9 +121,9 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
         return next((asks for asks in reversed([*told]) if asks is not None), None)
 
     def place(self, at: int | None) -> _Place:
-        """Return the last place before message number `at` at which the turn can be forked.
+        """Return where to fork the turn: the last possible place before the message with the number `at`.
 
-        `at=None`: the turn's beginning. Raises `MCPError` if the turn has no message `at`, or if the state
+        `None`: the turn's beginning. Raises `MCPError` if the turn has no message `at`, or if the state
         machine refuses a recorded event.
         """
         begun, last = self.envelopes[0], self.envelopes[-1]

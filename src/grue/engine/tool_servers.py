@@ -199,7 +199,7 @@ def check_first_connects(policy: FailurePolicy, servers: Collection[m.ServerName
 
 
 def _under(name: str, server: ToolServer) -> ToolServer:
-    """Return the server with its key in `servers=` as its name, with which its tools' full names begin."""
+    """Return the server, named after its key in `servers=`. The full names of its tools begin with it."""
     if isinstance(server, StdioServer | HttpServer):
         return server if server.name == name else replace(server, name=name)
     form = _right_form(server)

@@ -232,8 +232,8 @@ class Driver:
     def _jobs(self) -> Iterator[Job]:
         """Yield a job for each episode that has to be played; count those that are done or given up."""
         work, digests = self._plan.work, FileDigests()
-        # Write the ids before the first episode is played, so that reports are about this sweep even while it
-        # runs, or after a kill.
+        # Write the ids of the sweep's episodes before the first one is played, so that reports are about this
+        # sweep even while it runs, or after it was killed.
         self._folder.write_latest(self._ids(digests) if self._plan.whole else None)
         for number, planned in enumerate(self._plan.cases()):
             if number % 500 == 0:
@@ -311,7 +311,8 @@ class Driver:
     def _playing(self) -> dict[str, float]:
         """Return the id and the time of submission of each episode that is being played.
 
-        The engine plays them in the order of submission, so those beyond its slots still wait.
+        The engine plays submitted episodes in order. If there are more than it has slots, the last ones still
+        wait, so they are left out.
         """
         return dict(itertools.islice(self._running.items(), self._engine.slots))
 

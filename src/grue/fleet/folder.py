@@ -124,7 +124,7 @@ class Commit(Struct, frozen=True, kw_only=True):
 
 
 class CaseFile(Struct, frozen=True, kw_only=True):
-    """The file `case.json`. `planned`: the sweep's own settings, if the work has added others."""
+    """The file `case.json`. `planned`: the settings before the work added others; `None`: it added none."""
 
     work: str
     version: str
@@ -186,7 +186,7 @@ class EpisodeFolder:
             write_whole(attempt / ATTEMPT, _written(end), fsync=True)
 
     def make_commit(self, attempt: Path, end: AttemptEnd, *, version: str) -> bool:
-        """Commit an attempt, whose files must be closed; `False`: another one was committed first."""
+        """Commit an attempt, whose files must be closed; `False`: another attempt is committed already."""
         trace = attempt / TRACE
         with _writing(self.path):
             size, digest = _synced_digest(trace) if trace.is_file() else (None, None)
@@ -386,7 +386,7 @@ def _commit_at(folder: Path, commit: Commit) -> bool:
 
 
 def _rename_into_place(draft: Path, held: Path) -> bool:
-    """Move the commit `draft` to a new folder, and rename that to `held`. `False`: `held` has one already."""
+    """Put the commit `draft` into a new folder, renamed to `held`; `False`: `held` has a commit already."""
     holder = Path(tempfile.mkdtemp(prefix=f".{held.name}.", dir=held.parent))
     try:
         draft.rename(holder / COMMIT)

@@ -221,7 +221,7 @@ def _unfinished(episode: EpisodeFolder, result: Result) -> Result:
     end = episode.end_of(path)
     if end is None:
         return replace(result, attempt=number)
-    # The attempt has ended, but its result was not committed, or the commit was set aside.
+    # The attempt has ended, but its episode has no commit: none was made, or it was damaged and set aside.
     missing: ResultOutcome = "unpaid" if end.outcome == "unpaid" else "infrastructure"
     return replace(result, attempt=number, outcome=missing, end=end)
 

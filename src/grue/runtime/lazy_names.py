@@ -20,8 +20,8 @@ def lazy_names(module: str, file: str) -> tuple[object, object, list[str]]:
             elsewhere = _public_home(name) if name[:1].isupper() else None
             where = f"; it is in {elsewhere}: from {elsewhere} import {name}" if elsewhere else ""
             text = f"module {module!r} has no attribute {name!r}{where}"
-            # In `from grue import X` Python would replace an AttributeError by an ImportError without our
-            # hint. Elsewhere an AttributeError is raised, because `hasattr` needs it.
+            # In `from grue import X` raise an ImportError, because Python would replace an AttributeError by
+            # an ImportError without our hint. Elsewhere `hasattr` needs an AttributeError.
             importing = sys._getframe(1).f_code.co_name == "_handle_fromlist"  # noqa: SLF001 - the only way to tell
             raise ImportError(text, name=module) if importing and elsewhere else AttributeError(text)
         home = importlib.import_module(homes[name])

@@ -100,7 +100,7 @@ def _wait_for_others() -> None:
         sys.setswitchinterval(_SWITCH_S)
     began = time.monotonic()
     while True:
-        # A thread that waits for the GIL already would interrupt this one after the old 5 ms: let it run now.
+        # A thread that waits for the GIL since before the change would still get it after 5 ms. It runs now.
         time.sleep(0.001)
         work = {thread: whose for thread, whose in _work_elsewhere().items() if whose != "idle"}
         if not work:
@@ -120,7 +120,10 @@ def _let_others_go_on() -> None:
 
 
 def _work_elsewhere() -> dict[int, str]:
-    """Return what other threads are doing (`_work_in`), without the imports that no fork waits for."""
+    """Return what `_work_in` says of each other thread.
+
+    Threads of which it says "" are left out, and imports that forks no longer wait for (`_outlasted`).
+    """
     frames = sys._current_frames()  # noqa: SLF001 - the documented name
     del frames[threading.get_ident()]
     found = {thread: _work_in(frame) for thread, frame in frames.items()}

@@ -43,7 +43,7 @@ class Watch:
         read: Files that the program opened to read, and that exist.
         written: Files that the program wrote, and folders in which it made or deleted something.
         hosts: `host:port` of the connections; an IP address if the program did not use the proxy.
-        opened: What the preset `pure` allows the program anyway. It need not be proposed.
+        opened: Rules for the files that any box opens for this program. These files are not proposed.
         homes: The values of `HOME` that the program got. These folders are never proposed as a whole.
     """
 

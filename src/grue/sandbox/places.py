@@ -1,8 +1,8 @@
-"""Which files a box opens, as rules: the system's, the program's own, and those that the box describes.
+"""The rules that say which files a box opens: the system's, the program's own, and those in its settings.
 
 The rules are made anew at each start, since links and folders change. If a path is in a folder that the
 program may write, the target of the path must be in that folder, too. Otherwise the program could make a link
-there, and its next box would open the target of the link.
+there, and at its next start the box would open the target of the link.
 """
 
 import contextlib

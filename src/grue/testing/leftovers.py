@@ -83,8 +83,8 @@ def _new_since(before: _Present, mark: str) -> tuple[set[int], set[int], set[thr
     return (
         {each.pid for each in all_processes(besides=before.processes) if _is_ours(each, mark)},
         set(_descriptors()) - before.descriptors,
-        # `threading` lists a thread of C code only from that thread's first call of `current_thread()` on. So
-        # an old thread can look new, but its kernel id is known.
+        # `threading` does not list a thread of C code before that thread calls `current_thread()`. So an old
+        # thread can be new in the list. It is recognised by its kernel id.
         {
             each
             for each in set(_threads(before.running)) - before.threads

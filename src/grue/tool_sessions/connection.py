@@ -147,7 +147,7 @@ class ChecksArguments(Protocol):
 
 
 async def refusal(connection: ToolConnection, tool: str, arguments: m.JsonObject) -> str | None:
-    """Call `ChecksArguments.refusal`; `None` also means that the connection cannot tell in advance."""
+    """Return why the connection would not send this call; `None`: it would, or cannot tell in advance."""
     return await connection.refusal(tool, arguments) if isinstance(connection, ChecksArguments) else None
 
 

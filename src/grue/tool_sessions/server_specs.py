@@ -62,7 +62,7 @@ def inherited(environ: Mapping[str, str], how: InheritEnv) -> dict[str, str]:
     """Return the part of the host's environment that a server gets.
 
     `how="no_keys"` leaves out `OWN_KEYS`, and other variables with the same value as one of these. Raises
-    `MCPConfigError`.
+    `MCPConfigError` if `how` is unknown.
     """
     match how:
         case "all":

@@ -90,7 +90,8 @@ class PooledConnection:
     async def current_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...]:
         """Return the server's current tools. They are listed again only if the server has announced a change.
 
-        A change is announced only once, so each user of the session compares the tools with its last list.
+        Only the first call after a change lists them, so each user of the session has to compare the result
+        with the tools that it got before.
         """
         assert self.listing is not None, "only an open connection has tools"
         tools = await self.connection.refresh_tools(timeout_s)

@@ -308,7 +308,7 @@ class LeftInFile(Struct, frozen=True):
 def lean_turns(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:
     """Split a trace into its turns, as `split_turns` does, with `KEPT_BYTES` of messages in memory at most.
 
-    Beyond that, messages from an `EpisodeReader` stay in the file, and `whole` reads them. `TextDelta`
+    The other messages of an `EpisodeReader` stay in its file, from which `whole` reads them. `TextDelta`
     messages are left out, and so is `TurnForked`, because it only says from which turn a fork was copied.
     """
     splitter = TurnSplitter()

@@ -486,7 +486,10 @@ class EpisodePage(Struct, frozen=True, kw_only=True):
 
 
 class Piece(Struct, frozen=True, kw_only=True):
-    """Consecutive messages, with their spans and passages. The page's script adds them to what it shows."""
+    """A part of the page's data: consecutive messages, and the spans and passages made from them.
+
+    The page's script adds each piece to what it shows.
+    """
 
     messages: tuple[Row, ...]
     spans: tuple[Span, ...]

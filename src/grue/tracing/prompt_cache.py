@@ -687,7 +687,7 @@ class CacheTotals(Struct, frozen=True, kw_only=True):
 
 
 class CacheReport(Struct, frozen=True, kw_only=True):
-    """The answered prompts of a trace, in the order of their replies, and the totals."""
+    """The prompts of a trace's answered requests, in the order of the replies, and the totals."""
 
     episode: str
     prompts: tuple[CachedPrompt, ...]

@@ -384,7 +384,11 @@ class Connections:
         return self._known.get(server, Untried())
 
     def begin(self, turn_slice: TurnSlice) -> None:
-        """Begin a turn. If another process resumed the episode, it knew only the servers' recorded states."""
+        """Begin a turn.
+
+        If the turn is the first after a resumption of the episode, only the states in the trace are kept,
+        because the new process knew no others.
+        """
         if turn_slice.resumed:
             self._known = dict(self._recorded)
 

@@ -199,7 +199,7 @@ class StepTracker:
             self._changes.append(StepEnded(step, reported=reported))
 
     def _leave(self, turns: set[int], *, ended: Hashable = None) -> None:
-        """End the open steps of the open `turns`. All but the step with the key `ended` are abandoned."""
+        """End the steps of those `turns` that are open. Only the end of step `ended` counts as reported."""
         left = {turn for turn in turns if ("turn", turn) in self.open}
         self._crashed -= left
         for key in [key for key, step in self.open.items() if step.turn in left and step.kind != "host"]:

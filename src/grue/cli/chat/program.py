@@ -200,7 +200,7 @@ class ChatProgram:
         self._screen.tell(lines.complaint(text))
 
     def _is_final(self, error: MCPError) -> bool:
-        # If the lines come from a pipe, all further ones would fail with `error`, too.
+        # If the user's lines come from a pipe, all lines after this one would fail with the same error.
         return (
             not self.reader.asks
             and isinstance(error, LLMError)

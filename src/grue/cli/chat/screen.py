@@ -51,7 +51,7 @@ class Screen(Protocol):
         """Print the output of a slash command, or a question to the user."""
 
     def tell(self, line: Line) -> None:
-        """Print a message about the chat, such as an error. In a pipe it goes to standard error."""
+        """Print a message about the chat, such as an error. A `PipeScreen` prints it to standard error."""
 
     def close(self) -> None:
         """End the status row, if there is one."""

@@ -368,7 +368,7 @@ class RecordedTurn:
 
     @property
     def time_left_s(self) -> float | None:
-        """Seconds left of the turn's time limit, without the time while it is parked; `None`: no limit."""
+        """Seconds left of the turn's time limit, in which parked time does not count; `None`: no limit."""
         limit_s = self.run.limits.turn_timeout_s
         return None if limit_s is None else max(0.001, limit_s - (self._last_s - self._began_s))
 
@@ -424,7 +424,7 @@ class RecordedTurn:
             and asked is not None
             and asked.request > self._requests
         ):
-            # The process was killed before it sent the request `asked`, so the resumed turn sends its texts.
+            # The process was killed before it sent `asked`, so the resumed turn sends this request's texts.
             return replace(where, new=asked.new)
         return where
 
@@ -469,7 +469,10 @@ class RecordedTurn:
             take_step(history, each)
 
     def said_alone(self) -> History:
-        """Return a history of this turn's entries. Rewrites are left out: they may concern earlier turns."""
+        """Return a history of only the entries that this turn has added.
+
+        Changes of the history are left out, because they may concern the entries of earlier turns.
+        """
         history = History()
         for each in (self.run, *self.said):
             if not isinstance(each, m.HistoryRewritten | m.RewriteHistory):

@@ -384,7 +384,7 @@ def outside_turns(settings: TurnSettings, work: SessionWork[T]) -> Callable[[Tur
 
     With `keep="sessions"`, `work` uses the kept sessions; if a turn runs meanwhile, a call waits until the
     turn's current batch of tool calls is done. Otherwise new sessions are opened. A prewarmed session is
-    never used: no call may reach its server before the turn to which it belongs.
+    never used, because it belongs to the next turn, whose calls must be the first that reach its server.
 
     Raises `MCPError` if the caller is inside a turn of the same runner.
     """

@@ -163,7 +163,7 @@ class DecisionLoop:
         self._last_turn = 0 if past is None else past.last_turn
         self._begun = 0 if past is None else past.begun
         self._resumed = past is not None
-        # The model's last reply, if an earlier process was killed before it recorded the reply's actions.
+        # The model's last reply. Set if an earlier process was killed before it recorded the reply's actions.
         self._answered = past.end if past is not None and isinstance(past.end, m.TurnCompleted) else None
 
     def run(self) -> RunEnd:

@@ -120,7 +120,7 @@ class ClientActor(Actor[m.LlmCommand]):
         return await lent.answered(command, conversation, counted, time.monotonic() - begun)
 
     async def _asked(self, conversation: EncodedConversation, request: int) -> Reply | m.LlmFailure:
-        """Ask the client when the request gate (a fleet's rate limit) lets the request pass."""
+        """Wait until the request gate (a fleet's rate limit) admits the request, then ask the client."""
         body, settings = conversation.body(self._settings), self._settings
         permit: Permit | str | None = None
         if not isinstance(self._client, LLMClient):  # an `LLMClient` asks the gate itself, for each attempt

@@ -658,7 +658,7 @@ class ZorkOrchestratorV2:
             score=seen.score,
             max_score=seen.max_score,
         )
-        # Record the state after the last command. If the last turn played none, its beginning recorded it.
+        # Record the state after the last command. If the last turn played no command, it is recorded already.
         if len(self.game_state.moves) == self.game_state.turn > 0:
             self._note(_observed(self.game_state.turn, seen))
         self._note(self._end)

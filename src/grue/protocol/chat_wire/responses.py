@@ -360,7 +360,10 @@ class Responses(w.WireFormat):
         return w.EncodedItems(messages=tuple(to_json(_input(item, profile)) for item in items))
 
     def encode_reply(self, reply: w.Reply, names: WireNames) -> tuple[bytes, ...]:
-        """Encode a reply for later requests: tool calls from `reply.tool_calls`, other items as they came."""
+        """Encode a reply for later requests.
+
+        Its tool calls are made from `reply.tool_calls`; all other items are sent as the endpoint sent them.
+        """
         items = w.listed(reply.echo.get(_OUTPUT)) or _items_of(reply)
         calls = {call.call_id: call for call in reply.tool_calls}
         encoded: list[m.JsonObject] = []

@@ -262,7 +262,7 @@ def as_text(value: object) -> str | None:
 
 
 def weight(value: object) -> int:
-    """Return about how much room a JSON value takes.
+    """Return a rough measure of the memory that a JSON value takes.
 
     An empty object takes two characters of JSON, but dozens of bytes of memory. So a limit on characters
     alone would not limit the memory that a streamed reply takes.
@@ -526,7 +526,10 @@ class WireFormat(Protocol):
         return path.replace("{model}", quote(model, safe="", errors="replace"))
 
     def ending(self, path: str) -> str:
-        """Return the end of `path` if it is this format's request path, for any model; otherwise empty."""
+        """Return the part of `path` that is this format's request path, for any model.
+
+        Empty: `path` does not end with such a request path.
+        """
         known = (each.partition("?")[0] for each in (self.path, self.stream_path) if each)
         ends = "|".join(re.escape(each).replace(r"\{model\}", "[^/]+") for each in known)
         found = re.search(rf"(?:{ends})\Z", path)

@@ -123,8 +123,8 @@ class History:
     ) -> tuple[m.Said | m.AssistantReply, ...]:
         """Add a request's texts and tool results to the history, and return the new entries.
 
-        The last reply becomes an entry first, without the calls that `new` does not answer. `beside_tools`:
-        the request offers tools too.
+        Before that, the last reply becomes an entry; those of its calls that `new` does not answer are left
+        out. `beside_tools`: the request offers tools too.
 
         Raises:
             ValueError: A tool message does not belong to a call of the last reply.
@@ -206,7 +206,7 @@ class History:
             self.call_ids.update(call.call_id for call in entry.tool_calls)
 
     def change(self, change: m.Cleared | m.Shortened | m.Summarised) -> None:
-        """Make the history shorter. The first entry stays, and a reply that no request has sent back yet."""
+        """Make the history shorter. The first entry stays, and so does a reply that is not an entry yet."""
         match change:
             case m.Cleared():
                 self._clear(change)

@@ -169,7 +169,7 @@ def _sniffed(base64_head: str) -> tuple[MediaKind, str] | None:
 def _clean(data: str) -> str | None:
     """Return base64 as providers take it: padded and without white space; `None` if it is not base64.
 
-    To check it by decoding would take ten times as long as `translate`.
+    The check uses `bytes.translate`, because decoding would take ten times as long.
     """
     foreign = data.encode("ascii", "replace").translate(None, _ALPHABET)
     if foreign.strip(b"="):

@@ -108,7 +108,10 @@ def summarised(state: AwaitingSummary, event: m.CompletionReceived | m.Completio
 
 
 def refused(state: AwaitingCompletion, event: m.CompletionFailed) -> Transition:
-    """If a request was too long, send it once more with a shorter history, once in a turn; else fail."""
+    """Ask again with a shorter history if the request was too long; otherwise end the turn with the failure.
+
+    A turn asks again only once.
+    """
     turn, overflow = state.turn.count(event.usage), event.failure.overflow
     changes: tuple[m.Cleared | m.Shortened, ...] = ()
     if turn.ledger is not None and overflow is not None and not (turn.overflowed or turn.budget_spent):

@@ -7,8 +7,8 @@ again. The rules for a request that offers them:
   the model has succeeded, and the budget leaves a further request.
 - Nothing follows from the reply before all servers have reported: no call, and no check of an answer. If a
   server fails to start, the request's cost is counted, and the turn ends.
-- The reply stands if each of its calls names the same definition among the presumed tools and among the
-  listed ones. Otherwise it is dropped, and the request is sent again with the listed tools.
+- The reply is used if each tool that it calls is listed with the same definition as presumed. Otherwise the
+  reply is dropped, and the request is sent again with the listed tools.
 - If the request fails, the failure stands only if the servers list exactly the presumed tools. Otherwise the
   endpoint may have refused a tool that has changed, so the request is sent again with the listed tools.
 - A request that is under way is cancelled if every tool that it offers has changed or is not listed.
@@ -200,7 +200,7 @@ def supported(state: s.AwaitingSupport | s.AwaitingSessions) -> Transition:
 
 
 def _ask_early(state: s.AwaitingSessions) -> Transition:
-    """Send the first request with presumed tools, if any, unless the turn must not send it yet."""
+    """Send the first request now if it can offer presumed tools, and need not wait for the sessions."""
     turn, presumed = state.turn, state.presumed
     if presumed is None or state.asking or not state.pending or not _may_ask(turn):
         return state, ()

@@ -4,7 +4,8 @@ Secrets are the values of variables with a secret's name, and passwords in URLs.
 or escaped for JSON (at any depth), a shell, a URL, HTML or a Python literal, or encoded as base64 (alone or
 among other bytes) or hexadecimal. From a secret are derived:
 
-- Patterns, for complete texts. A regular expression is compiled only when its probe is found in a text.
+- Patterns, for complete texts: regular expressions. Each has a probe, bytes that all its matches contain. The
+  expression is compiled only when its probe is found in a text.
 - Literals, for shortened texts: the forms that known encoders produce, as fixed bytes.
 - Spellings, for texts that arrive in pieces.
 """

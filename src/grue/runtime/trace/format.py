@@ -100,7 +100,7 @@ _TAG_AT_START = re.compile(rb'\{"type":"([\w.]{1,100})"')
 
 
 def tag_at_start(body: bytes | msgspec.Raw) -> str:
-    """Return the tag of a message's JSON if it is the first member, where grue writes it; else `""`."""
+    """Return the tag with which a message's JSON begins; empty: it begins with another member."""
     found = _TAG_AT_START.match(body)
     return found[1].decode() if found else ""
 
@@ -130,7 +130,7 @@ def long_strings(written: bytes) -> list[tuple[int, int]]:
             end = written.find(b'"', start + 1)
             if end < 0:
                 break
-            # A string with a backslash is not base64, and the quote at `end` may be inside it.
+            # Leave out a string with a backslash: it is not base64, and `end` may be an escaped quote in it.
             if end - start >= MIN_EXTRACT_BYTES and written.find(b"\\", start, end) < 0:
                 found.append((start, end + 1))
             at = written.find(member, start + 1)

@@ -204,7 +204,7 @@ class Recorder:
         self._piece = piece
 
     def forget_texts(self, senders: Iterable[str], turn: int) -> None:
-        """Drop the held-back texts of senders that were cancelled."""
+        """Drop the texts of cancelled senders that `hold_back` has held back."""
         if self._texts:
             with self._lock:
                 for sender in senders:

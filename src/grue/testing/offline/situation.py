@@ -63,7 +63,7 @@ class Standing(Struct, frozen=True, kw_only=True):
 
 
 def read_standing(request: ChatRequest) -> Standing:
-    """Return the state of a conversation: the last message that describes a turn, and what followed it."""
+    """Return the state of a conversation: the Zork host's last message about a turn, and what followed it."""
     for index, message in reversed(list(enumerate(request.messages))):
         situation = read_situation(text_of(message.content)) if message.role == "user" else None
         if situation is not None:

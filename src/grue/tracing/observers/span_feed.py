@@ -239,7 +239,7 @@ class SpanFeed:
         turn = next((scope for scope in turns if scope.turn == envelope.turn), None)
         if turn is not None:
             return turn
-        # The message may be about a call that the host itself makes in a session outside turns.
+        # No open turn fits. The message may be about a call that the host makes in a session outside turns.
         sessions = {
             scope.command.server: scope for scope in self._scopes if isinstance(scope.command, m.OpenSession)
         }

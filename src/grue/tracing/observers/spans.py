@@ -10,7 +10,7 @@ Episode
    └─ ToolUse, for each call that the host itself makes and records in the turn, after the turn has ended
 ```
 
-Some messages are used as they are: `RunTurn` describes the span of a turn, and `TurnCompleted` its end.
+A turn's span is described by messages: `RunTurn` is its subject, and `TurnCompleted` describes its end.
 
 Source: P31
 """

@@ -81,7 +81,7 @@ class BatchDesk:
         self._path = FORMATS[folder.manifest.wire].path_of(folder.manifest.model, stream=False)
 
     async def send(self) -> None:
-        """Send all files of requests that were not sent before; raises `BatchRefused`."""
+        """Send each file of requests that has not been sent yet; raises `BatchRefused`."""
         for each in list(self._folder.unsent()):
             record = replace(each, begun_at=time.time(), key=f"{self._folder.manifest.run}-{each.number}")
             await self._submit(self._folder.keep(record))

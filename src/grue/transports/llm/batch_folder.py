@@ -151,7 +151,7 @@ class BatchFolder(Closing):
             self.turn(turn).rename(self._failed(turn, self._attempt(turn)))
 
     def turn_of(self, item: str) -> str:
-        """Return which turn a stored request belongs to: its number, or in a fleet the id of its episode."""
+        """Return the number of the turn to which a stored request belongs; in a fleet, the episode's id."""
         return _Item.of(item).turn
 
     def _attempt(self, turn: int) -> int:

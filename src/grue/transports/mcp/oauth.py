@@ -1,8 +1,8 @@
 """Obtains the tokens of one server, and renews a token when it expires or is refused.
 
-The SDK's OAuth providers know the protocol. A provider is a generator of requests, which `_drive` sends. It
-also yields the request to the MCP server: `_drive` answers it with the refusal that the transport has
-received, and the transport repeats the request later.
+The SDK's OAuth providers know the protocol. A provider is a generator that yields requests, and `_drive`
+sends them. The one exception is the request to the MCP server, which the transport has sent already: for this
+request, `_drive` passes the server's refusal to the generator. The transport repeats the request later.
 
 A turn never asks a person. If only a person can help, the fault says which command to run. The SDK's errors
 quote answers, which may hold tokens, so these errors are not shown.

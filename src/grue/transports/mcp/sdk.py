@@ -479,7 +479,7 @@ class Subscriptions:
                     self._open[name] = stream.scope
                     stream.agree(name, subscription.honored)
                     async for _ in subscription:
-                        pass  # nothing to do: the session itself has passed this change on as a notice
+                        pass  # nothing to do: the session has passed on the server's notification already
                     why = "the server has ended it"
         except ListenNotSupportedError as error:
             stream.refuse(SdkError(types.METHOD_NOT_FOUND, _too_old(error.negotiated_version)))
