@@ -851,13 +851,13 @@ class CompletionPostponed(Message, frozen=True, kw_only=True):
 
 
 class ReplyDropped(Message, frozen=True, kw_only=True):
-    """llm -> agent: the request is not under way any more, and its reply was discarded.
+    """llm -> agent: the answer to a `DropCompletion`: the request has ended, and its reply was discarded.
 
-    It answers a `DropCompletion`. A `CompletionReceived` that was sent before it arrives before it.
+    If a `CompletionReceived` was sent already, the agent receives it before this message.
 
     Attributes:
-        usage: The cost of the request, unless a `CompletionReceived` has reported it. For a cancelled request
-            it is the most that it may have been.
+        usage: The cost of the request, unless a `CompletionReceived` has reported it. If the request was
+            cancelled, the cost is not known, and this is an upper limit.
     """
 
     request: int
@@ -1800,7 +1800,8 @@ if TYPE_CHECKING:
     AnyMessage: TypeAlias = TurnEvent | TurnCommand | TurnNote | SessionNote | LlmNote | TurnResumed
 else:
     _BASES = (Message, ToSession, ToLlm, TurnNote, SessionNote, LlmNote)
-    # Collect the classes above: a list written by hand could miss a class, and traces with it would not load.
+    # Collect the classes above. A list written by hand could miss a class, and a trace with a message of that
+    # class would not load.
     AnyMessage = Union[  # noqa: UP007 - made of a list
         tuple(
             kind

@@ -74,7 +74,7 @@ def fork_fleet(options: FleetForkOptions) -> bool:
 
 
 def _check(turn: TurnToFork, fork: ForkOptions, change: Change) -> None:
-    """Refuse a change that cannot be made to this turn, and so to no turn, before any fork runs."""
+    """Raise an error if the change cannot be made to this turn: then it cannot be made to any turn."""
     recorded = read_run(turn.trace, turn.turn, turn.at)
     refuse_script(recorded, fork)
     model_for(recorded.asks, change.llm, fork.model, fork.base_url)

@@ -414,7 +414,7 @@ def _chosen(table: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
 def _unknown_keys(
     project: ProjectTables, known: Mapping[str, Sequence[str]]
 ) -> Iterator[MCPConfigError.Problem]:
-    # Below `[tool.zorkgpt]`, the tables other than `mcp` belong to a larger project.
+    # Below `[tool.zorkgpt]`, report unknown keys only in `mcp`: other tables belong to a larger project.
     for (table, key), root in project.roots.items():
         names = known.get(table)
         if names is None or key in names or (root == ZORKGPT and table != "mcp"):

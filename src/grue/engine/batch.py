@@ -190,7 +190,7 @@ def _asked(command: m.RunTurn, past: m.HistoryReference | None) -> _Asked:
 
 
 class Batch(Struct, frozen=True, kw_only=True):
-    """How to run a batch: `concurrency` turns in parallel, in the loop that `begin` starts."""
+    """How to run the turns of `Runner.map`: `concurrency` in parallel, in the loop that `begin` starts."""
 
     begin: Callable[[], Episode]
     settings: TurnSettings
@@ -278,7 +278,7 @@ def as_ours(error: Exception) -> MCPError:
 
 
 def end_turns(episode: Episode, calls: Sequence[Call[Any]]) -> None:
-    """Cancel the running turns of a batch, and end their loop. A second Ctrl-C kills their processes."""
+    """Cancel the running turns, and end their loop. A second Ctrl-C kills the turns' processes."""
     with defer_interrupts():
         try:
             cancel_and_wait(calls)

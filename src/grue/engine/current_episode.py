@@ -125,7 +125,7 @@ class Episode:
             return self._loop.submit(lambda: work(self.resources)).wait(force_kill=self._registry.kill_now)
 
     async def beside_async(self, work: Work[T]) -> T:
-        """Run work that is not a turn, at once, as `beside` does. The caller's event loop is not blocked."""
+        """Do the same as `beside`, without blocking the caller's event loop."""
         self._loop.loop_thread.refuse_waiting()
         return await self._result(self._loop.submit(lambda: work(self.resources)))
 
@@ -154,7 +154,7 @@ class Episode:
         """Return whether a further turn will need sessions of `pool`.
 
         If `expects_turns` is false, the only further turns are those that wait for a slot. Each other pool
-        with prewarmed sessions will serve one of these.
+        with prewarmed sessions will serve one of them, so `pool` is needed only if more turns wait.
         """
         if self.expects_turns:
             return True
@@ -263,7 +263,7 @@ class CurrentEpisode:
         self._endpoint = endpoint if lasting else None
         self._recorder = recorder
         self._sessions: Sessions = sessions if lasting else "fresh"
-        # A batch has no pause between two turns, in which `ahead` would start servers.
+        # With `ahead`, servers start in the pause between two turns, but in `Runner.map` there is no pause.
         self.batch_sessions: Sessions = "beside" if sessions == "ahead" else sessions
         self._episode: Episode | None = None
         here_and_in_children(self._make_lock)

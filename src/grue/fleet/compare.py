@@ -439,7 +439,7 @@ def compare_results(
 ) -> Comparison:
     """Compare two sets of episodes. Raises what `compare` raises.
 
-    `left_out` is only reported: how many episodes of earlier sweeps the caller has left out of each set.
+    `left_out`: how many episodes of earlier sweeps the caller has left out of each set, for the report.
     """
     score = options.score or _only_score((*first, *second))
     failed_as = failed_score((*first, *second), options.failed_as, lower_is_better=options.lower_is_better)

@@ -287,7 +287,7 @@ def _preloaded(limits: Limits) -> list[str]:
     names = [name for name in _PRELOADED if _can_import(name)]
     if limits.servers.at_once is not None:
         with contextlib.suppress(MissingDependencyError):
-            require_mcp()  # without importing it here: the driver does not need it
+            require_mcp()  # does not import `mcp`, which the driver does not need
             names += _PRELOADED_FOR_SERVERS
     return names
 

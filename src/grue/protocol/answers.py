@@ -93,7 +93,7 @@ def has_shape(schema: m.JsonObject, content: str) -> bool:
     """Return whether a text contains a JSON object with all members that the schema requires.
 
     If the schema requires no member, one of its `properties` is enough. The result is `True`, too, if the
-    schema is not of an object, or the text is very long.
+    schema's `type` is not `object`, or the text is very long.
     """
     if schema.get("type") != "object" or len(content) > _MOST_JUDGED:
         return True

@@ -123,7 +123,7 @@ def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
         case s.Waiting() | s.AwaitingCompletion() | s.AwaitingSummary(), m.WaitEnded():
             return resuming.waited(state), ()  # rule 14: a later process goes on with the turn
         case s.Waiting(pending=pending), m.SessionClosed(server=server) if server in pending:
-            # rule 14: the turn waits for the provider's batch when all sessions are closed
+            # rule 14: close all sessions, then wait for the provider's batch
             return resuming.closed_to_wait(state, server)
         case s.AwaitingSummary(), m.CompletionReceived() | m.CompletionFailed():
             return asking.summarised(state, event)  # rule 9: go on with the summary, or without

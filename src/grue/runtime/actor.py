@@ -350,7 +350,7 @@ class Supervisor:
     def start(self, actor: Actor[Any], *, whole: bool = False) -> None:
         """Run an actor in a new task until its mailbox is closed.
 
-        `whole`: the group's work is done when this actor returns.
+        `whole`: when this actor returns, the work of all actors of this supervisor is done.
         """
         if not self._running:
             self._all_done = anyio.Event()

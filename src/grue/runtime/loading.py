@@ -141,7 +141,7 @@ def _work_in(frame: FrameType | None) -> str:
       of pydantic or OpenSSL by grue: they initialise themselves at their first use, and hold locks meanwhile.
     - "others": an import that no code of grue has caused, such as that of a codec in a thread that looks up
       a host name for an event loop.
-    - "idle": the thread runs grue, but nothing that a fork has to wait for.
+    - "idle": the thread runs grue, but nothing that an `os.fork` has to wait for.
     - "": the thread neither imports nor runs grue.
     """
     inner, importing, runs_grue = "", False, False

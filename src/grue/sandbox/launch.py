@@ -221,7 +221,7 @@ def _unlocked(name: str, folder: int) -> int:
 
 
 class Watching(Sandbox, frozen=True, kw_only=True):
-    """A box that limits nothing and records what the program does; `start` makes its `Boxed`."""
+    """A box that limits nothing and records what the program does. `boxed` returns what `start` returns."""
 
     start: Callable[..., Boxed]
 

@@ -384,7 +384,7 @@ def _without_links(paths: Iterable[str], written: list[str]) -> list[str]:
         real = real_path(path)
         found.append(real)
         if _is_interpreter(path) and _is_interpreter(real):
-            # In a virtual environment `python` is a link out of the folder. An interpreter holds no secrets.
+            # Allow this link, as a virtual environment has one to `python`: an interpreter holds no secrets.
             continue
         for folder, base in bases:
             # `folder` itself may be a link: the program can replace what is in it, but not the folder.

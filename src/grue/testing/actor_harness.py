@@ -277,9 +277,10 @@ class ActorHarness:
         return await self.idle()
 
     async def ask(self, body: object, *, timeout_s: float | None = None) -> Asked:
-        """Ask the actor a question, and return the `Asked` when the actor waits again, replied or not.
+        """Ask the actor a question, let the actor run until it waits, and return the `Asked`.
 
-        The ask waits `timeout_s` seconds of virtual time; `None`: without a limit.
+        The actor need not have replied by then. It has `timeout_s` seconds of virtual time to reply; `None`:
+        no limit.
         """
         asked = Asked(body)
         self._tasks.start_soon(asked.put_to, self._mailbox(), timeout_s)

@@ -51,8 +51,9 @@ def assert_calls(outcome: TurnOutcome[Any], *expected: Called) -> None:
 
 
 def assert_answer(outcome: TurnOutcome[Any], answer: object, *, fallback: bool = False) -> None:
-    """Check that a turn gave this answer, as the Python value or the JSON value that stands in a trace.
+    """Check that a turn gave this answer.
 
+    `answer` is the answer as a Python value, or as the JSON value that the trace has for it.
     With `fallback`, the host's fallback is expected, because the model gave no acceptable answer.
 
     Raises:

@@ -60,7 +60,7 @@ def assert_nothing_left(within_s: float = 10.0) -> Iterator[None]:
     before = _Present(
         all_process_ids(), frozenset(_descriptors()), frozenset(_threads(running)), _tasks(), running
     )
-    os.environ[_MARK] = f"{mark} {outer}"  # in nested blocks, processes get the marks of all blocks
+    os.environ[_MARK] = f"{mark} {outer}"  # in nested blocks, a process inherits the ids of all blocks
     try:
         yield
     finally:

@@ -661,7 +661,7 @@ class FunctionConnection:
         return self.listing
 
     async def refresh_tools(self, timeout_s: float) -> None:
-        """Await `before_calls`. The session calls `refresh_tools` before it records a batch's first call."""
+        """Await `before_calls`: the session calls this method before it records a batch's first call."""
         del timeout_s
         if self._before_calls is not None:
             await self._before_calls()

@@ -217,7 +217,10 @@ def _pieces(text: str, quick: _Test) -> Iterator[tuple[int, int, str]]:
 
 
 def _test_of(pattern: str) -> tuple[_Test, _Test]:
-    """Return an exact test for parts of lines, and a quick test: a block that fails it has no such part."""
+    """Return an exact test for a part of a line, and a quick test for a block of lines.
+
+    If a block fails the quick test, all parts of its lines fail the exact test.
+    """
     if len(pattern) > _LONGEST_PATTERN:
         raise CannotReadError(f"a pattern has at most {_LONGEST_PATTERN} characters")
     test = _compiled(pattern)

@@ -100,7 +100,7 @@ class PooledConnection:
         return self.listing.tools
 
     def release(self) -> None:
-        """Let the owner task close the connection. If the connection is still opening, this is cancelled."""
+        """Let the owner task close the connection, or stop opening it if it is not open yet."""
         self._released.set()
         if not self.opened.is_set():
             self._opening.cancel()
@@ -179,7 +179,8 @@ Sessions: TypeAlias = Literal["fresh", "ahead", "beside", "kept"]
 class SessionPool:
     """Holds the open sessions of an episode. Use it only in the episode's event loop, for one turn at a time.
 
-    Cancelling `group` closes all connections. While `expects_turn` returns `False`, none is prewarmed.
+    Cancelling `group` closes all connections. While `expects_turn` returns `False`, no session is
+    prewarmed.
 
     Attributes:
         sessions: Which sessions the pool has; see the module's docstring.

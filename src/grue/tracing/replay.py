@@ -273,7 +273,7 @@ class AgentReplay:
 
 
 def replay_agent(turn: AgentTurn, changes: Changes) -> AgentReplay:
-    """Return the replay that follows the recording furthest, among all orders that the trace allows."""
+    """Replay a turn with its events in each possible order, and return the replay that gets furthest."""
     best: AgentReplay | None = None
     for order in islice(_orders(turn), _MOST_ORDERS):
         replay = AgentReplay(turn, changes, order)

@@ -166,7 +166,7 @@ class ModelStats(Struct, frozen=True, kw_only=True):
         requests: Completions that were requested, including servers' samplings.
         retries: Requests that were sent again after a failure.
         cut_replies: Replies that ended at their length limit.
-        cut_results: Results of tools that were cut before the model read them.
+        cut_results: Tool results that were cut before the model read them.
         dropped_replies: Replies that were dropped, because a server did not list the tools that it was
             presumed to have.
         usage: Tokens and cost of all replies; estimates for a reply that was dropped before it arrived.

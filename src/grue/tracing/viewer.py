@@ -236,8 +236,8 @@ class _Comparison(Struct, frozen=True, kw_only=True):
 def write_comparison(left: Path, right: Path, target: Path) -> int:
     """Write a page that compares two traces. Return the number of the first turn that differs; 0: none does.
 
-    Numbers, times, durations and ids are not compared, as in `grue trace diff`. Only its owner can read the
-    page. Each trace is a file, or the run folder that holds it.
+    The messages' numbers, times, durations and ids are not compared, as in `grue trace diff`. Only its owner
+    can read the page. Each trace is a file, or the run folder that holds it.
 
     Raises:
         TraceError: A trace cannot be read or the page cannot be written; no partial page is left.

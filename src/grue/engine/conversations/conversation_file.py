@@ -334,7 +334,8 @@ def lines_to_write(saved: SavedConversation, kept: int, produced: list[bytes]) -
     """Return the lines to append to the file, so that its lines for the last turn become those in `produced`.
 
     Lines that the file has already are not appended again. If the file has different lines, an `Undone` takes
-    them back. `kept` is the number of lines before the last turn. An empty line stands for `Dropped`.
+    them back. `kept` is the number of lines before the last turn. An empty line in `produced` stands
+    for a `Dropped`.
     """
     wanted = [line or _DROPPED for line in produced]
     same, end = 0, kept

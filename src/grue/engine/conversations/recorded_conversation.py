@@ -457,7 +457,7 @@ class RecordedTurn:
         return body.request if isinstance(body, m.RequestCompletion) else 0
 
     def _take_back_rewrites(self) -> None:
-        """Remove from `said` what follows the last request: the resumed turn shortens the history again."""
+        """Remove what follows the last request in `said`: changes that the resumed turn makes again."""
         asked = None if self.asked is None else self.asked.body
         at = next((at for at, each in enumerate(self.said) if each is asked), None)
         if at is not None:

@@ -128,7 +128,7 @@ class StepRunner:
 def is_repeatable(tool: m.ToolDefinition | None) -> bool:
     """Return whether a call of `tool` that may have had an effect can be made again.
 
-    The server's annotations are trusted here, because a malicious server can do its harm in the first call.
+    The server's annotations are trusted here, because a malicious server needs no second call to do harm.
     """
     # `hints_of` sets `idempotent` for read-only tools, too.
     return hints_of(None if tool is None else tool.annotations).idempotent

@@ -164,7 +164,7 @@ def _in_valid_text(reply: w.Reply, profile: WireProfile) -> w.Reply:
 
 
 def _without_text(echo: m.JsonObject, profile: WireProfile) -> m.JsonObject:
-    """Return a reply's `echo`; `{}` if it would repeat the reply's text, which was changed."""
+    """Return the `echo` of a reply whose text was changed; `{}` if the echo contains the old text."""
     return {} if FORMATS[profile.wire].echoes_text else echo
 
 

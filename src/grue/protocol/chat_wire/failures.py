@@ -213,7 +213,8 @@ def kind_of_status(status: int, words: str = "") -> FailureKind:
 
 
 def _fragment(url: re.Match[str]) -> str:
-    # Many texts link to the provider's billing page. `#token-limit` is a sign of a rate limit.
+    # Drop URLs, because many texts link to the provider's billing page without being about money. Only
+    # `#token-limit` is kept: it shows that the text is about a rate limit.
     return "#token-limit" if "#token-limit" in url[0] else " "
 
 

@@ -495,7 +495,7 @@ def _read(answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply:
     for item in items:
         if item.get("type") == "function_call":
             arguments = item.get("arguments")
-            # The length limit may cut off arguments at a place where the rest happens to be valid JSON.
+            # Arguments that were cut off at the length limit may happen to be valid JSON.
             if item.get("status") == "incomplete":
                 arguments = f"{arguments}{CUT_MARK}"
             call = w.read_call(item.get("call_id"), item.get("name"), arguments, ids, names)

@@ -169,8 +169,8 @@ def _is_attached(char: str) -> bool:
 class ThoughtSplitter:
     """Separates thoughts from a text that arrives in pieces, as `split_thoughts` does for a whole text.
 
-    If the endpoint puts the opening mark into the prompt, the thoughts are returned as content: the mark that
-    shows what they are comes after them.
+    If the endpoint puts the opening mark into the prompt, the thoughts are returned as content, because only
+    the closing mark, which comes after them, shows that they are thoughts.
     """
 
     def __init__(self) -> None:

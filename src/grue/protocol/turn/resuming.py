@@ -114,7 +114,7 @@ def waited(
 ) -> s.AwaitingCompletion | s.AwaitingSummary:
     """Return the state in which a later process waits for the reply.
 
-    Its sessions are closed; each server starts again when one of its tools is called.
+    In this state no session is open. Each server starts again when one of its tools is called.
     """
     then = state.then if isinstance(state, s.Waiting) else state
     turn = then.turn

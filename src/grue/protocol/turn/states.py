@@ -116,7 +116,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def untold(self) -> tuple[m.ToolMessage, ...]:
-        """The tool messages that no request has sent yet; empty if the conversation ends with this turn."""
+        """The tool messages that the conversation's next turn has to send; empty if this turn is the last."""
         return () if self.run.history is None else self.told
 
     @property
@@ -126,7 +126,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def can_call(self) -> bool:
-        """Whether the model can call a tool, listed or not."""
+        """Whether there is a tool to call, or a server that takes calls of tools which it does not list."""
         return bool(self.tools or self.unlisted)
 
     @property
@@ -308,7 +308,7 @@ CallNote: TypeAlias = m.ToolRejected | m.ToolDenied | m.ToolSkipped
 
 
 class PlacedNote(Struct, frozen=True):
-    """A note that is recorded as soon as this number of the reply's calls (`settled`) is settled."""
+    """A note that is recorded as soon as `settled` calls of the reply are settled."""
 
     settled: int
     note: CallNote

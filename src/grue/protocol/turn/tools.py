@@ -11,7 +11,7 @@ The rules for the calls of a reply:
 - A call that an earlier process has sent, and that its server works on as a task, is neither asked about nor
   counted again.
 - If nobody answers now, the turn is parked. A resumed turn judges the reply again. If the definition of a
-  tool has changed, a question about its call is asked again. Without a question the call is not made.
+  tool has changed, a question about its call is asked again, and a call that needs no approval is not made.
 
 The rules for servers that start when they are called (`RunTurn.when_called`):
 

@@ -10,8 +10,8 @@ This works only on Linux, and only where `prlimit` and pidfds work; elsewhere no
 process loses the mark if it lowers its hard limit, or raises it as root. A process that another program
 starts on behalf of a server (systemd, Docker, cron) does not have it.
 
-A process is killed through a pidfd that was opened before its mark was checked. Its id could belong to an
-unrelated process by the time of the kill.
+A process is killed through a pidfd that was opened before its mark was checked, and not by its id. By the
+time of the kill, the id could belong to an unrelated process.
 """
 
 import itertools

@@ -127,7 +127,7 @@ class HostGuard:
 
     def _send(self, line: str) -> None:
         if self._ensure_running():
-            return  # a new guard was sent the whole list
+            return  # a guard was started, and got the whole list of groups and folders
         try:
             self._write(line)
         except OSError:

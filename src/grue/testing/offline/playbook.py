@@ -74,7 +74,8 @@ def position(commands: Sequence[str], turn: int, recent: Sequence[str]) -> int |
     """Return how many commands of a script were played; `None` if the last commands are not in the script.
 
     A host plays an idle command such as `look` in a turn that has failed. So if `recent` does not equal the
-    script's commands just before this turn, its other commands are looked for in the script, from the end.
+    script's commands just before this turn, the idle commands in `recent` are ignored, and the script is
+    searched backwards for the other ones.
 
     `turn` is the turn to play, from 1. `recent` begins with the oldest command.
     """

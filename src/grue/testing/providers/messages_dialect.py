@@ -208,7 +208,7 @@ def _usage(usage: Json) -> Json:
 
 
 def error(status: int, said: Json) -> Json:
-    """Return an error in Anthropic's shape. Its type depends on `status`, or if that is 200, on `code`."""
+    """Return an error in Anthropic's shape. Its type depends on `status`, or on `said` if `status` is 200."""
     code = said.get("code")
     status = code if status == 200 and isinstance(code, int) else status
     kind = _ERROR_TYPES.get(

@@ -315,7 +315,7 @@ class _LangfuseSink(SpanSink):
 
 
 def _propagation(session_id: str, trace_name: str) -> Callable[[], AbstractContextManager[Any]]:
-    """Return a function that makes a context manager: observations in it get the two given names."""
+    """Return a function that makes a context manager, which gives observations the session id and name."""
     if find_spec("langfuse") is None:  # the client is not Langfuse's own, for example in a test
         return nullcontext
     from langfuse import propagate_attributes

@@ -129,7 +129,7 @@ class SpanOpened(Struct, frozen=True, kw_only=True):
     Attributes:
         parent: The span that contains this span; `None`: this span is the outermost.
         at: Seconds since the epoch.
-        conversation: Id of the conversation, or of the episode if its turns are in no conversation, or empty.
+        conversation: Id of the conversation; if there is none, of the episode; empty: neither is known.
         asks: The model that the turn asks; `None`: unknown.
     """
 

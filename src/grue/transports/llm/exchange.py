@@ -258,7 +258,7 @@ class _Connecting:
             if info["request"].method != b"CONNECT":  # the CONNECT to a proxy is still a part of the connect
                 self.scope.deadline, self.opened = math.inf, None
                 if self._on_sent is None:
-                    self._extensions.pop("trace", None)  # later events are needed only for `_on_sent`
+                    self._extensions.pop("trace", None)  # only `_on_sent` would need later events
         elif event == "connection.connect_tcp.complete":
             self.opened = info["return_value"]
         elif event == "http11.receive_response_headers.started" and self._on_sent is not None:

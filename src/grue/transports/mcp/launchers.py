@@ -41,7 +41,7 @@ _LAST_WRITTEN = ".package-lock.json"
 def npx_cache_broken(server: StdioServer) -> str | None:
     """Return advice that names the broken cache folder, or `None` if the cache is not broken.
 
-    Call this after the server's process has ended: a running npx may still be filling an intact cache.
+    Call this after the server's process has ended, because a cache that npx is still filling looks broken.
     """
     if PurePath(server.command).name != "npx":
         return None

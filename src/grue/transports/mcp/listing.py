@@ -262,7 +262,9 @@ class ListingCache:
             return 0
 
     def _path(self, server: McpServer, *, make_key: bool = False) -> Path | None:
-        """Return the path of a server's file; `None`: no key to hash its name with is stored, or made here.
+        """Return the path of a server's file; `None`: there is no key to hash its name with.
+
+        With `make_key`, a missing key is made and stored.
 
         Raises `OSError` or `ValueError`.
         """
