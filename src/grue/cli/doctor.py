@@ -105,8 +105,8 @@ def before_start(server: McpServer) -> Launch | None:
 def boot_lines(launch: Launch, opened: m.SessionOpened, limits: TurnLimits) -> Iterator[str]:
     """Yield lines that say how long each part of a server's start takes, and how to start it faster.
 
-    `opened` is the report of the first start. To compare, the server is started again, when nothing has to be
-    downloaded any more, and a third time without its launcher, such as `npx`.
+    `opened` is the report of the first start, which may include a download. For comparison, the server is
+    started once more without the download, and once without its launcher, such as `npx`.
     """
     launcher, first_s = launch.launcher, opened.elapsed_s
     again = None if launch.installed else _started(launch.server, limits)

@@ -194,7 +194,8 @@ def parse_toml(text: str, path: Path) -> Document:
 
 
 def _position(message: str, text: str) -> tuple[int, int]:
-    # Before Python 3.14 a TOML error has the position only in its message, and none at the document's end.
+    # Before Python 3.14 a TOML error has its position only in its message, and an error at the end of the
+    # document has no position.
     if match := re.search(r"at line (\d+), column (\d+)", message):
         return int(match[1]), int(match[2])
     return text.count("\n") + 1, len(text) - text.rfind("\n")

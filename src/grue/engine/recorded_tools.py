@@ -186,8 +186,8 @@ class TurnRecord:
         if not isinstance(settlement, m.ToolReturned | m.ToolTimedOut | m.ToolSkipped | m.ServerDied):
             return
         call = self._calls.get((settlement.batch, settlement.call_id))
-        # Ignore a skipped call that the server did not refuse: another call had timed out, or a server had
-        # died. That is no result of the tool.
+        # Ignore a call that was skipped because another call had timed out or a server had died, as it has no
+        # result of the tool. A call that the server refused counts.
         if call is not None and (not isinstance(settlement, m.ToolSkipped) or settlement.refused):
             call.seq, call.settlement, call.redacted = envelope.seq, settlement, envelope.redacted
 

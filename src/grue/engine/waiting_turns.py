@@ -131,8 +131,8 @@ class _Room(Struct, frozen=True, kw_only=True):
         if not self.files.is_wanted(item):
             if not self.admits(self.turn, body):
                 raise RequestPostponed(_NO_BUDGET)
-            # Flush first. Otherwise, if the process died in between, the stored request would be missing in
-            # the trace, and a later process would store another one.
+            # Flush before storing the request: if the process died after storing it, the request would be
+            # missing in the trace, and a later process would store another one.
             self.flush()
             self.files.want(item, self.path, body)
         raise RequestPostponed(item)
@@ -195,7 +195,7 @@ class _Turns(Generic[T]):
         return None
 
     async def run(self, index: int, request: TurnRequest[T], resources: TurnResources) -> TurnOutcome[T]:
-        """Run a turn, from its trace if it has one; raises `TurnPostponed` if it waits for a reply."""
+        """Run a turn, or go on from its trace; raises `TurnPostponed` if the turn waits for a reply."""
         number = index + 1
         path = self._files.turn(number)
         recorder = self._settings.wiring.recorder.for_another_trace()

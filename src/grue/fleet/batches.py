@@ -184,7 +184,7 @@ class FleetBatches:
         return len(self._waiting)
 
     def add(self, episode: Path) -> None:
-        """Put the requests of an episode that have no reply yet into the folder `DIR/batches/MODEL`.
+        """Put the unanswered requests of an episode into the folder `DIR/batches/MODEL`.
 
         Raises `FleetError` or `BatchFolderError`.
         """

@@ -272,7 +272,7 @@ class Driver:
         return b"".join(bytes.fromhex(self._identified(each, digests)[2]) for each in self._plan.cases())
 
     def _identified(self, planned: Case, digests: FileDigests) -> tuple[Case, dict[str, str], str]:
-        """Return the case as the work completes it, the digests of the case's files, and the episode's id."""
+        """Return the case as completed by the work, the digests of its files, and the episode's id."""
         work = self._plan.work
         case = work.completed(planned)
         files = digests.of(case, work.files)
@@ -357,7 +357,7 @@ class Driver:
         self._pause_if_all_fail(end)
 
     def _end_without_commit(self, folder: EpisodeFolder, ended: Attempted | Lost) -> AttemptEnd | None:
-        """Return how an uncommitted attempt ended; `None`: it was cancelled. Commit it if it timed out."""
+        """Return how an uncommitted attempt ended; `None`: it was cancelled. Commit a timed-out attempt."""
         if isinstance(ended, Attempted):
             if ended.end.outcome in ("infrastructure", "unpaid", "waiting"):
                 return ended.end

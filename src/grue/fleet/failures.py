@@ -84,7 +84,7 @@ class Failure(Struct, frozen=True):
 
 
 class FailedEpisode(Struct, frozen=True, kw_only=True):
-    """An episode in a group. `message`: number of the trace's message that reports the failure, or 0."""
+    """An episode of a `FailureGroup`. `message`: number of the message that reports the failure, or 0."""
 
     id: str
     text: str

@@ -209,7 +209,7 @@ class EpisodeFolder:
                     (self.path / name).rename(aside / name)
 
     def drop_trace(self) -> None:
-        """Delete the folders of all attempts, with their traces. The commit stays."""
+        """Delete the folders of all attempts, with their traces, but keep the episode's result (`Commit`)."""
         for _, attempt in self.attempts():
             shutil.rmtree(attempt, ignore_errors=True)
 

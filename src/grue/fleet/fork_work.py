@@ -205,7 +205,7 @@ def _check(name: str, sign: str, wanted: str, written: str) -> Callable[[TurnToF
 
 
 def turns_in(folder: Path) -> Iterator[TurnToFork]:
-    """Yield the turns of all traces below a folder, or of one trace.
+    """Yield the turns of all traces below `folder`, or of one trace if `folder` is a file.
 
     Left out are traces that cannot be read, turns that `Runner.fork` has made, and interrupted turns that
     were run again.

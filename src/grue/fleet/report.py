@@ -31,9 +31,9 @@ _MOST_NAME = 300
 
 
 class _CellRow(Struct, frozen=True, kw_only=True):
-    """The figures of the episodes with equal settings. `low` and `high` are the ends of the 95 % interval.
+    """The figures of the episodes with equal settings.
 
-    They are `None` if there are too few cases.
+    `low` and `high` are the ends of the 95 % interval; `None`: there are too few cases.
     """
 
     name: str

@@ -4,8 +4,9 @@ This module is a pure state machine: it never waits.
 
 An episode with two servers holds a place for the first while it asks for the second. If every worker did that
 with the last free places, all would wait for each other for ever. So a worker's first server reserves all the
-places that an episode needs (`an_episode`), and its further servers start at once. A worker that starts more
-servers may have to wait while it holds places; after a while `accounts.py` refuses the server.
+places that an episode needs (`an_episode`), and its further servers start at once. If an episode starts more
+servers than `an_episode`, its worker may have to wait for a place while it holds others; after a while
+`accounts.py` refuses the server.
 """
 
 from collections import Counter

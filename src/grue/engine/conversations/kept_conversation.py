@@ -266,7 +266,7 @@ class KeptConversation:
         if file is not None:
             kept._append_to(file)
         if saved.mark is None:
-            # The process may have been killed within a turn, before its calls were answered.
+            # If the process was killed within a turn, answer the calls that have no answer.
             kept.history.close(None)
         return kept
 
@@ -508,7 +508,7 @@ class KeptConversation:
             self._file = None
 
     def _require_saved(self) -> None:
-        """If an earlier write has failed, raise its error, until the conversation is saved elsewhere."""
+        """Raise the error of an earlier write that has failed, unless the conversation was saved since."""
         if self._failed is not None:
             raise self._failed
 
@@ -598,9 +598,9 @@ class KeptConversation:
     def _close_turn(self, lent: LentConversation, actors: TurnReport | None, parked: TurnMark | None) -> None:
         """Keep the turn's entries. `parked` is the `TurnMark` that a resumed turn had while it was parked.
 
-        The agent's last request is in the trace as soon as the agent sends it, but the LLM actor may have
-        been cancelled before it took the request. Add the request's texts then, so that the conversation has
-        the same entries as one that is read from the trace.
+        If the LLM actor was cancelled before it took the agent's last request, this adds the request's texts.
+        The trace has that request already, and a conversation that is read from the trace has to have the
+        same entries.
         """
         encoded, asked = lent.encoded, None if actors is None else actors.last_request
         if asked is not None and not asked.aside and (lent.told is None or lent.told.request < asked.request):
@@ -684,7 +684,7 @@ def given_up(mark: TurnMark | None) -> m.TurnParked | None:
 
 
 def is_parked_still(end: object) -> bool:
-    """Return whether a resumed turn stays parked, because a server failed."""
+    """Return whether `end` is the failure of a server, after which a resumed turn stays parked."""
     return isinstance(end, m.TurnFailed) and isinstance(end.failure, m.ServerFailure)
 
 

@@ -140,7 +140,7 @@ class ActionType(Struct, frozen=True):
         )
 
     def described(self) -> m.JsonObject:
-        """Return the type for a prompt, shorter than a JSON Schema."""
+        """Return a description of the type for a prompt, shorter than a JSON Schema."""
         _, parts = msgspec.json.schema_components([self.params])
         properties = parts[self.params.__name__]["properties"]
         params = {name: _shape(schema) for name, schema in properties.items()}

@@ -20,8 +20,8 @@ class Run(Struct, kw_only=True):
     """One run.
 
     Attributes:
-        began: When the run began, on the clock `time.monotonic`; for a resumed run earlier, so that the time
-            limit covers both parts.
+        began: When the run began, on the clock `time.monotonic`. For a resumed run, the time that the run
+            lasted before is subtracted, so that the time limit covers both parts.
         folder: The run folder; `None`: no file is written.
         manager: The connected servers; `None`: no servers are connected.
         stream: Whether replies are streamed.

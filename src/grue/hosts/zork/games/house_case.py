@@ -42,7 +42,7 @@ class Case(Struct, frozen=True):
 
 
 def case_for(seed: int) -> Case:
-    """Return the seed's variation.
+    """Return the variation of the house for a seed.
 
     It is computed from a digest of the seed, because `random` may differ between versions of Python.
     """
