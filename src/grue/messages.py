@@ -205,8 +205,8 @@ class ServerCall(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A validated tool call: its arguments are a JSON object, and the server lists the tool.
 
     Attributes:
-        task: The server's task for this call, if an earlier process has sent it already. The server is asked
-            for the task's result.
+        task: The server's task for this call, if an earlier process has sent the call already. Then only the
+            task's result is asked for.
         definition: Digest of the tool's definition when the call was allowed. If the tool has changed
             since, the session does not send the call. Empty, as in old traces: this is not checked.
     """

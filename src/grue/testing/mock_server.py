@@ -60,8 +60,8 @@ class _Writes(Protocol):
 class WithoutInitialize(ObjectReceiveStream[SessionMessage | Exception]):
     """Yields a client's messages, but answers `initialize` requests itself, with an error.
 
-    The SDK's server must not see such a request: after it, the connection stays with the older revisions,
-    even if the server refuses it.
+    The SDK's server must not see such a request: even if the server refused it, the connection would stay
+    with the older revisions.
     """
 
     def __init__(self, read: _Reads, write: _Writes) -> None:

@@ -39,9 +39,9 @@ MARK = b',"cache_control":' + to_json(w.EPHEMERAL)
 
 
 class EncodedMessages:
-    """The messages of a prompt as JSON, in order. Only the newest `room` cache markers are kept.
+    """The messages of a prompt as JSON, in order. At most `room` cache markers are kept, the newest.
 
-    A request contains all messages. Older messages are joined once, so that a request joins only a few parts.
+    Each request contains all messages. Older messages are kept joined, so that it takes only a few joins.
 
     Attributes:
         room: How many messages may have a cache marker. May be lowered before the first marker is added.
@@ -412,8 +412,8 @@ class EncodedConversation:
     def leaves_tools_out(self, reply: w.Reply) -> bool:
         """Return whether the endpoint's token count shows that the prompt did not contain the tools.
 
-        It does if the count is smaller than the number of words and punctuation marks in the texts and the
-        tools, and no reply has called a tool so far. A count that is too small for the texts alone shows
+        The count shows this if it is smaller than the number of words and punctuation marks in the texts and
+        the tools, and no reply has called a tool so far. A count that is too small for the texts alone shows
         nothing: some endpoints always report the same number.
         """
         tools = len(self._encoded_tools) if isinstance(self._mode, m.OfferTools) else 0

@@ -61,7 +61,7 @@ class ServerEvent(Struct, frozen=True):
 def intact(value: m.JsonObject, names: frozenset[str]) -> m.JsonObject:
     """Return the object, after checking that the names of its members are not garbled forms of `names`.
 
-    Unknown members are ignored, because endpoints add some. So the value of a garbled one would be lost.
+    Without this check a garbled member would be ignored, as unknown members are, and its value would be lost.
 
     Raises:
         DamagedStream: A member is garbled.

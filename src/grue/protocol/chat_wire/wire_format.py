@@ -137,7 +137,8 @@ def _arguments(value: object) -> str:
 def _without_copies(text: str) -> str:
     """Return a call's arguments once, if a gateway has sent them several times: `{"a":1}{"a":1}`.
 
-    Copies are compared as text, in linear time. Only few and short ones are decoded and compared.
+    Copies are compared as text, in linear time. If they differ as text, they are decoded and compared, but
+    only if they are few and short.
     """
     text = text.strip()
     several = _SEVERAL.search(text)

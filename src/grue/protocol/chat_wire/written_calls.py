@@ -298,7 +298,8 @@ def _marked(text: str, tools: _Tools) -> Written | None:
     try:
         calls, end = ([], len(text)) if reader is None else reader(text, start, tools)
     except _Unreadable:
-        # Between two paragraphs a tag like `<tool_call>` may be a quotation. Elsewhere the call is damaged.
+        # A tag like `<tool_call>` with text before it and a paragraph after it may be a quotation. Otherwise
+        # it is a damaged call.
         return Written(form, before=before) if not before or not _goes_on(text, mark.end()) else None
     rest = text[end:].strip()
     if before and rest:
@@ -603,7 +604,7 @@ def _last_fence(text: str, known: Iterable[str]) -> Written | None:
 
 
 def _last_lines(text: str, known: Iterable[str]) -> Written | None:
-    """Return the calls in JSON lines at a text's end; they may be an example, so they are not `sure`."""
+    """Return the calls in JSON lines at a text's end. They are not `sure`: they may be an example."""
     starts = {text.rfind("\n\n") + 2, text.find("\n{") + 1, text.find("\n[") + 1} - {0, 1}
     for start in sorted(starts):
         found = _bare(text[start:].strip(), known)

@@ -270,7 +270,10 @@ class History:
 def _cleared(
     items: tuple[m.ConversationItem, ...], shorter: dict[m.CallId, m.ToolMessage], texts: int
 ) -> tuple[tuple[m.ConversationItem, ...], int]:
-    """Put in the results in `shorter` and the stubs of `texts` user texts; return how many stubs are left."""
+    """Replace tool results by those in `shorter`, and at most `texts` user texts by their stubs.
+
+    Return the items, and how many more user texts may be replaced.
+    """
     kept: list[m.ConversationItem] = []
     for item in items:
         if isinstance(item, m.ToolMessage):

@@ -323,7 +323,7 @@ def _anchors(schema: m.JsonObject) -> dict[str, m.JsonObject]:
         outside = (str(part[key]) for key in _REFERENCES if isinstance(part.get(key), str))
         own = any(isinstance(part.get(key), str) for key in ("$schema", "$id"))
         if own or not all(reference.startswith("#") for reference in outside):
-            # The validator may know the other schema, such as a meta-schema, whose size is not measured.
+            # The validator may know that other schema (a meta-schema, for example), but its size is unknown.
             raise NotCheckedError("it refers to something outside, or is made of several schemas")
         for key in ("$anchor", "$dynamicAnchor"):
             name = part.get(key)
@@ -403,7 +403,7 @@ def _below(applied: list[m.JsonObject]) -> list[list[m.JsonObject]]:
         others[int].append((_schemas(rest), frozenset(items)))
         others[int].append((_schemas(part.get("contains")), frozenset()))
         keys += _schemas(part.get("propertyNames"))
-    # `named[""]` stands for the members that no schema part names, `named[-1]` for such items.
+    # `named[""]` stands for the members that no schema part names, `named[-1]` for the items that none names.
     for kind, name in ((str, ""), (int, -1)):
         others[kind] = [(schemas, own) for schemas, own in others[kind] if schemas]
         named.setdefault(name, [])

@@ -100,7 +100,7 @@ def judge(
     """Judge all calls of a reply.
 
     `used` says how often each tool with a limit has been called in this turn. Return the `Terms` of each
-    call, and `used` with those calls counted that are not denied.
+    call, and a copy of `used` that also counts the calls that are not denied.
     """
     counts = dict(used)
     known: dict[str, Terms] = {}
@@ -294,7 +294,7 @@ def judged(decision: ApprovalDecision) -> Judged:
 
 
 def sound(decision: ApprovalDecision) -> ApprovalDecision:
-    """Return a copy of a decision that shares no arguments with it; a denial if it is malformed."""
+    """Return a decision with its own copy of the arguments; a malformed decision becomes a denial."""
     verdict: object = decision.verdict
     reason = well_formed(decision.reason) if isinstance(decision.reason, str) else ""
     if verdict == "approve" and decision.arguments is None:

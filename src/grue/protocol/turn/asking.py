@@ -163,8 +163,8 @@ def heard(turn: Turn, reply: m.CompletionReceived) -> Turn:
     if turn.ledger is None:
         return turn
     ledger = turn.ledger.counted(reply.prompt_tokens)
-    # `usage` counts all tries of a request, `prompt_tokens` the last one. If they differ, `output_tokens`
-    # includes what an earlier try produced. Then pass 0, for which the ledger estimates the reply's size.
+    # `usage` counts all tries of a request, `prompt_tokens` only the last try. If they differ,
+    # `output_tokens` includes the output of earlier tries. Then pass 0, so that the ledger makes an estimate.
     output = reply.usage.output_tokens if reply.prompt_tokens == reply.usage.input_tokens else 0
     if turn.run.binds_calls:
         # `output` may include thoughts, which the next prompt does not contain. If the ledger counted them

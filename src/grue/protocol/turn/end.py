@@ -122,7 +122,7 @@ def answers_at_end(
 
 
 def progress(turn: Turn) -> m.TurnParked:
-    """Return a `TurnParked` that says how far the turn has come, without the tool calls of its last reply."""
+    """Return the turn's progress as a `TurnParked`, which does not have the tool calls of the last reply."""
     return m.TurnParked(
         turn=turn.run.turn,
         iterations=turn.iterations,

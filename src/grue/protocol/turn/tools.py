@@ -125,8 +125,8 @@ def _due(state: s.AwaitingTools) -> tuple[s.AwaitingTools, tuple[s.CallNote, ...
 def _next_run(state: s.AwaitingTools) -> Run | None:
     """Return the `Run` of calls to send to its server now; `None`: all unsent runs have to wait.
 
-    A run is sent when the run before it has ended. Parallel runs may be under way together, but a session
-    serves only one at a time.
+    A run waits until the runs before it have ended. But consecutive parallel runs wait for each other only if
+    they have the same server, because a session serves one run at a time.
     """
     if not all(batch.parallel for batch in state.under_way) or not state.unsent:
         return None
@@ -146,7 +146,7 @@ def _next_run(state: s.AwaitingTools) -> Run | None:
 def called_first(
     state: s.AwaitingTools, event: m.SessionOpened | m.McpDisabled | m.StartupFailed
 ) -> Transition:
-    """Go on when a server that a call has started is ready, or has failed to start."""
+    """Go on after a server, started for a tool call, has become ready or has failed to start."""
     match event:
         case m.SessionOpened():
             state, verified = started(state, event)

@@ -154,8 +154,8 @@ class Pace:
     async def pause_shielded(self) -> None:
         """Do the same as `pause`, but raise no cancellation.
 
-        If the caller is cancelled already, do not pause: the tasks that were cancelled with it would end
-        before the caller has sent them what they still have to receive.
+        If the caller is cancelled already, do not pause: during a pause, the other cancelled tasks would end
+        before the caller has sent them their last messages.
         """
         if time.monotonic() >= self._due and anyio.current_effective_deadline() != -math.inf:
             await anyio.lowlevel.cancel_shielded_checkpoint()

@@ -99,8 +99,8 @@ class Descendants:
             return []
         found = []
         for pid in _ids_since(self._pid, time.monotonic() - self._since):
-            # Most ids belong to other programs: open a pidfd only after a check. Check again, because the id
-            # may have been given to another process meanwhile.
+            # Most ids belong to other programs, so check the mark before opening a pidfd. Check it again
+            # afterwards, because the id may have been given to another process meanwhile.
             if pid == self._pid or _mark_of(pid) != self._mark:
                 continue
             with suppress(OSError):  # the process has exited, or this is the id of a thread
@@ -154,7 +154,7 @@ def _set_mark(pid: int, mark: int) -> bool:
 
 
 def _mark_of(pid: int) -> int:
-    """Return the process's hard RLIMIT_RTTIME; -1: unlimited, or the process is gone or another user's."""
+    """Return a process's mark, its hard RLIMIT_RTTIME; -1: none, or the process is gone or another user's."""
     if sys.platform == "linux":
         with suppress(OSError):
             return resource.prlimit(pid, resource.RLIMIT_RTTIME)[1]

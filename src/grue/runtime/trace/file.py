@@ -374,7 +374,7 @@ class TraceWriter(Closing):
 
     def _with_reference(self, written: memoryview, extracts: list[Extract]) -> bytes:
         # Decoding the whole line would copy it, and block other threads. The search finds nothing inside a
-        # string, whose quotes are escaped. The body is the last member of a line.
+        # string, because the quotes in a string are escaped. The body is the last member of a line.
         start = _BODY.search(written)
         assert start is not None, "a line has a body"
         before = start.end()

@@ -112,7 +112,7 @@ def _things(situation: Situation) -> Iterator[tuple[str, str]]:
 
 
 def _ways(situation: Situation, named: list[str]) -> Iterator[tuple[str, str]]:
-    # The order: the exits that only the game's text names, those in the host's notes, the way back.
+    # First the exits that only the game's text names, then those in the host's notes, last the way back.
     back = _way_back(situation)
     ways = _shuffled({*named, *(situation.known & _OPPOSITE.keys())}, situation.turn)
     for way in sorted(ways, key=lambda way: (way == back, way in situation.known)):
