@@ -49,7 +49,7 @@ _REF = "#/$defs/{name}"
 
 
 class _Omitted:
-    """Class of `_OMITTED`: stands for an argument that was not given, of a parameter that pydantic reads."""
+    """Class of `_OMITTED`, which marks a parameter that pydantic reads and that was given no argument."""
 
 
 _OMITTED = _Omitted()

@@ -120,7 +120,7 @@ def escaped(text: str) -> str:
     """Return printable text in which entities replace all characters that Mermaid could interpret.
 
     A colon is safe, except in a text with the word `style` or `classDef`: there Mermaid removes the last
-    semicolon after it, which may end an entity.
+    semicolon after the colon, and this semicolon may end an entity.
     """
     harmless = _HARMLESS if "style" in text or "classDef" in text else _HARMLESS | {":"}
     return "".join(

@@ -138,7 +138,7 @@ def _written(value: object) -> str:
 
 
 def _first_difference(one: str, other: str) -> tuple[int, int]:
-    """Return where the two texts begin to differ, in more than white space if possible."""
+    """Return where each text begins to differ. White space counts only if nothing else differs."""
     dense = "".join(one.split()), "".join(other.split())
     same = _common(*(dense if dense[0] != dense[1] else (one, other)))
     return (same, same) if dense[0] == dense[1] else (_place(one, same), _place(other, same))

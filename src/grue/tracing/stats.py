@@ -147,10 +147,10 @@ class TurnStats(Struct, frozen=True, kw_only=True):
     """The turns of an episode.
 
     Attributes:
-        outcomes: Number of turns by outcome: the kinds of `TurnCompleted`; `failed`; `parked`; `unfinished`:
-            killed, crashed, or still under way.
+        outcomes: Number of turns with each outcome: a kind of `TurnCompleted` (such as `answered`), `failed`,
+            `parked`, or `unfinished` (killed, crashed or still under way).
         iterations: Number of replies with tool calls in turns that have ended.
-        duration: The time of a turn from `RunTurn` to `TurnCompleted`, `TurnFailed` or `TurnParked`.
+        duration: How long turns took, from `RunTurn` to `TurnCompleted`, `TurnFailed` or `TurnParked`.
     """
 
     started: int

@@ -197,7 +197,7 @@ class _Rows:
         )
 
     def _drop(self, seq: int, drop: m.DropCompletion) -> None:
-        """Store the dropped request's row under `seq`, the number of `drop`, which causes `ReplyDropped`."""
+        """Store the dropped request's row under `seq`, the number of `drop`, for the later `ReplyDropped`."""
         for asked, row in self._requests.items():
             if (row.conversation, row.request) == (drop.conversation, drop.request):
                 self._requests[seq] = self._requests.pop(asked)

@@ -140,12 +140,13 @@ def write_pieces(
     """Write a trace's messages in pieces, each in a `<script>` element; return the rest of the page's data.
 
     Args:
-        pieces: The file to write. The page has these messages after the other data, which is known later.
+        pieces: The file to write. It goes into the page behind the returned data.
         reader: The trace.
         title: The title of this trace in the page.
         images: Collects the images of the messages.
         side: Number of the trace in the page, counted from 0.
-        turns: By number of a message, the turn under which the page shows it. This function sets the values.
+        turns: The keys are numbers of messages. The value of each is set to the turn under which the page
+            shows the message.
     """
     feed = PageFeed(images)
     for envelope in reader:

@@ -112,8 +112,8 @@ def offline_endpoint(
 ) -> LlmEndpoint:
     """Return an endpoint that a script answers, without network or key, for a program's `--offline`.
 
-    Of the real model's `settings`, those of its endpoint (URL, key, wire format, profile) and its
-    replacements (`then`) are not used. `None`: the defaults.
+    `settings` are those of the real model; `None`: the defaults. Its endpoint (URL, key, wire format,
+    profile) and its fallback models (`then`) are not used.
     """
     real = settings or LlmSettings(model=model)
     offline = replace(real, base_url=OFFLINE_URL, model=model, api_key="", wire=None, profile=None, then=())

@@ -119,7 +119,7 @@ def _chat_owed(completion: Json) -> dict[str, list[Json]]:
 
 
 def _chat_refusals(body: Json, owed: Owed) -> Iterator[str]:
-    # DeepSeek and OpenRouter refuse a message without the reasoning of the reply that it stands for.
+    # DeepSeek and OpenRouter refuse an assistant message without the reasoning of the reply that it repeats.
     for message in body["messages"] if owed else ():
         wanted: Json = {}
         for call in message.get("tool_calls") or ():

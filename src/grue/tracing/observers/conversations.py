@@ -124,5 +124,5 @@ class Conversations:
             del self._talks[next(iter(self._talks))]
 
     def _talk(self, name: m.ConversationId) -> _Talk:
-        # A conversation that is not in `_talks` is the single request of a server (sampling).
+        # A name that is not in `_talks` belongs to the single request of a server (sampling).
         return self._talks.get(name) or _Talk()

@@ -4,8 +4,8 @@
 spans with them. Attributes without a standard name are called `grue.*`.
 
 The attributes that an OpenTelemetry sampler reads (operation, provider, model, address, agent) are set when a
-span begins, or when it ends if grue's trace has not named the value by then. Old traces and hosts with their
-own model actor need that.
+span begins. A value that the trace names only later is set when the span ends. This happens in old traces, or
+if a host has its own model actor.
 """
 
 from collections.abc import Iterable

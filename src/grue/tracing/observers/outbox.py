@@ -180,7 +180,8 @@ class Outbox:
                 self._warn(f"{self._name}: nothing is sent: {error}.")
                 return
             self._thread = thread
-            # atexit handlers run last in, first out: a client that was created earlier is then still open.
+            # atexit handlers run last in, first out, so a client that was created earlier is still open when
+            # `close` runs.
             atexit.register(self.close)
 
     def _run(self) -> None:

@@ -149,7 +149,7 @@ class BatchDesk:
     async def _found(self, record: Submission) -> BatchState | None:
         """Find the provider's batch that was made from a file of requests; `None`: there is none.
 
-        Raises `_NotEnded` if this cannot be told yet, because a batch that may be the one still runs.
+        Raises `_NotEnded` if this is not known yet: a batch that still runs may be the one.
         """
         known = {each.batch_id for each in self._folder.submissions.values()}
         running = False

@@ -530,7 +530,7 @@ class LlmEndpoint:
 
     @property
     def price(self) -> Price | None:
-        """The price that the user has set for the model, for batches if the turn uses them; `None`: none."""
+        """The price that the user has set for the model, or its price in batches if the turn uses batches."""
         price = price_of(self.settings.prices, self.settings.model)
         return price.in_batches if price is not None and current_room() is not None else price
 

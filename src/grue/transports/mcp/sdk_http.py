@@ -589,7 +589,7 @@ def _is_compressed(response: httpx2.Response) -> bool:
 async def _body(response: httpx2.Response, limit: int) -> bytes | None:
     """Return the body. If it is longer than `limit`: `None` for a success, its beginning for an error."""
     if _is_compressed(response):
-        return b""  # it is an error response, whose status is enough: a compressed success is refused earlier
+        return b""  # of an error the status is enough; a compressed success was refused earlier
     body = bytearray()
     async for chunk in response.aiter_bytes():
         body += chunk
