@@ -1662,7 +1662,7 @@ class TurnParked(Message, frozen=True, kw_only=True):
 class OpenTask(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A call that its server still runs as an MCP task, although the process that sent the call was killed.
 
-    `changed_arguments` are those that were sent, if a person had changed the model's arguments.
+    `changed_arguments`: the arguments that were sent, if a person had changed the model's; otherwise `None`.
     """
 
     server: ServerName

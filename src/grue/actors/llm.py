@@ -376,8 +376,8 @@ class LentConversation(Struct):
         if command.aside:
             return self.encoded.aside(command.new, command.mode)
         if long:
-            # If this task is cancelled, `run_sync` still waits for the thread. Otherwise the conversation's
-            # next turn could begin while the thread is adding the items.
+            # `run_sync` waits for the thread even if this task is cancelled. So the conversation's next turn
+            # cannot begin while the thread is still adding the items.
             await anyio.to_thread.run_sync(self.encoded.ask, command.new, command.mode)
         else:
             self.encoded.ask(command.new, command.mode)

@@ -24,8 +24,8 @@ class Seen(Struct, frozen=True, kw_only=True):
     """The state of a fleet, as the display shows it.
 
     Attributes:
-        running: By the id of each running episode, when it was submitted, in monotonic seconds.
-        costs: The cost of the requests as the broker counts it, which it does in fleets with limits only.
+        running: When each running episode was submitted, in monotonic seconds, by the episode's id.
+        costs: The cost of the requests, as the broker counts it; 0 in a fleet without limits.
     """
 
     tally: Tally

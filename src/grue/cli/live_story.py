@@ -57,8 +57,8 @@ class Line(Struct, frozen=True):
 def _wrapped(text: str, width: int, hanging: str) -> list[str]:
     if cells(text) <= len(text):
         return textwrap.wrap(text, width, subsequent_indent=hanging) or [""]
-    # `textwrap` counts characters, not columns, so a placeholder follows each wide one. A row that ends
-    # between the two is one column wider than counted: hence `width - 1`.
+    # `textwrap` counts characters, but a wide character fills two columns: insert a placeholder after it. A
+    # row that ends between character and placeholder is one column wider than counted: hence `width - 1`.
     spaced = "".join(char + _SECOND_COLUMN * (cells(char) - 1) for char in text)
     rows = textwrap.wrap(spaced, width - 1, subsequent_indent=hanging)
     return [row.replace(_SECOND_COLUMN, "") for row in rows]

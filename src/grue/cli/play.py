@@ -143,7 +143,7 @@ def _finish(
 
 
 def _configuration(options: PlayOptions) -> tuple[GameConfiguration, Any, str]:
-    """Return the settings, the bundled server if it is used, and a notice about that for people."""
+    """Return the settings, the bundled server if it is used, and a notice to the user that it is used."""
     config = GameConfiguration.of_project()
     model = options.model
     if options.offline:

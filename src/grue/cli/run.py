@@ -211,7 +211,7 @@ def _shown(recorder: Recorder, options: RunOptions, lines: RunLines) -> ExitStac
 
 
 def _remove_if_empty(folder: Path) -> None:
-    with suppress(OSError):  # the folder does not exist, or has files, because the run had begun
+    with suppress(OSError):  # no folder was made, or the run had begun and the folder has files
         folder.rmdir()
 
 

@@ -22,7 +22,7 @@ class ProjectTables(Struct, frozen=True):
 
     Attributes:
         tables: Each of `TABLES` with its keys and values; a table that the file does not have is empty.
-        roots: For each setting, by its table and key, the root of its table: `tool.grue` or `tool.zorkgpt`.
+        roots: `tool.grue` or `tool.zorkgpt` for each setting in the file, by the setting's table and key.
     """
 
     document: Document

@@ -37,10 +37,11 @@ Work: TypeAlias = Callable[[TurnResources], Awaitable[T]]
 
 
 class Episode:
-    """An event loop in a background thread, with open connections to the model and a pool of sessions.
+    """An event loop in a background thread, in which the turns of an episode run.
 
-    At most `at_once` turns run in parallel, each in a slot; the others wait. With `sessions="fresh"` each
-    turn opens its own sessions, otherwise each slot has a pool.
+    The connections to the model stay open between turns. At most `at_once` turns run in parallel, each in a
+    slot; the others wait. With `sessions="fresh"` each turn opens its own sessions, otherwise each slot has a
+    pool of sessions.
 
     An episode holds no reference to its runner, so a runner that was never closed can be garbage collected.
 

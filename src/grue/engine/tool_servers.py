@@ -321,7 +321,7 @@ class PresumedListings:
         servers = [name for name in command.servers if name not in waiting]
         on = [name for name in servers if not isinstance(connections.get(name), Disabled)]
         starting = [name for name in on if not isinstance(self._servers[name], HostFunctions | HostCommands)]
-        # Check this before the functions and commands of the host are listed: most turns return here.
+        # Check the servers first: most turns return here, without listing the host's functions and commands.
         if not starting or not all(self._is_known(name) for name in starting):
             return None
         listings = [self._of(name, command.policy, registry) for name in on]

@@ -492,8 +492,8 @@ class RestOfTurn(Spending):
     def left_for(self, turn: m.RunTurn, episode: Budget, what: str) -> Budget:
         """Return the budget for the whole turn; what the turn has spent before counts against it.
 
-        It is the smaller of the one recorded for the turn, and what other turns have left of `episode`.
-        Raises `BudgetSpent`, whose text begins with `what`, if nothing is left for the rest of the turn.
+        It is the turn's recorded budget, but at most what the other turns have left of `episode`. Raises
+        `BudgetSpent`, whose text begins with `what`, if nothing is left for the rest of the turn.
         """
         self.spent.plus(self._before.requests, self._before.usage).check(episode, what)
         return self.spent.left(episode, turn.limits.budget)
@@ -633,7 +633,7 @@ class HostTurn(Generic[T]):
     def _report_uncounted(self, number: int, budget: Budget, *, known: bool | None) -> None:
         """Record, once per runner, that a limit on the cost has no effect because costs are not known.
 
-        `known`: whether the replies said what they cost; `None` before the turn.
+        `known`: whether the replies said what they cost; `None`: there are no replies yet.
         """
         wiring, spending = self._settings.wiring, self._settings.spending
         if budget.cost_usd is None or wiring.endpoint is None or spending.said_uncounted:
@@ -719,7 +719,7 @@ class HostTurn(Generic[T]):
 
 
 def _schema_in_words(answer: m.AnswerSchema | None) -> str:
-    """Return a text with the schema, because a request that offers tools has no schema in a field."""
+    """Return a text with the schema for the repair request, because some endpoints ignore a schema field."""
     if answer is None:
         return ""
     return "\n" + SCHEMA_IN_WORDS.format(schema=msgspec.json.encode(answer.schema).decode())
@@ -731,8 +731,8 @@ def _past_of(
 ) -> Iterator[TurnPast]:
     """Yield what a turn needs from its conversation. After the block, keep the entries that the turn added.
 
-    Raises `ConversationError` if the request has both a conversation and a history, if either cannot be used,
-    or if the actors of the host's factory cannot continue a conversation.
+    Raises `ConversationError` if the request has both a conversation and a history, if the conversation or
+    the history cannot be used, or if the host's own LLM factory cannot continue a conversation.
     """
     if request.conversation is not None and request.history:
         raise ConversationError("A turn continues either a conversation or a history, not both.")

@@ -168,7 +168,7 @@ class Claims:
         return scope
 
     async def answer(self, id_: int, wanted: WantedRequest | None, scope: anyio.CancelScope) -> str:
-        """Wait until a request may start, or a server process if `wanted` is `None`.
+        """Wait until the request `wanted` may start. If it is `None`, wait until a server process may start.
 
         Return an empty text, or the reason for a refusal. If the worker withdraws the question meanwhile,
         the permission is given back.

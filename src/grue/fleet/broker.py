@@ -226,7 +226,10 @@ class Broker(Struct):
         return cost
 
     def most(self, wanted: WantedRequest) -> Amount | Refused:
-        """Return the most that a request can cost; refuse it if that is unknown and only money is limited."""
+        """Return the most that a request can cost.
+
+        Refuse the request if its cost is unknown, money is limited, and the number of requests is not.
+        """
         limits = self.limits
         price = price_of(limits.budget.prices, wanted.model)
         tokens = wanted.prompt_bytes + (wanted.max_tokens or 0)

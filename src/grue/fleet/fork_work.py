@@ -165,8 +165,8 @@ _OPERATORS: dict[str, Callable[[str, str], bool]] = {
 def condition(written: str) -> Callable[[TurnToFork], bool]:
     """Parse a condition, such as `outcome = forced and tool ~ shop`; return a function that tests a turn.
 
-    Each part is `NAME OP VALUE`; `~` searches for a regular expression. A turn may have called several tools:
-    with `!=`, a part about `tool` or `error` must be true for all calls, with other operators for one.
+    Each part is `NAME OP VALUE`; `~` searches for a regular expression. A part about `tool` or `error` is
+    true for a turn if it is true for one of the turn's calls. With `!=`, it must be true for all calls.
 
     Raises:
         FleetError: The text is not a condition, or names an unknown field.

@@ -22,7 +22,8 @@ class Passing(Struct, frozen=True):
     def of(cls, scores: Iterable[float], worst: float | None, *, lower_is_better: bool) -> "Passing":
         """Return the rule for `scores`; `worst` is the worst score that passes.
 
-        `None`: if all scores are from 0 to 1, only 1 passes (0 if lower is better); otherwise all pass.
+        If `worst` is `None` and all scores are from 0 to 1, only 1 passes (0 if lower is better). If `worst`
+        is `None` and there are other scores, all pass.
         """
         known = list(scores)
         if worst is None and known and all(0 <= score <= 1 for score in known):

@@ -35,12 +35,15 @@ class RequestCount:
         self.refused = ""
 
     async def admit(self, wanted: WantedRequest) -> Permit | str:
-        """Ask the inner gate. Return a permit whose `settle` counts the cost, or the reason for a refusal."""
+        """Let the gate `inner` decide; return a permit whose `settle` counts the cost, or why it refuses."""
         permit = await self.admit_only(wanted)
         return permit if isinstance(permit, str) else _Counted(self, permit, wanted.model)
 
     async def admit_only(self, wanted: WantedRequest) -> Permit | str | None:
-        """Return the inner gate's permit or refusal; `None`: no gate. The caller has to call `add` later."""
+        """Return the permit or the refusal of the gate `inner`, without counting the cost.
+
+        `None`: `inner` is `None`. The caller has to count the cost with `add` after the request.
+        """
         permit = None if self._inner is None else await self._inner.admit(wanted)
         if isinstance(permit, str):
             self.refused = permit

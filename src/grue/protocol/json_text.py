@@ -185,8 +185,8 @@ _TOO_DEEP = "[nested too deeply]"
 
 
 def is_crowded(text: str | bytes, most: int = MAX_VALUES) -> bool:
-    """Return whether JSON text contains more than `most` values; stops counting when it does."""
-    # A text has at most as many values as it has of these characters, which are counted fast.
+    """Return whether JSON text contains more than `most` values. Values after these are not counted."""
+    # First count these characters, which is fast: if there are few, the text has few values.
     if len(text) <= most or count_of(text, '"[{,') <= most:
         return False
     found = _IN_TEXT.finditer(text) if isinstance(text, str) else _IN_BYTES.finditer(text)

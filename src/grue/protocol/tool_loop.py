@@ -159,7 +159,7 @@ def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
         ):
             return state, ()  # rule 11: events after the end of the turn's work are ignored
         case _, m.TurnForked() if isinstance(state, s.LiveState):
-            return resuming.forked(state, event), ()  # rule 13: the fork leaves the recorded turn
+            return resuming.forked(state, event), ()  # rule 13: take the fork's limits, policies and tools
         case _, m.DeadlinePassed() | m.TurnInterrupted() if isinstance(state, s.LiveState):
             # rule 11: a deadline or an interruption ends the turn in any state
             return end.abandon(state, event)

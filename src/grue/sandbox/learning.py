@@ -1,7 +1,7 @@
 """Learn a box: run a program without limits, record the files and hosts that it uses, and propose a box.
 
-The gate reads a call's path from the program's memory, and the program could change the path after that. So
-the record is right for an honest program only.
+The path in a system call is read from the program's memory, and the program could change it before the kernel
+reads it too. So the record is right for an honest program only.
 """
 
 import contextlib

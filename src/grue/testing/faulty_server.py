@@ -64,7 +64,7 @@ GARBAGE = (
 def argv(*flags: str) -> tuple[str, ...]:
     """Return the command line that runs this server with `flags`, in this interpreter.
 
-    The server is imported, so that Python uses its cached bytecode. To compile it takes a fifth of a start.
+    The server is imported, so that Python uses the cached bytecode: compiling takes a fifth of the start-up.
     """
     folder = os.path.dirname(__file__)  # noqa: PTH120 - one import less to boot with
     start = f"import sys; sys.path.append({folder!r}); import faulty_server; faulty_server.run()"

@@ -238,7 +238,7 @@ def _reply(given: object) -> LlmReply | None:
 
 
 def _last_of(request: LlmRequest) -> str:
-    """Return the end of an error text, with the request's last message; it says if that asks for a repair."""
+    """Return the end of an error text: the last message, and a sentence if it asks to repair a reply."""
     from grue.messages import REPAIR_REQUEST  # imported here, because only a test that fails needs it
     from grue.runtime.safe_text import printable
 

@@ -238,7 +238,7 @@ def _add_form_tools(server: MockServer) -> None:
     @server.tool(structured_output=False)
     def test_elicitation(message: str, answer: Annotated[ElicitationResult[Answer], Resolve(ask)]) -> str:
         """Ask the user for a name and an address."""
-        del message  # `ask` needs it: the MCP SDK calls `ask` with the arguments that it has parameters for
+        del message  # unused here: the MCP SDK passes it to `ask`, which has a parameter `message`
         return f"User response: {_outcome(answer)}"
 
     def ask_with_defaults() -> Elicit[Defaults]:

@@ -39,8 +39,8 @@ def replay(path: str | PathLike[str], changes: Changes | None = None) -> int:
 def assert_prefix_stable(path: str | PathLike[str], *, allow: Collection[PromptPart] = ()) -> int:
     """Check that each prompt of a trace begins with an earlier one, and return the number of prompts.
 
-    Within a conversation, each prompt has to begin with all of one of two earlier prompts: the last that
-    offered tools, or the last that did not. Across conversations with the same model, the tools and the
+    Within a conversation, each prompt has to begin with the whole of an earlier prompt: the last one that
+    offered tools, or the last one that did not. Across conversations with the same model, the tools and the
     system text have to be the same. `grue trace cache` shows where prompts break these rules.
 
     Args:

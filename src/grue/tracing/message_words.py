@@ -1,8 +1,8 @@
 """The words in which each kind of message is shown to people: a table with a row for each kind.
 
 A row has the line of text with its severity for `grue trace show`, the viewer, the diagrams and the live view
-of `grue play`; the log lines that depend on this message alone, whose texts the requirements specify; and a
-`SpanNote`, an event in a span of Langfuse and OpenTelemetry. Without a row, a kind is shown by its fields.
+of `grue play`; the log lines that depend on this message alone (the requirements specify their texts); and a
+`SpanNote`, an event in a span of Langfuse and OpenTelemetry. A kind without a row is shown by its fields.
 Log lines and spans that depend on earlier messages are in `observers/events.py` and `observers/span_feed.py`.
 
 Source: R7.1-3, P31
@@ -523,7 +523,7 @@ def _log_crashed(body: ActorFailed) -> LogLine:
 
 
 def crash_verdict(crash: ActorFailed) -> Verdict:
-    """Return the verdict for a span of a turn in which an actor crashed."""
+    """Return the verdict for a span that ended because an actor crashed."""
     return Verdict("error", "actor_crashed", f"{crash.actor}: {crash.error}")
 
 

@@ -132,7 +132,7 @@ class _Sent(Struct, frozen=True, kw_only=True):
 class _Asked(Struct, frozen=True, kw_only=True):
     """A request under way.
 
-    `listed` names, for each server, the trace message that has its latest tools, by number and kind.
+    `listed`: for each server, number and kind of the trace message with the latest tools of the server.
     """
 
     seq: int

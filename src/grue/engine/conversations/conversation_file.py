@@ -278,7 +278,7 @@ def begin_of_turn(saved: SavedConversation, began: m.HistoryReference) -> tuple[
     for number, line in enumerate(saved.lines, start=1):
         before.take(line)
         if isinstance(line, TurnMark) and (line.state, line.began) == ("running", began.digest):
-            # `began` counts the last reply as an entry, but `History` makes it one only at the next `say`.
+            # `began` counts the last reply as an entry, but `History` adds the reply only at the next `say`.
             before.history.say(())
             ledger = before.history.ledger
             found = ledger is not None and (ledger.length, ledger.digest) == (began.length, began.digest)

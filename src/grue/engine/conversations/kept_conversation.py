@@ -1,16 +1,17 @@
 """A conversation between its turns: its history, the encoded form for the endpoint, and its file.
 
-A turn that can be parked is the open turn of its conversation until it is over. A `TurnMark`, which is also
-written to the conversation's file, says whether the open turn is running or parked.
+A turn that can be parked is called the open turn of its conversation until the turn is over. A `TurnMark`,
+which is also written to the conversation's file, says whether the open turn is running or parked.
 
 | the open turn | what happens | what follows |
 |---|---|---|
-| parked | a new turn | `ConversationParked`; nothing starts |
+| parked | a new turn | `ConversationParked` is raised; nothing starts |
 | parked | `turn(resumed=True)` | the turn goes on from its last reply, whose calls have no results yet |
-| parked | `abandon`, or (in the copy) `branch` | its calls are answered "not called" |
-| resumed | the turn cannot begin, or its servers do not start | the turn is parked again |
-| running | its process is killed; then a new turn | its calls are answered "interrupted" |
-| running | its process is killed; then `catch_up` | its entries are read from the trace; it is parked |
+| parked | `abandon` | the calls of the turn's last reply are answered "not called" |
+| parked | `branch` | the same, but only in the branch |
+| running again | the turn cannot begin, or its servers do not start | the turn is parked again |
+| running | the host is killed; then a new turn | the open turn's calls are answered "interrupted" |
+| running | the host is killed; then `catch_up` | the turn's entries are read from the trace; it is parked |
 """
 
 import contextlib
@@ -677,7 +678,7 @@ def require_not_parked(mark: TurnMark | None, name: str) -> None:
 
 
 def given_up(mark: TurnMark | None) -> m.TurnParked | None:
-    """Return the end of a parked turn that is left unfinished; `None`: no turn is parked."""
+    """Return the `TurnParked` with which a parked turn is given up; `None`: no turn is parked."""
     if mark is None or mark.state == "running":
         return None
     return m.TurnParked(turn=mark.turn, untold=mark.untold)

@@ -550,8 +550,8 @@ class _Calls:
     def _is_complete(self, call: _Call) -> bool:
         if call.whole is None and not (call.texts and call.texts[-1].rstrip().endswith("}")):
             return False
-        # A malicious endpoint can send pieces that all name the call and end with a brace. Each one makes
-        # `complete` parse all arguments so far again, so limit this work.
+        # A malicious endpoint can send many pieces that repeat the call's name and end with a brace. For each
+        # piece, `complete` parses all arguments so far again, so limit this work.
         self._read += len(call.written)
         if self._read > _MOST_READ:
             raise OversizedStream("the reply names its tool calls too often")

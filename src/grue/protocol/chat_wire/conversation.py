@@ -51,7 +51,7 @@ class EncodedMessages:
     def __init__(self, room: int) -> None:
         self.room = room
         self.size = 0
-        # `_between[n]` has the messages after `_marked[n - 1]`, and `_between[0]` those before the first.
+        # `_between[0]` has the messages before `_marked[0]`, and `_between[n]` those after `_marked[n - 1]`.
         self._between: list[list[bytes]] = [[]]
         self._marked: list[bytes] = []
 

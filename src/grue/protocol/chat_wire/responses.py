@@ -373,7 +373,7 @@ class Responses(w.WireFormat):
             elif (call := calls.get(str(item.get("call_id")))) is not None:  # type: ignore[call-overload]  # NewType
                 encoded.append(item | _called(call, names))
         while encoded and encoded[-1].get("type") == "reasoning":
-            # The endpoint refuses reasoning at the end, with no call or text of the same reply after it.
+            # The endpoint refuses reasoning that no call or text of the same reply follows.
             encoded.pop()
         return tuple(map(to_json, encoded))
 

@@ -144,7 +144,7 @@ _WINDOW = 128_000
 
 
 def begun(run: m.RunTurn) -> Turn:
-    """Return the first `Turn` of the turn that `run` starts."""
+    """Return the `Turn` with which the state machine starts the turn of `run`."""
     turn = Turn(run=run, media_bytes=sum(image.bytes for image in run.images))
     if run.references == "now" and run.servers:
         turn = turn.referring()

@@ -189,7 +189,7 @@ class ChildProcess:
             self._tasks.start(self._flush)
 
     def ask_to_exit(self) -> None:
-        """Close the input before the block is left. An exit after this call does not count as `died`."""
+        """Close standard input, so that the process exits. An exit after this does not count as `died`."""
         self._note_death()
         self.end_input()
 

@@ -143,7 +143,7 @@ class ProcessWire:
 
 
 def _check_npx_package(server: StdioServer) -> None:
-    """If a package is missing that npx must not install, raise `SpawnError` now: npx takes long to fail."""
+    """Raise `SpawnError` if npx lacks a package and must not install it. npx itself takes long to fail."""
     package = launchers.missing_npx_package(server)
     if package is not None:
         raise SpawnError(

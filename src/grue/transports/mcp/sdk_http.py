@@ -1,11 +1,13 @@
 """The SDK's HTTP transports as a `MessageStream` that fails in the same way as a process's pipes.
 
 The transports run in their own task, with an unbounded queue for each direction, so that neither sending nor
-ending a session waits for the server. Their HTTP client (`_Client`) answers a failed request with its fault:
-with most faults, the transports would end with an exception group, log a traceback, or never answer.
+ending a session waits for the server. If a request fails, their HTTP client (`_Client`) raises nothing, but
+returns a response with the fault. After most exceptions, the transports would end with an exception group,
+log a traceback, or never answer.
 
-The SDK parses an event in one step in the event loop, and skips comments without a pause. So events are
-filtered first: comments are dropped, and a small stand-in replaces a large event, which is parsed here.
+The SDK parses a server-sent event in one step and skips comments without a pause, which may block the event
+loop. So this module filters the stream first: it drops comments, parses large events itself, and passes a
+small stand-in for each of them to the SDK.
 """
 
 import functools
@@ -101,9 +103,10 @@ Answer = types.JSONRPCResponse | types.JSONRPCError
 class FilteredEvents(httpx2.AsyncByteStream):
     """The events in the body of a response, without comments.
 
-    A large answer is put into `answers`, and a small event with its id takes its place. `request_id` is the
-    request that the body answers; `None`: the body is the stream of the server's own messages. An event
-    longer than the first of `limits` is left out with a notice; one longer than the second ends the stream.
+    A large answer is put into `answers`, and a small event with the answer's id is yielded in its place.
+    `request_id` is the request that the body answers; `None`: the body is the stream of the server's own
+    messages. An answer longer than the first of `limits` is reported to `notify` and replaced by an error. An
+    event longer than the second ends the stream.
     """
 
     def __init__(
