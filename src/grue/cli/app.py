@@ -96,8 +96,8 @@ _Start = Annotated[
         "begins.\n\n"
         "beside_turn: still earlier, while the previous turn waits for the model. The server may then miss "
         "what the previous turn's tool calls change.\n\n"
-        "With after_turn and beside_turn, the first turn's server starts as pyproject.toml says, or else as "
-        "with beside_if_locked.",
+        "The first turn has no previous one: with after_turn and beside_turn, its server starts as start in "
+        "pyproject.toml says, or else as with beside_if_locked.",
         show_default="start under tool.grue.mcp in pyproject.toml, else beside_if_locked",
     ),
 ]
@@ -278,7 +278,7 @@ def init(
             help="Copy the MCP servers from this configuration file of Claude, Cursor or another program, "
             "without API keys; repeatable.",
             show_default="the files of these programs that are found: at a terminal you are asked about "
-            "each; in a pipe none is copied, and the `grue init --from ...` that would copy it is printed",
+            "each; in a pipe none is copied, and for each the command that would copy it is printed",
         ),
     ] = None,
 ) -> None:
@@ -301,7 +301,7 @@ _Source = Annotated[
         help="What to add:\n\n"
         "server.py: a program of yours, in Python or JavaScript.\n\n"
         "npm:PACKAGE, pypi:PACKAGE, oci:IMAGE: a package, run with npx, uvx or docker.\n\n"
-        "notes.mcpb: an MCP bundle.\n\n"
+        "notes.mcpb: an MCP bundle, in a file.\n\n"
         "server.json: a description of a server in the MCP registry's format: a file, or a URL from which "
         "it is downloaded.\n\n"
         "NAMESPACE/NAME: a server in an MCP registry.\n\n"
@@ -598,8 +598,8 @@ _At = Annotated[
     typer.Option(
         metavar="N",
         help="Number of the first message that is not taken from the trace; `grue trace show` prints "
-        "the numbers. N is a request to the model, or the tool calls after a reply. For any other N, the "
-        "fork begins at the nearest of these before N.",
+        "the numbers. A fork can begin at a request to the model, or at the first tool call after a reply. "
+        "If message N is neither, it begins at the nearest such message before N.",
         show_default="the first message of the turn; with --tool-result: just before the first tool calls "
         "whose result is replaced",
     ),
@@ -810,7 +810,7 @@ def call(
             metavar="NAME=VALUE",
             help="An argument of the tool, such as path=notes.txt; repeatable. If the tool expects another "
             'type than a string, write VALUE as JSON, such as limit=10 or \'tags=\\["a", "b"]\'. If the '
-            "argument JSON has a value of the same name, this one is used.",
+            "argument JSON has NAME too, the VALUE given here is used.",
         ),
     ] = None,
     mcp_config: McpConfig = None,

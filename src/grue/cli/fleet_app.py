@@ -146,9 +146,9 @@ _Where = Annotated[
         metavar="CONDITION",
         help='Fork only turns that meet this condition, such as "tool ~ ^shop and calls > 3". Its '
         "parts, joined by and, are NAME OPERATOR VALUE. The operators are =, !=, > and < (for numbers), "
-        "and ~ (the regular expression VALUE occurs in it). The names are:\n\n"
-        "tool: the name of a tool that the turn called; error: the text of an error of such a call. For "
-        "a turn with several calls, one call has to fit; with !=, all of them.\n\n"
+        "and ~ (the regular expression VALUE is found in what NAME stands for). The names are:\n\n"
+        "tool: the name of a tool that the turn called; error: the text of an error of such a call. Of "
+        "several calls, one has to meet a part, and not always the same one; with !=, all have to.\n\n"
         "calls, requests: how many tool calls and requests to the model the turn made.\n\n"
         "model: the model's name; system: the system prompt; user: the user's text; answer: the model's "
         "answer.\n\n"
@@ -381,10 +381,10 @@ def compare(
 ) -> None:
     """Compare two sets of episodes: is B better than A, is it worse, or can that not be told?
 
-    Episodes of A and B are compared if their settings differ only in what tells
-    A from B, such as model: they have the same question, say, and the same seed.
-    Such episodes are called a case here. (base_url may differ.) A case that only
-    A or only B has is left out. The mean difference B - A of the cases
+    Each episode of A is compared with the episode of B that has the same
+    settings, such as question and seed, except for base_url and for those that
+    tell A from B, such as model. Together they are called a case here. A case
+    that only A or only B has is left out. The mean difference B - A of the cases
     is printed with a confidence interval. With fewer than 15 cases, or without
     the packages numpy and scipy, there is no interval, and a sign test decides.
 
@@ -421,11 +421,15 @@ def score(
             help="MODULE:FUNCTION: a function of yours. It gets a grue.fleet.FinishedEpisode, and "
             "returns a number: the score, which is called FUNCTION.\n\n"
             "FILE.toml: a file with a table scorer.NAME for each score to compute. The table has one "
-            "of these keys: regex, a regular expression such as '\\[0-9]' (1 if it is found in the answer, "
-            "else 0); schema, a JSON Schema (1 if the answer fits it, else 0); judge, a question about the "
-            "answer, such as 'Is the answer polite?' (a model gives a number from 0 for not at all to "
-            "1 for fully; the table can name this model with model and base_url, otherwise the one in "
-            "pyproject.toml is asked); or function, a MODULE:FUNCTION.",
+            "of these keys:\n\n"
+            "regex: a regular expression such as '\\[0-9]'. The score is 1 if it is found in the answer, "
+            "else 0.\n\n"
+            'schema: a JSON Schema, such as {type = "object"}. The score is 1 if the answer fits it, else '
+            "0.\n\n"
+            "judge: a question about the answer, such as 'Is the answer polite?'. A model gives a number "
+            "from 0 for not at all to 1 for fully. The table can name this model with model and base_url; "
+            "otherwise the one in pyproject.toml is asked.\n\n"
+            "function: a MODULE:FUNCTION.",
         ),
     ],
     again: Annotated[

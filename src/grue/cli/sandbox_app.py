@@ -22,7 +22,7 @@ It has no network.
 
 files: like pure, and the program can read and write the working directory.
 
-web: like pure, but with any network.
+web: like pure, and the program can connect to any host.
 """
 
 sandbox_app = typer.Typer(

@@ -378,7 +378,8 @@ def trace_to_test(
             metavar="MODULE:NAME",
             help="Let the test parse the model's replies with your own code: NAME in MODULE is what your "
             "program gives as TurnRequest(answer=...), such as the class in my_agent:Move.",
-            show_default="replies are not parsed: the test looks up the recorded answer to a recorded reply",
+            show_default="replies are not parsed: for each reply, the test uses the answer that was recorded "
+            "as parsed from it",
         ),
     ] = None,
     out: Annotated[

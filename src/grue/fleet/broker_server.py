@@ -35,7 +35,7 @@ _LONGEST_FOLDER = 75
 
 
 class Ask(Struct, frozen=True, tag="ask"):
-    """A worker asks whether the request `wanted` may start, or if it is `None`, a server process."""
+    """A worker asks whether the request `wanted` may start; `None`: whether a server process may start."""
 
     id: int
     wanted: WantedRequest | None = None

@@ -404,10 +404,10 @@ class KeptConversation:
     def catch_up(
         self, began: m.HistoryReference, replay: Callable[[History], None], parked: m.TurnParked
     ) -> None:
-        """Add the entries of a turn that was cut off by a kill of the host, so that it can be resumed.
+        """Add the entries of a turn in which the host was killed, so that it is resumed like a parked one.
 
         The entries come from the turn's trace: `replay` adds them to a history. `began` refers to the entries
-        before the turn, and `parked` says how far it has come.
+        before the turn. `parked`, which is made from the trace too, says how far the turn had come.
         """
         mark = self.require_open(parked.turn, began)
         with self.held():

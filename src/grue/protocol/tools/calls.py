@@ -71,10 +71,10 @@ class ValidCall(Struct, frozen=True):
 
 
 class Run(Struct, frozen=True):
-    """Consecutive calls to one server, sent to its session as one batch.
+    """Consecutive calls to one server, sent to its session together.
 
-    A `parallel` run may be under way together with runs at other servers. It has only one call. The calls
-    after it are not sent yet, so they can still be skipped if a call at another server times out.
+    A `parallel` run may be under way together with runs at other servers. It is limited to one call, so that
+    the calls after it can still be skipped if a call at another server times out.
     """
 
     server: m.ServerName

@@ -373,9 +373,10 @@ def history_text(result: m.ToolCallResult, max_chars: int) -> str:
 
 
 def told(result: m.ToolCallResult, max_chars: int, room: MediaRoom | None = None, note: str = "") -> Told:
-    """Return a tool result as JSON text for the model, and its attachments, which `room` collects.
+    """Return a tool result as JSON text for the model, and its attachments, which are added to `room` too.
 
-    Without `room` nothing is attached. `note` is a further sentence for the model.
+    What does not fit into `room` is not attached; without `room` nothing is. `note` is a further sentence for
+    the model.
     """
     before = len(room.attachments) if room else 0
     shown = replace(result, content=_readable(result.content, room)).to_dict()

@@ -1,13 +1,13 @@
 """Ways to run work that must not block the event loop, and which way to choose.
 
-| the work                                            | the way                           |
-|-----------------------------------------------------|-----------------------------------|
-| the host's code, which may block for any time       | `call_in_daemon_thread`           |
-| our own Python code that takes more than some ms    | `aside`, in a thread of its own   |
-| one long call into C that keeps the GIL             | steps (`large_data`), in a thread |
-| a `for` or `while` loop that may run long           | `Pace`                            |
-| a task beside a block of code, cancelled at its end | `BackgroundTasks`                 |
-| a short blocking call of our own                    | `anyio.to_thread`                 |
+| the work                                            | the way                                           |
+|-----------------------------------------------------|---------------------------------------------------|
+| the host's code, which may block for any time       | `call_in_daemon_thread`                           |
+| our own Python code that takes more than some ms    | `aside`, in a thread of its own                   |
+| one long call into C that keeps the GIL             | several short calls (`large_data.py`), in `aside` |
+| a loop that has to stay in the event loop's thread  | `Pace`, which lets other tasks run                |
+| a task beside a block of code, cancelled at its end | `BackgroundTasks`                                 |
+| a short blocking call of our own                    | `anyio.to_thread`                                 |
 
 The interpreter waits at its exit for every thread that is not a daemon, and anyio's worker threads are not
 always daemons. A function of the host that hangs in one would keep the program alive after Ctrl-C.

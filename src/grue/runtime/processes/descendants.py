@@ -49,7 +49,7 @@ class HostMark:
         self._serial = itertools.count(1)
 
     def digits(self) -> str:
-        """Return the first ten digits of every mark that this host makes; empty if marks cannot be set."""
+        """Return the ten digits that all marks of this host begin with; empty if marks cannot be set."""
         if self._digits is None:
             room = _room() if _can_mark() else 0
             self._digits = f"4{secrets.randbelow(room):09d}" if room >= _FEWEST_MARKS else ""

@@ -163,7 +163,7 @@ class HostGuard:
         shell, self._shell = self._shell, None
         if shell is None or shell.stdin is None:
             return
-        # Kill the shell before closing its pipe: at the pipe's end, the shell would kill all servers.
+        # Kill the shell before closing its pipe: once that is closed, the shell would kill all servers.
         shell.kill()
         shell.wait()
         shell.stdin.close()

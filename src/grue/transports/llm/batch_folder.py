@@ -164,7 +164,7 @@ class BatchFolder(Closing):
         return self.path / "turns" / f"{turn:06d}.failed-{attempt}.jsonl"
 
     def is_wanted(self, item: str) -> bool:
-        """Return whether a request is stored in the folder."""
+        """Return whether `want` has stored a request in the folder."""
         return item in self._wanted
 
     def want(self, item: str, path: str, body: bytes) -> None:
