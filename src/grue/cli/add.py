@@ -1,8 +1,9 @@
 """`grue add` and `grue remove`: write a server into `mcp_config.json`, and remove one from there.
 
 A server's description and its bundle are untrusted. So the user is shown the server's command before
-anything is written. Only then is the program started, in a sandbox. Only the description is downloaded, from
-the registry or the URL that the user has named, and the bundle, if the user agrees to its address.
+anything is written. Only then is the program started, in a sandbox. grue downloads two things: the
+description, from the registry or the URL that the user has named; and the bundle, if the user agrees to its
+address.
 """
 
 import io

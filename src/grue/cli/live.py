@@ -257,7 +257,8 @@ class LiveView(Closing):
         self._shown: tuple[int, tuple[Row, ...]] = (0, ())
         self._closing = threading.Event()
         self._gone = False
-        # A daemon thread: the interpreter's exit waits for all others, and a stopped terminal would hold it.
+        # A daemon thread, because the interpreter waits at its exit for all other threads, and a stopped
+        # terminal may block this thread.
         self._thread = threading.Thread(target=self._run, name="live-view", daemon=True)
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:

@@ -59,9 +59,9 @@ def to_test(
     """Write the test file, run the test, print the result, and return whether it has passed.
 
     Each of `tools` is `SERVER=MODULE:NAME`: where your code has the functions that are the server's tools.
-    `answer` is `MODULE:NAME`, where it has the type of the answer or its `AnswerSpec`; `None`: the test maps
-    each recorded text to the recorded answer. `out` must not exist yet; `None`: a file named for the episode
-    and the turn. Without `run_once`, the test counts as passed.
+    `answer` is `MODULE:NAME`: where your code has the type of the answer or its `AnswerSpec`; `None`: the
+    test maps each recorded text to the recorded answer. `out` must not exist yet; `None`: a file named for
+    the episode and the turn. Without `run_once`, the test counts as passed.
 
     Raises:
         MCPConfigError: An option is malformed, the file exists or cannot be written, or the turn cannot be

@@ -203,7 +203,7 @@ def model_for(
 
 
 def _fields_of(given: Mapping[str, Any]) -> Any:
-    # `msgspec.convert` uses the class to check the types of the given values.
+    # Make a class with which `msgspec.convert` checks the types of the given values.
     types = {each.name: each.type for each in msgspec.structs.fields(LlmSettings)}
     return msgspec.defstruct("Given", [(name, types[name]) for name in given])
 

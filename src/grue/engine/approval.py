@@ -229,7 +229,7 @@ def _decisions(
         return tuple(question.approve() if answer else question.deny() for question in questions)
     with host_code("approve"):
         decisions = read_decisions(answer)
-        # Keep decisions about calls that were not asked about: the turn records that it ignores them.
+        # Keep a decision about a call without a question, so that the turn records it as ignored.
     answered, _ = settled(questions, decisions)
     rest = (question.deny(NOT_ANSWERED) for question in questions if question.call_id not in answered)
     return (*decisions, *rest)

@@ -315,7 +315,7 @@ class PresumedListings:
         """Return the listings with which a turn may ask the model before its servers have started.
 
         `None`: the turn has to wait for its servers, because no earlier listing of one of them is known.
-        `registry` is for the turn's `HostCommands`, which are listed too.
+        `HostCommands` are listed too: `registry` is passed to their `connect`.
         """
         waiting = {listing.server for listing in command.when_called}
         servers = [name for name in command.servers if name not in waiting]

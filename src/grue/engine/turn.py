@@ -473,10 +473,11 @@ class Spending:
 
 
 class RestOfTurn(Spending):
-    """Adds the spending of a turn that was resumed or forked to the runner's (`whole`).
+    """Adds what a resumed or forked turn spends to the runner's spending (`whole`).
 
-    `before` is what the turn had spent until then. `counted` is the part of `before` that is not added: the
-    runner has counted it already, or a fork repeats it from the trace without paying again.
+    `before` is what the turn had spent before it was resumed or forked. `counted` is the part of `before`
+    that is not added: the runner has counted it already, or a fork repeats it from the trace without paying
+    again.
 
     Attributes:
         spent: What the runner's other turns have spent.

@@ -175,7 +175,7 @@ class TurnActors:
     """The actors of one turn. Create it for each turn and call `run` once.
 
     `earlier` has the tool results of the conversation's earlier turns. `past` is the recorded beginning of
-    this turn, if it is a fork or has waited for a batch.
+    this turn, if the turn is a fork or has waited for a provider's batch.
     """
 
     def __init__(

@@ -100,7 +100,7 @@ class _Account:
 
 
 def _above(budget: Budget) -> Budget:
-    """Return a slightly larger budget, because a request may use the budget up exactly."""
+    """Return a slightly larger budget, so that a request may use up exactly what is left of `budget`."""
     tokens = None if budget.tokens is None else budget.tokens + 1
     cost = None if budget.cost_usd is None else budget.cost_usd * (1 + 1e-9) + 1e-12
     return Budget(tokens=tokens, cost_usd=cost)

@@ -303,7 +303,8 @@ class Broker(Struct):
         self.overloads += 1
         self._slow_start = False
         if now - self._halved_at >= _LEAST_PAUSE_S:
-            # Requests that were under way together report the same overload, so halve once a second.
+            # Requests that were under way together report the same overload, so halve the window at most
+            # once a second.
             self.window = max(1.0, self.window / 2)
             self._halved_at = now
         self.paused_until = max(self.paused_until, now + max(retry_after_s or 0.0, _LEAST_PAUSE_S))

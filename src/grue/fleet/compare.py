@@ -85,7 +85,7 @@ _MISSING = {
 class Cell(Struct, frozen=True):
     """All episodes of a fleet, or those with the `wanted` settings.
 
-    `wanted` has texts as they are, and other values as JSON.
+    `wanted` maps the name of a setting to its value. A value that is not a text is written as JSON.
     """
 
     fleet: Path
@@ -492,7 +492,7 @@ def compare_results(
 
 
 class _Cases:
-    """One side's episodes that the comparison counts (played, with the score), grouped by case."""
+    """One side's episodes that were played and have the score, grouped by case."""
 
     def __init__(
         self, found: Sequence[Result], score: str, failed_as: float, no_case: AbstractSet[str], earlier: int

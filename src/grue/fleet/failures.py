@@ -170,7 +170,7 @@ def _fixed(text: str) -> tuple[str, ...]:
 
 
 def _shared(texts: Sequence[str], fixed: tuple[str, ...]) -> str:
-    """Return a group's texts as one line: what they have in common, and the most frequent values between."""
+    """Return one line for all `texts`: the shared pieces `fixed`, between them the most frequent values."""
     if len(set(texts)) == 1:
         return shortened(_line(texts[0]), 2 * _MOST_TEXT)
     values = [Counter[str]() for _ in fixed[1:]]

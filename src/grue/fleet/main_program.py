@@ -51,7 +51,7 @@ def _running_modules(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _is_left_out(main: Any) -> bool:
-    """Return whether workers do not import the main program, because it is a package's `__main__.py`."""
+    """Return whether the main program is a package's `__main__.py`, which workers do not import."""
     spec = getattr(main, "__spec__", None)
     return spec is not None and str(spec.name).endswith("__main__")
 

@@ -188,8 +188,8 @@ def _until(value: str, now: float) -> float | None:
     """Return the seconds until a limit is reset; `None`: `value` cannot be read."""
     number = _number(value)
     if number is not None:
-        # Up to 1e8 (three years) the number is a duration in seconds. Above it is a time since the epoch,
-        # above 1e11 in milliseconds.
+        # Up to 1e8 (three years), the number is a duration in seconds. A larger number is a time since the
+        # epoch, in seconds or, if it is above 1e11, in milliseconds.
         moment = number / 1000 if number > 1e11 else number
         return max(0.0, moment - now) if moment > 1e8 else moment
     text = value.strip()

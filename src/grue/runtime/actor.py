@@ -143,7 +143,7 @@ class Mailbox(Generic[M]):
         self._entrance.send_nowait(envelope)
 
     def expect_reply(self, sender: str) -> "ReplyChannel":
-        """Return the channel for the reply to a question that the caller puts in with `put_recorded`."""
+        """Return the channel for the reply to a question, which the caller then sends with `put_recorded`."""
         reply = ReplyChannel(self.name, sender, self._tap)
         self._asks.add(reply)
         return reply

@@ -173,7 +173,7 @@ class Gate:
     def _decide(
         self, listener: int, key: int, pid: int, call: int, arguments: list[int]
     ) -> tuple[int, int] | None:
-        """Make the program's call of `listen` or `connect`, if it is allowed.
+        """Call `listen` or `connect` in the program's place, if the box allows this call.
 
         Return the errno (0: success) and the flags of the answer; `None`: another thread answers.
         """

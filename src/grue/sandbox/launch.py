@@ -275,9 +275,9 @@ def is_enforced(box: Sandbox | None) -> bool:
 
 
 def reach(box: Sandbox | None) -> str:
-    """Return in one line what a program in this box can reach, and what of the box is not enforced.
+    """Return in one line what a program in this box can reach, and which limits of the box are not enforced.
 
-    Empty if there is no box, or one that refuses nothing.
+    Empty without a box, and for a `Watching`, which limits nothing.
     """
     if box is None or isinstance(box, Watching):
         return ""

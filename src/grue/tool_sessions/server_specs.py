@@ -179,7 +179,7 @@ class ServerOptions(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
         return timeout_s if self.call_timeout_s is None else min(timeout_s, self.call_timeout_s)
 
     def select(self, tools: tuple[m.ToolDefinition, ...], notify: Notify) -> tuple[m.ToolDefinition, ...]:
-        """Return the tools to offer. Report an entry that matches no tool as a `bad_tool` notice."""
+        """Return the tools to offer. Report names and patterns that match no tool, as `bad_tool` notices."""
         names = [tool.tool for tool in tools]
         entries = [("include", each) for each in self.include or ()]
         entries += [("exclude", each) for each in self.exclude]

@@ -238,7 +238,10 @@ class _TurnDiff:
     def _paired(
         self, left: _Siblings, right: _Siblings
     ) -> Iterator[tuple[EpisodeEnvelope | None, EpisodeEnvelope | None]]:
-        """Pair messages of one kind with the same cause: in order, or by content if one trace has more."""
+        """Pair the messages of one kind that have the same cause.
+
+        They are paired in order, or by content if one trace has more of them than the other.
+        """
         if len(left) == len(right) or max(len(left), len(right)) > _MOST_MATCHED:
             yield from zip_longest(left, right)
             return

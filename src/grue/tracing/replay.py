@@ -433,7 +433,8 @@ def replay_sessions(
 ) -> tuple[int, list[Divergence]]:
     """Replay the sessions of a turn.
 
-    `commands` are those of the agent's replay, by the number of the recorded message that each replaces.
+    `commands` has the messages of the replayed agent. The key is the number of the recorded message that the
+    value replaces.
     Returns how many messages were compared, and the first difference of each session that has one.
     """
     compared = 0

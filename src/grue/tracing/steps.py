@@ -87,7 +87,7 @@ class StepTracker:
         self._changes: list[StepChange] = []
 
     def take(self, envelope: Envelope[Any]) -> list[StepChange]:
-        """Read the next message. Return the attempts at steps that begin or end with this message."""
+        """Read the next message, and return which steps begin or end with it."""
         self._changes = []
         if isinstance(envelope.body, Fact):
             self._take_fact(envelope, envelope.body)

@@ -76,7 +76,7 @@ class TurnSplitter:
         if isinstance(envelope.body, EpisodeResumed) or anew:
             unfinished = [turn_slice for turn_slice in self.slices if not turn_slice.complete]
             if anew and not goes_on and len(unfinished) == 1:
-                # Without an `EpisodeResumed`, this means that the program has repeated a `Runner.map`.
+                # A further run without an `EpisodeResumed`: the program has repeated a `Runner.map`.
                 unfinished[0].overtaken = True
             while self.slices:
                 yield self.slices.popleft()

@@ -381,7 +381,8 @@ class RecordedTurn:
             case m.TurnFailed(failure=m.Interrupted()):
                 return self.run.waits
             case m.TurnFailed(failure=m.ServerFailure()):
-                # A server did not start. A resumption that has made no call before that can be tried again.
+                # A server did not start in a resumed turn. If the turn has made no call since it was resumed,
+                # it can be resumed again.
                 return self.run.resumed is not None and not self._called
             case _:
                 return False

@@ -301,7 +301,7 @@ class OwnedSession:
             going_on = True
             while going_on:
                 event = (await inbox.receive()).body
-                # The host gets no result that is not in the trace.
+                # The trace gets the event first, so that it has every result that the host gets.
                 await recorder.shown()
                 going_on = self._take(event)
 

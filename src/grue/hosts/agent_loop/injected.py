@@ -125,7 +125,7 @@ def _bare(name: str) -> str:
 
 
 def _result(value: Any) -> Any:
-    """Convert an MCP result (a dict, or an object of the SDK). Return any other value unchanged."""
+    """Convert an MCP result (a dict or SDK object) to a `ToolCallResult`. Return other values unchanged."""
     dump = getattr(value, "model_dump", None)
     answer = dump(mode="json", by_alias=True) if callable(dump) else value
     if isinstance(answer, Mapping) and _is_blocks(answer.get("content")):

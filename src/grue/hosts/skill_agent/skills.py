@@ -208,7 +208,7 @@ class Grant(Struct, frozen=True):
 
     Attributes:
         approved: The tools that are approved in advance.
-        named: These, and the tools of entries with a pattern for arguments.
+        named: The tools in `approved`, and the tools that are named with a pattern for their arguments.
         unknown: Names that match no tool.
     """
 

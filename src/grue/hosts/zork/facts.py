@@ -89,7 +89,7 @@ class McpInitialized(Fact, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
     def problem(self) -> str:
-        """Return the settings that have no effect; empty: all have one."""
+        """Return sentences about the settings that have no effect; empty if there are none."""
         only = [f"only {self.server} is used; ignored: {', '.join(self.ignored)}"] if self.ignored else []
         return " ".join([*only, *self.warnings])
 

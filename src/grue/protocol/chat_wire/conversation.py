@@ -5,14 +5,15 @@ give replies to `read` and `keep`. The encoded messages are made from the `histo
 
 - The assistant's message is encoded when the results of its calls are known. It contains only the calls that
   have a result, because providers refuse a call id without one.
-- Cache markers are put on the system text and on the newest messages, four at most. When older messages lose
-  theirs, all their other bytes stay the same. Endpoints find a cached text again without its marker.
+- Cache markers are put on the system text and on the newest messages, four at most. When an older message
+  loses its marker, its other bytes stay the same, so that the endpoint still finds the text in its cache.
 - If the wire format allows only text in a tool's result, images and files are put into a user message, after
   the results of all calls of the same reply.
 - If an endpoint refuses or ignores the field for an answer's schema, or the request offers tools, the schema
   is sent as text. The text is part of the user message of the first request that asks for this schema, so
   that earlier messages do not change.
-- An echo (`CompletionReceived.echo`) is sent only in the format and to the model that it came from.
+- What a provider wants to get back with its reply (`CompletionReceived.echo`) is sent only in the format and
+  to the model that it came from.
 """
 
 import re
@@ -89,8 +90,8 @@ class EncodedMessages:
 def _append(parts: list[bytes], part: bytes) -> None:
     """Add a part, and join the last two parts while the first of them is less than twice as long as the last.
 
-    So the number of parts grows with the logarithm of the number of messages. Two parts with `STEP` bytes or
-    more together stay apart: copying so many bytes at once would block other threads.
+    So the number of parts grows with the logarithm of the number of messages. Two parts that have
+    `STEP` bytes or more in all are not joined: copying so many bytes at once would block other threads.
     """
     parts.append(part)
     while len(parts) > 1 and len(parts[-2]) < 2 * len(parts[-1]) and len(parts[-2]) + len(parts[-1]) < STEP:

@@ -218,7 +218,7 @@ def _beginning_at_end(text: str, mark: str) -> int:
 
 
 def _split_harmony(text: str) -> tuple[str, str]:
-    """Split a text in OpenAI's harmony format into thoughts, and answer or written call."""
+    """Return the thoughts in a text in OpenAI's harmony format, and its answer or written call."""
     thoughts: list[str] = []
     words: list[str] = []
     for head, said, end in _messages(text):

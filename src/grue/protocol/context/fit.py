@@ -187,8 +187,8 @@ def _attachment_tokens(attachment: m.Attachment) -> int:
 def _learned(bytes_per_token: float, factor: float) -> float:
     """Return a better `bytes_per_token`, after a text had `factor` times as many tokens as predicted.
 
-    Too high a prediction is corrected by half, because it only clears old results sooner than necessary. Too
-    low a one leads to a request that the model refuses.
+    A prediction that was too high is corrected only by half: it clears old results sooner than necessary. One
+    that was too low is corrected in full: it leads to a request that the model refuses.
     """
     wanted = bytes_per_token / factor
     if factor < 1:
@@ -201,7 +201,7 @@ def _corrected(part: ContextItem, factor: float) -> ContextItem:
 
 
 def _merge(items: Iterable[ContextItem]) -> list[ContextItem]:
-    """Merge neighbours that cannot be cleared. Small results count as such: clearing one frees little."""
+    """Merge neighbours that are never cleared. These include small results: clearing one frees little."""
     merged: list[ContextItem] = []
     for item in items:
         kept = item
@@ -233,7 +233,7 @@ StubFor: TypeAlias = Callable[[ContextItem], str]
 
 
 class Room(Struct, frozen=True):
-    """If a request has more than `high` tokens, old parts are cleared until it has at most `low`."""
+    """Limits in tokens: if a request is above `high`, old parts are cleared until it has at most `low`."""
 
     high: int
     low: int
@@ -374,9 +374,9 @@ def cut_last(
 
 
 def without_oldest(ledger: ContextLedger, most: int) -> tuple[ContextLedger, float] | None:
-    """Return a ledger without its oldest tokens, cut to `most` tokens, and the share of `items` that is kept.
+    """Leave out the oldest tokens, so that `most` remain. Return the ledger, and the share of `items` kept.
 
-    `None`: there is nothing to leave out before the last reply.
+    `None`: only items before the last reply can be left out, and there are none.
     """
     rest = sum(item.tokens for item in ledger.items)
     if not rest or not any(item.tokens for item in ledger.items[: ledger.current]):

@@ -1,7 +1,7 @@
 """The tool calls of a reply: batches for each server, which calls of a batch are made, how each call ends.
 
 `protocol/turn/tools.py` decides when a batch is sent. `begin_batch` and `batch_step` are the state machine of
-one batch within its session. A replay compares its commands with the recorded ones. The rules:
+one batch within its session. A replay compares the commands of both with the recorded ones. The rules:
 
 - One call at a time: the next call is made when the one before is settled and its settlement reported. A
   server may handle concurrent requests in any order.
@@ -17,8 +17,8 @@ one batch within its session. A replay compares its commands with the recorded o
   and the calls after it go on.
 - Every call of a batch gets exactly one settlement. A settlement for a call that is already settled, such as
   a late answer after a timeout, is ignored.
-- Changed tools are listed again before each call, and before the last settlement of a batch is reported:
-  after that settlement the turn asks the model again, and the request should offer the new tools.
+- If the server's tools have changed, they are listed again before the next call, and before the last
+  settlement of a batch is reported: the turn then asks the model again, and should offer the new tools.
 
 Source: R5.2, R6.3, P17, P24
 """
@@ -345,7 +345,7 @@ def tool_messages(
     def told(item: m.ToolCallRecord) -> tool_results.Told:
         if not plain:
             return tool_results.told(item.result, max_result_chars, room, _note_on(item))
-        # A result of `read_result` needs no handle: it is part of a result that has one.
+        # No handle for a result of `read_result`: it is a part of another result, which has a handle.
         handle = item.call_id if refers and item.name != READ_RESULT.name else ""
         return tool_results.told_plainly(item.result, max_result_chars, room, _note_on(item), handle=handle)
 

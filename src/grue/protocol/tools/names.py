@@ -104,8 +104,8 @@ class WireNames:
     def to_wire(self, name: str) -> str:
         """Return the wire name, and add the name if it is new.
 
-        A name that the model invented is added too: the history is sent to the endpoint, and so must not
-        contain an invalid name, or that of another tool.
+        A name that the model invented is added too. It is sent to the endpoint with the history, so its wire
+        name must be valid and must not be another tool's.
         """
         if self.style == "canonical":
             return name

@@ -250,7 +250,7 @@ def _after_tools(state: s.AwaitingTools) -> Transition:
         return force(turn, "max_iterations", new)
     if turn.budget_reached:
         return force(turn, "budget", new)
-    # The servers may have removed all their tools during the turn.
+    # `can_call` is false if the servers have removed all their tools during the turn.
     return ask(turn, "loop" if turn.can_call else "only", new)
 
 

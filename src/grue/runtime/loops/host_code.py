@@ -81,7 +81,8 @@ def ends_the_task(error: BaseException) -> bool:
 def single(error: BaseException) -> BaseException:
     """Take an exception out of the `HostCodeFailed` and the exception groups that contain it, and return it.
 
-    A `KeyboardInterrupt` or `SystemExit` in a group comes first. A group of several others stays a group.
+    From a group, a `KeyboardInterrupt` or `SystemExit` is taken first. A group of several other exceptions is
+    returned as a group.
     """
     while True:
         match error:

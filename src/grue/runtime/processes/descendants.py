@@ -42,7 +42,7 @@ _IDS_PER_S = 20_000
 
 
 class HostMark:
-    """Makes the values of RLIMIT_RTTIME that mark the servers of this process, with the same first digits."""
+    """Makes the RLIMIT_RTTIME values that mark this process's servers. All begin with the same digits."""
 
     def __init__(self) -> None:
         self._digits: str | None = None

@@ -175,7 +175,10 @@ def _by_bytes(char: str) -> bytes:
 
 
 def _base64_cores(data: bytes) -> list[str]:
-    """Return the part of `data`'s base64 that no neighbour changes, for 0, 1 and 2 bytes before `data`."""
+    """Return the parts of `data`'s base64 that do not depend on the bytes around `data`.
+
+    There are three parts, for 0, 1 and 2 bytes before `data`.
+    """
     cores = []
     for before in range(3):
         encoded = b64encode(b"\0" * before + data).decode()

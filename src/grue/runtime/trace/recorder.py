@@ -344,7 +344,8 @@ class Recorder:
 
     def _show(self, envelope: Envelope[Any], written: bytes) -> None:
         if len(written) >= LONG or self._late:
-            # `_pass_on` takes the bytes out of this list. The lambda would keep the megabytes in memory.
+            # `_pass_on` takes the bytes out of this list. A lambda with the bytes themselves would keep the
+            # megabytes in memory.
             left = [written]
             self._backlog.add(lambda: self._pass_on(envelope, left))
             return

@@ -1,6 +1,6 @@
 """Translate Anthropic's `/v1/messages` to chat completions and back.
 
-The error messages of rules that only this format has are like Anthropic's.
+If a request breaks a rule that only this format has, the error message is like Anthropic's.
 """
 
 import json

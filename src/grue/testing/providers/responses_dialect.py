@@ -223,7 +223,7 @@ def _usage(usage: Json) -> Json:
 
 
 def error(status: int, said: Json) -> Json:
-    """Return the body of an error reply. Scripts write errors as OpenAI does."""
+    """Return the body of an error reply. `said` needs no translation: scripts write errors as OpenAI does."""
     del status
     return {"error": said}
 

@@ -138,8 +138,8 @@ class BatchFolder(Closing):
         for each in (item for item in same if item.digest == digest):
             if each.attempt == attempt or self.result(each.id) is None or self._succeeded(each.id):
                 return each.id
-        # No earlier request has this body. But the request of this number may have got a reply in an earlier
-        # process, where it had another body. Use that reply, because a new request would be paid again.
+        # No earlier request has this body. But a request with this number and another body may have got a
+        # reply in an earlier process. Use that reply, because a new request would have to be paid, too.
         for each in (item for item in same if item.request == request):
             if self._succeeded(each.id):
                 return each.id

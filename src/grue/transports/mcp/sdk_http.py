@@ -462,8 +462,8 @@ class _Client(httpx2.AsyncClient):
     ) -> httpx2.Response | WireFault:
         """Return `response`, or another one that the SDK's transport can use, or the fault of the request."""
         following = response.next_request
-        # The SDK may follow a redirect to the same server with the same method. With any other, a POST would
-        # become a GET, or the user's headers, with their secrets, would go to another host.
+        # The SDK may follow a redirect to the same server with the same method. Any other redirect would turn
+        # a POST into a GET, or send the user's headers, with their secrets, to another server.
         if following is not None and _same_target(request, following):
             return response
         awaited = _is_awaited(request, head)
