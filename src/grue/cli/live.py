@@ -237,8 +237,9 @@ _NARROWEST = 20
 class LiveView(Closing):
     """Shows an episode while it is played: an observer of the trace, and a context manager.
 
-    Status rows are shown if `output.redraws`. `max_turns` is the episode's limit; 0: `EpisodeStarted` has
-    it. `story` writes the text for each message; `None`: as for a game. `clock` returns monotonic seconds.
+    Status rows are shown if `output.redraws`. `max_turns` is the episode's limit; 0: the limit is read from
+    `EpisodeStarted`. `story` writes the text for each message; `None`: a plain `Story`. `clock` returns
+    monotonic seconds.
     """
 
     def __init__(

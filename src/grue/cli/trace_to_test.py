@@ -167,7 +167,7 @@ def _place(place: str) -> tuple[str, str] | None:
 
 
 def _imported(module: str, name: str, what: str) -> Any:
-    # Put the working directory on `sys.path`, where it is when the test runs, too.
+    # Put the working directory on `sys.path`, because it is also there when pytest runs the test.
     sys.path.insert(0, "")
     try:
         return getattr(importlib.import_module(module), name)

@@ -247,11 +247,11 @@ def with_default(start: Start | None, when: StartWhen) -> Start:
 
 
 class CurrentEpisode:
-    """Runs a runner's work, in the loop of its current episode if there is one. Thread-safe.
+    """Runs the turns of a runner, and its tool calls outside turns. Thread-safe.
 
-    If `lasting`, all work runs in the episode's loop, which stays open until `close` or until this object is
+    If `lasting`, all of them run in one event loop, which stays open until `close` or until this object is
     garbage collected. Otherwise only turns that are started in the background share a loop, which ends with
-    the last of them; other work has a new loop, or runs in the loop of its async caller.
+    the last of them. Everything else has a new loop, or runs in the loop of its async caller.
 
     Attributes:
         batch_sessions: Where the sessions of a batch's turns come from. A batch has a loop of its own.

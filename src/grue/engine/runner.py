@@ -430,10 +430,10 @@ class Runner(AsyncToolAccess, Closing):
         Args:
             trace: The trace file, or its run folder.
             turn: Number of the turn; `None`: the trace's only turn.
-            at: Number of a message of the turn. It belongs to a request to the model, or to the tool calls
-                of a reply; the fork is before these. `None`: the fork is at the turn's beginning, or before
-                the first result that `tool_results` replaces. If several turns have the number `turn`, `at`
-                chooses one of them; `None`: the last.
+            at: Number of a message of the turn. The fork is before the request to the model, or the tool
+                calls of a reply, that this message belongs to. `None`: the fork is at the turn's beginning,
+                or before the first result that `tool_results` replaces. If several turns have the number
+                `turn`, `at` chooses one of them; `None`: the last.
             system: Another system text.
             changes: Other values of fields of `TurnLimits` and `FailurePolicy`, such as `budget.requests`.
             tool_results: Other results of recorded calls, by id: a JSON value or a `ToolCallResult`.

@@ -260,7 +260,7 @@ class TurnActors:
         return m.TurnFailed(turn=self._command.turn, failure=failure)
 
     def _limit_work(self) -> float | None:
-        """Reserve a part of the turn's time for closing its sessions. Return the turn's time limit."""
+        """Reserve a part of the turn's time for closing its sessions. Return the limit of the whole turn."""
         limits = self._command.limits
         if limits.turn_timeout_s is None:
             return None

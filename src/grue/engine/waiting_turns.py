@@ -111,7 +111,8 @@ class _Room(Struct, frozen=True, kw_only=True):
 
     Attributes:
         path: The API path that the requests are for, such as `/chat/completions`.
-        admits: Reserves the cost of a turn's request, given its body; `False`: the budget has no room.
+        admits: Given a turn's number and the body of a request, reserves the request's cost; `False`: the
+            budget does not cover it.
         flush: Writes the turn's trace to its file.
     """
 

@@ -129,7 +129,8 @@ class EpisodeRoom:
                 _append(self._folder / REQUESTS, [asked])
                 self._asked.add((key, tries))
             if permit is not None:
-                # The cost is known only hours later. None is stated, so the broker charges the most.
+                # The cost is known only hours later. Without a cost, the broker charges the most that the
+                # request can cost.
                 permit.settle(RequestOutcome())
         self.waits = True
         raise RequestPostponed(key)

@@ -92,7 +92,7 @@ class FailedEpisode(Struct, frozen=True, kw_only=True):
 
 
 class FailureGroup(Struct, frozen=True, kw_only=True):
-    """Episodes with the same failure, sorted by id. `text` has the values that differ as `'a'|'b'|…`."""
+    """Episodes with the same failure, sorted by id. Where their texts differ, `text` has `'a'|'b'|…`."""
 
     kind: FailureKind
     text: str
@@ -185,7 +185,7 @@ def _shared(texts: Sequence[str], fixed: tuple[str, ...]) -> str:
 
 
 def trace_command(result: Result, fleet: Path) -> list[str]:
-    """Return the words of a `grue trace show` command about the failure, or of `grue fleet show`."""
+    """Return the words of a command that shows the failure in the trace, or in the result without a trace."""
     if not has_trace(result, fleet):
         return ["grue", "fleet", "show", str(fleet), result.id[:10]]
     message = (result.course or Course()).message

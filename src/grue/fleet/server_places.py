@@ -73,5 +73,5 @@ class ServerPlaces:
             del self._held[worker]
 
     def _claim(self, count: int) -> int:
-        """Return how many places `count` servers of a worker claim: at least `an_episode`; 0 for none."""
+        """Return how many places a worker with `count` servers claims: 0, or at least `an_episode`."""
         return max(count, self._cap.an_episode) if count else 0

@@ -34,7 +34,7 @@ _MOST_FILE_BYTES = 2**20
 
 
 class TaskCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings of a case. `content` hashes the files of the agent's skills and of its own workspace."""
+    """The settings of a case. `content` is a hash of the files in the agent's skills and workspace."""
 
     agent: str
     task: str | None = None

@@ -75,8 +75,8 @@ def _readable(value: object, depth: int = MAX_DEPTH, *, called: bool = False) ->
     the call does. Such arguments become a string, and the code that reads them later refuses the call.
 
     The wire formats have different keys for arguments, but each has the key `name` in the same object. So
-    next to the key `name`, every value is treated as arguments. `called`: `value` is part of arguments that
-    were searched already.
+    next to the key `name`, every value is treated as arguments. `called`: `value` is part of arguments,
+    which `_arguments` has checked.
     """
     match value:
         case dict() | list() if depth < 1:

@@ -1,4 +1,4 @@
-"""Import a module's public names on first use. Only the stub beside the module lists them, for editors too.
+"""Import a module's public names on first use. The names are listed only in the stub beside the module.
 
 Each line of a stub is `from grue.a.module import Name as Name`.
 """

@@ -224,7 +224,7 @@ class Gate:
     def _listen(self, listener: int, key: int, pid: int, fd: int, backlog: int) -> int:
         with self._copy_of(listener, key, pid, fd) as own:
             if own.family != socket.AF_UNIX:
-                # Without `bind`, `listen` would get a port from the kernel. Landlock only checks `bind`.
+                # Refuse it: `listen` without `bind` gets a port too, but Landlock checks only `bind`.
                 return errno.EACCES
             own.listen(backlog)
             return 0

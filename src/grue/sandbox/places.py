@@ -329,7 +329,7 @@ def _distinct(rules: Iterable[Rule]) -> tuple[Rule, ...]:
 
 
 def _base_python() -> tuple[str, ...]:
-    # Servers are often started with grue's own Python, through the link in a virtual environment.
+    # Every box opens this folder, because many servers run on grue's own Python.
     base = real_path(sys.base_prefix)
     return () if is_too_wide(base) or base.startswith("/usr") else (base,)
 

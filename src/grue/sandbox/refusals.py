@@ -51,10 +51,11 @@ def refusals(
     """Return a sentence for each thing that a box is known to have refused.
 
     `text` is the program's standard error, or the error text of a tool call. `network` is what the box lets
-    the program connect to: `none`, `hosts` (listed ones) or `any`. `broken`: the folders with a hidden entry.
+    the program connect to: `none`, `hosts` (listed ones) or `any`. `broken`: folders that contain
+    a hidden file or folder. `mark` is the box's name in the audit log; empty: the log is not read.
 
-    Most recorded refusals are harmless. So the audit records of the box with this `mark` are read only if the
-    program has `died`, or `text` has "permission denied"; without a `mark`, they are not read.
+    Most refusals in the audit log are harmless. So the log is read only if the program has `died`, or `text`
+    has "permission denied".
     """
     rules = tuple(rules)
     found: dict[str, None] = {}

@@ -334,7 +334,7 @@ class ScriptedLlmServer:
     def settings(self) -> "LlmSettings":
         """Settings for this endpoint, as `Runner(llm=...)` takes them: no key, and retries without waits.
 
-        For a test with `silence`, shorten the time limit of a request:
+        If a test scripts `silence()`, a reply that never comes, shorten the time limit of a request:
         `msgspec.structs.replace(llm.settings, retry=RetryPolicy(timeout_s=0.5, max_retries=0))`.
         """
         from grue import LlmSettings, RetryPolicy

@@ -175,7 +175,7 @@ def remedy_for(
 def first_fault(error: Exception) -> str:
     """Return the first fault of a validation error, or the text of another exception, as one line."""
     errors = getattr(error, "errors", None)
-    if callable(errors):  # a pydantic error: its text has several lines for each fault
+    if callable(errors):  # a pydantic error, whose text has several lines for each problem
         fault: m.JsonObject = errors()[0]
         where = ".".join(str(part) for part in fault.get("loc") or ())  # type: ignore[attr-defined]  # a tuple
         said = fault_text(str(fault.get("msg")))

@@ -95,7 +95,10 @@ def visible_keys(environment: Mapping[str, str], host: Mapping[str, str]) -> tup
 
 
 def is_own_key(name: str, environment: Mapping[str, str], host: Mapping[str, str]) -> bool:
-    """Return whether variable `name` is one of `OWN_KEYS`, or its value is that of one of them in `host`."""
+    """Return whether a variable is one of `OWN_KEYS`, or has the same value as one of them.
+
+    `environment` has the variable's value, and `host` the values of `OWN_KEYS`.
+    """
     return name in OWN_KEYS or environment[name].strip() in _own_values(host)
 
 

@@ -398,7 +398,8 @@ class LeasedConnection(_SessionUser):
         if owned is None:
             return
         try:
-            # Wait here, because a turn without tool calls has not waited for the processes of earlier turns.
+            # A turn must not end before the processes of earlier turns are gone. A tool call waits for that
+            # too, but the turn may have made none.
             await self._pool.wait_closed()
         finally:
             self._pool.give_back(owned, usable=exc_type is None and not self._broken)

@@ -370,7 +370,7 @@ class PageTurn(Struct, kw_only=True):
 
 
 class TurnWriter:
-    """Summarises one turn in `page`: takes its messages and its spans."""
+    """Summarises one turn in `page`, from the turn's messages, problems and spans."""
 
     def __init__(self, turn: int, start_s: float) -> None:
         self.page = PageTurn(turn=turn, start_s=start_s)

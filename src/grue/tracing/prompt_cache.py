@@ -152,7 +152,8 @@ class _Prompted(Struct, kw_only=True):
             the number and the kind of the trace message that reports the change.
         adapted: Number and kind of the trace message that changed how requests are encoded; `None`: nothing
             has changed since the last prompt.
-        notes: Why the next request may offer no tools: number and kind of a trace message, and the reason.
+        notes: Possible reasons if the next request offers no tools: each with the number and kind of a trace
+            message.
     """
 
     name: m.ConversationId

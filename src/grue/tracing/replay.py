@@ -292,8 +292,9 @@ def _orders(turn: AgentTurn) -> Iterator[Sequence[EpisodeEnvelope]]:
     """Yield the orders in which the agent can have handled its events, the most likely first.
 
     Messages in the mailbox keep their order. But the agent handles an event from the clock or the supervisor
-    at once, while older messages may still be in the mailbox. It certainly handled a message before the event
-    if an effect of this message, or of a later one, was recorded before the event.
+    at once, while older messages may still be in the mailbox. If an effect of
+    a message was recorded before the event, the agent has handled this message and all earlier ones before
+    the event.
     """
     answered = {envelope.cause: envelope.seq for envelope in reversed(turn.said)}
     places: list[range] = []
@@ -309,7 +310,7 @@ def _orders(turn: AgentTurn) -> Iterator[Sequence[EpisodeEnvelope]]:
 
 
 def _rising(places: Sequence[range]) -> Iterator[Sequence[int]]:
-    """Yield all non-decreasing tuples with one number from each range (step -1), the largest first."""
+    """Yield all non-decreasing tuples with one number from each falling range, the largest first."""
     highest = [*accumulate((place.start for place in reversed(places)), min)][::-1]
     if any(most <= place.stop for most, place in zip(highest, places, strict=True)):
         return
@@ -419,7 +420,7 @@ def _after(outcome: _Outcome) -> Settled:
         case m.SessionOpened():
             return Proven()
         case m.McpDisabled(reason=reason):
-            # With `until_s` 0 the next turn may connect again, if the recorded one did (`_Session._open`).
+            # With `until_s` 0, a later turn can connect this server again (`_Session._open`).
             return Disabled(reason, until_s=0.0)
         case m.StartupFailed():
             return Untried()

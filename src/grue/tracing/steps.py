@@ -79,7 +79,7 @@ StepChange: TypeAlias = StepBegan | StepEnded
 
 
 class StepTracker:
-    """Tracks which steps are under way (`open`, in their order). Call `take` with all envelopes in order."""
+    """Tracks which steps are under way (`open`). Call `take` with each envelope of the trace, in order."""
 
     def __init__(self) -> None:
         self.open: dict[Hashable, Step] = {}
@@ -167,7 +167,7 @@ class StepTracker:
         return self._asked_as(number, kind=kind)
 
     def _asked_as(self, number: int | None, turn: int | None = None, kind: StepKind = "model") -> Hashable:
-        """Return the key of the open step of this kind for a request; `None` if there is no such step."""
+        """Return the key of the open step of `kind` that is request `number`; `None`: there is none."""
         for key, step in self.open.items():
             asked = getattr(step.began.body, "request", None)
             if step.kind == kind and asked == number and turn in (None, step.turn):

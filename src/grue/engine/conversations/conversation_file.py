@@ -33,9 +33,11 @@ class FileHeader(Struct, frozen=True, kw_only=True, tag="conversation"):
     """The first line of a conversation's file.
 
     Attributes:
-        length: The number of entries when the header was written; each rewrite counts as one.
+        length: How many entries the conversation had when the header was written. A `Rewritten` counts as
+            one entry, and the entries that it has replaced stay counted.
         digest: The digest of these entries.
-        entries: How many of the entries after the header are in `length` and `digest` already.
+        entries: How many entries were written with the header and follow it. `length` and `digest` include
+            them.
         call_ids: Ids of tool calls that were rewritten out of the conversation, so that no line of the file
             has them. New calls must not reuse them.
     """

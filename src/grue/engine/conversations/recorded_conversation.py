@@ -357,7 +357,7 @@ class RecordedTurn:
         elif isinstance(body, m.RequestCompletion) and body.aside:
             self._aside.add(envelope.seq)
         elif isinstance(body, m.CompletionReceived) and envelope.cause in self._aside:
-            # This reply is a summary of the history. The `HistoryRewritten` after it has the summary too.
+            # Skip this reply. It is a summary of the history, which the `HistoryRewritten` after it has too.
             pass
         elif isinstance(body, m.CompletionReceived | m.ReplyDropped | m.HistoryRewritten | m.RewriteHistory):
             self.said.append(body)

@@ -259,7 +259,7 @@ class OwnedSession:
         return self._settled.result()
 
     def _definition(self, tool: str) -> m.ToolDefinition:
-        """Return the listed definition of a tool, or a made-up one, with which the call is sent anyway."""
+        """Return a tool's listed definition, or one with only the name: unlisted tools can be called too."""
         listed = next((each for each in self.tools if each.tool == tool), None)
         return unlisted_tool(self._command.server, tool) if listed is None else listed
 

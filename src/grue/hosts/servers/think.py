@@ -114,7 +114,7 @@ class Session:
 
 
 class ProtocolError(Exception):
-    """Makes the answer to a request a JSON-RPC error with this `code` and `message`."""
+    """A request is answered with a JSON-RPC error that has this `code` and `message`."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)

@@ -61,7 +61,7 @@ class AgentConfig(Struct, kw_only=True):
         mcp_enabled: Whether to connect the servers.
         tool_call_timeout_s: Time limit of a tool call.
         on_connect_failure: What happens if a server cannot be connected. `skip`: the run goes on without this
-            server. `raise`: the run goes on without any MCP server.
+            server. `raise`: the other servers are closed too, and the run goes on without MCP tools.
         reconnect: Whether a server that has died is connected again, at most once.
         limits: The limits of a run.
         on_step_failure: What happens after a step has failed. `continue`: the model reads the error. `stop`:

@@ -172,7 +172,7 @@ class ClientModel:
         client: Any object with `chat.completions.create`. If it also has `_supports_tool_calling`, that
             method decides whether the model can call tools; it is called before a server is started.
         settings: The model and its sampling.
-        config: May force tool support; passed to `_supports_tool_calling`.
+        config: Its `mcp_force_tool_support` skips this check; passed to `_supports_tool_calling`.
         lent: The conversation that the turn continues; `None`: the turn begins one of its own.
     """
 

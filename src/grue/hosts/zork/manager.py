@@ -68,7 +68,7 @@ class SessionNews:
         self.turn: TurnUse | None = None
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Pass a message to the observers, or during a turn, record it in the turn's trace if necessary."""
+        """Pass a message to the observers. During a turn, record it in the trace if the turn does not."""
         if self.turn is None:
             for observer in self.observers:
                 observer(envelope, line)

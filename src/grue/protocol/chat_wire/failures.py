@@ -235,7 +235,8 @@ def _of_words(status: int, text: str) -> FailureReason | None:
         return "credit"
     found = next((reason for reason, pattern in _BY_WORDS if says(pattern, text)), None)
     if status in (400, 422) and found in ("model", "permission", "credit") and says(_A_FIELD, text):
-        # The text names a field of the request, so the refusal is about that field.
+        # The text names a field of the request. The refusal is about that field, unless the text is clearly
+        # about money or permission.
         return found if says(_MONEY, text) or says(_NOT_ALLOWED, text) else "request"
     return found
 

@@ -136,7 +136,7 @@ class WireProfile(Struct, frozen=True, kw_only=True):
         return "encoded" if self.names == "encoded" else "canonical"
 
     def limit(self, settings: ModelSettings) -> int | None:
-        """Return the limit on the reply's tokens to send; `None`: none."""
+        """Return the limit on the reply's tokens that a request sends; `None`: it sends no limit."""
         wanted = settings.max_tokens
         if not wanted and self.default_max_tokens is not None:
             # The limit includes the tokens for thinking.

@@ -309,7 +309,7 @@ def _marked(text: str, tools: _Tools) -> Written | None:
 
 
 def _attached_mark(text: str) -> "re.Match[str] | None":
-    """Return the first beginning of a tool call that follows other text without a space or line break.
+    """Find the first tool call that begins directly after other text, without a space or line break.
 
     `None`: there is none, or the text is an answer in JSON.
     """

@@ -96,7 +96,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
         return replace(self, tools=ContextItem(tokens=sum(map(self.estimate, sizes))))
 
     def say(self, new: Iterable[m.ConversationItem], named: Tools) -> "ContextLedger":
-        """Add the sizes of a request's items. Those of the first request become `head`."""
+        """Add the items of a request. The items of the conversation's first request become `head`."""
         items = tuple(self.item_of(item, named) for item in new)
         if self.head.tokens or not items:
             return replace(self, items=(*self.items, *items))

@@ -366,7 +366,7 @@ class Told(NamedTuple):
 def history_text(result: m.ToolCallResult, max_chars: int) -> str:
     """Return the JSON text of a result for the conversation, cut to `max_chars`.
 
-    A result that is too large stays valid JSON. Markers and braces are not counted in `max_chars`.
+    A text that is cut stays valid JSON. Its braces and the marks of the cuts are not counted in `max_chars`.
 
     Source: R11.5, P44
     """

@@ -109,7 +109,7 @@ def answers_at_end(
 ) -> tuple[m.ToolMessage, ...]:
     """Return an answer to every call of the reply, for later turns; empty if the turn is in no conversation.
 
-    A call that was sent and is not settled may have taken effect: a settlement may still be in the mailbox.
+    The answer to a call that was sent and is not settled says that the call may have taken effect.
     """
     if turn.run.history is None:
         return ()

@@ -23,8 +23,8 @@ def cut_off(
     """Return where a turn whose process was killed goes on; `None`: it had ended, or cannot go on.
 
     A tool call that was sent and has no settlement may have taken effect, so it is not sent again. If its
-    server has made a task of it, the turn asks the server for the result. Otherwise it tells the model that
-    the call was interrupted. The policy judges again the calls that were not sent.
+    server has made an MCP task of the call, the turn asks the server for the result. Otherwise the turn tells
+    the model that the call was interrupted. The policy judges again the calls that were not sent.
 
     `state` is the turn's state after the last event of the trace; `called` are the calls that were sent.
     """

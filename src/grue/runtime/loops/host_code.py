@@ -44,7 +44,7 @@ def blame(error: BaseException, whose: str) -> None:
 
 @contextlib.contextmanager
 def calling(called: object, what: str) -> Iterator[None]:
-    """If the block raises, mark the exception with `what` and the name of `called`, unless that is grue's."""
+    """Unless `called` is grue's own, mark an exception of the block with `what` and the name of `called`."""
     try:
         yield
     except BaseException as error:

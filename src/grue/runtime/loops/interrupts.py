@@ -285,8 +285,8 @@ class InterruptWatch:
     """Detects a Ctrl-C that the asyncio loop of this thread has swallowed.
 
     A loop that `asyncio.run` started handles the first Ctrl-C by cancelling its main task. A blocking call
-    inside that loop never sees it, because the task cannot run. The watch sees it in the task's count of
-    cancellation requests, from its creation on: create it before the work starts.
+    inside that loop never sees it, because the task cannot run. The watch sees that the task's count of
+    cancellation requests has grown since the watch was created. So create the watch before the work starts.
     """
 
     def __init__(self) -> None:

@@ -259,7 +259,7 @@ class ChildProcess:
         try:
             await self._await_end(died=died)
         except anyio.get_cancelled_exc_class():
-            # If the cancellation were raised here, the process would be killed without a SIGTERM before it.
+            # Raise the cancellation later. Otherwise the process would be killed without a SIGTERM first.
             self._limits = self._limits.when_cancelled()
             with anyio.CancelScope(shield=True):
                 await self._await_end(died=died)
@@ -290,7 +290,7 @@ class ChildProcess:
         return "killed"
 
     def _shortened(self, grace_s: float) -> float:
-        """Limit a wait to half of the time left: a second wait follows, between SIGTERM and SIGKILL."""
+        """Limit a wait to half of the time left, because after a SIGTERM there is a second wait."""
         left_s = self._close_by - anyio.current_time()
         return min(grace_s, max(_GRACE_AT_LEAST_S, left_s / 2))
 

@@ -113,7 +113,7 @@ class Descendants:
 
 
 def unmark(pid: int) -> None:
-    """If a server with a mark has started this process, remove the mark from this process's child `pid`."""
+    """If this process has inherited a server's mark, remove the mark from its child `pid`."""
     if _can_mark() and _mark_of(os.getpid()) >= _BASE:
         # Any limit below `_BASE` is no mark. The kernel refuses "unlimited", which would raise a hard limit.
         _set_mark(pid, _BASE - 1)
@@ -124,7 +124,7 @@ def _can_mark() -> bool:
         return False
     soft, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
     if any(limit != resource.RLIM_INFINITY and limit < _BASE for limit in (soft, hard)):
-        return False  # RLIMIT_RTTIME really limits this process
+        return False  # this is a real limit, which a mark would lift
     try:
         os.close(os.pidfd_open(os.getpid()))
         # If /proc belongs to another pid namespace, its ids are not the ids that this process can kill.
@@ -239,7 +239,7 @@ def all_processes(besides: Container[int] = ()) -> Iterator[ProcessEntry]:
 def described(pid: int) -> str:
     """Return a process's state and command line, for a message; empty if it has exited.
 
-    A zombie has no command line: its program stands in brackets, as `ps` has it.
+    A zombie has no command line. Its program's name in brackets is returned instead, as `ps` prints it.
     """
     if sys.platform != "linux":
         listed = subprocess.run(["ps", "-o", "stat=,args=", "-p", str(pid)], capture_output=True, check=False)

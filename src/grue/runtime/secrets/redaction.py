@@ -188,8 +188,8 @@ class _SecretIndex(NamedTuple):
     """The registered secrets, the longest first, and parts of them (probes) for a quick first search.
 
     The `long_probes` consist of letters and digits only. Before a search for them, `may_match` replaces each
-    letter and digit of the text by `a`, and looks for `shortest_run`: as many `a` as the shortest of them has
-    characters.
+    letter and digit of the text by `a`, and looks for `shortest_run`, a run of `a` that is as long as the
+    shortest long probe.
     """
 
     secrets: tuple[_Secret, ...] = ()

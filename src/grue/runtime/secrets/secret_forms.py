@@ -140,7 +140,11 @@ def _escaped(secret: str) -> bytes:
 
 
 def _char(char: str, escape: bytes, may_escape: bytes) -> bytes:
-    """Return a regular expression for one character, with `escape` before an escape such as `u0041`."""
+    """Return a regular expression for one character, plain or escaped.
+
+    `escape` matches the backslashes before an escaped form such as `u0041`; `may_escape` matches those before
+    the character itself.
+    """
     raw = re.escape(char.encode())
     ways = [escape + _numbered(char), escape + _by_bytes(char)]
     if ord(char) < 256:

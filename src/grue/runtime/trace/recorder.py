@@ -332,7 +332,7 @@ class Recorder:
             self._show(replace(part, body=valid), written)
 
     def _encoded(self, body: Any) -> tuple[Any, bytes]:
-        """Return a message as observers get it, and its JSON, with U+FFFD in place of lone surrogates."""
+        """Replace lone surrogates by U+FFFD; return the message for the observers, and its JSON."""
         try:
             return body, self._encoder.encode(body)
         except UnicodeEncodeError:

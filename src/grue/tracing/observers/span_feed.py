@@ -372,7 +372,7 @@ class SpanFeed:
         return self._open(scope, subject, self._asked_by(scope, asked.sender))
 
     def _asked_by(self, scope: SpanScope, sender: str) -> SpanId:
-        """Return the parent span of a request: for a server's request (sampling), the server's tool call."""
+        """Return the parent span of a request to the model. For sampling, it is the server's tool call."""
         for span in scope.open.values():
             if isinstance(span.subject, ToolUse) and span.subject.server == sender:
                 return span.span

@@ -752,7 +752,7 @@ class _Incoming:
             except DamagedStream as error:
                 raise DamagedStream(f"event {self._events} {error}") from error
             if assembler.held > MAX_BODY_BYTES:
-                # Refuse the reply before its pieces are joined, in one call into C that takes long.
+                # Refuse the reply before its pieces are joined, because joining them is one long call into C.
                 raise OversizedStream(f"the reply is longer than {MAX_BODY_BYTES} bytes")
             if assembler.finished:
                 break

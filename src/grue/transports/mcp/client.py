@@ -372,7 +372,7 @@ class McpClient:
         except TimeoutError:
             return False
         except sdk.SdkError as error:
-            # A JSON-RPC error that the server itself has sent is an answer too: the session still exists.
+            # If the server itself has answered with a JSON-RPC error, the session still exists.
             return not isinstance(error.data, WireFault) and not sdk.is_closed(error, link.stream)
         return True
 

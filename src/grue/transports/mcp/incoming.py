@@ -45,7 +45,8 @@ async def read_any_message(line: bytes) -> types.JSONRPCMessage | None:
     """Return the message of a line of any length, without blocking the event loop."""
     if len(line) <= _SMALL_BYTES:
         return read_message(line)
-    # Decode in a thread. Most of the work is Python code, so the event loop's thread can go on meanwhile.
+    # Decode in a thread, so that the event loop can go on: most of the work is Python code, during which
+    # the interpreter switches threads.
     value = await aside(_decode_large, line)
     return _message_of(value)
 

@@ -198,7 +198,10 @@ async def _refusal(server: HttpServer) -> httpx2.Response:
 
 
 async def _answer_without_handshake(client: httpx2.AsyncClient, url: str) -> httpx2.Response:
-    """Ask a server that refuses the handshake: by MCP revision 2026-07-28, then by the SSE transport."""
+    """Send requests that need no handshake, and return the response to the last one.
+
+    The requests are those of MCP revision 2026-07-28 and, if they are refused, that of the SSE transport.
+    """
     response = await _modern_answer(client, url, "server/discover")
     if response.is_success:
         response = await _modern_answer(client, url, "tools/list")

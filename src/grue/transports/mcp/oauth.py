@@ -75,7 +75,7 @@ _SECRET_FIELDS = frozenset(
 async def sent(request: httpx2.Request) -> httpx2.Response:
     """Send a request and return the answer with its body, of which at most `_MAX_BODY_BYTES` are read."""
     request.headers["accept-encoding"] = "identity"
-    # Without this header GitHub and others answer with a form, which OAuth 2.1 does not allow.
+    # Without this header GitHub and others answer form-encoded, although OAuth 2.1 requires JSON.
     if request.method == "POST":
         request.headers["accept"] = "application/json"
     async with httpx2.AsyncClient(verify=_tls(), timeout=EXCHANGE_S) as client:

@@ -79,7 +79,10 @@ def _fault_of(error: types.ErrorData) -> WireFault | None:
 
 
 def refusal_in(error: Exception) -> types.JSONRPCError | None:
-    """Return an error reply in place of an answer that the SDK could not parse; `None`: `error` has none."""
+    """Return an error reply in place of the answer that the SDK could not parse.
+
+    `None`: `error` does not contain such an answer.
+    """
     if not isinstance(error, pydantic.ValidationError):
         return None
     values = (each["input"] for each in error.errors())
@@ -284,7 +287,7 @@ class HttpStream(MessageStream):
         self._inbound.close()
 
     def answer(self, request_id: int | str, message: types.JSONRPCMessage) -> None:
-        """Deliver a message from the HTTP response to a request. Put the request's id into an answer."""
+        """Deliver a message from the response to a request. If it is the answer, give it the request's id."""
         if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
             message.id = request_id
         self._deliver(SessionMessage(message))
@@ -556,7 +559,7 @@ def _empty_success(request: httpx2.Request) -> httpx2.Response:
 
 
 def _is_awaited(request: httpx2.Request, head: _Head) -> bool:
-    """Return whether `request` has a caller that waits for the answer; the caller sets the time limit."""
+    """Return whether a caller waits for the answer to `request`, with a time limit of its own."""
     return head.is_request or request.method == "GET"
 
 

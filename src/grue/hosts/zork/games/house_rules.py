@@ -102,7 +102,7 @@ def within_reach(state: State) -> list[str]:
         return [*carried, *by_feel, *(["grue"] if state.room in SCENERY["grue"].rooms else [])]
     reach = [name for name, thing in SCENERY.items() if state.room in thing.rooms]
     reach += carried + things_at(state, state.room)
-    # The desk comes first in `CONTAINERS`: the teapot, another container, may be in it.
+    # The desk comes first in `CONTAINERS`, because the teapot, which is a container too, may be in the desk.
     for container in CONTAINERS:
         if container in reach and f"{container}_open" in state.flags:
             reach += things_at(state, container)

@@ -57,7 +57,7 @@ def tidy(printed: str, *, broken_lines: bool = True) -> str:
     """
     text, room_left = "", -1
     for line in printed.rstrip().removesuffix(">").split("\n"):
-        # The interpreter breaks a line only if the next word does not fit: that is this line's first word.
+        # The interpreter has broken the previous line only if the first word of this line did not fit there.
         first = re.match(r"[^\s-]*-?", line)
         broken = broken_lines and bool(line) and first is not None and 0 <= room_left <= len(first.group())
         text += (("" if text.endswith("-") else " ") if broken else "\n") + line.rstrip()
