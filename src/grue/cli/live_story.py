@@ -181,7 +181,7 @@ class Story:
         yield from self._once(body)
 
     def _once(self, body: Struct) -> Iterator[Line]:
-        # A problem of a server is recorded anew in each turn.
+        # A server's problem is recorded anew in each turn, but shown once.
         if body not in self._told:
             self._told.add(body)
             yield from _problem(body)

@@ -165,9 +165,9 @@ def _accepts(check: AnswerCheck[Any], end: m.TurnCompleted) -> bool:
 
 
 def _place_after(past: m.HistoryReference, said: tuple[SaidStep, ...]) -> m.HistoryReference | None:
-    """Return the reference to a conversation's entries after a turn that began at `past`.
+    """Return a reference to a conversation's entries at the end of a turn; `past` refers to those before it.
 
-    `None`: the turn rewrote earlier entries, of which `past` has only the digest.
+    `None`: the turn rewrote earlier entries, which cannot be computed, because `past` has only their digest.
     """
     ledger = Ledger()
     ledger.length, ledger.digest = past.length, past.digest

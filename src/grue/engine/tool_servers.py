@@ -333,7 +333,7 @@ class PresumedListings:
     ) -> tuple[m.PresumedListing, ...]:
         """Return the known listings of those servers of a turn that start when they are called.
 
-        A server whose listing is unknown or has expired starts with the turn, and is known from then on.
+        A server whose listing is unknown or has expired starts with the turn, and sends its listing then.
         `at_s` is the time on the event loop's clock.
         """
         found = (

@@ -655,7 +655,7 @@ class HostTurn(Generic[T]):
         history: m.HistoryReference | None = None,
         images: tuple[m.Attachment, ...] = (),
     ) -> m.RunTurn:
-        """Return the message that starts the turn. `history` refers to the entries before it."""
+        """Return the message that starts the turn. `history` refers to the entries before the turn."""
         request, settings = self._request, self._settings
         limits = startup_limits(replace(settings.limits, budget=budget), settings.wiring.servers)
         policy, required = settings.policy, first_connects(settings.wiring.servers)

@@ -67,7 +67,7 @@ class Coverage(Struct, frozen=True, kw_only=True):
     def missing(self, *, hosts: bool) -> tuple[str, ...]:
         """Return a sentence for each thing that a box needs and this machine lacks.
 
-        `hosts`: whether the box lists hosts.
+        `hosts`: whether the box lists network hosts.
         """
         if not self.supported:
             return (f"boxes are enforced on Linux with x86-64 or ARM64 only, and this is {self.system}",)

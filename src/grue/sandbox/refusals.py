@@ -5,7 +5,7 @@ paths in such lines. The output is not trusted: a path is reported only if the b
 
 If the output shows nothing, the kernel's audit records may help: since Linux 6.15 Landlock writes refusals
 there. Each record has a number that the kernel gave the box. Only the first record of a box also has the name
-of the thread that made the box. So grue gives that thread a unique name, the box's mark, to find the number.
+of the thread that made the box. So grue gives that thread a unique name, and finds the number by it.
 """
 
 import contextlib

@@ -155,7 +155,7 @@ class Parameters:
 
 
 def mentions_pydantic(kind: Any, depth: int = 0) -> bool:
-    """Return whether `kind`, one of its parts or an annotation is of pydantic or `annotated_types`."""
+    """Return whether `kind`, a part of it or an annotation comes from pydantic or `annotated_types`."""
     if depth > _DEEPEST:
         return False
     if isinstance(kind, type) and any(_is_pydantic(base) for base in kind.__mro__):

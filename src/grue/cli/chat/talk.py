@@ -130,7 +130,7 @@ class Talk:
             self._folder = open_things.enter_context(
                 RunFolder(self.path, self._recorder, episode_id=self._id, resume=past is not None)
             )
-            # Another process may have continued the chat before `RunFolder` locked the folder.
+            # Read the chat again: another process may have continued it before `RunFolder` locked the folder.
             self._past = read_chat(self.path) if past else None
             self._told: set[str] = set()
             self._recorder.add(self._note)

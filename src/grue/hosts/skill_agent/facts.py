@@ -162,7 +162,7 @@ class McpConnectionFailed(EventFact, frozen=True, kw_only=True, tag="skillagent.
     """A server could not be connected.
 
     Attributes:
-        server_name: The server; empty for an error of no single server, such as a missing package `mcp`.
+        server_name: The server; empty if the error concerns all servers, such as a missing package `mcp`.
         goes_on_with: The other servers, which are connected.
     """
 

@@ -208,7 +208,7 @@ class Decided(Fact, frozen=True, kw_only=True):
 
 
 class Remembered(Fact, frozen=True, kw_only=True):
-    """A note about a place, which the host shows the model when the player is there again."""
+    """What a move did at a place: a text that the model is shown when the player is there again."""
 
     between_turns: ClassVar[bool] = True
 
@@ -217,7 +217,7 @@ class Remembered(Fact, frozen=True, kw_only=True):
     text: str
 
     def summary(self) -> str:
-        """Return the place and the note."""
+        """Return the place and the text."""
         return f"{self.location}: {_quoted(self.text)}"
 
     def log_lines(self) -> tuple[LogLine, ...]:

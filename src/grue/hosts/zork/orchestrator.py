@@ -137,7 +137,7 @@ class Memories:
         return note
 
     def text(self, location: str | None) -> str | None:
-        """Return the notes on a place, oldest first, for the agent."""
+        """Return the prompt's lines about what moves did at a place, oldest first; `None`: there are none."""
         notes = self._notes.get(location or "")
         if not notes:
             return None
@@ -179,7 +179,7 @@ def conditions_of(agent: ZorkAgent) -> dict[str, str]:
 
 
 def require_same_tools(started: EpisodeStarted, server: str | None) -> None:
-    """Raise `MCPConfigError` if an episode would be resumed with another server, or with MCP on or off."""
+    """Raise `MCPConfigError` if an episode was begun with another server, with none, or now has none."""
     now = (server,) if server else ()
     if now != started.servers:
         raise MCPConfigError(

@@ -489,7 +489,7 @@ class EncodedConversation:
         return w.NamedResult(**msgspec.structs.asdict(item), name=name)
 
     def _system_to_mark(self, items: tuple[w.WireItem, ...]) -> tuple[int, ...]:
-        """Return where the first system text is, if it gets grue's own cache marker."""
+        """Return the position of the first system text if it gets grue's own cache marker, else nothing."""
         if self._system_seen or not self._messages.room:
             return ()
         for at, item in enumerate(items):

@@ -16,7 +16,7 @@ The rules for the calls of a reply:
 The rules for servers that start when they are called (`RunTurn.when_called`):
 
 - Such a server is started by the first reply that has calls for it, after the policy and a person have
-  decided on all calls of that reply. A run of calls is sent when its server has started.
+  decided on all calls of that reply. Its calls are sent when it has started.
 - The tools that the server lists then replace those that the model was offered. If they are the same, the
   next request offers the same list, in the same order. If a tool has changed, the session does not send its
   calls (`actors/mcp_session.py`), the model is told so, and the next request offers the new list.

@@ -246,7 +246,7 @@ class _PatientExporter:
 
 
 def _hold_back(record: logging.LogRecord) -> bool:
-    """Return whether to log a record. While its thread exports spans, keep its text for a warning instead."""
+    """Return whether to log a record. A thread that exports spans keeps the text for a warning instead."""
     said: list[str] | None = getattr(_exporting, "said", None)
     if said is None:
         return True

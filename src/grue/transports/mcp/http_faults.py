@@ -234,7 +234,7 @@ def unavailable_fault(status: int | None, host: str = "") -> WireFault:
 
 
 def insecure_fault(host: str) -> WireFault:
-    """Return the fault of an authorization server to which credentials would be sent unencrypted."""
+    """Return the fault for an authorization server to which credentials would be sent unencrypted."""
     return WireFault(
         f"the authorization server {host} is named with http://, and nothing is sent there in the clear",
         ends_session=True,
@@ -253,7 +253,7 @@ def identity_fault(words: str) -> WireFault:
 
 
 def token_file_fault(folder: Path, why: str) -> WireFault:
-    """Return the fault of a folder in which no tokens can be stored."""
+    """Return the fault for a folder in which no tokens can be stored."""
     return WireFault(
         f"the tokens cannot be kept in {folder}: {why}",
         ends_session=True,
