@@ -737,7 +737,7 @@ class PresumedListing(Struct, frozen=True, kw_only=True):
 class ToolsPresumed(Message, frozen=True, kw_only=True):
     """agent -> agent: the first request may offer these tools although the servers are still starting.
 
-    It is recorded after the commands that follow from `RunTurn`.
+    The agent records it after the commands with which it answers `RunTurn`.
     """
 
     listings: tuple[PresumedListing, ...]
@@ -1522,7 +1522,7 @@ class RunTurn(Message, frozen=True, kw_only=True):
         sorts_tools: Tools are offered sorted by server and name, whatever the order of the listings.
         references: When to offer `read_result`, which returns the rest of a tool result that was cut.
             `later`: after the first cut result. `now`: from the start, because an earlier turn had a cut
-            result. `never`: cut results get no handle for it.
+            result. `never`: not at all.
         when_called: The servers that start at their first call, each with the tools that are offered for it
             until then.
         tool_search: When to offer the model `find_tools` and `call_tool` in place of the servers' tools;

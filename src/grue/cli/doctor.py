@@ -394,7 +394,7 @@ def _tools(
 
 
 def saved_when_called(server: McpServer, opened: m.SessionOpened) -> Iterator[str]:
-    """Propose "start": "when_called" for a server whose start takes noticeably long."""
+    """If a server's start takes noticeably long, say how much time "start": "when_called" would save."""
     if opened.elapsed_s < _NOTICED_S or server.options.start in ("beside", "when_called"):
         return
     took = f"{opened.elapsed_s * 1000:.0f} ms"

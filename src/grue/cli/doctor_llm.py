@@ -81,7 +81,7 @@ _SHAPES = {"json_object": "JSON objects, but no schema", "none": "no shape at al
 def look_at_llm(config: GameConfiguration, *, network: bool, named: bool) -> Iterator[Finding]:
     """Yield the findings about the configured endpoint.
 
-    `named`: whether the user has chosen this endpoint, which is the default one otherwise.
+    `named`: whether the user has chosen the endpoint. If not, it is the default endpoint.
     """
     url = shown_endpoint(config.client_base_url)
     try:

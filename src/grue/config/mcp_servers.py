@@ -711,7 +711,6 @@ def _expanded(name: str, config: MCPServerConfig, scope: Scope) -> MCPServerConf
 
 
 def _entry_problem(error: ErrorDetails) -> MCPConfigError.Problem:
-    # The text names the kind of a wrong value and not the value, which may be a secret.
     keys = tuple(part for part in error["loc"][1:] if part not in (_KEY, _TABLE, _SWITCH))
     match error["type"]:
         case "value_error":
@@ -721,6 +720,7 @@ def _entry_problem(error: ErrorDetails) -> MCPConfigError.Problem:
         case "extra_forbidden":
             problem = "is not a known key"
         case kind if kind in _WANTED:
+            # Name the type of the wrong value and not the value, which may be a secret.
             problem = f"should be {_WANTED[kind]}, not {_json_kind(error['input'])}"
         case _:
             problem = error["msg"].removeprefix("Input ")

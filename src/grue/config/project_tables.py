@@ -184,8 +184,8 @@ _ELSEWHERE = {
 def where_it_belongs(name: str, root: str, here: str = "") -> str:
     """Return a sentence that says where a setting belongs; empty: grue has no setting of that name.
 
-    `root` is the table of grue's settings, such as `tool.grue`. `here` is the table below it in which the
-    user wrote the setting; empty: in none.
+    `root` is the table of grue's settings, such as `tool.grue`. `here` is the table below `root` in which the
+    user wrote the setting; empty: directly in `root`.
     """
     if name in _ELSEWHERE:
         return _ELSEWHERE[name]

@@ -104,7 +104,7 @@ class Episode:
         return call.result()
 
     async def _watch(self, call: Call[T]) -> None:
-        # With a limiter of its own, this thread is not one of the few that the caller's loop may use at once.
+        # A separate limiter, so that the waiting thread takes no place in the default limiter of this loop.
         thread = anyio.CapacityLimiter(1)
         try:
             await anyio.to_thread.run_sync(wait, [call], abandon_on_cancel=True, limiter=thread)

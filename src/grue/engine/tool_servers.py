@@ -357,8 +357,8 @@ class PresumedListings:
     def take_spoken(self, name: m.ServerName) -> str:
         """Return the MCP revision that a server spoke last, and forget it; empty: unknown.
 
-        The revision is forgotten in case the server exits at a request of it: then the next start tries the
-        `initialize` handshake.
+        The server may exit when it gets a request of that revision. Then the next start tries the
+        `initialize` handshake, because the revision has been forgotten.
         """
         seen = self._unsaved.get(name) or self._from_cache(name)
         if seen is None or not seen.protocol_version:

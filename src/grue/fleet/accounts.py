@@ -157,7 +157,7 @@ class Claims:
         self._worker = worker
         self._machine = machine
         self._waiting: dict[int, anyio.CancelScope] = {}
-        self._given: dict[int, Reservation | None] = {}  # by question id; `None`: a server process
+        self._given: dict[int, Reservation | None] = {}  # by question id; `None` for a server process
 
     def begin(self, id_: int) -> anyio.CancelScope:
         """Record a worker's question, and return the cancel scope for the task that will call `answer`.
@@ -188,7 +188,7 @@ class Claims:
         return ""
 
     def give_back(self, id_: int, outcome: RequestOutcome) -> None:
-        """Withdraw a waiting question; after a granted one, charge the request or free the server's place."""
+        """Withdraw a waiting question; if it was granted, charge the request or free the server's place."""
         waiting = self._waiting.pop(id_, None)
         if waiting is not None:
             waiting.cancel()

@@ -220,7 +220,7 @@ class Broker(Struct):
             self._slow_down(outcome.retry_after_s, now)
         elif outcome.status is not None and outcome.status < 400:
             step = 1.0 if self._slow_start else 1.0 / max(1.0, self.window)
-            # Unless requests had to wait, a success does not show that the endpoint can take more.
+            # Only if requests had to wait does a success show that the endpoint can take more.
             if self._short:
                 self.window += step
         return cost

@@ -109,7 +109,7 @@ class Cell(Struct, frozen=True):
         return f"{self.fleet}:{chosen}" if chosen else str(self.fleet)
 
     def of_these(self, everything: Sequence[Result]) -> list[Result]:
-        """Return the results in `everything` with the settings; raises `FleetError` if there are none."""
+        """Return the results that have this cell's settings; raises `FleetError` if there are none."""
         known = {name: None for each in everything for name in (*each.planned, *each.settings)}
         for name in self.wanted:
             if known and name not in known:
@@ -361,7 +361,7 @@ def _case_lines(found: Comparison, *, commands: bool, everything: bool) -> Itera
 
 
 def _telling(cases: Sequence[CaseChange]) -> list[str]:
-    """Return the settings in which the cases differ, or else all; those with the most values come first."""
+    """Return the settings in which the cases differ (all if none does), those with the most values first."""
     values = _values_of(case.case for case in cases)
     differing = [name for name in values if len(values[name]) > 1] or list(values)
     return sorted(differing, key=lambda name: -len(values[name]))
@@ -745,7 +745,7 @@ def _values_of(settings: Iterable[m.JsonObject]) -> dict[str, set[str]]:
 
 
 def in_order(values: Iterable[Any]) -> list[tuple[int, float, str]]:
-    """Return a key that sorts lists of values: numbers first, then all other values, compared as texts."""
+    """Return a sort key for a list of values: numbers come first, then all other values, as texts."""
     return [
         (0, value, "") if isinstance(value, int | float) else (1, 0.0, setting_word(value))
         for value in values

@@ -95,9 +95,8 @@ def next_delay(
 ) -> float | None:
     """Return the seconds to wait before the next request, or `None` to give up.
 
-    An invalid reply may have been damaged on the way, but an endpoint that sends a web page does so every
-    time. If an endpoint cannot be reached, most often its address is wrong. So in both cases the request is
-    sent only once more.
+    After an invalid reply, and if the endpoint cannot be reached, the request is sent only once more, because
+    most often the base URL is wrong then.
 
     Args:
         policy: The limits and the backoff.

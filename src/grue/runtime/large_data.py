@@ -4,9 +4,9 @@ A call into C holds the GIL until it returns, and so blocks the event loop even 
 and searching are therefore loops of short calls. Encoding, decoding or copying a message stays one call: it
 takes about a millisecond per megabyte, and a message is at most 16 MiB long.
 
-A thread that waits for the GIL requests it after 5 ms, and a third thread may be quicker to get it. An event
-loop releases the GIL several times between two callbacks, so two busy threads would make it wait for 50 ms
-each time. That is why each step ends with `let_others_run`.
+A thread that needs the GIL waits for 5 ms before Python takes it from the thread that has it, and then
+another thread may be quicker to get it. An event loop releases the GIL several times between two callbacks,
+so two busy threads could delay each callback by 50 ms. That is why each step ends with `let_others_run`.
 """
 
 import re

@@ -211,7 +211,7 @@ def _move(name: str, source: int, other: str, target: int) -> None:
 
 
 def _unlocked(name: str, folder: int) -> int:
-    """Open the folder `name` in `folder`, made accessible. Do not follow symbolic links."""
+    """Give the owner access to the folder `name` in `folder`, and open it. Do not follow symbolic links."""
     place = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
     try:
         os.chmod(f"/proc/self/fd/{place}", 0o700)  # noqa: PTH101

@@ -322,7 +322,7 @@ def _only(*values: int) -> list[bytes]:
 
 
 def _limit_is_set() -> list[bytes]:
-    """Return a check that refuses `prlimit64(pid, limit, new, old)` for other processes or a new RTTIME."""
+    """Return a check of `prlimit64(pid, limit, new, old)`: refuse another process, and a new RTTIME."""
     return [
         _stmt(_LOAD, _low(0)),
         _jump(_EQUAL, 0, 1, 0),

@@ -173,7 +173,7 @@ def remedy_for(
 
 
 def first_fault(error: Exception) -> str:
-    """Return the first fault of a validation error, or the text of another exception, as one line."""
+    """Return the first problem in a validation error, or the text of another exception, as one line."""
     errors = getattr(error, "errors", None)
     if callable(errors):  # a pydantic error, whose text has several lines for each problem
         fault: m.JsonObject = errors()[0]

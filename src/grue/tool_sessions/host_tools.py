@@ -1,6 +1,6 @@
 """Base classes of `FunctionTools` and `ShellTool`.
 
-By these classes, the engine tells such tools from MCP servers without importing the tools' modules.
+The engine uses them to recognise `FunctionTools` and `ShellTool` without importing their modules.
 """
 
 from collections.abc import Awaitable, Callable, Mapping

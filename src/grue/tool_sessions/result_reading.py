@@ -417,8 +417,8 @@ UNKNOWN = (
 class ResultReader:
     """Answers the model's calls of the built-in tool `read_result` in one turn.
 
-    `result_of` returns the whole result of the call with a handle, in this turn or in an earlier turn of the
-    conversation; `None`: there is none.
+    `result_of` takes a handle and returns the whole result that it stands for, from this turn or an earlier
+    turn of the conversation; `None`: there is no such result.
     """
 
     def __init__(self, result_of: Callable[[str], m.ToolCallResult | None], max_chars: int) -> None:

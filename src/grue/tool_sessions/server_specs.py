@@ -148,7 +148,7 @@ class ServerOptions(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
     start: StartWhen | None = None
 
     def of_process(self, usual: ProcessLimits) -> ProcessLimits:
-        """Return the limits `usual`; if this server has its own `exit_grace_s`, with that one."""
+        """Return the limits `usual`, with this server's own `exit_grace_s` if it has one."""
         return usual if self.exit_grace_s is None else replace(usual, exit_grace_s=self.exit_grace_s)
 
     def __post_init__(self) -> None:

@@ -303,7 +303,7 @@ class CachedPrompts:
             self._adopt(self._talks[asked.command.conversation])
 
     def _adopt(self, talk: _Prompted) -> None:
-        """Encode the conversation in the form that the endpoint accepts now, as the LLM actor does."""
+        """If the profile or the model has changed, encode the conversation anew, as the LLM actor does."""
         form, encoded = self._form, talk.encoded
         if (encoded.profile, encoded.model) == (form.profile, form.model):
             return
@@ -325,7 +325,7 @@ class CachedPrompts:
         _blame(talk, place)
 
     def _learn(self, changed: m.JsonObject, place: tuple[int, str]) -> None:
-        """Set the fields `changed` of the wire profile, as the LLM actor has done in the message `place`."""
+        """Change these fields of the wire profile, as the message at `place` says that the LLM actor did."""
         form = self._form
         fields = {
             **msgspec.to_builtins(form.profile),

@@ -110,7 +110,7 @@ class AgentTurn(Struct, frozen=True, kw_only=True):
         """Whether the agent may have ended before it recorded all commands that its state machine gave."""
         if any(isinstance(envelope.body, m.TurnEnd) for envelope in self.said):
             return False
-        # An agent that has sent nothing was cancelled before it read its first message.
+        # If the agent has sent nothing (`not self.said`), it was cancelled before it read its first message.
         return self.cut_off or self.crash is not None or self.interrupted or not self.said
 
     def up_to(self, envelope: EpisodeEnvelope) -> tuple[EpisodeEnvelope, ...]:

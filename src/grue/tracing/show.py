@@ -273,7 +273,7 @@ def _json_escape(char: str) -> str:
     return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
 
 
-# A trace has few names in many messages, and measuring non-ASCII text is slow.
+# Cached, because a trace has few names in many messages, and measuring non-ASCII text is slow.
 _padded = functools.lru_cache(maxsize=512)(pad)
 
 

@@ -251,7 +251,7 @@ class EpisodeStats(Struct, frozen=True, kw_only=True):
 
     Attributes:
         started_at: Seconds since the epoch.
-        wall_s: The sum of the phases, that is, the time during which a host ran.
+        wall_s: The seconds during which a host ran: the sum of `phases`.
         ending: Why the host ended the episode; `None`: it has not ended.
         tools: The counts of each tool, sorted by name.
         servers: The counts of each server, in the order of their first message.

@@ -259,8 +259,9 @@ class Conversation(Closing):
     ) -> TurnRequest[T]:
         """Return the next turn as a request, for `Runner.start_turn` and `Runner.map`.
 
-        One call of `map` may continue many conversations, each with one request. `map(resume_from=...)` finds
-        the turn if this conversation has the entries that it had before or after the turn in the earlier run.
+        One call of `map` may continue many conversations, each with one request. `map(resume_from=...)`
+        recognises a turn of the earlier run by the conversation's entries: they have to be the same as in the
+        earlier run just before the turn, or just after it.
         """
         if not isinstance(text, str):
             raise MCPConfigError(

@@ -522,7 +522,7 @@ class KeptConversation:
     def _begin(self, number: int, trace: Path | None, parked: TurnMark | None) -> None:
         """Set `open_turn` to the turn that begins now, if another process can resume it from its trace.
 
-        `parked` is the mark of a parked turn that is resumed now; `None`: the turn is new.
+        `parked` is the `open_turn` of the parked turn that is resumed now; `None`: the turn is new.
         """
         if parked is not None:
             place = parked.trace if trace is None else str(trace)

@@ -131,7 +131,7 @@ def resumed_turn(
 
 
 def _note(where: m.Resumption, part: RecordedTurn, writer: TraceWriter, settings: TurnSettings) -> bool:
-    """Write `TurnResumed` to the trace file. Return whether a person's decisions come too late."""
+    """Write `TurnResumed` to the trace file. Return whether the turn's questions have expired."""
     recorder, number = settings.wiring.recorder, part.run.turn
     expires_at = where.parked.expires_at
     expired = expires_at is not None and time.time() > expires_at
@@ -195,7 +195,7 @@ def _going_on(
 
 
 def check_fit(command: m.RunTurn, answer: AnswerSpec[Any], settings: TurnSettings) -> None:
-    """Raise `MCPError` if a runner lacks a server or an LLM that the turn needs, or `answer` differs."""
+    """Raise `MCPError` if the runner lacks the turn's servers or an LLM, or `answer` has another schema."""
     missing = [name for name in command.servers if name not in settings.wiring.servers]
     if missing:
         raise MCPError(f"Turn {command.turn} uses servers that this runner lacks: {', '.join(missing)}.")

@@ -400,8 +400,8 @@ class ChatAssembler:
 
     def _keep(self, key: str, value: object) -> None:
         size = w.weight(value)
-        # Only the last value of a field counts in `held`. But a large value counts even if it is replaced:
-        # computing its size takes time, which the limit on `held` limits too.
+        # Only the last value of a field counts in `held`. But a large value counts even after it is replaced:
+        # computing its size took time, and the limit on `held` has to limit this time too.
         self.held += size if size > _LARGE_WEIGHT else size - self._weights.get(key, 0)
         self._weights[key] = size if size <= _LARGE_WEIGHT else 0
         self._top[key] = value
@@ -526,7 +526,7 @@ class _Calls:
         return other if other is not None and other.index == index else None
 
     def _is_another(self, known: _Call, call_id: str, name: str, arguments: object) -> bool:
-        """Return whether a named piece begins a new call, although its index or id is that of `known`.
+        """Return whether a piece with a name begins a new call, although its index or id is that of `known`.
 
         Some servers give all calls the same index; others repeat the name in every piece of a call.
 

@@ -1,9 +1,9 @@
 """Separate a model's thoughts and tool calls from its text, where the endpoint has left them in the text.
 
-If the endpoint does not know the chat template, or the model leaves out a mark such as `<tool_call>`, a call
-stays in the text, and would pass for an answer. A text *about* calls must not be taken for one, so a mark in
-the middle of a sentence, in a block of code or between two paragraphs is ignored. The time is linear in the
-length of the text.
+If the endpoint does not know the chat template, or the model leaves out a tag such as `<tool_call>`, a call
+stays in the text, and would pass for an answer. A text *about* calls must not be taken for a call, so a tag
+in the middle of a sentence, in a block of code or between two paragraphs is ignored. The time is linear in
+the length of the text.
 
 `tests/recorded/chat_templates.json` has the texts that the models' own templates make of a call.
 """
@@ -51,7 +51,7 @@ _PAIRS = {
     "<|tool_call|>": "<|/tool_call|>",
     "<|function_call|>": "<|message_sep|>",
 }
-"""The marks around calls in JSON. The end mark may be missing after the last two."""
+"""The tags around calls in JSON. The end tag may be missing after the last two."""
 
 _END_IN_PROMPT = ("<|tool_call|>", "<|function_call|>")
 _FORMS = (
@@ -65,10 +65,10 @@ _FORMS = (
 )
 _MARKS = rf"^[ \t]*(?:{_FORMS}|(?P<recipient>to=[\w.\-/]{{1,200}} ?<\|channel\|>))"
 _SIGNS = ("<", "[", "`")
-"""Each mark contains one of these characters; most texts have none."""
+"""Each tag contains one of these characters; most texts have none."""
 
 _FIRST_CHARS = re.compile(r"[<\[\]]")
-"""First characters of marks that may follow other text directly. A search for these is much quicker."""
+"""First characters of tags that may follow other text directly. A search for these is much quicker."""
 
 _NO_TEXT = frozenset(" \t\n\r`'\"([")
 _MOST_LOOKED_AT = 10_000
@@ -130,11 +130,11 @@ class _Unreadable(Exception):  # noqa: N818 - never leaves this module
 
 
 def split_thoughts(text: str) -> tuple[str, str]:
-    """Return the thoughts at the beginning of a text, without their marks, and the rest of the text.
+    """Return the thoughts at the beginning of a text, without their tags, and the rest of the text.
 
-    If the closing mark is missing, the whole text is thoughts. Some templates put the opening mark into the
-    prompt. A closing mark alone counts if it stands in a line of its own, or if no space, quote, bracket or
-    comma is beside it.
+    If the closing tag is missing, the whole text is thoughts. The opening tag may be missing because some
+    templates put it into the prompt. Then the closing tag ends the thoughts only if it stands in a line of
+    its own, or if no space, quote, bracket or comma is beside it.
     """
     thoughts: list[str] = []
     at = past_space(text, 0)
@@ -162,15 +162,15 @@ def _marks_at(text: str, at: int) -> tuple[str, str] | None:
 
 
 def _is_attached(char: str) -> bool:
-    """Return whether a mark next to `char` may be real. Next to a space or a quote, it is quoted text."""
+    """Return whether a tag next to `char` may be meant as a tag. Next to a space or a quote it is quoted."""
     return not char or not (char.isspace() or char in "`'\"()[],;:")
 
 
 class ThoughtSplitter:
     """Separates thoughts from a text that arrives in pieces, as `split_thoughts` does for a whole text.
 
-    If the endpoint puts the opening mark into the prompt, the thoughts are returned as content, because only
-    the closing mark, which comes after them, shows that they are thoughts.
+    If the endpoint puts the opening tag into the prompt, the thoughts are returned as content, because only
+    the closing tag, which comes after them, shows that they are thoughts.
     """
 
     def __init__(self) -> None:
@@ -304,7 +304,7 @@ def _marked(text: str, tools: _Tools) -> Written | None:
     rest = text[end:].strip()
     if before and rest:
         return None
-    # If the text after an earlier mark (`attached`) could not be read, the model may have meant a call there.
+    # If the text after an earlier tag (`attached`) could not be read, the model may have meant a call there.
     return Written(form, tuple(calls), before, sure=bool(calls) and not rest and attached is None)
 
 
@@ -324,7 +324,7 @@ def _attached_mark(text: str) -> "re.Match[str] | None":
 
 
 def _read_attached(text: str, mark: "re.Match[str]", tools: _Tools) -> Written | None:
-    """Return the calls that begin at `mark`, from `_attached_mark`; `None` if they name no offered tool."""
+    """Return the calls that begin at the tag `mark`; `None`: they are quoted, or name no offered tool."""
     form, before, rest = str(mark.lastgroup), text[: mark.start()].strip(), text[mark.end() :]
     if text.count("```", 0, mark.start()) % 2:
         return None

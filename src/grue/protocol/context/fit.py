@@ -62,7 +62,7 @@ sizes counted earlier are taken to be wrong too."""
 
 
 class ContextLedger(Struct, frozen=True, kw_only=True):
-    """The sizes of a conversation's parts, from which parts to clear (replace by short stubs) are chosen.
+    """The sizes of a conversation's parts. They decide which parts are cleared: replaced by short stubs.
 
     Attributes:
         bytes_per_token: How many bytes of text count as a token.

@@ -71,7 +71,8 @@ class Ledger:
             self._early = None
         else:
             if early is not None:
-                # The new entry comes before the reply that was saved early: save that reply again, after it.
+                # The new entry has to precede the early reply in the file. So remove that reply, and save it
+                # again after the entry.
                 self._saved(b"")
             self._saved(line)
             if early is not None:

@@ -342,8 +342,8 @@ def _objects(value: object) -> Iterator[m.JsonObject]:
 def _most_parts(root: m.JsonObject, anchors: Mapping[str, m.JsonObject]) -> int:
     """Return the largest number of parts of the schema that can apply to one place of a value.
 
-    A state is the list of the parts that apply to a place, from the outermost place inwards. A recursive
-    schema leads to the same state again, which is not followed a second time.
+    A state is the list of the parts that apply to one place. The search begins at the outermost place and
+    goes inwards. A recursive schema leads to the same state again, which is not followed a second time.
 
     Raises:
         NotCheckedError: The parts are too many, or the schema refers to itself without end.

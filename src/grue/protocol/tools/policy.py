@@ -7,8 +7,8 @@ Annotations come from the server, which may lie. So each tool is judged twice: w
 the defaults of the MCP specification. If the annotations are not trusted, the stricter result counts. Whether
 a server runs in a box is known from the host.
 
-A person's decision is made by a program, so its values may be anything. All decisions are checked here. The
-rules:
+A person's decision is passed on by the host's code, so its values may be anything. All decisions are checked
+here. The rules:
 
 - A call is made only if the verdict is `approve`, or `change` with usable arguments. Everything else is a
   denial: another word, `None`, a change without arguments, an approval with arguments.

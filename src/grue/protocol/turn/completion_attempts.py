@@ -11,9 +11,8 @@ The rules:
   the request is sent again at once; this uses up no retry either.
 - If a prompt fits into the context window, but not together with the limit of the reply, it is sent again
   once, with the limit that fits.
-- Any other request that is too long for the window is reported at once if the agent can clear the history,
-  but if a body is too large (413), the newest images are left out first. If the agent cannot clear the
-  history, the other rules decide.
+- If any other request is too long for the window and the agent can clear the history, the failure is reported
+  at once. Only if the status is 413 (the body is too large) are the newest images left out first.
 - Any other failure is retried as `RetryPolicy` says. Failures are counted for each kind. `max_retries` limits
   all retries together.
 - A reply that was cut at the default token limit is requested once more with a larger limit, with retries of
@@ -136,7 +135,7 @@ class SendRequest(Struct, frozen=True, gc=False):
 
 
 class AdaptProfile(Struct, frozen=True):
-    """Change the endpoint's profile so that it avoids the refusal `fault`; encode the conversation anew."""
+    """Remove what the endpoint refused (`fault`) from its profile, and encode the conversation anew."""
 
     fault: Fault
 

@@ -115,7 +115,7 @@ def reported(state: s.AwaitingSessions, event: m.SessionOpened | m.McpDisabled) 
 
 
 def when_all_reported(state: s.AwaitingSessions) -> Transition:
-    """If each session is open or has failed, and the model has been checked, send the first request."""
+    """Send the first request, unless a session is still opening or the model is still being checked."""
     if state.pending or state.asking:
         return state, ()
     turn, resumed = state.turn, state.turn.resuming
@@ -252,7 +252,7 @@ def step_early(state: s.Presuming | s.AwaitingDrop, event: m.TurnEvent) -> Trans
         case s.AwaitingDrop(turn=turn), (m.SessionOpened() | m.McpDisabled() | m.StartupFailed()) if (
             event.server in turn.open
         ):
-            # The turn is about to end, because another server did not start, and closes this session too.
+            # The turn is about to end, because another server did not start. It closes this session too.
             return state, ()
         case _:
             return None

@@ -50,8 +50,8 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         summaries: Summaries requested so far.
         overflowed: Whether the one try after an overflow has been used.
         used: How often each tool with a limit has been called.
-        told: The answers to the last reply's tool calls, until a request tells them to the model.
-        reminded: Whether the model has been told to make tool calls as such, and not as text.
+        told: The answers to the last reply's tool calls, until a request sends them to the model.
+        reminded: Whether the model has been reminded not to write tool calls as text.
         unstarted: Servers that start when they are called, and have not been called yet.
         searching: Whether the model is offered `find_tools` and `call_tool` instead of the servers' tools.
     """

@@ -61,7 +61,7 @@ _LOOK_AHEAD = 32
 def start_calls(
     turn: Turn, reply: s.JudgedReply, changed: Mapping[m.CallId, m.JsonObject], notes: tuple[m.TurnNote, ...]
 ) -> Transition:
-    """Send the first `Run` of a reply's calls. If there is none, go on as after the last call.
+    """Begin to make a reply's calls. If there is none to make, go on as after the last call.
 
     `changed` are the arguments of calls that a person has changed.
     """

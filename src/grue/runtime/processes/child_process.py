@@ -243,9 +243,9 @@ class ChildProcess:
         self._on_exit()
 
     async def _leave(self) -> None:
-        # End the tasks that watch and read, because two tasks must not read the same pipe. A cancellation may
-        # interrupt this `await`; the process has to be closed all the same. Then `_await_end` starts new
-        # readers: without them, a server that still writes would block and not exit.
+        # End the tasks that read, because `_await_end` starts new ones, and two tasks must not read the same
+        # pipe. Without the new ones, a server that still writes would block and not exit. The process has to
+        # be closed even if a cancellation interrupts this `await`.
         try:
             await self._tasks.__aexit__(None, None, None)
         except anyio.get_cancelled_exc_class():

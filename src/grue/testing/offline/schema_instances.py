@@ -69,7 +69,7 @@ class _Maker:
                 break
             try:
                 return self._make_plain(plain, depth)
-            # A malformed schema raises these: a huge number, or a list in place of a name.
+            # A malformed schema may have a huge number (`OverflowError`), or a list in place of a name.
             except (UnsatisfiableError, OverflowError, TypeError):
                 continue
         raise UnsatisfiableError("no alternative can be satisfied")

@@ -133,7 +133,7 @@ class Link:
         self._notify("noise", record.getMessage())
 
     def _callbacks(self) -> dict[str, Any]:
-        """Return callbacks for the SDK, which announces an ability only if it gets the callback for it."""
+        """Return callbacks for the SDK, which declares a capability only if it gets the callback for it."""
         offered = self._abilities
         return {
             "sampling_callback": None if offered.sample is None else self._sample,

@@ -11,7 +11,7 @@ A task is a tool call that the server has accepted and answers later. Its states
 | state             | what happens                             | then                                      |
 |-------------------|------------------------------------------|-------------------------------------------|
 | being created     | the call is answered at once             | that is the result                        |
-|                   | time limit, cancellation                 | `notifications/cancelled`: no handle yet  |
+|                   | time limit, cancellation                 | `notifications/cancelled`: no task id yet |
 | working           | `tasks/get` every `poll_s`: a new state  | a `progress` notice                       |
 |                   | `tasks/get` is refused, or not readable  | asked again                               |
 |                   | the same, `MAX_POLL_ERRORS` in a row     | `tasks/cancel`; the call is refused       |
@@ -59,7 +59,7 @@ __all__ = ["LOST", "InputSchemas", "OutputSchemas", "TaskOfCall", "created_task"
 
 
 class _Schemas:
-    """One schema for each of a session's tools; `bad_schema` is reported if a value cannot be checked."""
+    """Checks values by the schemas of their tools. A notice `bad_schema` reports what cannot be checked."""
 
     _field: ClassVar[Literal["input_schema", "output_schema"]]
     _value: ClassVar[str]

@@ -114,7 +114,8 @@ class InterpreterProcess:
         sent = "" if line is None else _UNSAFE.sub(" ", line)[:_LONGEST_LINE] + "\n"
         with suppress(BrokenPipeError):  # the interpreter has ended, but its last output can still be read
             os.write(self._input, f"{sent}\\sf-{mark}\n".encode("ascii", "replace"))
-        # After each mark the interpreter prints the prompt again, so this answer begins with the last prompt.
+        # After the line "Speed Factor ..." the interpreter repeats its prompt, so the next answer begins with
+        # that prompt.
         answer = self._read_to(b"Speed Factor -%d\n" % mark).removeprefix(self._prompt)
         self._prompt = b"" if self.ended else answer.rpartition(b"\n")[2]
         self._last_words = answer
@@ -219,8 +220,7 @@ def styled_story() -> bytes:
     size = _CODE_AT + len(code) + -len(code) % 4
     header = bytearray(64)
     header[0] = 5
-    # The header has the addresses of high memory, code, dictionary, objects, global variables and static
-    # memory; and, set after the loop, that of the abbreviations.
+    # The addresses of high memory, code, dictionary, objects, global variables and static memory.
     for at, value in (
         (0x04, _CODE_AT),
         (0x06, _CODE_AT),
@@ -230,7 +230,7 @@ def styled_story() -> bytes:
         (0x0E, _CODE_AT),
     ):
         struct.pack_into(">H", header, at, value)
-    struct.pack_into(">H", header, 0x18, 64)
+    struct.pack_into(">H", header, 0x18, 64)  # the address of the abbreviations
     struct.pack_into(">H", header, 0x1A, size // 4)
     return (bytes(header).ljust(_CODE_AT, b"\0") + code).ljust(size, b"\0")
 
@@ -311,8 +311,8 @@ class Choice(Struct, frozen=True):
 def choose_interpreter(version: int, name: str | None = None) -> Choice:
     """Choose the interpreter for a story of this version.
 
-    It is the one called `name`; `None`: the first installed one that prints all text of such a story, or else
-    the first installed one. Raises as `find_interpreter`.
+    With a `name`, choose the interpreter of that name. Without, choose the first installed interpreter that
+    prints all text of such a story; if none does, the first installed. Raises as `find_interpreter`.
     """
     first = find_interpreter(name)
     if version < FIRST_VERSION_WITH_STYLES or _prints_all(first):
