@@ -157,8 +157,9 @@ class SessionActor(Actor[m.SessionCommand]):
         with calling(self._connect, "the server"):
             self._connected = connection = self._connect(self._note)
         closing: float | None = None
-        # Compute the limit before `__aenter__`, from which `open` counts it. Computed later, the limit would
-        # pass before the turn's deadline, and the agent would be told that the server has failed.
+        # Compute the limit before `__aenter__`, because `open` subtracts the time that `__aenter__` took.
+        # Otherwise that time would count twice: the limit would pass before the turn's deadline, and the
+        # agent would be told that the server has failed.
         limit_s = self._within(command.timeout_s)
         try:
             async with connection:

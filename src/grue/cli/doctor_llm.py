@@ -256,7 +256,7 @@ def _in_a_word(failure: MCPError) -> str:
 
 
 class _Tried:
-    """Runs a small turn and keeps the model's replies, and the turn's error other than an `AnswerError`."""
+    """Runs a small turn. Keeps the model's replies, and the turn's error unless it is an `AnswerError`."""
 
     def __init__(self, endpoint: LlmEndpoint, user: str, *, tool: bool = False, answer: Any = None) -> None:
         self.replies: list[m.CompletionReceived] = []

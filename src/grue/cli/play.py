@@ -81,7 +81,7 @@ def _play(options: PlayOptions, past: GamePast | None) -> EpisodeResult:
         for observer in backends:
             recorder.add(observer)
         if past is not None:
-            # Another process may have continued the episode before `RunFolder` locked the folder.
+            # Read it again: another process may have continued the episode before the folder was locked.
             past = read_past(folder_path)
         parts = _setup(options, past, recorder)
         setup = structs.replace(parts, game=game, client=client, mcp_manager=server)

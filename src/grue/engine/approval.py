@@ -255,9 +255,9 @@ NOT_WRITTEN = "the call was not sent, because the trace file could not be writte
 class DurableConnection(WrappedConnection):
     """A `ToolConnection` that flushes the trace before each call of a tool that is not read-only.
 
-    If a process was killed, a resumed turn does not send again a call that is in its trace without a result,
-    because it may have had an effect. So every call must be in the trace before it is sent. The session
-    records `ToolCalled` before it calls, so the flush writes it.
+    If the host was killed, the resumed turn does not repeat a call that is in the trace without a result,
+    because that call may have had an effect. So every call must be in the trace before it is sent. The
+    session records `ToolCalled` before it calls, so the flush writes it.
 
     `policy` says which servers are trusted to mark their tools as read-only. `written` flushes the trace, and
     returns whether that has succeeded.

@@ -175,10 +175,10 @@ def starts_when_called(server: object) -> bool:
 
 
 def first_connects(servers: Mapping[m.ServerName, ToolServer]) -> dict[str, OnFirstConnect]:
-    """Return what happens after a failed first connect, for each server whose options say that.
+    """Return what happens if the first connect fails, for each server that has the option `required`.
 
-    A server that starts when it is called is disabled by default: the turn is under way already, and the
-    model can go on without it.
+    For a server that starts when it is called, `required` is `False` by default, because the turn is under
+    way when it starts, and the model can go on without it.
     """
     chosen: dict[str, bool] = {}
     for name, server in servers.items():

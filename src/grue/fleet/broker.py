@@ -228,7 +228,7 @@ class Broker(Struct):
     def most(self, wanted: WantedRequest) -> Amount | Refused:
         """Return the most that a request can cost.
 
-        Refuse the request if its cost is unknown, money is limited, and the number of requests is not.
+        Refuse the request if money is limited, its cost is unknown, and the number of requests has no limit.
         """
         limits = self.limits
         price = price_of(limits.budget.prices, wanted.model)

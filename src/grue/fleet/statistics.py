@@ -171,7 +171,7 @@ def _draws(np: Any, count: int) -> Iterator[Any]:
 
 
 def smallest_detectable(interval: Interval) -> float:
-    """Return the smallest true difference that four of five comparisons like this one would find."""
+    """Return the smallest true difference that a comparison like this one finds with a chance of 80 %."""
     _, special = require_libraries()
     freedom = interval.groups - 1
     return float(special.stdtrit(freedom, (1 + LEVEL) / 2) + special.stdtrit(freedom, POWER)) * interval.error

@@ -124,8 +124,8 @@ def own_folders(
 ) -> tuple[str, ...]:
     """Return the files and folders of a program's installation, and of its script's installation.
 
-    `chain` is the program's file, the files that it links to, and its interpreters. The program may have
-    changed what is below `written`, so `.pth` files there add no folders.
+    `chain` is the program's file, the files that it links to, and its interpreters. `.pth` files below the
+    folders `written` add no folders, because the program may have changed them.
     """
     found: list[str] = []
     for path in chain:

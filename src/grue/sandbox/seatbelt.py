@@ -71,7 +71,7 @@ def profile(box: Sandbox, places: Places, *, words: str, hidden: tuple[str, ...]
 
 
 def _distinct(rules: tuple[Rule, ...]) -> Iterator[Rule]:
-    """Yield one rule for each path that exists, with links resolved, because Seatbelt compares such paths."""
+    """Yield one rule for each path that exists, with links resolved, as Seatbelt needs it."""
     found: dict[str, int] = {}
     for rule in rules:
         path = rule.path if rule.path == SCRATCH else os.path.realpath(rule.path)

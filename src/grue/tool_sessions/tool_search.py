@@ -107,7 +107,10 @@ class ToolIndex:
 
 
 class ToolSearcher:
-    """Answers calls of `call_tool`, and of `find_tools` with at most `most` tools that may be called now."""
+    """Answers calls of `find_tools` and `call_tool`.
+
+    `tools` returns the tools that may be called now. `find_tools` returns at most `most` of them.
+    """
 
     def __init__(self, tools: Callable[[], Sequence[m.ToolDefinition]], most: int) -> None:
         self._tools = tools

@@ -153,7 +153,7 @@ class _Tree:
             self._origin[envelope.seq] = (first, depth + 1)
 
     def causes(self, envelope: EpisodeEnvelope) -> tuple[tuple[EpisodeEnvelope, ...], int]:
-        """Return a message's first cause and its `LAST_CAUSES` last ones, and how many are left out."""
+        """Return the first and the `LAST_CAUSES` last causes of a message, and how many others there are."""
         parents: list[int] = []
         parent = self._parent.get(envelope.seq, _ROOT)
         while parent != _ROOT and len(parents) < LAST_CAUSES:
@@ -360,8 +360,9 @@ def _with_stubs(
 def _ended_as_asked(left: object, right: object) -> bool:
     """Return whether two messages are both `SessionClosed`, with endings that count as equal.
 
-    Whether a process exits by itself or is killed depends on timing. `none`: the session had no process, for
-    example in a fork that takes its tool results from a trace.
+    A process that exited by itself and one that was killed count as equal: which happens depends on timing.
+    The ending `none` counts as equal to any: the session had no process, for example in a fork that takes its
+    tool results from a trace.
     """
     if not (isinstance(left, m.SessionClosed) and isinstance(right, m.SessionClosed)):
         return False

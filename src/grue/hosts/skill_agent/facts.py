@@ -34,7 +34,7 @@ _SHORT = 80
 
 
 class EventFact(Fact, frozen=True, kw_only=True):
-    """Base of the facts of which each is logged as one event: `event` is its name, `level` its level."""
+    """Base of the facts that are logged as one event each, with the name `event` and the level `level`."""
 
     between_turns: ClassVar[bool] = True
     event: ClassVar[str] = ""

@@ -184,7 +184,7 @@ class ActionTypes:
         self.types[name] = ActionType(name, params, run, said, annotations or ToolAnnotations())
 
     def answer_spec(self, offered: Iterable[ActionType] | None = None) -> AnswerSpec[ActionReply]:
-        """Return the schema of a valid reply, and its parser. A reply has several actions, or one.
+        """Return the schema of a valid reply, and its parser. A reply has one or more actions.
 
         The schema names only the types in `offered`; `None`: all. The parser accepts every type.
         """

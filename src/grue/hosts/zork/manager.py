@@ -197,7 +197,7 @@ class MCPManager:
         pins = pinning(self.tool_lock, self.server_name, on_tool_drift(self.config))
         options = ClientOptions(pinning=pins, on_secret=self.recorder.hide)
         connect = connect_to(self.server_name, self.tool_server, self._registry, options)
-        # A turn repeats a failed connect itself. So only one attempt is made here, as in the state `Untried`.
+        # For a turn, try only once, as in the state `Untried`: the turn itself repeats a failed connect.
         known = self.connection if turn is None else Untried()
         session = OwnedSession(command, connect, self.recorder, known)
         self._session = session

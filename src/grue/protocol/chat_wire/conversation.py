@@ -233,7 +233,7 @@ class EncodedConversation:
     ) -> "EncodedConversation":
         """Return a copy with `new` added, for one request such as that for a summary.
 
-        If no request has followed the last reply yet, the copy does not contain that reply.
+        A last reply that no request has followed yet is left out of the copy.
         """
         other = self.branch()
         other.history.unread = None

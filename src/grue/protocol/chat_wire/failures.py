@@ -190,7 +190,7 @@ def kind_of(reason: FailureReason) -> FailureKind:
 
 
 def reason_of_kind(kind: FailureKind) -> FailureReason:
-    """Return the reason to assume for a kind of failure, where no reply of the endpoint names a reason."""
+    """Return the reason to assume for a failure of this kind if no reply of the endpoint names a reason."""
     match kind:
         case "refused":
             return "request"

@@ -178,9 +178,9 @@ _MOST_COPIES = 8
 def unless_cut(calls: Sequence[m.ToolCall], given: object) -> tuple[m.ToolCall, ...]:
     """Return the calls of a reply that was cut off. If needed, mark the last one as incomplete (`CUT_MARK`).
 
-    `given` are the last call's arguments as the endpoint sent them. A text needs no mark: if it was cut off,
-    it is not valid JSON. A blank text may be one of which nothing arrived. An object may be a cut text that a
-    gateway has completed.
+    `given` are the last call's arguments as the endpoint sent them. A text that is not blank needs no mark:
+    if it was cut off, it is not valid JSON. A blank text needs the mark, because the arguments may not have
+    arrived. An object needs it too, because a gateway may have completed arguments that were cut off.
     """
     if not calls or (isinstance(given, str) and given.strip()):
         return tuple(calls)

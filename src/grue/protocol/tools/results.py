@@ -564,7 +564,7 @@ def _readable_resource(resource: m.JsonObject, room: MediaRoom | None) -> m.Json
 
 
 def _binary(kind: str, holder: m.JsonObject, data: str, room: MediaRoom | None) -> m.JsonObject:
-    """Return what the model reads about base64 data: its size, and its text or why it was not attached."""
+    """Return what the model reads for base64 data: its size, and the decoded text or why it is omitted."""
     size = known_bytes(data)
     described: m.JsonObject = {} if size is None else {"bytes": size}
     if room is None:

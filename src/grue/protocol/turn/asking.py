@@ -230,7 +230,7 @@ def _summary_request(turn: Turn) -> m.UserText:
 def _with_summary(turn: Turn, summary: str) -> tuple[Turn, m.Summarised]:
     """Put a summary in the place of everything but the first entry and the last reply.
 
-    In a continued conversation the summary may replace the turn's user text too, which is then repeated.
+    If this replaces the turn's user text too, in a continued conversation, that text follows the summary.
     """
     _, ledger = _kept(turn)
     items = [m.UserText(SUMMARY.format(summary=summary.strip()))]

@@ -115,7 +115,8 @@ class Descendants:
 def unmark(pid: int) -> None:
     """If this process has inherited a server's mark, remove the mark from its child `pid`."""
     if _can_mark() and _mark_of(os.getpid()) >= _BASE:
-        # Any limit below `_BASE` is no mark. The kernel refuses "unlimited", which would raise a hard limit.
+        # A limit below `_BASE` does not count as a mark. "Unlimited" is not possible, because the kernel lets
+        # no process raise its hard limit.
         _set_mark(pid, _BASE - 1)
 
 
@@ -168,9 +169,10 @@ def _exited(pidfd: int, within_s: float) -> bool:
 
 
 def _ids_since(first: int, age_s: float) -> Iterable[int]:
-    """Return the ids of all processes that started after `first` did (`age_s` seconds ago), and some others.
+    """Return the ids of all processes that started after the process `first`, and some other ids.
 
-    The kernel assigns ids in ascending order, and may have begun again with low ones.
+    `first` started `age_s` seconds ago. The kernel assigns ids in ascending order, and after the highest id
+    it begins again with low ones.
     """
     highest, newest = _highest_id(), _newest_id()
     if age_s > highest / _IDS_PER_S:

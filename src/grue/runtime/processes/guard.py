@@ -2,8 +2,8 @@
 
 One guard runs beside the host process, in a POSIX session of its own. It reads `+pgid` and `-pgid` lines from
 a pipe, which add a process group to its list or remove one. The kernel closes the pipe when the host ends.
-Then the guard kills the groups on its list, and the processes with the mark of this host's servers
-(`descendants.py`). The list also has temporary folders, by their absolute paths: the guard removes them.
+Then the guard kills the groups on its list, and all processes that are marked as started by this host's
+servers (`descendants.py`). The list also has absolute paths of temporary folders, which the guard removes.
 
 PR_SET_PDEATHSIG cannot do this: it fires when the spawning *thread* ends, and does not reach grandchildren.
 
@@ -131,8 +131,8 @@ class HostGuard:
         try:
             self._write(line)
         except OSError:
-            # The guard died meanwhile, or was stopped (SIGSTOP) and the pipe is full. A new one gets the
-            # list.
+            # The guard has died meanwhile, or it was stopped (SIGSTOP) and the pipe is full. Start a new
+            # guard, which gets the whole list.
             self._discard()
             self._ensure_running()
 

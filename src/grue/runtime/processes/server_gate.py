@@ -26,7 +26,7 @@ _gates: list[ServerGate] = []
 
 
 def set_server_gate(gate: ServerGate | None) -> None:
-    """Set the gate of this process; `None`: server processes start without asking."""
+    """Set the gate at which this process waits before it starts a server; `None`: it does not wait."""
     _gates[:] = [] if gate is None else [gate]
 
 

@@ -142,7 +142,8 @@ class LineQueue:
     def _write_some(self) -> bool:
         entries = [self._queue.get()]
         self._hurry.wait(_LINGER_S)
-        # This delays no `flush` or `close`: each puts its entry into the queue before it sets `_hurry`.
+        # This delays no `flush` or `close`: each queues its entry before it sets `_hurry`, and the loop below
+        # gets the entry.
         self._hurry.clear()
         try:
             while True:

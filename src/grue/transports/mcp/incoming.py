@@ -52,7 +52,7 @@ async def read_any_message(line: bytes) -> types.JSONRPCMessage | None:
 
 
 def refusal_of_cut(cut: CutLineError, limit: int) -> types.JSONRPCError | None:
-    """Return the error for a request whose answer is too long; `None`: the request is not known."""
+    """Return the error that replaces an answer that is too long; `None`: the answer's id is not found."""
     found = _ID_AT_START.match(cut.head) or _ID_AT_END.search(cut.tail)
     if found is None:
         return None
