@@ -1,4 +1,4 @@
-"""Choose the event loop that a runner's work runs in: a new one, the caller's, or the episode's."""
+"""Choose the event loop in which a runner's turns and calls run: a new one, the caller's or the episode's."""
 
 import contextlib
 import threading
@@ -293,7 +293,7 @@ class CurrentEpisode:
         return await self._running().call_async(work)
 
     def run_outside_turns(self, work: Work[T]) -> T:
-        """Run work that makes tool calls outside turns, blocking. It starts at once, even beside a turn."""
+        """Run `work`, which makes tool calls outside turns. Blocks; does not wait until a running turn ends."""
         return self.run_beside(work) if self.lasting else _run_alone(work, "the async twin of this method")
 
     async def run_outside_turns_async(self, work: Work[T]) -> T:

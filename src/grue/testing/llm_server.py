@@ -83,7 +83,7 @@ class ContextWindow(Struct, frozen=True):
     bytes_per_token: float = 4.0
 
     def count(self, chat: dict[str, Any]) -> int:
-        """Return the number of tokens of a request, translated to chat completions."""
+        """Return the number of tokens of a request, which must be in the form of chat completions."""
         parts = [*chat.get("messages", ()), *chat.get("tools", ())]
         return sum(_FRAME_TOKENS + int(len(json.dumps(part)) / self.bytes_per_token) for part in parts)
 

@@ -279,7 +279,7 @@ class MockServer(MCPServer[Any]):
         server.add_request_handler("resources/subscribe", types.SubscribeRequestParams, self._subscribe)
         server.add_request_handler("resources/unsubscribe", types.UnsubscribeRequestParams, self._unsubscribe)
         server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, self._set_level)
-        # The SDK declares a capability for each handler. There is no public way to remove one.
+        # Remove handlers, because the SDK declares a capability for each. There is no public method for this.
         for feature in self._without:
             for method in _METHODS[feature]:
                 server._request_handlers.pop(method, None)  # noqa: SLF001

@@ -328,7 +328,7 @@ class ToolContext:
             )
 
     def _end(self, *, cancelled: bool) -> None:
-        """Mark the call as ended. Later notices are dropped. Call this in the event loop."""
+        """Mark the call as ended. What it reports later is dropped. Call this in the event loop."""
         self._over = True
         if cancelled:
             self._cancelled.set()

@@ -192,7 +192,7 @@ class ServedSkills:
         write_skill_lock(self._lock, approved)
 
     def as_skills(self) -> dict[str, Skill]:
-        """Return the approved skills, without texts: the method `text` reads these when they are needed."""
+        """Return the approved skills without their texts, which the method `text` reads later."""
         return {
             name: Skill(
                 name=name,

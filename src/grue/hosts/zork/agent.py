@@ -325,8 +325,8 @@ class ZorkAgent:
     def close(self) -> None:
         """End servers and tasks that outlive a turn, and flush the manager's Langfuse client.
 
-        This may take a few seconds. A second call does nothing. Without a call, the client is flushed when
-        the program ends.
+        This may take a few seconds. A second call does nothing. If this is never called, the client is
+        flushed when the program ends.
         """
         self._runner.close()
         if self._langfuse is not None:

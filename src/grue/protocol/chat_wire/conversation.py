@@ -385,7 +385,8 @@ class EncodedConversation:
     def drop_attachments(self) -> m.Rewritten | None:
         """Replace the newest attachments by lines of text; return the change, or `None` if there are none.
 
-        Call this after the endpoint has refused the request. It has accepted older attachments before.
+        Call this after the endpoint has refused the request. The older attachments stay, because the endpoint
+        has accepted them before.
         """
         at = self._newest_attachments()
         if at is None:

@@ -354,7 +354,7 @@ def result_text(message: m.ToolMessage | m.UserText, profile: WireProfile, *, sh
 
 
 def user_text(message: m.UserText, profile: WireProfile) -> m.UserText:
-    """Return a user's text, with a line for each attachment that the endpoint rejects."""
+    """Return a user's message, with a line of text about each attachment that the endpoint cannot take."""
     if len(sent(message, profile)) == len(message.attachments):
         return message
     return replace(message, text=result_text(message, profile))

@@ -93,8 +93,8 @@ def ignore_interrupts() -> None:
 def born_without_interrupts() -> Iterator[None]:
     """Protect the processes that are started in the block from Ctrl-C until they call `ignore_interrupts`.
 
-    A Ctrl-C at a terminal goes to all processes of the command, and one that is still importing would print a
-    traceback. A process inherits the signal mask of the thread that starts it.
+    A Ctrl-C at a terminal goes to all processes of the command, and a process that is still importing would
+    print a traceback. A process inherits the signal mask of the thread that starts it.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -253,7 +253,7 @@ class Redaction:
     def may_contain_secrets(self, written: bytes) -> bool:
         """Return whether a text may contain a secret. A quick test: only its `False` is certain."""
         if len(written) <= _PIECE:
-            # The same checks as in `may_contain_credentials`, because calling it is slower.
+            # The checks of `may_contain_credentials` are repeated here, because a call of it would be slower.
             if self._index.secrets and self._index.may_match(written):
                 return True
             lowered = written.lower()

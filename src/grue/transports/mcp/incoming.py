@@ -1,4 +1,4 @@
-"""Decode the bytes that a server has written into a message of the SDK. Never raises, whatever the bytes are.
+"""Decode a server's bytes to a message of the SDK. Never raises, whatever the bytes are.
 
 - An unusable or cut answer becomes an error for its request, which would otherwise wait for its timeout.
 - A message with more than `MAX_VALUES` values keeps its structured parts as JSON text. Decoding it would
