@@ -293,7 +293,7 @@ class CurrentEpisode:
         return await self._running().call_async(work)
 
     def run_outside_turns(self, work: Work[T]) -> T:
-        """Run `work`, which makes tool calls outside turns. Blocks; does not wait until a running turn ends."""
+        """Run `work`, which makes tool calls outside turns. Blocks; starts at once, even if a turn runs."""
         return self.run_beside(work) if self.lasting else _run_alone(work, "the async twin of this method")
 
     async def run_outside_turns_async(self, work: Work[T]) -> T:

@@ -7,8 +7,8 @@ The rules:
     request: providers reject a conversation with an unanswered call.
 2.  The calls of a reply are grouped into runs: consecutive calls to the same server. A run is sent as one
     batch. The next run is sent when every call of the run before is settled. A call to an unknown tool or
-    with unreadable arguments is answered here.
-    Before any call is sent, the `ToolPolicy` judges all calls of the reply. A denied call is answered here.
+    with unreadable arguments is not sent: this machine answers it with an error.
+    Before any call is sent, the `ToolPolicy` judges all calls of the reply. Denied calls are not sent either.
     If some calls have to be approved, no call of the reply is sent before a person has decided on all of
     these. Calls that the policy marks as `parallel` may run at the same time, each at another server.
 3.  After a timeout the session skips the other calls of the batch, and this machine skips the runs that are
@@ -23,9 +23,9 @@ The rules:
     tools) offer no tools and ask for an answer of the given schema.
 6.  The final answer is forced after `max_tool_iterations` replies with tool calls, and after a reply with
     neither content nor calls. If a final reply is empty, calls tools or fails the host's check, the turn asks
-    for one repair, and then uses the host's fallback: at most `max_tool_iterations` + 2 requests in all.
-    Further requests may be added to these: with a `ContextPolicy` up to `max_summaries`, and one after an
-    overflow; one after a reply that rule 10 drops; one after the first reply that writes tool calls as text.
+    for one repair, and then uses the host's fallback. These are at most `max_tool_iterations` + 2 requests.
+    Other rules may add requests: with a `ContextPolicy` up to `max_summaries`, and one after an overflow; one
+    after a reply that rule 10 drops; one after the first reply that writes tool calls as text.
 7.  When tokens or money of the budget are used up, or one request is left, the calls of the last reply are
     still made, and then the final answer is forced. When the budget is used up, no repair is requested.
 8.  `RunTurn.support_check` says when the turn checks that the model can call tools: before it opens a session

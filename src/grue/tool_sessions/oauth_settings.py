@@ -37,7 +37,7 @@ class OAuth(Struct, frozen=True, kw_only=True):
         grant: `authorization_code`: a person runs `grue login SERVER` once, then grue refreshes the token by
             itself. `client_credentials`: no person is needed. `identity_assertion`: grue exchanges a person's
             token from an identity provider for a token of the server.
-        client_id: The client as it is registered at the authorization server; `None`: not registered yet.
+        client_id: The client's id at the authorization server; `None`: the client is not registered yet.
         client_secret: The client's secret, if it has one.
         private_key: The client's private key in the PEM format, in place of a secret, for
             `client_credentials`.
@@ -49,7 +49,7 @@ class OAuth(Struct, frozen=True, kw_only=True):
         redirect_port: The port of the loopback address to which the browser returns; 0: any free port.
         keep_tokens_in: `file`, or `keyring`, which needs `pip install 'keyring>=25.5,<26'`.
         identity_provider: The URL of the identity provider, for `identity_assertion`: its issuer.
-        identity_client_id: The client as it is registered at the identity provider.
+        identity_client_id: The client's id at the identity provider.
         identity_client_secret: The client's secret at the identity provider, if it has one.
         identity_token: The person's identity token (an OpenID Connect ID token).
         identity_token_file: A file that holds the identity token, in place of `identity_token`. The file is

@@ -60,8 +60,8 @@ class Fact(m.Message, frozen=True, kw_only=True):
     present the fact.
 
     Attributes:
-        between_turns: Whether the host records the fact only while none of its turns runs. If it does, and
-            the turn before the fact has no recorded end, readers know that the turn was killed.
+        between_turns: Whether the host records the fact only while none of its turns runs. If so, and if the
+            turn before the fact has no recorded end, readers know that the turn was killed.
         step: `begins`: the host starts some work of its own with this fact; `ends`: that work is done. The
             viewer draws the time between the two.
     """

@@ -56,7 +56,8 @@ class SessionNews:
     During a turn it passes on nothing, because the turn reports its connects and tool calls to the same
     observers. It then records in the turn's trace what the turn does not report, such as a changed tool.
 
-    It has no reference to the manager: an open session refers to it, and would keep the manager alive.
+    This object has no reference to the manager. Otherwise an open session, which has a reference to this
+    object, would keep the manager alive.
 
     Attributes:
         observers: The manager's observers.

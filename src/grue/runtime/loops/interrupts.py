@@ -33,8 +33,9 @@ another thread is in one of them        nothing: Python runs handlers in the mai
 ```
 
 "Raise now" means: raise `KeyboardInterrupt` at whatever line is running. Every other press ends in a
-`KeyboardInterrupt` too, but only after the clean-up. A host's callback that blocks is not interrupted by the
-first two presses, and in the loop's thread not at all: there the main thread stops waiting for it.
+`KeyboardInterrupt` too, but only after the clean-up. The first two presses do not interrupt a host's callback
+that blocks. If the callback runs in another thread than the main one, no press interrupts it, but the main
+thread stops waiting for it.
 
 Why not leave SIGINT to asyncio? Its handler raises `KeyboardInterrupt` at an arbitrary line from the second
 press on, usually in the middle of the clean-up: a server process stays alive, a lock stays held, or the loop

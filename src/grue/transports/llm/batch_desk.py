@@ -236,7 +236,7 @@ class BatchDesk:
         return settled
 
     async def _read_into(self, draft: Path, state: BatchState, missing: set[str]) -> bool:
-        """Write the `missing` results into `draft`; return whether all lines of the result files are sound."""
+        """Write the `missing` results into `draft`; return whether all lines of the files are valid."""
         sound, items = True, len(missing)
         with self._folder.using(), draft.open("wb") as file:
             for path in state.results:
