@@ -703,7 +703,7 @@ class LendingFactory(Protocol):
 
     @property
     def model(self) -> str:
-        """The model's name. Thoughts that another model wrote earlier in the conversation are not sent."""
+        """The model's name. The conversation's thoughts are sent only to the model that wrote them."""
         ...
 
     def lending(self, lent: LentConversation) -> LlmFactory:

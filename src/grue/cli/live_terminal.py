@@ -61,7 +61,7 @@ class Terminal:
             try:
                 left = left[os.write(self._fd, left) :]
             except BlockingIOError:
-                # Wait: another program that shares the terminal has set O_NONBLOCK.
+                # Another program that shares the terminal has set O_NONBLOCK, so wait for the terminal here.
                 select.select([], [self._fd], [])
 
     def _can_show(self, text: str) -> bool:

@@ -56,7 +56,7 @@ def play_episode(options: PlayOptions) -> EpisodeResult:
         return _play(options, None)
     past = read_past(options.resume)
     options = as_started(options, past)
-    # Relative paths and `pyproject.toml` are those of the folder in which the episode was started first.
+    # Relative paths and `pyproject.toml` are those of the folder in which the episode was first started.
     with chdir(options.started_in or Path()):
         return _play(options, past)
 

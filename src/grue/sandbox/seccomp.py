@@ -1,6 +1,6 @@
 """The system calls that a boxed program may not make, and the BPF program that refuses them.
 
-Landlock limits files, TCP and a few other things. A filter sees the numbers in a call's registers and no
+Landlock limits files, TCP and a few other things. A filter sees the numbers in a call's registers but no
 memory, so it can compare flags and protocols, but not paths and addresses.
 """
 

@@ -28,7 +28,7 @@ class _Span(NamedTuple):
 
 
 class Redactor:
-    """Replaces the secrets of one environment, each by a placeholder with its name."""
+    """Replaces the secrets of one environment, each by a placeholder with the secret's name."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._redaction = Redaction(secrets_in(environment))

@@ -53,7 +53,7 @@ _LINGER_S = 0.01
 class LineQueue:
     """A thread that owns `file` and writes the queued lines. Thread-safe.
 
-    The thread writes all queued lines before it ends: by `close`, or at the interpreter's exit. In a forked
+    `close` or the interpreter's exit ends the thread, after it has written all queued lines. In a forked
     child the queue is closed, and the parent writes the queued lines.
 
     Args:

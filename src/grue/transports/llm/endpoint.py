@@ -251,7 +251,7 @@ class RequestPostponed(Exception):  # noqa: N818 - what has happened to the requ
 
 
 class ReplyRoom(Protocol):
-    """Stores requests, which a provider answers in a batch hours later, and returns the replies."""
+    """Stores requests for a batch, which a provider answers hours later, and returns the replies."""
 
     async def reply_to(self, endpoint: "LlmEndpoint", body: bytes, request: int) -> Answered | Fault:
         """Return the reply to a request, or store the request and raise `RequestPostponed`."""

@@ -274,8 +274,9 @@ class Link:
     async def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         """Send a request and return the raw result, which the SDK's typed methods would change.
 
-        If a server asks for input that the host offers, the request is sent again with it. A cancellation is
-        sent to the server. `subscriptions/listen` opens a stream, and `notifications/cancelled` ends it.
+        If a server asks for input that the host offers, the request is sent again with this input. A
+        cancellation is sent to the server. `subscriptions/listen` opens a stream, and
+        `notifications/cancelled` ends it.
 
         Raises:
             SdkError: The server answered with an error, asks for input that the host does not offer, or the
