@@ -239,7 +239,7 @@ class FleetFolder:
                 yield from (EpisodeFolder(entry) for entry in _sorted(group) if _ID.fullmatch(entry.name))
 
     def find(self, beginning: str) -> EpisodeFolder:
-        """Return the episode whose id begins with `beginning`; raises `FleetError` if not just one does."""
+        """Return the episode whose id begins with `beginning`; raises `FleetError` if none or several do."""
         found = [episode for episode in self.episodes() if episode.id.startswith(beginning)]
         if len(found) == 1:
             return found[0]

@@ -58,7 +58,7 @@ class ResumeOptions(TypedDict, total=False):
 
 
 class Conversation(Closing):
-    """Turns that follow each other. `Runner.conversation`, `load` and `from_trace` make one.
+    """Turns that follow each other. Made by `Runner.conversation`, `load` and `from_trace`.
 
     All turns of the conversation have the tools, limits and model of the runner. If a turn fails or is
     cancelled, the conversation keeps what was said in the turn: a tool call that was under way is answered

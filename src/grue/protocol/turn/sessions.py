@@ -302,7 +302,7 @@ def _when_verified(state: s.Presuming) -> Transition:
         ):
             return _go_on(turn, state.reply, (*doubles, _verified(turn, changed)))
         case None if turn.searching or len(changed) < len({tool.name for tool in (*state.offered, *listed)}):
-            # Not all tools have changed: if the reply calls only unchanged ones, it can be used. Wait for it.
+            # Wait for the reply, which can be used if it calls only unchanged tools.
             return state, ()
         case _:
             names = ", ".join(changed[:_NAMED])
