@@ -35,7 +35,7 @@ _WORDS = {"added": "new", "removed": "removed", "changed": "changed"}
 
 
 class ListingNotices:
-    """An observer of the trace that collects notices about malformed tools, by server, in `of`."""
+    """An observer of the trace that collects notices about malformed tools; `of` has them by server."""
 
     def __init__(self) -> None:
         self.of: defaultdict[str, list[str]] = defaultdict(list)
@@ -69,8 +69,8 @@ def drifts(known: KnownServers, listings: Listings, config: GameConfiguration) -
 def approve(known: KnownServers, listings: Listings, secret: Collection[str] = ()) -> Iterator[str]:
     """Write the tools in `listings` into the tool lock, and yield a line for each change.
 
-    The lock keeps the tools of the file's other servers. `secret`: servers whose tool definitions
-    contain a secret; they are left out of the listing file.
+    In the lock, the other servers of the configuration file keep their tools. `secret`: servers whose tool
+    definitions contain a secret; they are left out of the listing file.
 
     Raises:
         MCPConfigError: There is no file of servers, or the lock cannot be written.

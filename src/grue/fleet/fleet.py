@@ -313,7 +313,7 @@ class Fleet:
 
 
 def _checked(cases: object) -> list[dict[str, Any]]:
-    """Return each case's settings; raises `FleetError`, with its number, if a case is wrong or repeated."""
+    """Return each case's settings; raises `FleetError` if a case is wrong or repeated."""
     if isinstance(cases, str | bytes | Mapping) or not isinstance(cases, Iterable):
         raise FleetError(f"The cases are a list of dictionaries, and not a {type(cases).__name__}.")
     found: list[dict[str, Any]] = []

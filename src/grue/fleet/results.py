@@ -118,7 +118,7 @@ _LINES = msgspec.json.Decoder(_IndexLine)
 
 
 def results(fleet: Path) -> Iterator[Result]:
-    """Yield a `Result` for each episode of a fleet that was begun, sorted by id; update the index.
+    """Yield a `Result` for each episode that a fleet has begun, sorted by id; update the index.
 
     Raises:
         FleetError: The folder is not a fleet's. Raised during the iteration.

@@ -247,7 +247,7 @@ class ActorHarness:
         return mailbox
 
     def channel(self, name: str, *, bound: int | None = None) -> FakeChannel[Any]:
-        """Make the mailbox of a neighbour, which the test plays.
+        """Make the mailbox of another actor, whose part the test plays.
 
         The mailbox holds `bound` messages; `None`: any number. If it is full, the actor's `send` waits until
         the test takes a message.

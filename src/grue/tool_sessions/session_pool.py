@@ -214,7 +214,7 @@ class SessionPool:
         return bool(self._waiting)
 
     def lacks(self, server: m.ServerName) -> bool:
-        """Return whether the pool expects a next turn and has no connection to this server for it."""
+        """Return whether another turn is expected for which the pool has no connection to this server."""
         return server not in self._waiting and self._expects_turn(self)
 
     def prepare(self, server: m.ServerName, connect: Connect, timeout_s: float) -> None:

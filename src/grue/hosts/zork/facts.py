@@ -50,7 +50,7 @@ class EpisodeStarted(hosting.EpisodeStarted, frozen=True, kw_only=True):
 
 
 class EpisodeEnded(hosting.EpisodeEnded, frozen=True, kw_only=True):
-    """An episode of a game ends, with its score; `None`: unknown."""
+    """An episode of a game ends. The score and the largest score are `None` if they are unknown."""
 
     reason: EndReason
     score: int | None = None

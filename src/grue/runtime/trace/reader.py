@@ -239,7 +239,7 @@ class TraceReader(Generic[B]):
         return self._content(number, reference.sha256)
 
     def _restored(self, number: int, line: TraceLine, body: bytes) -> bytes:
-        """Put the long strings that are in files back into a body's JSON."""
+        """Return a body's JSON with the long strings that were moved into files."""
         pieces: list[bytes] = []
         end, size = 0, len(body)
         for extract in line.extracts:

@@ -252,7 +252,7 @@ class Recorder:
     def watch(self, watched: Mapping[type, Callable[[Any], object]]) -> None:
         """Call each function in `watched` with every message of its type from now on, after recording it.
 
-        The functions get the messages as they were recorded: not redacted.
+        The functions get the messages unredacted.
         """
         self._watched = watched
 

@@ -2,7 +2,7 @@
 
 No provider has all of these rules, but a request that keeps all of them is accepted by every provider.
 Requests in the other formats are translated to chat completions first. What the formats share is here as
-well: reading completions, sealing reasoning, and the stream of chat completions.
+well: reading completions, making reasoning look encrypted, and the stream of chat completions.
 """
 
 import base64

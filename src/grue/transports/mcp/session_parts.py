@@ -143,8 +143,8 @@ class TaskOfCall:
     """Follows one MCP task to its end.
 
     `ask` sends a request about the task, and returns the raw result; it raises `ToolRefusedError` and
-    `ServerFailed`. `respond` returns the answers to the server's questions, by their names. `progress` gets
-    each new status message.
+    `ServerFailed`. `respond` returns the answers to the server's questions, by the names of the
+    questions. `progress` gets each new status message.
     """
 
     def __init__(
