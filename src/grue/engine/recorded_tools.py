@@ -186,8 +186,8 @@ class TurnRecord:
         if not isinstance(settlement, m.ToolReturned | m.ToolTimedOut | m.ToolSkipped | m.ServerDied):
             return
         call = self._calls.get((settlement.batch, settlement.call_id))
-        # Ignore a call that was skipped because another call had timed out or a server had died, as it has no
-        # result of the tool. A call that the server refused counts.
+        # Ignore a skipped call, because the tool gave no result: another call had timed out, or a server had
+        # died. Only the server's refusal of a call counts as a result.
         if call is not None and (not isinstance(settlement, m.ToolSkipped) or settlement.refused):
             call.seq, call.settlement, call.redacted = envelope.seq, settlement, envelope.redacted
 

@@ -196,7 +196,7 @@ class _Turns(Generic[T]):
         return None
 
     async def run(self, index: int, request: TurnRequest[T], resources: TurnResources) -> TurnOutcome[T]:
-        """Run a turn, or go on from its trace; raises `TurnPostponed` if the turn waits for a reply."""
+        """Start a turn, or go on with it from its trace; raises `TurnPostponed` if it waits for a reply."""
         number = index + 1
         path = self._files.turn(number)
         recorder = self._settings.wiring.recorder.for_another_trace()

@@ -166,8 +166,8 @@ class Side(Struct, frozen=True, kw_only=True):
         fleet: The fleet's folder; empty if the episodes were given without a folder.
         failed: Number of compared episodes that have failed.
         missing: Number of episodes that are not compared, by reason. `unscored`: the episode lacks the score.
-            `earlier`: only an earlier sweep has the episode, but the latest sweep has others of this side.
-            Any other key is the outcome of an episode without a result, such as `unpaid`.
+            `earlier`: only an earlier sweep has the episode, and the latest sweep has other episodes of this
+            side. Any other key is the outcome of an episode without a result, such as `unpaid`.
         unpaired: Number of cases that the other side has not played.
     """
 

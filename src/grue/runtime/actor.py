@@ -291,7 +291,7 @@ class ActorFailed(Struct, frozen=True, kw_only=True, tag=True):
     Attributes:
         actor: The actor's name.
         error: Type and text of the exception.
-        where: File, line and function of each of the last frames of the traceback, in its order.
+        where: File, line and function of the last frames of the traceback, in the traceback's order.
     """
 
     actor: str

@@ -140,13 +140,13 @@ def write_pieces(
     """Write a trace's messages in pieces, each in a `<script>` element; return the rest of the page's data.
 
     Args:
-        pieces: The file to write. It goes into the page behind the returned data.
+        pieces: The file to write. In the page, its content comes after the returned data.
         reader: The trace.
         title: The title of this trace in the page.
         images: Collects the images of the messages.
         side: Number of the trace in the page, counted from 0.
-        turns: The keys are numbers of messages. The value of each is set to the turn under which the page
-            shows the message.
+        turns: Each key is the number of a message. Its value is set to the turn under which the page shows
+            the message.
     """
     feed = PageFeed(images)
     for envelope in reader:

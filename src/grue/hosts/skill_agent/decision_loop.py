@@ -301,7 +301,7 @@ class DecisionLoop:
         return self._after(self._steps.carry_out(action, judged.tool))
 
     def _after(self, result: StepExecutionResult) -> RunEnd | None:
-        """Return how a failed step ends the run; `None`: it does not. An expired time limit goes first."""
+        """Return how the run ends after a failed step, or that its time is over; `None`: it goes on."""
         if result.status != "failed" or self._run.config.on_step_failure != "stop":
             return None
         failed = RunEnd("step_failed", f"step {result.step}, {result.action}, failed: {result.error}")

@@ -40,9 +40,9 @@ MARK = b',"cache_control":' + to_json(w.EPHEMERAL)
 
 
 class EncodedMessages:
-    """The messages of a prompt as JSON, in order. At most `room` cache markers are kept, the newest.
+    """The messages of a prompt as JSON, in order. Only the newest cache markers are kept, at most `room`.
 
-    Each request contains all messages. Older messages are kept joined, so that it takes only a few joins.
+    Older messages are kept joined, so that a request, which contains all messages, is made of few parts.
 
     Attributes:
         room: How many messages may have a cache marker. May be lowered before the first marker is added.

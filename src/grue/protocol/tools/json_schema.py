@@ -323,7 +323,7 @@ def _anchors(schema: m.JsonObject) -> dict[str, m.JsonObject]:
         outside = (str(part[key]) for key in _REFERENCES if isinstance(part.get(key), str))
         own = any(isinstance(part.get(key), str) for key in ("$schema", "$id"))
         if own or not all(reference.startswith("#") for reference in outside):
-            # The validator may know that other schema (a meta-schema, for example), but its size is unknown.
+            # The validator may know the schema outside, such as a meta-schema, but its size is not measured.
             raise NotCheckedError("it refers to something outside, or is made of several schemas")
         for key in ("$anchor", "$dynamicAnchor"):
             name = part.get(key)

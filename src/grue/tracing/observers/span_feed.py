@@ -124,7 +124,7 @@ class SpanFeed:
         self._events: list[SpanEvent] = []
 
     def feed(self, envelope: Envelope[Any]) -> list[SpanEvent]:
-        """Take the next envelope. Return the events that it causes (spans opened, closed, noted), in order."""
+        """Take the next envelope. Return the spans that it opens or closes, and its notes, in order."""
         self._events = []
         if self._epoch is None:
             self._epoch = envelope.at - envelope.t

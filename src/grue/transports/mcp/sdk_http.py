@@ -595,7 +595,7 @@ def _is_compressed(response: httpx2.Response) -> bool:
 async def _body(response: httpx2.Response, limit: int) -> bytes | None:
     """Return the body. If it is longer than `limit`: `None` for a success, its beginning for an error."""
     if _is_compressed(response):
-        return b""  # of an error the status is enough; a compressed success was refused earlier
+        return b""  # only errors get here, and their status is enough: a compressed success was refused
     body = bytearray()
     async for chunk in response.aiter_bytes():
         body += chunk
