@@ -386,7 +386,10 @@ def _commit_at(folder: Path, commit: Commit) -> bool:
 
 
 def _rename_into_place(draft: Path, held: Path) -> bool:
-    """Put the commit `draft` into a new folder, renamed to `held`; `False`: `held` has a commit already."""
+    """Put the commit `draft` into a new folder, and rename the folder to `held`.
+
+    Return `False` if `held` has a commit already.
+    """
     holder = Path(tempfile.mkdtemp(prefix=f".{held.name}.", dir=held.parent))
     try:
         draft.rename(holder / COMMIT)

@@ -100,7 +100,7 @@ def _wait_for_others() -> None:
         sys.setswitchinterval(_SWITCH_S)
     began = time.monotonic()
     while True:
-        # A thread that waits for the GIL since before the change would still get it after 5 ms. It runs now.
+        # A thread that has waited since before the change still gets the GIL after 5 ms, so let it run now.
         time.sleep(0.001)
         work = {thread: whose for thread, whose in _work_elsewhere().items() if whose != "idle"}
         if not work:

@@ -1,4 +1,4 @@
-"""The rules that say which files a box opens: the system's, the program's own, and those in its settings.
+"""The rules that say which files a box opens: the system's, the program's, and those in the box's settings.
 
 The rules are made anew at each start, since links and folders change. If a path is in a folder that the
 program may write, the target of the path must be in that folder, too. Otherwise the program could make a link
