@@ -538,8 +538,8 @@ class _Calls:
         elif known.chunk == self.chunk:
             return True
         elif self._is_complete(known):
-            # Some gateways repeat the name in every piece of a call. If a piece repeats it without arguments,
-            # it is the last piece of that call.
+            # Some gateways repeat the name in every piece of a call. After complete arguments, a piece with
+            # the same name and no arguments is therefore the call's last piece, not another call.
             return name != known.name or bool(arguments)
         else:
             same = name == known.name or not known.written.strip()

@@ -138,7 +138,7 @@ def warn_if_blocking(twin: str) -> bool:
     """Return whether an event loop runs in this thread. If so, warn once; the warning recommends `twin`."""
     if not loop_is_running():
         return False
-    # A cell always blocks the notebook's event loop, and its user expects that.
+    # No warning in a notebook: each cell blocks its event loop, as the user expects.
     if twin not in _warned and not in_notebook():
         _warned.add(twin)
         warnings.warn(
