@@ -349,8 +349,8 @@ class RecordedConnection:
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
         """Return the recorded result of this call; without one, do what `ForkSettings.misses` says.
 
-        Raises `ForkMissed` if the call must not be made, and the errors of `ToolConnection.call`, which may
-        be recorded ones.
+        Raises `ForkMissed` if the call must not be made. Also raises the errors of `ToolConnection.call`, as
+        recorded or from the real server.
         """
         found = self._fork.record.take(self._server, tool, arguments)
         if found is not None:

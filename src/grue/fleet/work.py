@@ -161,7 +161,7 @@ def work(
 
 
 def name_of(function: Work) -> str:
-    """Return the name by which another process finds a function; raises `FleetError` if none can."""
+    """Return the name by which other processes find a function; raises `FleetError` if they cannot."""
     name = getattr(function, "__qualname__", "")
     if not name.isidentifier():
         raise FleetError(

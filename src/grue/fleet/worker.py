@@ -160,7 +160,7 @@ def _leave() -> NoReturn:
 
 
 def _keep_from_the_display() -> None:
-    """Discard what a work writes directly to the descriptors 1 and 2. `run_attempt` redirects `print`."""
+    """Discard what the work writes to the file descriptors 1 and 2, such as the output of a C library."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for standard in (1, 2):
         os.dup2(nowhere, standard)

@@ -401,7 +401,7 @@ class Gate:
     def _may_be(self, host: str, address: str, port: int) -> bool:
         """Return whether a program may connect to `address`, which belongs to the allowed host `host`.
 
-        A private address has to be listed itself, unless it is the loopback address of `localhost`.
+        A private address has to be allowed by itself, unless it is the loopback address of `localhost`.
         """
         if self._record or not _is_private(address):
             return True

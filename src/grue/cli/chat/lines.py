@@ -59,7 +59,7 @@ def result_words(result: m.ToolCallResult) -> str:
 
 
 def question_lines(question: ApprovalQuestion, rows: Iterable[str]) -> Iterator[Line]:
-    """Yield what a person reads before approving a call; `rows` are all its arguments, printable."""
+    """Yield what a person reads before approving a call. `rows` are the call's arguments, printable."""
     yield Line(f"The model wants to call {printable(question.name)}", YELLOW)
     for row in rows:
         yield Line(f"  {row}", "", "  ")

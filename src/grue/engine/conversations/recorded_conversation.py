@@ -357,7 +357,7 @@ class RecordedTurn:
         elif isinstance(body, m.RequestCompletion) and body.aside:
             self._aside.add(envelope.seq)
         elif isinstance(body, m.CompletionReceived) and envelope.cause in self._aside:
-            # Skip this reply. It is a summary of the history, which the `HistoryRewritten` after it has too.
+            # Skip this reply, a summary of the history: the next `HistoryRewritten` has the summary too.
             pass
         elif isinstance(body, m.CompletionReceived | m.ReplyDropped | m.HistoryRewritten | m.RewriteHistory):
             self.said.append(body)

@@ -29,13 +29,13 @@ class RunLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The limits of a run. `None`: no limit.
 
     Attributes:
-        max_turns: Most replies of the model, including unusable ones.
-        max_steps: Most actions that are carried out.
+        max_turns: How many replies the model may give, including unusable ones.
+        max_steps: How many actions may be carried out.
         time_limit_seconds: Time limit of the run, not including the time for closing the servers.
-        requests: Most requests to the model.
-        tokens: Most tokens, sent and received together.
+        requests: How many requests may be sent to the model.
+        tokens: How many tokens may be used, sent and received together.
         cost_usd: Highest cost in US dollars, as the endpoint reports it.
-        result_chars: Most characters of a step's result that the model is shown. The artifact file has the
+        result_chars: How many characters of a step's result the model is shown. The artifact file has the
             whole result.
     """
 
@@ -67,7 +67,7 @@ class AgentConfig(Struct, kw_only=True):
         on_step_failure: What happens after a step has failed. `continue`: the model reads the error. `stop`:
             the run ends. `retry`: a read-only or idempotent step is tried again, up to `retries` times; if
             it still fails, the model reads the error.
-        retries: Most further attempts of a step if `on_step_failure` is `retry`.
+        retries: How often a failed step is tried again at most, if `on_step_failure` is `retry`.
         policy: Which actions are carried out, which need approval, and which are denied. The agent's own
             actions have names such as `agent.write_file`, tools of MCP servers `server.tool`.
         skills: The folder of skills; `None` if the agent has no skills.

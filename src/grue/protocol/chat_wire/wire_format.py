@@ -361,7 +361,7 @@ def user_text(message: m.UserText, profile: WireProfile) -> m.UserText:
 
 
 def label(message: m.ToolMessage) -> str:
-    """Return the line before a tool message's attachments in the separate message that contains them."""
+    """Return the line that introduces a tool message's attachments. They are sent in a separate message."""
     return f"[Returned by the tool call {message.call_id}:]"
 
 

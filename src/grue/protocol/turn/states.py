@@ -219,7 +219,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def budget_spent(self) -> bool:
-        """Whether no further request may be sent, not even one that asks for a corrected answer."""
+        """Whether the budget allows no further request, not even one that asks for a corrected answer."""
         budget, usage = self.run.limits.budget, self.usage
         return (
             (budget.requests is not None and self.requests >= budget.requests)

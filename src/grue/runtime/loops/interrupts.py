@@ -340,7 +340,7 @@ def refuse_reentry() -> None:
 
     The interrupted code may hold a lock that a turn needs in another thread, and releases it only when the
     handler has returned. The turn would wait for ever, whatever its time limit. A handler is recognised by
-    its frame: it has the interrupted frame as an argument, and that frame is also its caller.
+    one of its arguments: the interrupted frame, which is also the handler's caller.
 
     Raises:
         MCPError: The caller is in such a handler.

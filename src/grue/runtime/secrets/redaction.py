@@ -584,7 +584,7 @@ class TextPieces:
 
 
 class _BeginningMatcher:
-    """Finds the longest end of a text with which a secret may begin, in any of the secret's forms."""
+    """Finds the longest suffix of a text that may be the beginning of a secret in any of its forms."""
 
     def __init__(self, spellings: Iterable[Spelling]) -> None:
         self._spellings = tuple(spellings)

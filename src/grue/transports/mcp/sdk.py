@@ -534,7 +534,7 @@ class ParamHeaders:
     def listed(self, page: dict[str, Any], *, over_http: bool) -> dict[str, Any]:
         """Return a page of `tools/list`. Over HTTP, remember the parameters marked with `x-mcp-header`.
 
-        A tool with an invalid mark is then left out and reported, as the specification demands.
+        Over HTTP, a tool with an invalid `x-mcp-header` is left out and reported, as MCP demands.
         """
         tools = page.get("tools")
         if not over_http or not isinstance(tools, list):
