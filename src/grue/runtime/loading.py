@@ -177,9 +177,9 @@ def _forget_other_threads() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    # Before a fork, Python runs the hook first that was registered last. `logging` and
-    # `concurrent.futures.thread` have hooks that take locks, which an import in another thread may need.
-    # `_wait_for_others` has to run before them. That is why this module imports both.
+    # `_wait_for_others` has to run before the hooks of `logging` and `concurrent.futures.thread`, because
+    # those take locks that an import in another thread may need. Python runs the hook first that was
+    # registered last. So this module imports these two modules, to have their hooks registered first.
     os.register_at_fork(
         before=_wait_for_others,
         after_in_parent=_let_others_go_on,

@@ -326,10 +326,10 @@ def _make_ahead(system: tuple[Rule, ...], *, any_network: bool) -> None:
 
 
 class ConfinedThread(Generic[Started]):
-    """A thread that calls `confined`, then `start`, waits for a call of `go_on`, and calls `afterwards`.
+    """A thread that calls `confined`, which puts it into a box, and then `start`.
 
-    `afterwards` must not need what the box of `confined` refuses. A `threading.Thread` would take 0.1 ms more
-    to start.
+    After a call of `go_on`, the thread calls `afterwards` and ends. `afterwards` runs in the box too, so it
+    must not do what the box refuses. A `threading.Thread` would take 0.1 ms more to start.
     """
 
     def __init__(

@@ -65,11 +65,11 @@ _UNLIMITED = sys.maxsize
 
 
 class FakeChannel(Mailbox[M]):
-    """A mailbox whose owner the test plays.
+    """A mailbox of which the test plays the owner.
 
-    No ask gets a reply unless the test has called `answers` or calls `reply`. `close` makes later sends fail
-    with `MailboxClosed`; `abandon` also fails the asks that wait for a reply. At most `bound` messages
-    wait in the channel, until `take` makes room; `None`: any number.
+    An ask gets a reply only if the test calls `answers` before it, or `reply` after it. `close` makes later
+    sends fail with `MailboxClosed`; `abandon` also fails the asks that wait for a reply. The channel is full
+    when it holds `bound` messages (`None`: never); `take` removes one.
     """
 
     def __init__(self, name: str, tap: Tap, *, bound: int | None = None) -> None:

@@ -58,8 +58,9 @@ class PooledConnection:
         wanted: Set by a turn that waits for this connection; ends the delay before a prewarmed one starts.
         gone: Set when the connection is closed and none of its processes is alive.
         turn: Number of the turn that uses the connection; 0: none.
-        generation: Number of the turn that uses or will use the connection. The pool counts its turns from 1.
-        alone: Held during a batch of calls, because a turn and a call outside turns may share a kept session.
+        generation: Number of the turn that uses or will use the connection, as the pool counts its turns.
+        alone: Lock that a user holds during a batch of calls, because a turn and a call outside turns may
+            share a kept session.
     """
 
     def __init__(

@@ -48,7 +48,7 @@ class Divergence(Struct, frozen=True, kw_only=True):
     descendants: int = 0
 
     def lines(self, left: str, right: str) -> Iterator[str]:
-        """Yield the full description. `left` and `right` name the two versions of the turn in it."""
+        """Yield the full description. `left` and `right` are names for the two versions of the turn."""
         width = max(len(left), len(right))
         for name, envelope in ((left, self.left), (right, self.right)):
             yield f"  {name:<{width}}  {described(envelope) if envelope else 'nothing'}"

@@ -81,8 +81,8 @@ class _Row(Struct, frozen=True):
     Attributes:
         words: Returns a message's most important fields as text, without `subject`.
         severity: The severity of every message of the kind.
-        mark: A word for the problem that every message of the kind reports.
-        judge: Returns severity and mark, if they differ between messages of the kind.
+        mark: A word for the problem that every message of the kind reports; empty if there is none.
+        judge: Returns a message's severity and `mark`, if they differ between messages of the kind.
         subject: Returns the call's id or the tool's name that `words` is about, to be shown before `words`.
         live: Returns whether the live view shows `words` of a message as a problem.
     """

@@ -490,7 +490,7 @@ class _Session:
         first = self._sent[0].body if self._sent else None
         at_s = math.inf  # so that no disabled server is still within its pause
         if isinstance(first, m.McpDisabled) and not first.newly:
-            # The host has disabled the server, for a reason that only this message has.
+            # The host itself has disabled the server. No other message records the reason.
             self._connection, at_s = Disabled(first.reason), 0.0
         order: ConnectionCommand | None = self._step(ConnectRequested(command.policy, at_s))
         while isinstance(order, Attempt):

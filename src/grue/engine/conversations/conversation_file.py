@@ -7,8 +7,9 @@ A reply is written before its tool calls are made. The process may be killed at 
 a newline is ignored, and removed when the conversation is continued. A call whose answer is missing may have
 taken effect.
 
-A process that goes on with a turn reads in the trace how far it had come. A trace is written a little later
-than this file, so an `Undone` takes back the lines that the trace does not have.
+A process that goes on with a turn reads from the trace how far the turn had come. A trace is written a little
+later than this file, so this file may have lines of which the trace knows nothing. The process appends an
+`Undone`, which takes these lines back.
 """
 
 import io
@@ -137,8 +138,8 @@ class SavedConversation(Struct):
         lines: The lines after the header that no `Undone` has taken back.
         cut_short: The last line was incomplete: the process was killed while it was written.
         size: Number of bytes that were read.
-        restored: How many of the first `header.entries` entries were read so far. `header.length` and
-            `header.digest` include these entries already.
+        restored: How many entries were read so far that `header.length` and `header.digest` already include;
+            `header.entries` at most.
     """
 
     header: FileHeader

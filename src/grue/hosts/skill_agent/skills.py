@@ -3,11 +3,11 @@
 A host shows the model the names and descriptions of its `Skills`. When the model asks for a skill or a file
 in its folder, the host returns the text.
 
-The tools that a skill's `allowed-tools` name are approved in advance: pass `Grant.approved` of `granted` to
-`grue.hosting.judge_calls`, so that a policy's `ask` does not apply to them. A `deny` still applies. An entry
-with a pattern for arguments, `Bash(git:*)`, approves nothing, because rules of a policy do not look at
-arguments. A bare name, such as `Read`, means an action of the host, because a server could name its tool
-`Read`, too.
+The tools that a skill's `allowed-tools` name are approved in advance: call `granted`, and pass `approved` of
+its result to `grue.hosting.judge_calls`, so that a policy's `ask` does not apply to these tools. A `deny`
+still applies. An entry with a pattern for arguments, `Bash(git:*)`, approves nothing, because rules of a
+policy do not look at arguments. A bare name, such as `Read`, means an action of the host, because a server
+could name its tool `Read`, too.
 """
 
 import json

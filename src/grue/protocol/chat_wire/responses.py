@@ -119,7 +119,7 @@ class ResponsesAssembler:
 
     @property
     def held(self) -> int:
-        """The size of the reply so far. It is sent as pieces, as items and as a whole: the largest counts."""
+        """The size of the reply so far. Of its three forms (pieces, items, response), the largest counts."""
         return max(self._held.values())
 
     @property

@@ -304,7 +304,7 @@ def _marked(text: str, tools: _Tools) -> Written | None:
     rest = text[end:].strip()
     if before and rest:
         return None
-    # If the text after an earlier tag (`attached`) could not be read, the model may have meant a call there.
+    # If `attached` is set, something before `mark` looks like a call but could not be read. It may be one.
     return Written(form, tuple(calls), before, sure=bool(calls) and not rest and attached is None)
 
 

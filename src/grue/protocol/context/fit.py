@@ -136,7 +136,8 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
         if guessed and guessed <= rest * _SLACK and rest <= guessed * _SLACK:
             factor, spread = rest / guessed, False
         else:
-            # The earlier counts do not fit this one, perhaps because the prompt was rewritten: correct all.
+            # The earlier counts do not fit this one, perhaps because the prompt was rewritten: correct the
+            # sizes that were counted, too, and not only the guessed ones.
             factor, spread = prompt_tokens / max(1, known + guessed), True
         head, tools, *items = (
             _corrected(part, factor) if spread or not part.counted else part for part in parts
@@ -243,8 +244,10 @@ class Fit(Struct, frozen=True, kw_only=True):
     """How the next request is made to fit into the context window.
 
     Attributes:
-        ledger: The sizes of the history's parts after the change `cleared`, without the items in `new`.
+        ledger: The sizes of the history's parts, some of which may be replaced by stubs now. The items in
+            `new` are not included.
         new: The new items of the request; tool results that are too long are cut.
+        cleared: What was replaced by stubs; `None`: nothing.
         summarise: Whether a summary is needed before the request is sent.
     """
 

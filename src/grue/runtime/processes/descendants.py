@@ -61,7 +61,7 @@ class HostMark:
         return int(f"{digits}{next(self._serial) % 10**9:09d}") if digits else None
 
     def forget(self) -> None:
-        """Forget the digits with which the marks begin. A forked child calls this, to get others."""
+        """Forget `digits`, because this process was forked: its marks must begin with other digits."""
         self._digits = None
 
 
@@ -135,7 +135,7 @@ def _can_mark() -> bool:
 
 
 def _room() -> int:
-    """Return how many hosts can have different marks below this process's hard limit for RLIMIT_RTTIME."""
+    """Return how many values `HostMark.digits` can have: no mark may exceed this process's RLIMIT_RTTIME."""
     hard = resource.getrlimit(resource.RLIMIT_RTTIME)[1]
     return 10**9 if hard == resource.RLIM_INFINITY else min(10**9, (hard - _BASE) // 10**9)
 

@@ -312,7 +312,7 @@ class ProcessRegistry:
         return self._admit(leader, boxed, released=not shim)
 
     def kill_now(self) -> None:
-        """Send SIGKILL to every group and return at once. The tasks that wait for the exits reap the leaders.
+        """Send SIGKILL to every group, and return without waiting for the processes to exit.
 
         The signal handler calls this at a second Ctrl-C. If it raised an exception instead, that could strike
         inside the event loop's own code, and a task's wake-up could be lost.

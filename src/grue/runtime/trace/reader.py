@@ -192,8 +192,8 @@ class TraceReader(Generic[B]):
                 if stop() or (last is not None and over(last)):
                     return
                 time.sleep(poll_s)
-                # Read the incomplete line again: a writer that resumes the trace cuts it off, and writes
-                # another.
+                # Read the incomplete line again: it may be complete now, or a writer that resumes the trace
+                # may have replaced it.
                 file.seek(start)
 
     def decoded(self, number: int, line: TraceLine) -> Envelope[B]:
@@ -249,7 +249,7 @@ class TraceReader(Generic[B]):
             end = extract.at + 2
             size += len(pieces[-1])
             if size > MAX_LINE_BYTES:
-                # A hostile trace may refer to one large file many times in a line.
+                # A line of a hostile trace may refer to the same large file many times.
                 raise damaged(self.path, number, "its body is too large with what was taken out of it")
         return b"".join([*pieces, body[end:]])
 

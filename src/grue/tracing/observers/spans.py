@@ -49,7 +49,7 @@ class Generation(Struct, frozen=True, kw_only=True):
     """One completion: its request, with the messages before it (`sent`).
 
     Attributes:
-        asks: The requested model, its endpoint and settings; empty texts if no message has named them yet.
+        asks: The requested model, its endpoint and settings; with empty texts until they are known.
         asked_by: Name of the actor that makes the request: the agent, or a server that samples.
     """
 

@@ -429,8 +429,8 @@ class LlmEndpoint:
     ) -> Answered | Fault:
         """Send a request that asks no model, such as one about a batch, and return its answer or the fault.
 
-        `path` is the path below the base URL, `content` JSON. The time limit of an `upload` is an hour
-        at least.
+        `path` is relative to the base URL, and `content` is JSON. An `upload` has a time limit of at least
+        an hour.
         """
         retry = self.settings.retry
         if upload is not None:

@@ -62,9 +62,10 @@ class BodyTooLongError(EncodingError):
 
 
 class ContentDecoder:
-    """Decompresses one body. No stage may put out more than `max_bytes`; `None` sets no limit.
+    """Decompresses one body, in one stage for each of the `codings`.
 
-    Unknown codings are ignored, because some servers put a character set there.
+    No stage may output more than `max_bytes`; `None`: no limit. Unknown codings are ignored, because some
+    servers put a character set there.
 
     Raises:
         EncodingError: The body was compressed more than `MAX_STAGES` times.

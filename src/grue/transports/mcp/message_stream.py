@@ -79,7 +79,10 @@ class MessageStream(ABC):
 
 
 def is_closed(error: SdkError, stream: MessageStream) -> bool:
-    """Return whether `error` means that the stream is broken. A server's error may have the same code."""
+    """Return whether `error` means that the stream is broken.
+
+    The code alone does not tell, because an error that the server sends may have the same code.
+    """
     return (
         stream.broken is not None
         and error.code == types.CONNECTION_CLOSED
