@@ -482,7 +482,7 @@ class TurnLimits(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc=Fa
         max_image_bytes: Largest image that is sent to the model; 0: none is sent. For a larger one, the model
             gets a text with its type and size.
         max_media_bytes: Total size of the images, audio and files that are sent to the model in one turn; 0:
-            none is sent. For those beyond it, the model gets such a text.
+            none is sent. For each one that exceeds the total, the model gets a text with its type and size.
         max_samplings: Requests to the model that all servers together may make (MCP sampling). 0: sampling is
             not offered to servers.
         turn_timeout_s: Time limit of the whole turn, including closing the sessions and waiting for a person;

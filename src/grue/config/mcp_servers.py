@@ -378,8 +378,8 @@ class MCPConfig(BaseModel):
 
         Variables for `${VAR}` are looked up in `environ` when a server is used; default: the process's own.
         `workspace_folder` is `${workspaceFolder}` and the base of a relative `cwd`; default: the file's
-        folder. If the file is missing, the error says how to correct the call or command (`named`), or else
-        the settings.
+        folder. `named`: the user has given the file's name, so if the file is missing, the error says to
+        correct the name, and not the settings.
 
         Raises:
             MCPConfigError: The file is missing, is not strict JSON (the error names line and column), or has

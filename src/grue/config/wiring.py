@@ -51,7 +51,7 @@ class Configured(Struct, frozen=True):
 
     @property
     def llm(self) -> LlmSettings:
-        """The settings of the configured endpoint. Raises as `llm_settings`."""
+        """The settings of the configured endpoint; raises the same errors as `llm_settings`."""
         return llm_settings(self.config)
 
 

@@ -135,7 +135,7 @@ class Approval(Struct, frozen=True):
         return None if writer is None else writer.path.absolute()
 
     def require_parking(self, command: m.RunTurn, *, given_history: bool = False) -> None:
-        """Raise `MCPConfigError` if turns can be parked, but not this one."""
+        """Raise `MCPConfigError` if the runner parks turns, but could not park this one."""
         if self.parking is not None:
             self.parking.require(command, given_history=given_history)
 

@@ -111,15 +111,15 @@ class Past(Struct, Generic[_Started], kw_only=True):
 
         Args:
             path: The run folder, or the trace in it.
-            needed: Classes of the host's facts that must be complete: no secret was redacted from them. So
-                must `EpisodeStarted` and the last turn's end.
+            needed: Classes of the host's facts. It is an error if a secret was redacted from one of these
+                facts, from `EpisodeStarted` or from the last turn's end.
             started: The host's class for the start of its episodes.
             over: Values of `EpisodeEnded.reason` after which an episode cannot be resumed, except to write
                 its result file if that is still missing.
 
         Raises:
             TraceError: The trace cannot be read, has no episode, or was recorded by another program. Or the
-                episode is over, or a secret was redacted from a message that must be complete.
+                episode is over, or a secret was redacted from a message that is needed.
         """
         path = Path(path)
         past: Self | None = None

@@ -68,8 +68,8 @@ class TurnRecord:
     """The recorded results and decisions that a fork of the turn gets.
 
     A call of the fork gets the first unused recorded result of the same tool with the same arguments. If none
-    is left, only a read-only tool gets the last result again: the calls of any other tool may have changed
-    what it would return.
+    is left, the last result is used again, but only for a read-only tool: a call of any other tool may change
+    what the next call returns.
 
     `after` is the number of the last message before the fork; results before it are not used. `listings`
     replace the recorded tools of their servers.

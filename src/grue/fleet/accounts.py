@@ -160,7 +160,7 @@ class Claims:
         self._given: dict[int, Reservation | None] = {}  # by question id; `None` for a server process
 
     def begin(self, id_: int) -> anyio.CancelScope:
-        """Record a worker's question, and return the cancel scope for the task that will call `answer`.
+        """Record that a worker asks for permission; return the cancel scope for the task that calls `answer`.
 
         Call `begin` before that task starts: the worker may withdraw the question before the task runs.
         """

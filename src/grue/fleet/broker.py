@@ -151,7 +151,7 @@ class Granted(Struct, frozen=True):
 
 
 class NotYet(Struct, frozen=True):
-    """The request has to wait until another one is settled, or `after_s` seconds have passed, if set."""
+    """The request has to wait until another one has ended, at most `after_s` seconds; `None`: no limit."""
 
     after_s: float | None
 
@@ -264,8 +264,8 @@ class Broker(Struct):
         if rate is None or not self._starts:
             return 0.0
         between_s = 60 / (rate * _MARGIN)
-        # The rate allows `many` requests a second. Pauses may be shorter than the average, to catch up after
-        # a request that started late.
+        # The rate allows `many` requests a second. The pause between two of them may be shorter than the
+        # average, so that the rate is reached although some requests start late.
         many = max(1, round(rate / 60))
         soonest = self._starts[-1] + (between_s if many == 1 else between_s / _CATCH_UP)
         while len(self._starts) > many:

@@ -259,7 +259,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
         return self.text()
 
     def text(self, *, commands: bool = False, everything: bool = False) -> str:
-        """Return the findings, and the cases in which A and B differ, or if they are many, differ most.
+        """Return the findings, and the cases in which A and B differ; of many, only those that differ most.
 
         `commands`: add the commands that show the episodes of each case. `everything`: list all cases that
         differ, even if there are many.

@@ -70,7 +70,7 @@ def continue_interrupted(episode: Episode) -> bool:
 
 
 def begin_again(episode: Episode) -> None:
-    """Remove from the attempt's folder the files that `continue_interrupted` has copied but cannot resume."""
+    """Remove what `continue_interrupted` has copied, because the interrupted attempt cannot be resumed."""
     for entry in episode.folder.iterdir():
         if entry.is_dir():
             shutil.rmtree(entry)

@@ -51,7 +51,7 @@ class RayBroker:
         return await claims.answer(id_, wanted, claims.begin(id_))
 
     async def give_back(self, attempt: str, id_: int, outcome: RequestOutcome) -> None:
-        """Record the end of a request or server, or that it is no longer wanted; see `Claims.give_back`."""
+        """Record that a request or server has ended, or is not wanted any more; see `Claims.give_back`."""
         if attempt in self._claims:
             self._claims[attempt].give_back(id_, outcome)
 

@@ -71,8 +71,8 @@ def _embedded(text: str) -> list[dict[str, object]]:
         try:
             value, end = decoder.raw_decode(text, start.start())
         except json.JSONDecodeError as error:
-            # The time that the decoder took: for each character from the brace to the error, and, about 100
-            # times as fast, for each before the error, where it counts the newlines for its message.
+            # Subtract the time that the decoder took. It read the characters from the brace to the error. For
+            # its message it counted the newlines before the error, which is about 100 times as fast.
             budget -= error.pos - start.start() + error.pos // 100
             end = start.end()
         except (ValueError, RecursionError):

@@ -43,7 +43,7 @@ def steps(start: int, end: int, step: int = 0) -> Iterator[int]:
 
 
 def count_of(data: str | bytes, marks: str) -> int:
-    """Return how often the characters in `marks`, which are ASCII, occur in `data`, all together."""
+    """Return how many characters of `data` occur in `marks`, which has only ASCII characters."""
     if isinstance(data, str):
         if len(data) <= STEP:
             return sum(map(data.count, marks))

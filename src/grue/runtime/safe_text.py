@@ -53,7 +53,7 @@ def beginning(text: str, limit: int) -> str:
 def shortened(text: str, limit: int) -> str:
     """Cut the middle out of a text that is longer than `limit`, and put an ellipsis there.
 
-    Redact the text before: a redaction afterwards would not recognise the end of a secret that was cut.
+    Redact the text first, because the rest of a secret would not be recognised after the cut.
     """
     if len(text) <= limit:
         return text

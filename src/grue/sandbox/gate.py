@@ -107,7 +107,7 @@ class Gate:
         return {**found, "NO_PROXY": direct, "no_proxy": direct, "NODE_USE_ENV_PROXY": "1"}
 
     def serve(self, listener: int) -> None:
-        """Start to decide about the program's calls, which the seccomp filter reports on `listener`."""
+        """Start to decide about the program's system calls that the seccomp filter reports on `listener`."""
         self._listener = listener
         self._thread = threading.Thread(target=self._wait, name="grue-gate", daemon=True)
         self._thread.start()

@@ -86,7 +86,8 @@ def places_of(
     The program may write `scratch` in any case.
 
     Raises:
-        SandboxError: The box cannot open a path as it is described.
+        SandboxError: A path of the box does not exist, is too wide, or leads through a link that the program
+            may have made.
     """
     written = [_absolute(path, cwd) for path in box.write]
     if box.preset == "files":

@@ -193,7 +193,8 @@ class LlmRequest(Struct, frozen=True, kw_only=True):
     Attributes:
         path: Such as `/v1/chat/completions`.
         headers: Names in lower case.
-        body: The parsed body, and the fields in the path (`Dialect.told`); empty if it is not a JSON object.
+        body: The parsed body, with the fields that the path contains, such as `model` in some formats; empty
+            if the body is not a JSON object.
         refused: Why the server's rules refused it; `None` if they accepted it.
         chat: The body translated to chat completions; empty if that is impossible.
     """

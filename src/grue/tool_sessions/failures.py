@@ -140,8 +140,8 @@ def remedy_for(
 ) -> str:
     """Return the advice for a failure, in one or two sentences.
 
-    `slow_place` names the setting of the start-up limit; `None`: the server did not exceed it. `wrote`: the
-    server wrote to stderr, which is shown beside the advice.
+    `slow_place` names the setting of the start-up limit; `None`: the server did not exceed that limit.
+    `wrote`: the error also shows lines that the server wrote to stderr.
 
     Source: R14.1, R14.5
     """

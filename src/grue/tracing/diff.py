@@ -348,7 +348,7 @@ def kind_in(envelope: EpisodeEnvelope) -> str:
 def _with_stubs(
     envelopes: Iterable[EpisodeEnvelope],
 ) -> Iterator[tuple[EpisodeEnvelope, EpisodeEnvelope, int]]:
-    """Yield each envelope, a stub to keep in its place, and how many bytes of memory the stub saves."""
+    """Yield each envelope, a smaller one to keep in memory instead, and how many bytes that saves."""
     if not isinstance(envelopes, EpisodeReader):
         yield from ((envelope, envelope, 0) for envelope in envelopes)
         return

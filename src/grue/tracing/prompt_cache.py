@@ -418,7 +418,7 @@ class CachedPrompts:
         )
         if earlier is None:
             return found
-        # If `talk.last` is `None`, `earlier` is from another conversation: compare tools and system text only.
+        # If `talk.last` is `None`, `earlier` is of another conversation: compare only tools and system text.
         shared, ends = (len(earlier.whole), len(sent.whole)) if talk.last else (earlier.head, sent.head)
         if same >= shared:
             return found

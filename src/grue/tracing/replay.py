@@ -6,9 +6,11 @@ the recording. Of the LLM actor, only the order of its messages is checked, beca
 retries depend on the clock and the network.
 
 In a trace, placeholders stand in the place of secrets. A recorded text was computed with the secret, the
-replayed one with the placeholder. The two count as equal if they differ only in quotes around a placeholder,
-because the secret was a number in JSON; in punctuation after it, which was replaced together with the secret;
-or in the place where the text was cut to a length.
+replayed one with the placeholder. The two count as equal if they differ only in this:
+
+- quotes around a placeholder (the secret was a number in JSON);
+- punctuation after a placeholder (it was replaced together with the secret);
+- the place where a text was cut to a length.
 
 With `Changes`, a replay shows where the episode would have gone differently. Nobody has recorded what follows
 the first difference in a turn. So the replay goes on with the next turn, from its recorded beginning.
@@ -345,8 +347,8 @@ def same_redacted(one: str, other: str) -> bool:
         return False
     if first[:kept] == second[:kept]:
         return True
-    # One text may have been cut within a secret or a placeholder where the other has a whole placeholder.
-    # Compare the texts up to this place.
+    # One text may have been cut in the middle of a secret or a placeholder. The other text has a whole
+    # placeholder there. Compare the texts up to this place.
     halved = set(_placeholders(first)) ^ set(_placeholders(second))
     return any(first[:start] == second[:start] for start in halved if start <= kept)
 

@@ -29,7 +29,7 @@ Row = Sequence[str]
 
 
 def render(stats: EpisodeStats, *, width: int | None = None, colour: bool = False) -> Iterator[str]:
-    """Yield the lines of the tables. `width=None`: lines are not cut, and tables are made for 80 columns."""
+    """Yield the lines of the tables. `width=None`: tables are made for 80 columns, but no line is cut."""
     room = 80 if width is None else width
 
     def shown(line: str, code: str = "") -> str:

@@ -155,7 +155,7 @@ class _Rows:
         self._episode = episode
         # The key is the number of the message that began the turn.
         self._turns: dict[int, TurnRow] = {}
-        # The key is the number of the cause of the request's end: a `RequestCompletion` or `DropCompletion`.
+        # The key is the number of the `RequestCompletion`, or of the `DropCompletion` that drops its reply.
         self._requests: dict[int, RequestRow] = {}
 
     def take(self, envelope: EpisodeEnvelope) -> Iterator[Row]:

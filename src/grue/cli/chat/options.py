@@ -28,7 +28,7 @@ class ChatOptions(Struct, frozen=True, kw_only=True):
     Attributes:
         resume: The run folder of a chat to resume; the options recorded there replace most of these.
         started_in: The folder in which the chat was started; `None`: the working directory.
-        learn: Name of a server that is watched without a sandbox, to print the one that it needs.
+        learn: Name of a server that runs without a sandbox. grue watches it, to print which sandbox it needs.
     """
 
     offline: bool = False

@@ -8,8 +8,8 @@ a newline is ignored, and removed when the conversation is continued. A call who
 taken effect.
 
 A process that goes on with a turn reads from the trace how far the turn had come. A trace is written a little
-later than this file, so this file may have lines of which the trace knows nothing. The process appends an
-`Undone`, which takes these lines back.
+later than this file, so this file may be ahead of it. The process then appends an `Undone`, which takes back
+the lines that the trace does not have.
 """
 
 import io
@@ -138,8 +138,8 @@ class SavedConversation(Struct):
         lines: The lines after the header that no `Undone` has taken back.
         cut_short: The last line was incomplete: the process was killed while it was written.
         size: Number of bytes that were read.
-        restored: How many entries were read so far that `header.length` and `header.digest` already include;
-            `header.entries` at most.
+        restored: Number of entries read so far that `header.length` and `header.digest` include; at most
+            `header.entries`.
     """
 
     header: FileHeader

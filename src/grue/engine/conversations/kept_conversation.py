@@ -146,7 +146,7 @@ def _in_trace(trace: Path, turns: set[int], call_id: m.CallId) -> m.ToolCallResu
 
 
 def _may_hold(body: msgspec.Raw, written: bytes) -> bool:
-    """Return whether `body` may contain the call id `written`, as any body in a file of its own may."""
+    """Return whether `body` may contain the call id `written`; `True` if the body is in a file of its own."""
     text = bytes(body)
     return written in text or text.startswith(REFERENCE_START)
 

@@ -1,4 +1,4 @@
-"""Go on with a turn that was parked, or that was killed with its process, from its trace.
+"""Resume a turn from its trace: a turn that was parked, or whose process was killed.
 
 The order matters. First the trace is locked, so that no other process can resume the same turn. Then it is
 read. Then `TurnResumed` is flushed to the file; no tool is called and no request is sent before that. If the

@@ -255,7 +255,7 @@ class DecisionLoop:
         done = [each for each in run.results if each.turn == plan.turn]
         todo = plan.actions[len(done) :]
         for action, result in zip(plan.actions, done, strict=False):
-            # If this action has ended the run, an earlier process was killed before it recorded the end.
+            # The action may have ended the run in an earlier process that was killed before it recorded this.
             if _has_finished(result):
                 return self._finished(action, result, todo)
         judged = self._judge.judge(todo, plan.actions[: len(done)])

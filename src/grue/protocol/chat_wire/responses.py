@@ -119,7 +119,7 @@ class ResponsesAssembler:
 
     @property
     def held(self) -> int:
-        """The size of the reply so far. Of its three forms (pieces, items, response), the largest counts."""
+        """The size of the reply so far. The endpoint sends it in three forms; the largest of them counts."""
         return max(self._held.values())
 
     @property
@@ -540,7 +540,7 @@ def _again(item: m.JsonObject) -> m.JsonObject:
             parts = [part for part in parts if part.get("type")]
             return {**said, "content": parts} if parts else {}
         case "reasoning" if said.get("encrypted_content") or said.get("content"):
-            # Reasoning without either field is useful only to an endpoint that has stored its content.
+            # Without `encrypted_content` or `content`, the item is of use only to an endpoint that has stored it.
             return said
         case _:
             return {}

@@ -16,7 +16,7 @@ _UNSAYABLE = {
 
 
 def strict_format(answer: m.AnswerSchema) -> m.JsonObject:
-    """Return an answer's schema and name in OpenAI's format; strict if the dialect can express the schema."""
+    """Return an answer's name and schema in OpenAI's format, in the strict dialect if that is possible."""
     # OpenAI allows the same characters in the name of a schema as in the name of a tool.
     name = WireNames("encoded").to_wire(answer.name)
     try:

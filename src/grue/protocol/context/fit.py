@@ -137,7 +137,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
             factor, spread = rest / guessed, False
         else:
             # The earlier counts do not fit this one, perhaps because the prompt was rewritten: correct the
-            # sizes that were counted, too, and not only the guessed ones.
+            # counted sizes too, not only the guessed ones.
             factor, spread = prompt_tokens / max(1, known + guessed), True
         head, tools, *items = (
             _corrected(part, factor) if spread or not part.counted else part for part in parts
@@ -244,10 +244,9 @@ class Fit(Struct, frozen=True, kw_only=True):
     """How the next request is made to fit into the context window.
 
     Attributes:
-        ledger: The sizes of the history's parts, some of which may be replaced by stubs now. The items in
-            `new` are not included.
+        ledger: The sizes of the history's parts, with the stubs of `cleared` and without the items in `new`.
         new: The new items of the request; tool results that are too long are cut.
-        cleared: What was replaced by stubs; `None`: nothing.
+        cleared: The parts of the history that stubs replace; `None`: none.
         summarise: Whether a summary is needed before the request is sent.
     """
 

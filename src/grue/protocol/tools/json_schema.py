@@ -192,7 +192,7 @@ def _is_plain(schema: Any) -> bool:
 
 
 def _fits_plainly(schema: Any, value: object) -> bool:
-    """Return whether a value fits a plain schema, and the schema names each member of the value."""
+    """Return whether a value fits a plain schema (`_is_plain`) and has only members that the schema names."""
     if type(value) not in _PLAIN_TYPES[schema["type"]]:
         return False
     if not isinstance(value, dict):

@@ -90,9 +90,9 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def resuming(self) -> m.Resumption | None:
-        """What a resumed turn takes over; `None` once the turn has sent its first batch of tool calls.
+        """What a resumed turn takes over; `None` once the turn has sent a new batch of tool calls.
 
-        Otherwise a reconnect would repeat the calls in it.
+        This keeps a reconnect from repeating the calls of the new batch.
         """
         resumed = self.run.resumed
         return resumed if resumed is not None and resumed.parked.batches == self.batches else None

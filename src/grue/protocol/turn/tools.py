@@ -396,7 +396,7 @@ def _in_order(calls: tuple[m.ToolCall, ...], judged: tuple[ValidCall, ...]) -> t
 
 
 def _changed_before(tasks: Mapping[m.CallId, m.OpenTask]) -> dict[m.CallId, m.JsonObject]:
-    """Return the arguments with which an earlier process sent calls that a person had changed."""
+    """Return the arguments that a person chose for calls that an earlier process has sent."""
     return {
         call_id: task.changed_arguments
         for call_id, task in tasks.items()

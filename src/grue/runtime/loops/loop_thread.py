@@ -359,7 +359,8 @@ class EpisodeLoop:
                 self._loop.call_later(CLOSE_GRACE_S, self._force_kill)
 
     def _start_submitted(self, group: TaskGroup) -> None:
-        # This is not done in `_serve`: its variable `call` would keep a call alive until the next one.
+        # `_serve` does not do this itself: while it waited for the next call, its variable `call` would keep
+        # the last call alive.
         while self._submitted:
             context, call, function = self._submitted.popleft()
             context.run(group.start_soon, call.run, function)

@@ -78,7 +78,8 @@ class ChildProcess:
        (`ProcessLimits.when_cancelled`), since the user who pressed Ctrl-C is waiting.
     2. If the cancellation arrives while the process is being closed, the wait raises. Closing then starts
        again under a shield, with the shorter graces, from the step that it had reached (`_ending`,
-       `_asked_to_exit`). From the beginning, it would wait for a server that already has its SIGTERM.
+       `_asked_to_exit`). If it began with the first step, it would wait for a server that already has its
+       SIGTERM.
     3. If the event loop itself is torn down, as by a second Ctrl-C or a `SystemExit`, nothing can be awaited
        any more. `__aexit__` then kills the group in its `finally`, by a blocking call.
 

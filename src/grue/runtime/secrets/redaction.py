@@ -199,7 +199,7 @@ class _SecretIndex(NamedTuple):
 
     @classmethod
     def of(cls, secrets: Iterable[_Secret]) -> Self:
-        # The longer of two secrets comes first, so that its name is shown.
+        # Where two secrets overlap, the placeholder has the name of the first: put the longer one first.
         longest_first = tuple(sorted(secrets, key=lambda secret: -len(secret.value)))
         probes = dict.fromkeys(each.probe for secret in longest_first for each in secret.forms.patterns)
         long_probes = tuple(probe for probe in probes if len(probe) >= _LONG_PROBE)
@@ -301,7 +301,8 @@ class Redaction:
             try:
                 return self._redact_message(written, body, select)
             except msgspec.ValidationError:
-                # A placeholder is where the message's type requires a number or a word: redact fewer places.
+                # A placeholder has replaced a number or word that the message's type requires: try again, and
+                # redact fewer places.
                 continue
         return self._redact_message(written, body, in_prose)
 

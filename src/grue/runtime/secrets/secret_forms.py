@@ -130,8 +130,8 @@ def _escaped(secret: str) -> bytes:
             parts.append(re.escape(part.encode()))
         else:
             # `escape` matches the backslashes before an escaped form. At the start of the pattern it matches
-            # only one: more would take quadratic time on a text full of them. After a part of backslashes it
-            # matches none, because that part has matched them.
+            # only one, because more would take quadratic time on a text full of backslashes. If the part
+            # before this one consists of backslashes, it has matched them all, so `escape` matches none.
             escape = rb"\\" if first else b"" if after_backslashes else rb"\\+"
             may_escape = b"" if first or after_backslashes else rb"\\*"
             parts.append(_char(part, escape, may_escape))

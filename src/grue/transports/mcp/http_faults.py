@@ -198,7 +198,7 @@ def login_fault(
 ) -> WireFault:
     """Return the fault of a server that needs a person's login, or credentials of another kind.
 
-    `scope`: all scopes to ask for, if the login lacks some. `had_token`: somebody has logged in before.
+    `scope`: all scopes to ask for; `None`: the login lacks none. `had_token`: somebody has logged in before.
     `challenge`: the header `WWW-Authenticate`; untrusted.
     """
     scheme = challenge_scheme(challenge)
@@ -262,7 +262,7 @@ def token_file_fault(folder: Path, why: str) -> WireFault:
 
 
 def keyring_fault(server: str, words: str | None) -> WireFault:
-    """Return the fault of a keyring that cannot be used. `words` say why; `None`: it is not installed."""
+    """Return the fault of a keyring that cannot be used. `words`: why; `None`: the package is missing."""
     if words is None:
         cause = f"the tokens of {server!r} are kept in the system's keyring, which needs the package keyring"
         return WireFault(cause, ends_session=True, remedy="Install it: pip install 'keyring>=25.5,<26'")

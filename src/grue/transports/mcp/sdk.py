@@ -263,7 +263,7 @@ class Link:
 
     @property
     def task_form(self) -> TaskForm | None:
-        """How this server offers tasks: as an `extension` since MCP 2026-07-28; `None`: it offers none."""
+        """The form of this server's tasks, which changed with MCP 2026-07-28; `None`: it has no tasks."""
         if self._session.protocol_version in MODERN_PROTOCOL_VERSIONS:
             return "extension"
         offered = self._session.server_capabilities
