@@ -540,7 +540,7 @@ def _again(item: m.JsonObject) -> m.JsonObject:
             parts = [part for part in parts if part.get("type")]
             return {**said, "content": parts} if parts else {}
         case "reasoning" if said.get("encrypted_content") or said.get("content"):
-            # Without `encrypted_content` or `content`, the item is of use only to an endpoint that has stored it.
+            # Without `encrypted_content` or `content`, only an endpoint that has stored the item can use it.
             return said
         case _:
             return {}
