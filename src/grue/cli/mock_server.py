@@ -29,7 +29,7 @@ def serve(
     """Serve until the client closes standard input, or until Ctrl-C.
 
     `target` is `MODULE:NAME` or `FILE.py:NAME` of a `MockServer`; `None`: the reference server, made with
-    `options`. `port` is the port of 127.0.0.1 for HTTP, 0 a free one; `None`: standard input and output.
+    `options`. `port` is the HTTP port on 127.0.0.1; 0: a free port; `None`: standard input and output.
 
     Raises:
         MCPConfigError: The target cannot be found, an option is wrong, or the port is in use.

@@ -132,8 +132,8 @@ class TurnToFork(Struct, frozen=True, kw_only=True):
     """A recorded turn that may be forked. Conditions (`--where`) can test all attributes except `at`.
 
     Attributes:
-        at: Number of the turn's first message, if several turns in the trace have the same number; `None`:
-            the last of them.
+        at: Number of the turn's first message. It tells apart several turns with the same number in one
+            trace; `None`: the last of these turns.
         outcome: The kind of the turn's outcome, or `failed` or `parked`; empty: the trace lacks its end.
     """
 

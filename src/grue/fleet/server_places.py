@@ -53,7 +53,7 @@ class ServerPlaces:
         return self._held.total()
 
     def wants_too_many(self, worker: str) -> bool:
-        """Return whether a worker already has as many server processes as one episode may have."""
+        """Return whether one more server process would be too many for the episode of this worker."""
         return self._held[worker] >= self._cap.an_episode
 
     def take(self, worker: str) -> bool:

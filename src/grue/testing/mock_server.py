@@ -345,7 +345,7 @@ def run_stdio(server: MockServer) -> None:
 
 @contextmanager
 def _logging_as_it_is() -> Iterator[None]:
-    # The constructor of the SDK's server changes the root logger.
+    # The constructor of the SDK's server changes the root logger, so restore it.
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     try:

@@ -325,7 +325,7 @@ class CachedPrompts:
         _blame(talk, place)
 
     def _learn(self, changed: m.JsonObject, place: tuple[int, str]) -> None:
-        """Change these fields of the wire profile, as the message at `place` says that the LLM actor did."""
+        """Apply a change of the wire profile, which the LLM actor has reported in the message at `place`."""
         form = self._form
         fields = {
             **msgspec.to_builtins(form.profile),
@@ -427,7 +427,7 @@ class CachedPrompts:
         return replace(found, broken=_broken(_Compared(earlier, sent, same), talk, asked, tokens))
 
     def _nearest(self, talk: _Prompted, sent: _Sent) -> _Sent | None:
-        """Return the earlier prompt with the longest common beginning; of two such, the later one."""
+        """Return the earlier prompt with the longest common beginning; if several have it, the latest."""
         if talk.last is None:
             return self._heads.get(sent.model) if talk.run is not None and talk.whole else None
         return max(talk.sent.values(), key=lambda each: (common_bytes(each.whole, sent.whole), each.seq))

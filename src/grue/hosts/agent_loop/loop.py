@@ -441,7 +441,7 @@ class AgentLoop:
 
     @property
     def mcp_calls(self) -> tuple[McpCall, ...]:
-        """The calls of `invoke_mcp_tool` for the last input; empty if no such function was injected."""
+        """The calls of the injected `invoke_mcp_tool` for the last input; empty if none was injected."""
         return tuple(self._injected.calls) if self._injected is not None else ()
 
     def run(self, text: str, *, images: Sequence[Image] = (), turn: int | None = None) -> str:

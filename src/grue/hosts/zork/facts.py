@@ -167,7 +167,7 @@ class Observed(Fact, frozen=True, kw_only=True):
         return f"{self.location or 'somewhere'}, score {score}: {_quoted(self.text)}"
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return nothing: the fact `Decided` makes the log line of a command."""
+        """Return nothing: the log gets one line for each move, from the fact `Decided`."""
         return ()
 
 
@@ -221,7 +221,7 @@ class Remembered(Fact, frozen=True, kw_only=True):
         return f"{self.location}: {_quoted(self.text)}"
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return nothing: the fact `Decided` makes the log line of a command."""
+        """Return nothing: the log gets one line for each move, from the fact `Decided`."""
         return ()
 
 

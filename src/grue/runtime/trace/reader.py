@@ -67,7 +67,7 @@ class RecordedLine(Struct, Generic[B], frozen=True):
 
     @property
     def tag(self) -> str:
-        """The tag of the body's type; empty if the body does not begin with a tag. Bodies from grue do."""
+        """The tag of the body's type; empty if the body does not begin with a tag, unlike grue's bodies."""
         body = self.line.body
         tag = tag_at_start(body)
         if not tag and bytes(memoryview(cast("Any", body))[: len(REFERENCE_START)]) == REFERENCE_START:

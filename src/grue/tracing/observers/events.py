@@ -217,7 +217,7 @@ class _TurnLines:
         return replace(failed, fields={**failed.fields, "arguments": call.arguments})
 
     def _failed(self, name: str, error: str) -> LogLine:
-        # The error may begin with `_CALL_FAILED` itself.
+        # Some errors begin with `_CALL_FAILED` already.
         error = error.removeprefix(_CALL_FAILED)
         return problem(
             "mcp_tool_error",
