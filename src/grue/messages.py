@@ -166,7 +166,7 @@ class ToolDefinition(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
 
     @property
     def name(self) -> str:
-        """The canonical name.
+        """The canonical name, such as `files.read`.
 
         Source: R8.2, P34
         """
@@ -420,7 +420,7 @@ class Said(Struct, frozen=True, tag="said", omit_defaults=True, gc=False):
 
     Attributes:
         answer: The schema that the request asked for.
-        beside_tools: Whether the request also offered tools. Then the schema is sent as text.
+        beside_tools: Whether the request also offered tools. If it did, the schema was sent as text.
     """
 
     items: tuple[ConversationItem, ...]

@@ -35,7 +35,7 @@ class Seen(Struct, frozen=True, kw_only=True):
 
     @property
     def spent(self) -> Amount:
-        """The cost of all requests, from `costs` if it counts any, else from `tally`."""
+        """The cost of all requests: from `costs` if it counts requests, otherwise from `tally`."""
         return self.costs.spent if self.costs.spent.requests else self.tally.spent
 
     @property

@@ -68,8 +68,8 @@ T = TypeVar("T")
 DEFAULT_FILE_NAME = "mcp_config.json"
 ROOT_KEYS = ("mcpServers", "servers", "context_servers")
 
-# Keys of other hosts that need no warning. They say which calls need no approval (here `ToolPolicy` says
-# that), or how a list of servers is displayed.
+# Keys that other MCP hosts use, and that need no warning. They say which calls need no approval (here
+# `ToolPolicy` says that), or how a list of servers is displayed.
 _HARMLESS_KEYS = frozenset(
     ("alwaysAllow", "autoApprove", "description", "dev", "enabled", "gallery", "icon", "source", "trust")
 )

@@ -204,7 +204,7 @@ _STRING_OR_COMMA: Final = re.compile(r'"(?:\\.|[^"\\])*"|,(?=\s*[}\]])')
 
 
 class FoundServers(Struct, frozen=True, kw_only=True):
-    """The servers of one host's file.
+    """The servers in the configuration file of another MCP host, such as Claude Desktop.
 
     Attributes:
         servers: The entries that grue can use, without secrets.
@@ -254,9 +254,9 @@ def find_hosts(home: Path, project: Path) -> list[FoundServers]:
 
 
 def read_host(path: Path, host: str | None = None) -> FoundServers:
-    """Return the servers of one host's file: JSON, JSON with comments, or TOML.
+    """Return the servers in another MCP host's configuration file: JSON, JSON with comments, or TOML.
 
-    Without `host`, the file's path is the host's name.
+    `host` is the name of that host; `None`: the file's path is used as its name.
 
     Raises:
         MCPConfigError: The file cannot be read or has no servers.

@@ -13,7 +13,7 @@ class BundledHost(Struct, frozen=True, kw_only=True):
     """The names by which other parts of grue import a host's modules and functions.
 
     Attributes:
-        facts: The module that registers the host's facts, its own kinds of trace entries; empty: none.
+        facts: The module that registers the host's classes of facts; empty: the host has none.
         work: The function that runs one episode of a fleet, as `module:name`; empty: a fleet cannot use this
             host.
     """

@@ -104,9 +104,9 @@ class TurnMark(Struct, frozen=True, kw_only=True, tag="turn", omit_defaults=True
 
 
 class TurnRecorded(Struct, frozen=True, tag="recorded"):
-    """Names the trace file that holds the complete tool results of a turn.
+    """A line that names the trace file with the complete tool results of a turn.
 
-    Files from older versions of grue have no such lines.
+    The conversation files of older versions of grue lack these lines.
     """
 
     turn: int

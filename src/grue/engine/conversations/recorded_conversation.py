@@ -568,9 +568,9 @@ def _forgotten(part: RecordedTurn, last: EpisodeEnvelope) -> RecordedTurn:
 
 
 def chosen(parts: dict[int, RecordedTurn], turn: int | None, path: str | PathLike[str]) -> RecordedTurn:
-    """Return the turn with the number `turn`; `None`: the only turn that can be resumed.
+    """Return the turn with the number `turn`, or if `turn` is `None`, the only turn that can be resumed.
 
-    Raises `NothingToResume` if there is no such turn, or more than one.
+    Raises `NothingToResume` if this turn cannot be resumed, or if several turns can and `turn` is `None`.
     """
     usable = {number: part for number, part in parts.items() if part.is_open}
     if turn is None and len(usable) == 1:

@@ -98,7 +98,7 @@ def _placed(reply: s.JudgedReply) -> tuple[s.PlacedNote, ...]:
 
 
 def _send_runs(state: s.AwaitingTools, notes: tuple[s.CallNote, ...] = ()) -> Transition:
-    """Send each `Run` that may be sent now. If no call is under way after that, go on with the turn."""
+    """Send each run of calls that may be sent now. If no call is under way then, go on with the turn."""
     state, starts = start_called(state)
     state, due = _due(state)
     if notes and due:

@@ -1,4 +1,4 @@
-"""Log in to a server by URL, as a person with a browser, and log out again.
+"""Log a person in to a server that has a URL, in a browser, and out again.
 
 After a login the browser goes back to an address on this machine (RFC 8252), where this module waits for it.
 """

@@ -496,7 +496,7 @@ class Subscriptions:
 
 
 class _Stream:
-    """One stream of change notices. `settled` is set once the server has agreed to it, or it has failed."""
+    """A stream of change notices. `settled` is set once the server has accepted it or it has ended."""
 
     def __init__(self) -> None:
         self.scope = anyio.CancelScope()
