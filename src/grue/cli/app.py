@@ -249,7 +249,7 @@ _WITH_RESUME = (
 
 
 def _refuse_beside_resume(context: typer.Context) -> None:
-    # A resumed run uses the options of its first run.
+    # Refuse further options, because a resumed run uses those of its first run.
     given = [
         str(parameter.metavar) if parameter.param_type_name == "argument" else parameter.opts[0]
         for parameter in context.command.params

@@ -454,7 +454,7 @@ class _Compared(Struct, frozen=True):
 
 
 def _blame(talk: _Prompted, place: tuple[int, str]) -> None:
-    """If the message `place` (its number and kind) has changed the last prompt, note it in `talk.blame`."""
+    """If a message, given by number and kind, has changed the last prompt, note it in `talk.blame`."""
     last = talk.last
     if last is not None:
         messages = last.whole[sum(last.parts) :]

@@ -34,7 +34,7 @@ class BatchState(Struct, frozen=True, kw_only=True):
     """What a provider says about a batch.
 
     Attributes:
-        state: `refused`: no request of the batch was processed.
+        state: `refused` means that no request of the batch was processed.
         key: The key that grue has put into the batch's metadata; empty: there is none.
         created_at: When the batch was made, as the provider writes it.
         total: How many requests the batch has; `None`: the provider does not say.

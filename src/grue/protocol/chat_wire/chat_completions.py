@@ -457,9 +457,8 @@ class _Calls:
     """The tool calls of a reply.
 
     A piece belongs to the call with its index; without an index, to the call with its id; without either, to
-    the last call. But some servers send neither a new index nor an id with a new call. So a piece that has a
-    name but no id begins a new call if the call that it would belong to has a piece in the same chunk
-    already, or complete arguments.
+    the last call. But some servers send neither a new index nor an id with a new call. So a piece with a name
+    but without an id begins a new call if that call has complete arguments, or a piece in the same chunk.
     """
 
     def __init__(self) -> None:

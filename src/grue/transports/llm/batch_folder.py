@@ -193,7 +193,7 @@ class BatchFolder(Closing):
             return _decoded(path, file.read(length), Result)
 
     def unsent(self) -> Iterator[Submission]:
-        """Flush the requests to disk, and yield a record for each file of requests that was not sent yet."""
+        """Flush the requests to disk, and yield a record of each unsent file of requests."""
         self._end_file()
         for number, items in sorted(Counter(self._wanted.values()).items()):
             if number not in self.submissions:
