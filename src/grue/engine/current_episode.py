@@ -250,8 +250,9 @@ class CurrentEpisode:
     """Runs the turns of a runner, and its tool calls outside turns. Thread-safe.
 
     If `lasting`, all of them run in one event loop, which stays open until `close` or until this object is
-    garbage collected. Otherwise only turns that are started in the background share a loop, which ends with
-    the last of them. Everything else has a new loop, or runs in the loop of its async caller.
+    garbage collected. Otherwise turns that are started in the background share a loop, which ends with the
+    last of them; a blocking turn uses this loop while it is open. Everything else has a new loop, or runs in
+    the loop of its async caller.
 
     Attributes:
         batch_sessions: Where the sessions of a batch's turns come from. A batch has a loop of its own.

@@ -401,7 +401,8 @@ class Gate:
     def _may_be(self, host: str, address: str, port: int) -> bool:
         """Return whether a program may connect to `address`, which belongs to the allowed host `host`.
 
-        A private address has to be allowed by itself, unless it is the loopback address of `localhost`.
+        A private address must be allowed itself, not only by its host's name, unless it is the loopback
+        address of `localhost`.
         """
         if self._record or not _is_private(address):
             return True

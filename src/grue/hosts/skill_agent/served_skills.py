@@ -4,8 +4,8 @@ A server lists its skills with their front matter, and the digest and size of ea
 only when the model asks for them. A file whose digest or size differs from the listed one is not used.
 
 A model will follow the text of a skill, and the server has written it. So a person approves each skill, by
-the digest of its entry: if one byte of one file changes, it has to be approved again. Its `allowed-tools`
-grant nothing.
+a digest that covers all its files: if one byte of a file changes, the skill has to be approved again. The
+`allowed-tools` of a skill grant nothing.
 """
 
 import base64

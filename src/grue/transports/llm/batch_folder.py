@@ -53,8 +53,8 @@ class Submission(Struct, frozen=True, kw_only=True):
     """The state of a file of requests that is sent as a batch.
 
     Attributes:
-        state: `sending`: the file may have been sent, or not. `sent`: the provider has it. `settled`: the
-            results of its requests are in the folder.
+        state: `sending`: it is not known whether the file was sent. `sent`: the provider has it. `settled`:
+            the results of its requests are in the folder.
         key: Sent as metadata of the batch, to find the batch again if the provider keeps metadata.
         begun_at: When the file was first sent, in seconds since the epoch.
         file_id: The provider's id of the file; empty: the provider takes no files, or it was not uploaded.

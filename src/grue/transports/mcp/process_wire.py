@@ -56,7 +56,8 @@ class ProcessWire:
     def redactor(self) -> Redactor:
         """Removes this server's secrets from texts.
 
-        Secrets of the host's environment count even if the server has not inherited them: it may know them.
+        Secrets of the host's environment are removed even if the server has not inherited them, because the
+        server may know them all the same.
         """
         return Redactor({**os.environ, **self._server.named_values()})
 
