@@ -300,8 +300,8 @@ class RecordedTurn:
         last_event: Number of the last envelope that went to the agent.
         redacted: A secret was removed from a message of the turn.
         forked: The turn is a fork: its tool calls got the results recorded in another turn.
-        said: The messages of all parts that add to a conversation. If a part sends the last request again, a
-            `ReplyDropped(request=0)` is inserted before it, which drops the reply to the first sending.
+        said: The messages that add to a conversation, from all parts. If a part sends the last request again,
+            a `ReplyDropped(request=0)` before that part drops the reply to the first sending.
         said_before: The requests and replies of earlier parts.
     """
 

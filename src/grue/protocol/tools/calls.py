@@ -154,7 +154,7 @@ def unlisted_tool(server: m.ServerName, tool: str) -> m.ToolDefinition:
 
 
 def open_call(call: m.ToolCall, task: m.OpenTask) -> ValidCall:
-    """Return a call that is an MCP task already as valid, even if the server no longer lists the tool."""
+    """Return a `ValidCall` for a call that is an MCP task already, even if its tool is no longer listed."""
     return ValidCall(call, unlisted_tool(task.server, task.call.tool), task.call.arguments, task.call.task)
 
 

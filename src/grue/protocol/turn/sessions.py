@@ -115,7 +115,7 @@ def reported(state: s.AwaitingSessions, event: m.SessionOpened | m.McpDisabled) 
 
 
 def when_all_reported(state: s.AwaitingSessions) -> Transition:
-    """Send the first request, unless a session is still opening or the model is still being checked."""
+    """Send the first request, unless a session is opening or the check for tool support is under way."""
     if state.pending or state.asking:
         return state, ()
     turn, resumed = state.turn, state.turn.resuming
