@@ -473,7 +473,7 @@ class MCPConfig(BaseModel):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """A sentence for each key of a server that has no effect, or perhaps not the intended one."""
+        """A sentence for each key in a server's entry that has no effect, or perhaps an unintended one."""
         return tuple(
             f"MCP server {name!r}: {warning}"
             for name, server in self.mcpServers.items()

@@ -138,7 +138,7 @@ def load_sessions(servers: Collection[ToolServer]) -> None:
 
 
 def startup_limits(limits: TurnLimits, servers: Mapping[m.ServerName, ToolServer]) -> TurnLimits:
-    """Return the limits with a number of seconds for the start of each server.
+    """Return `limits`, with the start-up limit of each server filled in.
 
     The first of these that is set counts: `limits.startup_timeouts_s`, the server's own option, the common
     limit. If none is set, a command that may have to download the server gets `DOWNLOAD_TIMEOUT_S`, any other

@@ -36,7 +36,7 @@ def dripping(reply: LlmReply = _GOOD_REPLY, *, size: int = 1, every_s: float = 0
 
 
 def reset(reply: LlmReply = _GOOD_REPLY, *, after: float | None = None) -> LlmReply:
-    """Reset the connection (RST) after the fraction `after` of the body; `None`: before any of the reply."""
+    """Reset the connection (RST) after the fraction `after` of the body; `None`: before the reply."""
     return replace(reply, then="reset", after=after, body=b"" if after is None else reply.body)
 
 

@@ -89,10 +89,10 @@ class TurnMark(Struct, frozen=True, kw_only=True, tag="turn", omit_defaults=True
     Attributes:
         trace: The trace that tells how far the turn has come.
         began: The digest of the entries before the turn.
-        state: The turn is running (or its process was killed), it is parked, or it is over.
+        state: `running` (it stays that if the process is killed), `parked` or `over`.
         questions: The questions whose answers a parked turn waits for.
-        untold: Answers to a parked turn's tool calls, such as "not called". The next turn sends them to the
-            model, if the parked one is given up.
+        untold: Answers to a parked turn's tool calls, such as "not called". If the parked turn is given up,
+            the next turn sends them to the model.
     """
 
     turn: int

@@ -175,7 +175,7 @@ class McpManager:
 
         Raises:
             ToolCallTimedOut: No answer in time. The tool may have had an effect.
-            ToolServerDied: The server died during this call, or earlier and is not connected again.
+            ToolServerDied: The server died during this call. Or it died earlier, and is not connected again.
             MCPServerStartupError: The server had died, and connecting it again failed.
             MCPError: The manager is not connected.
             KeyboardInterrupt: Ctrl-C was pressed. The call is cancelled; the session stays open.

@@ -188,7 +188,7 @@ class MCPManager:
             raise MCPError(
                 f"A session with MCP server '{self.server_name}' is open already: disconnect it first."
             )
-        # If the event loop of an earlier session ended before `disconnect_session`, kill the server it left.
+        # If the event loop of an earlier session ended before `disconnect_session`, its server may still run.
         self._registry.kill_leftovers(loop_running=True)
         self._sessions += 1
         self._startup_failure = None

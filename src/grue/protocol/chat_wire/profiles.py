@@ -548,8 +548,8 @@ def supports_tool_calling(
     Args:
         model: The name as the endpoint takes it, with or without a vendor's path ("openai/gpt-4o").
         config: If its `mcp_force_tool_support` is set, the answer is yes without a check; default: not set.
-        endpoint_says: What the endpoint's model list says; `None` if it says nothing. It takes precedence
-            over the name.
+        endpoint_says: What the endpoint's model list says, which takes precedence over the model's name;
+            `None`: the list says nothing.
 
     Source: R12, P13
     """

@@ -342,7 +342,7 @@ def sent(message: m.ToolMessage | m.UserText, profile: WireProfile) -> tuple[m.A
 def result_text(message: m.ToolMessage | m.UserText, profile: WireProfile, *, shown: str = "") -> str:
     """Return the text of a message, with a line for each attachment that is not sent in this message.
 
-    `shown` is the line for an attachment that another message has; empty: this message has all of them.
+    `shown` is the line for attachments that are sent in another message; empty: all are sent in this message.
     """
     lines = [message.text if isinstance(message, m.UserText) else message.content]
     for each in message.attachments:

@@ -137,7 +137,7 @@ class HostGuard:
             self._ensure_running()
 
     def _write(self, line: str) -> None:
-        # The guard reads lines: a folder whose path has a line break is not removed.
+        # The guard gets one path a line, so it cannot remove a folder whose path has a line break.
         if "\n" not in line and self._shell is not None and self._shell.stdin is not None:
             os.write(self._shell.stdin.fileno(), os.fsencode(f"{line}\n"))
 

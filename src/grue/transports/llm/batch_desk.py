@@ -115,8 +115,8 @@ class BatchDesk:
     async def _submit(self, record: Submission, *, unsure: bool = False) -> Submission:
         """Send a file of requests to the provider, which makes a batch of it.
 
-        With `unsure`, first look whether the provider has a batch of this file already. If a batch is still
-        running and may be this one, return the record unchanged: the next `look` tries again. Raises
+        With `unsure`, first look whether the provider has made a batch of this file already. If that is not
+        known before a running batch ends, return the record unchanged: the next `look` tries again. Raises
         `BatchRefused`.
         """
         patience = self._patience()
