@@ -182,7 +182,7 @@ class ToolPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_
     """The rules for tool calls: made, asked about or denied. The default allows every call, one at a time.
 
     Attributes:
-        rules: The first row that matches a tool decides. A tool that no row matches is allowed.
+        rules: The first rule that matches a tool decides. A tool that no rule matches is allowed.
         trusted: Servers whose annotations are trusted. Annotations of the host's own functions, and those
             that the tool lock holds, are always trusted. All other annotations can only make the verdict
             stricter.

@@ -557,9 +557,9 @@ class LlmActor(Actor[m.LlmCommand]):
     ) -> None:
         """Ask the model in another task. Meanwhile, wait in `mailbox.receive()` for a `DropCompletion`.
 
-        When the model's reply has come, `receive` still waits for the agent's next message or the end of the
-        mailbox, because cancelling `receive` may lose a message. A `DropCompletion` cancels the exchange
-        with the endpoint, but not what is done to the conversation before and after the exchange.
+        When the model's reply has come, `receive` waits on, until the agent sends its next message or closes
+        the mailbox: cancelling `receive` may lose a message. A `DropCompletion` cancels the exchange with the
+        endpoint, but not what is done to the conversation before and after the exchange.
         """
         asked = await self._ask(command, envelope)
         droppable = anyio.CancelScope()

@@ -243,7 +243,7 @@ class AskedCalls(Struct, frozen=True, kw_only=True):
     """The calls of one reply after a person was asked about them.
 
     Attributes:
-        calls: The calls with the decisions about them; if `parked`, the calls as they were given.
+        calls: The calls, with the decisions about them unless `parked`.
         questions: The questions that were asked. If `parked`, those that still have to be answered.
         decisions: The valid decisions so far; see `decisions_about`.
         parked: Nobody could answer, and the policy says that the host should wait for decisions.

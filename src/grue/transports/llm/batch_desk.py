@@ -115,9 +115,9 @@ class BatchDesk:
     async def _submit(self, record: Submission, *, unsure: bool = False) -> Submission:
         """Send a file of requests to the provider, which makes a batch of it.
 
-        With `unsure`, first look whether the provider has made a batch of this file already. If that is not
-        known before a running batch ends, return the record unchanged: the next `look` tries again. Raises
-        `BatchRefused`.
+        With `unsure`, first look whether the provider has made a batch of this file already. If that
+        cannot be known until a running batch ends, return the record unchanged: the next `look` tries again.
+        Raises `BatchRefused`.
         """
         patience = self._patience()
         while True:
