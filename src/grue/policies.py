@@ -159,7 +159,7 @@ class ToolRule(Struct, frozen=True, kw_only=True, omit_defaults=True):
         boxed: Match only tools whose server runs in a box (`True`), or does not (`False`); `None`: any. A box
             that this machine enforces only in part does not count.
         verdict: What happens to a call of a matching tool.
-        max_calls: Most calls of each matching tool in one turn; further calls are denied. A call that a
+        max_calls: The most calls of each matching tool in one turn; further calls are denied. A call that a
             person has denied counts too. `None`: no limit.
         parallel: Whether a call of a read-only tool may run while calls to other servers run. Calls to the
             same server always run one at a time.
@@ -337,7 +337,7 @@ class ContextPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
         reply_tokens: The part of the window that is reserved for the reply, but at most half the window.
         high_water: Clear if a request would fill more than this share of `window_tokens - reply_tokens`.
         low_water: Clear until the request fills at most this share of the same number.
-        max_summaries: Most summaries in one turn. Each is a request to the model, which counts for the
+        max_summaries: The most summaries in one turn. Each is a request to the model, which counts for the
             budget, but not as an iteration.
         summary_request: The text that asks for a summary; `{words}` is replaced by the summary's word limit.
         read_only: Patterns of canonical names (`files.*`) of tools that change nothing. The stubs of their
@@ -431,7 +431,7 @@ class Batching(Struct, frozen=True, kw_only=True):
 
     Attributes:
         folder: The folder for the stored requests, the batches' states and the turns' traces.
-        most_items: Most requests of one batch; `None`: as many as the provider takes.
+        most_items: The most requests of one batch; `None`: as many as the provider takes.
         first_look_s: Seconds between the first two polls of a batch's state. Each later wait is 1.5 times as
             long as the one before.
         look_every_s: The longest wait between two polls, in seconds.
@@ -466,7 +466,7 @@ class TurnLimits(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc=Fa
     """How much a turn may use.
 
     Attributes:
-        max_tool_iterations: Most replies with tool calls. After these, the model is asked for its final
+        max_tool_iterations: The most replies with tool calls. After these, the model is asked for its final
             answer, without tools.
         tool_call_timeout_s: Time limit of each tool call.
         server_startup_timeout_s: Time limit for spawn, handshake and listing together. `None`: 10 s, and 60 s

@@ -19,7 +19,7 @@ class PlayOptions(Struct, frozen=True, kw_only=True):
 
     Attributes:
         interpreter: Z-machine interpreter; `None`: the first installed one that shows all of the game's text.
-        turns: Most turns to play. 0: the default, or with `resume` the limit of the first run.
+        turns: The most turns to play. 0: the default, or with `resume` the limit of the first run.
         resume: The run folder of an episode to resume. Most options are then taken from its trace.
         started_in: The folder in which the episode was first started; `None`: the working directory.
         output: `live`: lines for people; `json`: objects for programs; `quiet`: only the result.

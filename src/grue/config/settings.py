@@ -251,7 +251,7 @@ class GameConfiguration(_Table):
         mcp_enabled: Offer MCP tools to the agent; off by default. If the TOML file does not set it,
             `Runner.from_toml` and the commands offer tools if `mcp_config_file` exists.
         mcp_config_file: File that names the MCP servers, relative to `project_dir`.
-        mcp_max_tool_iterations: Most replies with tool calls in one turn, at least 1.
+        mcp_max_tool_iterations: The most replies with tool calls in one turn, at least 1.
         mcp_tool_call_timeout_seconds: Time limit of one tool call in seconds, above 0; may be a fraction.
         mcp_server_startup_timeout_seconds: Time limit from spawning a server to its list of tools, in
             seconds. If it is not set, commands such as `npx` that may have to download the server have 60 s.

@@ -78,7 +78,7 @@ from grue.tool_sessions.failures import failure_text
 R = TypeVar("R")
 
 _SHOWN_CHARS = 4000
-"""Most characters of an answer that a notebook shows."""
+"""The most characters of an answer that a notebook shows."""
 
 Image: TypeAlias = str | PathLike[str] | bytes
 """An image for the model: the path of a file, or its content."""

@@ -48,8 +48,8 @@ class FleetBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             it can cost is still left of the limit, so such requests never exceed the limit. A request whose
             price or `max_tokens` is unknown starts only if `requests` is set too; its cost is counted if the
             endpoint reports it.
-        tokens: Most tokens of all prompts and replies.
-        requests: Most requests.
+        tokens: The most tokens of all prompts and replies.
+        requests: The most requests.
         prices: Prices by model's name or pattern (`gpt-*`).
 
     Raises:
@@ -78,9 +78,9 @@ class Rate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Limits on the rate of a fleet's requests. `None`: as fast as the endpoint takes them.
 
     Attributes:
-        requests_per_minute: Most requests that start within a minute.
-        tokens_per_minute: Most tokens of the requests that start within a minute.
-        concurrency: Most requests under way at one time.
+        requests_per_minute: The most requests that start within a minute.
+        tokens_per_minute: The most tokens of the requests that start within a minute.
+        concurrency: The most requests under way at one time.
 
     Raises:
         FleetError: A value is 0 or negative.

@@ -31,7 +31,7 @@ from grue.transports.llm.exchange import RequestOutcome, WantedRequest
 MOST_LINE_BYTES = 65_536
 
 _LONGEST_FOLDER = 75
-"""Most bytes in the path of the folder for temporary files. The path of a Unix socket may have about 100."""
+"""The most bytes in the path of the folder for temporary files. A Unix socket's path may have about 100."""
 
 
 class Ask(Struct, frozen=True, tag="ask"):

@@ -51,7 +51,7 @@ class Scorer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
         version: Change it to have all episodes scored again; the scores of the old version stay.
         model: The judge's model; `None`: the model in `pyproject.toml`.
         base_url: The judge's endpoint; `None`: the endpoint in `pyproject.toml`.
-        max_tokens: Most tokens of the judge's completion.
+        max_tokens: The most tokens of the judge's completion.
     """
 
     function: str | None = None

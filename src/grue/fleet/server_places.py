@@ -21,8 +21,8 @@ class ServerCap(Struct, frozen=True, kw_only=True):
     """The cap on server processes of a machine.
 
     Attributes:
-        at_once: Most server processes at one time; `None`: no cap.
-        an_episode: Most server processes that an episode needs at one time.
+        at_once: The most server processes at one time; `None`: no cap.
+        an_episode: The most server processes that an episode needs at one time.
 
     Raises:
         FleetError: `an_episode` is larger than `at_once`.

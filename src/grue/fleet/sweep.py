@@ -52,8 +52,8 @@ class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         budget: Limits on the cost of all requests together.
         rate: How fast requests may be sent.
         workers: How many episodes are played at one time; 0: as many as the machine has cores.
-        servers: Most MCP server processes of a machine at one time; `None`: no cap.
-        servers_an_episode: Most MCP server processes that an episode needs at one time.
+        servers: The most MCP server processes of a machine at one time; `None`: no cap.
+        servers_an_episode: The most MCP server processes that an episode needs at one time.
         episode_timeout_s: Time limit of an episode; `None`: no limit.
         keep: What stays on disk: everything, the files of failed episodes, or results only.
     """

@@ -19,10 +19,10 @@ MAX_DEPTH = 100
 """Deepest nesting of a JSON value. Encoding a deeper value would exhaust the stack."""
 
 MAX_CHARS = 8 * 2**20
-"""Most characters in the arguments of all calls of one reply together."""
+"""The most characters in the arguments of all calls of one reply together."""
 
 MAX_VALUES = 100_000
-"""Most lists, objects, strings and commas in the arguments of one call."""
+"""The most lists, objects, strings and commas in the arguments of one call."""
 
 _ENCODER = msgspec.json.Encoder()
 _STRUCTURE = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{,]'

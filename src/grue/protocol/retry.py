@@ -54,7 +54,7 @@ class RetryPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
     """How often to retry a request, and the time limits of each request; the settings of `[tool.grue.retry]`.
 
     Attributes:
-        max_retries: Most requests after the first one.
+        max_retries: The most requests after the first one.
         initial_delay_s: Wait before the first retry, in seconds.
         max_delay_s: Longest wait of the backoff, without the jitter.
         max_asked_delay_s: Longest wait that an endpoint may ask for. If it asks for a longer one, such as a

@@ -75,7 +75,7 @@ class ContextWindow(Struct, frozen=True):
     """How long a request may be.
 
     Attributes:
-        tokens: Most tokens of a request, including those of the reply that it asks for.
+        tokens: The most tokens of a request, including those of the reply that it asks for.
         bytes_per_token: How many bytes of JSON count as one token.
     """
 

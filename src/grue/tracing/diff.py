@@ -50,7 +50,7 @@ recorded conditions."""
 IDS = frozenset({"call_id", "batch", "conversation"})
 
 _MOST_MATCHED = 400
-"""Most messages with the same cause that are matched by their content, at a quadratic cost."""
+"""The most messages with the same cause that are matched by their content, at a quadratic cost."""
 
 _MOST_ANSWERS = 5
 
@@ -296,7 +296,7 @@ def _counting(value: object, common: Callable[[str, object], object]) -> object:
 
 
 KEPT_BYTES = 4 * 2**20
-"""Most bytes of a trace whose messages are in memory at a time; further messages are left in the file."""
+"""The most bytes of a trace whose messages are in memory at a time; further messages are left in the file."""
 
 
 class LeftInFile(Struct, frozen=True):

@@ -428,7 +428,7 @@ class TurnWriter:
 
 
 MAX_MESSAGE_CHARS = 200_000
-"""Most characters of a message, as JSON, that the page holds in full; longer messages are cut."""
+"""The most characters of a message, as JSON, that the page holds in full; longer messages are cut."""
 
 _SUMMARY_CHARS = 300
 _MOST_ROWS = 1000

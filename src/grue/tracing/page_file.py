@@ -108,9 +108,9 @@ REFERENCE = "grue-image:"
 """The prefix of a string that replaces an image; the image's id follows."""
 
 MAX_IMAGE_CHARS = 24_000_000
-"""Most characters of base64 of an image that a page shows."""
+"""The most characters of base64 of an image that a page shows."""
 MAX_IMAGES_CHARS = 96_000_000
-"""Most characters of base64 of all images of a page. A further image is replaced by a text with its size."""
+"""The most characters of base64 of all images of a page. Further ones are replaced by their size in words."""
 
 _IMAGE = re.compile(
     rb'(\\*")(?:data:image/[a-z+.-]{1,20};base64,)?'

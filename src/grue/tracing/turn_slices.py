@@ -46,7 +46,7 @@ class TurnSlice(Struct):
 
 
 _MOST_AT_ONCE = 1000
-"""Most slices that wait for the end of their turn. A turn that is cancelled as it begins never has an end."""
+"""The most slices that wait for the end of their turn. A turn that is cancelled as it begins has no end."""
 
 
 def split_turns(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:

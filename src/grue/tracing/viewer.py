@@ -202,10 +202,10 @@ _SCRIPTS = (
     "passages", "head", "request", "pieces", "compare",
 )  # fmt: skip
 _MOST_DIVERGENCES = 5000
-"""Most differences that a page lists."""
+"""The most differences that a page lists."""
 
 _MOST_IN_FULL = 500
-"""Most differences that a page describes in full; of each further one it has only the place and one line."""
+"""The most differences that a page describes in full; of each further one it has the place and one line."""
 
 
 class _Difference(Struct, array_like=True):

@@ -26,7 +26,7 @@ _QUESTION_CHARS = 2000
 _DESCRIPTION_CHARS = 2000
 _SCHEMA_CHARS = 4000
 _READ_CHARS = 100_000
-"""Most characters of a result that are read. Only one line is shown."""
+"""The most characters of a result that are read. Only one line is shown."""
 
 
 def started(event: ToolStarted) -> Line:

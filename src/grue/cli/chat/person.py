@@ -25,7 +25,7 @@ from grue.runtime.secrets.redaction import Redaction
 from grue.tool_sessions.server_requests import Declined, ElicitationRequest
 
 MAX_LINE = 8 * 2**20
-"""Most bytes of a line from a pipe."""
+"""The most bytes of a line from a pipe."""
 
 
 class Reader(Protocol):

@@ -296,7 +296,7 @@ class EpisodeSetup(Struct, kw_only=True):
     Attributes:
         game: The game; `None` for the embedded one.
         seed: The seed of the game.
-        max_turns: Most turns of the episode.
+        max_turns: The most turns of the episode.
         client: The model's client, as for `ZorkAgent`.
         mcp_manager: Used in place of a manager made from the configuration.
         recorder: Records every message; its observers write the logs.

@@ -285,7 +285,7 @@ _LARGE_WEIGHT = 16 * 2**10
 counts, because endpoints repeat small members, such as `usage`."""
 
 _MOST_READ = 64 * 2**20
-"""Most characters of arguments that are read, some of them repeatedly, to see whether a call is complete."""
+"""The most characters of arguments that are read, some repeatedly, to see whether a call is complete."""
 
 _CHUNK = frozenset({"choices", "error", "usage", "model", "object", "created"})
 _CHOICE = frozenset({"delta", "message", "finish_reason", "error", "index", "logprobs", "token_ids"})

@@ -105,7 +105,7 @@ UNDERSTOOD = "Understood."
 _MOST_MARKERS = 4
 
 _MOST_PER_TOKEN = 8
-"""Most bytes of encoded text per token that any tokenizer reaches."""
+"""The most bytes of encoded text per token that any tokenizer reaches."""
 
 _PIECE = re.compile(r"[^\w\s]?\w+|[^\w\s]+")
 """Each match is at least one token for any tokenizer."""

@@ -276,7 +276,7 @@ def _of_status(status: int, text: str) -> FailureReason:
 _MOST_READ = 20_000
 
 _MOST_JUDGED = 8000
-"""Most characters of a text that are searched for a reason, so that none keeps the event loop busy."""
+"""The most characters of a text that are searched for a reason, so that none keeps the event loop busy."""
 
 MAX_WORDS = 600
 """Longest quotation of a provider's text, in characters."""

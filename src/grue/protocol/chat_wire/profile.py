@@ -31,7 +31,7 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
         model: The name that the endpoint uses.
         max_tokens: Longest reply, thinking included.
         reasoning_effort: How much the model should think.
-        reasoning_tokens: Most tokens for thinking, for endpoints that accept such a limit.
+        reasoning_tokens: The most tokens for thinking, for endpoints that accept such a limit.
         extra_body: Further fields of each request, sent unchanged.
         text_tool_calls: What happens if the model writes a tool call as text, as it may if the endpoint does
             not know its chat template. `ask`: the model is asked to make a real call. `run`: the call is made

@@ -45,7 +45,7 @@ _PER_MESSAGE = 8
 """Tokens of the frame of one message: its role, its separators, a call's id."""
 
 _PER_IMAGE = 1600
-"""Most tokens that an image takes, at the providers that document it."""
+"""The most tokens that an image takes, at the providers that document it."""
 
 _BYTES_PER_TOKEN = {"audio": 500, "file": 40}
 """Bytes that count as a token, in a recording and in a document. Rough: providers publish no such number."""

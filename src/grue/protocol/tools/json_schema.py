@@ -29,14 +29,14 @@ _MOST_STEPS = 10_000_000
 """Parts of the schema times number of values. With this limit a check takes less than a second."""
 
 _MOST_PARTS = 2_000
-"""Most parts of a schema that apply to one place of a value."""
+"""The most parts of a schema that apply to one place of a value."""
 
 _DEEPEST = 60
 """Deepest nesting of the parts that apply to one place. The validator's stack grows with it."""
 
 _MOST_TOLD = 2_000
-"""Most values for which the validator says what is wrong with a schema that has branches: it copies all of
-them for each branch."""
+"""The most values for which the validator says what is wrong, if a schema has branches: it copies all values
+for each branch."""
 
 _MOST_WORK = 200_000
 

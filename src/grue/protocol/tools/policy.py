@@ -56,7 +56,7 @@ class Terms(Struct, frozen=True, kw_only=True):
 
     Attributes:
         reason: Why the call is denied or asked about; empty if the rule gives no reason.
-        max_calls: Most calls in one turn; `None`: no limit.
+        max_calls: The most calls in one turn; `None`: no limit.
         parallel: Whether a call may run while calls to other servers run.
         read_only: Whether the tool is known to change nothing.
     """

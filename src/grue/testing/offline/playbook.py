@@ -12,7 +12,7 @@ IDLE: Final = frozenset(["look", "l", "inventory", "i", "score", "wait", "z", "h
 """Commands that do not advance a game. No script contains them; a host plays them mostly as its fallback."""
 
 _MOST_LOST: Final = 10
-"""Most turns that may have been played outside the script. With more, a match would be chance."""
+"""The most turns that may have been played outside the script. With more, a match would be chance."""
 
 
 class Thought(Struct, frozen=True):

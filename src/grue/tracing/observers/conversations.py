@@ -13,7 +13,7 @@ from grue.protocol.context.history import History, SaidStep, items_of, take_step
 from grue.runtime.trace.recorder import Envelope
 
 MOST_KEPT = 100
-"""Most conversations that are remembered after their turn; the one unused for longest is forgotten first."""
+"""The most conversations that are remembered after their turn; the one unused for longest goes first."""
 
 
 class AsSent(Struct, frozen=True):

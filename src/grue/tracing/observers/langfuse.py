@@ -62,7 +62,7 @@ _KEYS = ("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY")
 _CLOUD = "https://cloud.langfuse.com"
 _EXPORT_TIMEOUT_S = 5.0
 _LONGEST_ATTRIBUTE = 200
-"""Most characters of a name or a session id; Langfuse drops longer ones."""
+"""The most characters of a name or a session id; Langfuse drops longer ones."""
 
 
 def require_langfuse() -> None:

@@ -16,7 +16,7 @@ CONTENT_LIMIT = 20_000
 """Longest text of a prompt, an argument or an output, in characters; the trace holds the whole text."""
 
 HISTORY_LIMIT = 200_000
-"""Most characters of the messages before a request; the oldest messages are left out, and counted."""
+"""The most characters of the messages before a request; the oldest messages are left out, and counted."""
 
 Capture: TypeAlias = bool | Literal["reference"]
 """Whether content is sent. With `reference`, a generation has only the new messages of its conversation, and

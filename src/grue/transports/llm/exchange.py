@@ -40,10 +40,10 @@ from grue.protocol.retry import RetryPolicy, asked_wait
 T = TypeVar("T")
 
 STEP_BYTES = 64 * 2**10
-"""Most bytes that one step of decompression returns."""
+"""The most bytes that one step of decompression returns."""
 
 MAX_STAGES = 2
-"""Most times that a body may be compressed: once by the server and once by a proxy before it."""
+"""The most times that a body may be compressed: once by the server and once by a proxy before it."""
 
 ACCEPTED = "gzip, deflate"
 """The value of the `Accept-Encoding` header that is sent."""
@@ -423,7 +423,7 @@ LONG_BYTES = 256 * 2**10
 """A longer reply is decoded in a worker thread, so that the event loop is not blocked."""
 
 _SLICE_BYTES = 8 * 2**10
-"""Most bytes of a stream that are decoded without a pause for other tasks; they may be thousands of lines."""
+"""The most bytes of a stream that are decoded without a pause for other tasks. That may be many lines."""
 
 _HEAD_BYTES = 256
 """How much of a body is searched for the beginning of a JSON object."""
