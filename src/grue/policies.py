@@ -142,10 +142,10 @@ class ToolAnnotations(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
 
 
 class ToolRule(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One row of a `ToolPolicy`: which tools it is about, and what happens to calls of these tools.
+    """One rule of a `ToolPolicy`: which tools it is about, and what happens to calls of these tools.
 
-    A row matches a tool if each condition that is set holds for the tool: `tools`, `read_only`,
-    `destructive`, `idempotent`, `open_world` and `boxed`. A row without a condition matches every tool.
+    A rule matches a tool if each condition that is set holds for the tool: `tools`, `read_only`,
+    `destructive`, `idempotent`, `open_world` and `boxed`. A rule without a condition matches every tool.
 
     Attributes:
         tools: Patterns of canonical names (`server.tool`), of which one has to match. `*` stands for any
