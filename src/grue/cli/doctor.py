@@ -376,8 +376,8 @@ def _servers(known: KnownServers, config: GameConfiguration, *, network: bool) -
 def _tools(
     known: KnownServers, config: GameConfiguration, opened: m.SessionOpened, notices: list[str]
 ) -> Iterator[Finding]:
-    # A changed tool that is refused is `WRONG`, because the user can approve it. A malformed one is a `note`:
-    # only the server's author can mend it, and the other tools work.
+    # `WRONG` is for what the user can mend: a refused tool that has changed can be approved. A malformed tool
+    # is only a `note`, because its author has to mend it, and the other tools work.
     name = opened.server
     drifted: list[m.ToolDrifted] = []
     with suppress(MCPConfigError):  # `_lock` has reported that the lock cannot be used

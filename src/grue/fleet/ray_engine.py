@@ -1,8 +1,8 @@
 """The Ray engine: attempts as tasks of a Ray cluster, whose machines share the fleet's folder.
 
 Ray chooses the machine of each task and returns its result. Ray never retries a task, because the driver
-counts attempts itself. The broker is the only Ray actor. It runs on the driver's machine and writes the
-ledger.
+counts attempts itself. The broker, which counts requests and server processes, is the only Ray actor. It runs
+what it may cost into the ledger. It runs on the driver's machine.
 """
 
 import contextlib

@@ -65,8 +65,8 @@ class Judge(Struct, kw_only=True):
     ) -> list[JudgedAction]:
         """Judge a reply's actions before they are carried out, and record questions and decisions.
 
-        If the run has to wait for decisions, `run.asked` is set. `done` are actions of the reply that an
-        earlier process carried out; they count towards the policy's `max_calls`.
+        If a person has to decide first, `self.run.asked` holds the questions afterwards. `done` are actions
+        of the reply that an earlier process carried out; they count towards the policy's `max_calls`.
         """
         run, policy = self.run, self.run.config.policy
         tools = [self._tool(action) for action in actions]

@@ -458,7 +458,8 @@ class _Calls:
 
     A piece belongs to the call with its index; without an index, to the call with its id; without either, to
     the last call. But some servers send neither a new index nor an id with a new call. So a piece with a name
-    but without an id begins a new call if that call has complete arguments, or a piece in the same chunk.
+    but without an id begins a new call if the call to which it would belong has complete arguments already,
+    or has got another piece from the same chunk.
     """
 
     def __init__(self) -> None:

@@ -71,8 +71,8 @@ class Ledger:
             self._early = None
         else:
             if early is not None:
-                # The new entry has to precede the early reply in the file. So remove that reply, and save it
-                # again after the entry.
+                # In the file, the new entry has to precede the reply that `expect` has saved. So remove that
+                # reply, and save it again after the entry.
                 self._saved(b"")
             self._saved(line)
             if early is not None:

@@ -100,7 +100,7 @@ def check_of(schema: m.JsonObject) -> Check:
     A property with a default may be left out, even if it is `required`: some libraries write such schemas.
 
     Raises:
-        Exception: The schema is too large, too deep or not valid; see `reason`.
+        Exception: The schema is too large, too deep or not valid; `reason(error)` says which.
     """
     written = msgspec.json.encode(schema)
     if len(written) > MAX_SCHEMA_BYTES:

@@ -125,10 +125,10 @@ def when_all_reported(state: s.AwaitingSessions) -> Transition:
 
 
 def unmatched_notes(turn: Turn) -> tuple[m.ServerNoted, ...]:
-    """Return a note for each pattern that matches no tool of the turn.
+    """Return a note for each pattern of the request, or of the tool policy, that matches no tool of the turn.
 
-    Return no note if some tools are not known. Check the tool policy's patterns only if the request selects
-    no tools: a pattern may be about a tool that is not selected.
+    Return no note if some tools are not known. Check the policy's patterns only if the request offers all
+    tools: otherwise a pattern may be about a tool that is not offered.
     """
     run = turn.run
     if not run.binds_calls or turn.degraded or turn.serving_unlisted or not run.servers:

@@ -115,9 +115,9 @@ class BatchDesk:
     async def _submit(self, record: Submission, *, unsure: bool = False) -> Submission:
         """Send a file of requests to the provider, which makes a batch of it.
 
-        With `unsure`, first look whether the provider has made a batch of this file already. If that
-        cannot be known until a running batch ends, return the record unchanged: the next `look` tries again.
-        Raises `BatchRefused`.
+        With `unsure`, first look whether the provider has made a batch of this file already. If a running
+        batch may be the one, return `record` unchanged, since that shows at the batch's end only: the next
+        `look` tries again. Raises `BatchRefused`.
         """
         patience = self._patience()
         while True:

@@ -1,4 +1,4 @@
-"""Run the official MCP SDK over a stream of messages: requests, notices, change streams, headers.
+"""Run the official MCP SDK over a stream of messages, and use it for requests, notifications and headers.
 
 Import this module inside functions: it imports `mcp`, which is slow.
 
