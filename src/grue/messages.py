@@ -114,6 +114,10 @@ JsonObject: TypeAlias = dict[str, object]
 class Message(Struct, frozen=True, kw_only=True, tag=True, gc=False):
     """Base of every message."""
 
+    compared: ClassVar[bool] = True
+    """Whether `grue trace diff` compares this kind. `False`: runs may differ in such messages by chance, or
+    always do."""
+
 
 class ToSession(Message, frozen=True, kw_only=True):
     """Base of the messages from the agent to the actor of a session."""
@@ -1015,6 +1019,7 @@ class TextDelta(LlmNote, frozen=True, kw_only=True):
         restart: The request is being retried. Discard all its earlier pieces, of both parts. `text` is empty.
     """
 
+    compared = False
     request: int
     text: str
     part: Literal["content", "reasoning"] = "content"
@@ -1721,6 +1726,7 @@ class TurnForked(Message, frozen=True, kw_only=True, omit_defaults=True):
         asks: The model that is asked from here on; `None`: the host has an LLM actor of its own.
     """
 
+    compared = False
     trace: str
     episode: str
     turn: int

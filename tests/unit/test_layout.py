@@ -10,6 +10,7 @@ from case_tables import each_case
 
 from grue import messages as m
 from grue.runtime.processes.limits import ProcessLimits
+from grue.tracing import message_words
 from grue.tracing.reading import known_kinds
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,7 +81,7 @@ def test_no_two_classes_of_a_room_have_one_name() -> None:
 
 
 def test_no_module_meets_two_classes_of_one_name() -> None:
-    """A class of its own, and those of the modules that it imports."""
+    """A class of its own, and the public ones of the modules that it imports."""
     source = ROOT / "src"
     parts = {
         ".".join(path.relative_to(source).with_suffix("").parts): body_of(path)
@@ -94,8 +95,9 @@ def test_no_module_meets_two_classes_of_one_name() -> None:
         imports = [each for each in body if isinstance(each, ast.ImportFrom)]
         named = {f"{each.module}.{one.name}" for each in imports for one in each.names}
         met = [*{name, *named, *(str(each.module) for each in imports)} & classes.keys()]
-        for twice in {each for home in met for each in classes[home]}:
-            found = {home for home in met if twice in classes[home]}
+        seen = {home: {each for each in classes[home] if home == name or each[0] != "_"} for home in met}
+        for twice in {each for names in seen.values() for each in names}:
+            found = {home for home in met if twice in seen[home]}
             if len(found) > 1:
                 homes.setdefault(twice, set()).update(found)
     assert homes.keys() == SAME_NAME_WHERE_IMPORTED.keys(), homes
@@ -146,7 +148,7 @@ def test_the_exit_time_of_a_server_is_named_where_it_is_set_and_used() -> None:
 
 
 def test_a_note_is_added_in_three_places() -> None:
-    """Its class, its sender, and its row of words, without which readers show its fields."""
+    """Its class, its sender, and its row of words, without which readers would show its fields."""
     notes = {kind for base in (m.TurnNote, m.SessionNote, m.LlmNote) for kind in base.__subclasses__()} - set(
         get_args(m.TurnEvent)
     )
@@ -155,6 +157,7 @@ def test_a_note_is_added_in_three_places() -> None:
     repeated = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     assert {kind.__name__ for kind in notes} & repeated == set()
     assert {*notes, m.CostUncounted, m.TurnResumed} <= set(known_kinds().values())
+    assert notes <= message_words._TABLE.keys()
 
 
 def test_the_skill_agent_stays_small() -> None:

@@ -1,7 +1,7 @@
 """The Ray engine: attempts as tasks of a Ray cluster, whose machines share the fleet's folder.
 
 Ray chooses the machine of each task and returns its result. Ray never retries a task, because the driver
-counts attempts itself. The broker, which counts requests and server processes, is the only Ray actor. It runs
+counts attempts itself. The only Ray actor is the broker, which decides when a request may start, and writes
 what it may cost into the ledger. It runs on the driver's machine.
 """
 

@@ -8,7 +8,8 @@ are counterparts, the messages that they caused are paired, in order, if they ha
 and kind. So two traces can be identical even if their actors ran in a different order.
 
 Numbers, times and `IGNORED` fields of messages are not compared. `IDS` may differ if they are used
-consistently. Pieces of streamed replies are left out, because the whole reply follows.
+consistently. Kinds of messages that are not `compared` are left out, such as pieces of streamed replies: the
+whole reply follows.
 """
 
 import hashlib
@@ -310,8 +311,8 @@ class LeftInFile(Struct, frozen=True):
 def lean_turns(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:
     """Split a trace into its turns, as `split_turns` does, with `KEPT_BYTES` of messages in memory at most.
 
-    The other messages of an `EpisodeReader` stay in its file, from which `whole` reads them. `TextDelta`
-    messages are left out, and so is `TurnForked`, because it only says from which turn a fork was copied.
+    The other messages of an `EpisodeReader` stay in its file, from which `whole` reads them. Messages that
+    are not `compared` are left out.
     """
     splitter = TurnSplitter()
     kept: dict[int, int] = {}  # key: `id()` of a slice; value: bytes of its messages in memory
@@ -320,7 +321,7 @@ def lean_turns(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:
             kept.pop(id(complete), None)
             yield complete
         turn_slice = splitter.take(envelope)
-        if isinstance(envelope.body, m.TextDelta | m.TurnForked):
+        if isinstance(envelope.body, m.Message) and not envelope.body.compared:
             turn_slice.envelopes.pop()
         elif sum(kept.values()) + size > KEPT_BYTES:
             turn_slice.envelopes[-1] = stub

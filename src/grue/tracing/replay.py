@@ -627,8 +627,8 @@ def replay(
         TraceError: The trace file is damaged. Raised when the damaged line is read.
     """
     connections = Connections()
-    # `cut_off`: the turn's process may have been killed, so it is no fault if the turn has no end in the trace.
-    # This can be so for the last turn of the trace, and for the last turn before the episode was resumed.
+    # `cut_off`: the turn may lack its end in the trace, because its process may have been killed. This can be
+    # so for the last turn of the trace, and for the last turn before the episode was resumed.
     for turn_slice, following in pairwise(chain(split_turns(envelopes), (None,))):
         assert turn_slice is not None, "only the last `following` is `None`"
         connections.begin(turn_slice)

@@ -155,8 +155,8 @@ class _Rows:
         self._episode = episode
         # The key is the number of the message that began the turn.
         self._turns: dict[int, TurnRow] = {}
-        # The key is the number of the `RequestCompletion`. If the reply is dropped, `_drop` replaces this key by
-        # the number of the `DropCompletion`.
+        # The key is the number of the `RequestCompletion`. If the reply is dropped, `_drop` replaces this key
+        # by the number of the `DropCompletion`.
         self._requests: dict[int, RequestRow] = {}
 
     def take(self, envelope: EpisodeEnvelope) -> Iterator[Row]:
