@@ -120,5 +120,9 @@ def chat_server(*, delay_ms: float = 0.0, certificate: Path | None = None) -> It
 
 
 def environment() -> dict[str, str]:
-    """Return the environment without proxies, which stand between nobody and this machine itself."""
-    return {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    """Return the environment without proxies, which stand between nobody and this machine itself.
+
+    Python may write bytecode, as on a user's machine: otherwise a first turn would compile what has changed.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    return kept | {"PYTHONDONTWRITEBYTECODE": ""}
