@@ -63,8 +63,8 @@ class ShellTool(Struct, HostCommands, frozen=True, kw_only=True):
         max_written_bytes: How much a command may write to its output streams; one that writes more is ended.
         limits: How long a command may take to end after SIGTERM, before it gets SIGKILL.
         sandbox: What a command may read, write, start and connect to: a `Sandbox`, or a preset's name. The
-            preset `files` gives access to `folder`. `None`: no box; a command may do whatever the host may
-            do.
+            preset `files` gives access to `folder`. A path that the model names opens nothing. `None`: no
+            box; a command may do whatever the host may do.
 
     Raises:
         MCPConfigError: The folder or a program does not exist, or `shell` is used with an allow-list.
@@ -180,6 +180,8 @@ class _Program(Struct, frozen=True):
     cwd: str
     variables: Mapping[str, str]
     sandbox: Sandbox | None
+    own_words: int
+    """How many words of the command line are the user's: a path in the others, the model's, opens no file."""
 
     def environment(self) -> dict[str, str]:
         return dict(self.variables)
@@ -200,18 +202,19 @@ class _Commands:
             argv: Annotated[list[str], Meta(min_length=1, description="The program and its arguments.")],
             stdin: Annotated[str, Meta(description="Text for its standard input.")] = "",
         ) -> m.ToolCallResult:
-            program = self._program_of(argv)
-            if program is None:
+            found = self._program_of(argv)
+            if found is None:
                 return tool_results.failure(
                     f"{shlex.join(argv)} is not allowed. Allowed: {self._allowed_text()}"
                 )
-            return await self._run(_Program(program, tuple(argv[1:]), *self._place()), stdin)
+            program, own_words = found
+            return await self._run(_Program(program, tuple(argv[1:]), *self._place(), own_words), stdin)
 
         async def run_line(
             command: Annotated[str, Meta(description="A command line for /bin/sh.")],
             stdin: Annotated[str, Meta(description="Text for its standard input.")] = "",
         ) -> m.ToolCallResult:
-            return await self._run(_Program(_SHELL, ("-c", command), *self._place()), stdin)
+            return await self._run(_Program(_SHELL, ("-c", command), *self._place(), 1), stdin)
 
         return marks(run_line if spec.shell else run)
 
@@ -231,12 +234,13 @@ class _Commands:
             return "every program"
         return ", ".join(shlex.join(each.words) for each in self._allowed) or "none"
 
-    def _program_of(self, argv: Sequence[str]) -> str | None:
-        """Return the path of the program to run; `None` if it is not allowed."""
+    def _program_of(self, argv: Sequence[str]) -> tuple[str, int] | None:
+        """Return the program to run, and how many words are the user's; `None` if it is not allowed."""
         if self._allowed is None:
-            return argv[0]
+            # The user has chosen the PATH, on which a name is looked up, but not where a path leads.
+            return argv[0], int("/" not in argv[0])
         found = (each for each in self._allowed if tuple(argv[: len(each.words)]) == each.words)
-        return next((each.program for each in found), None)
+        return next(((each.program, len(each.words)) for each in found), None)
 
     async def _run(self, program: _Program, stdin: str) -> m.ToolCallResult:
         spec = self._spec
@@ -244,6 +248,7 @@ class _Commands:
             program,
             self._registry,
             spec.limits,
+            own_words=program.own_words,
             max_output_bytes=spec.max_output_bytes,
             max_written_bytes=spec.max_written_bytes,
         )

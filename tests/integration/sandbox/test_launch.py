@@ -379,6 +379,34 @@ def test_the_shell_tool_runs_commands_in_its_box(tmp_path: Path) -> None:
 
 
 @boxes.needs_boxes
+@pytest.mark.parametrize("boxed", ["files", "pure"])
+def test_a_path_that_a_model_names_opens_nothing(tmp_path: Path, boxed: Preset) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "pyproject.toml").touch()
+    script = other / "show.sh"
+    script.write_text(f"#!/bin/sh\ncat {other}/secret\n")
+    script.chmod(0o700)
+    (other / "secret").write_text("STOLEN")
+    folder = tmp_path / "work"
+    folder.mkdir()
+    free = ShellTool(folder=folder, commands="any", sandbox=Sandbox(preset=boxed))
+    listed = ShellTool(folder=folder, commands=["cat", ["sh", str(script)]], sandbox=Sandbox(preset=boxed))
+    with ToolClient({"free": free, "listed": listed}) as client:
+        stolen = [
+            client.call(tool, {"argv": argv})
+            for tool, argv in (
+                ("free.run", ["cat", str(other / "secret"), str(script)]),
+                ("free.run", [str(script)]),
+                ("listed.run", ["cat", str(other / "secret"), f"--x={script}"]),
+            )
+        ]
+        allowed = client.call("listed.run", {"argv": ["sh", str(script)]})
+    assert "STOLEN" not in str(stolen)
+    assert "STOLEN" in str(allowed)
+
+
+@boxes.needs_boxes
 def test_greenlets_are_refused_before_the_box_closes_around_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "start_new_thread", lambda run, arguments: run(*arguments))
     with pytest.raises(SpawnError, match="a box needs a thread of its own"):

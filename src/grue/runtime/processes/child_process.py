@@ -88,6 +88,7 @@ class ChildProcess:
         registry: Holds the process until it is reaped. Its owner kills leftovers outside the event loop.
         limits: Time limits for closing, and size limits. If the process is started under a deadline, each
             grace is cut to a part of the time left, so that SIGTERM and SIGKILL still fit in.
+        own_words: As in `ProcessRegistry.spawn`.
 
     Raises:
         SpawnError: On entering, if the command or the directory is not found, or the system refuses.
@@ -95,9 +96,15 @@ class ChildProcess:
     """
 
     def __init__(
-        self, program: Program, registry: ProcessRegistry, limits: ProcessLimits | None = None
+        self,
+        program: Program,
+        registry: ProcessRegistry,
+        limits: ProcessLimits | None = None,
+        *,
+        own_words: int | None = None,
     ) -> None:
         self._program = program
+        self._own_words = own_words
         self._registry = registry
         self._limits = limits or ProcessLimits()
         self._close_by = float("inf")
@@ -116,7 +123,12 @@ class ChildProcess:
         # Read the deadline now: once a scope is cancelled, anyio reports -inf instead of its deadline.
         self._close_by = anyio.current_effective_deadline()
         self._group = self._registry.spawn(
-            program.command, program.args, program.environment(), program.cwd, program.sandbox
+            program.command,
+            program.args,
+            program.environment(),
+            program.cwd,
+            program.sandbox,
+            self._own_words,
         )
         self._gone = anyio.Event()
         await self._tasks.__aenter__()
@@ -489,10 +501,11 @@ class Command(ChildProcess):
         registry: ProcessRegistry,
         limits: ProcessLimits | None = None,
         *,
+        own_words: int | None = None,
         max_output_bytes: int = 30_000,
         max_written_bytes: int = 16 * 1024 * 1024,
     ) -> None:
-        super().__init__(program, registry, limits)
+        super().__init__(program, registry, limits, own_words=own_words)
         self.stdout = Capture(max_output_bytes)
         self.stderr = Capture(max_output_bytes)
         self._max_written_bytes = max_written_bytes

@@ -268,6 +268,7 @@ class ProcessRegistry:
         env: Mapping[str, str],
         cwd: str | None,
         sandbox: Sandbox | None = None,
+        own_words: int | None = None,
     ) -> ProcessGroup:
         """Start `command` in its own POSIX session, with pipes for its standard streams, and register it.
 
@@ -278,6 +279,9 @@ class ProcessRegistry:
             env: The whole environment of the process.
             cwd: The working directory of the process; `None`: the host's.
             sandbox: What the process may do; `None`: whatever the host may do.
+            own_words: How many words of the command line, counted from the command, the user has chosen. The
+                box opens the files that belong to these, and none for words that a model has chosen. `None`:
+                all words.
 
         Raises:
             SpawnError: The command or the directory does not exist, the system refuses, or the box cannot
@@ -287,7 +291,8 @@ class ProcessRegistry:
         if os.name != "posix":
             raise MCPConfigError("grue's stdio servers need Linux or macOS.")
         program = _resolve(command, env, cwd)
-        boxed = None if sandbox is None else _in_box(sandbox, program, args, env, cwd)
+        own, *own_args = (program, *args)[:own_words] or (_SHELL,)
+        boxed = None if sandbox is None else _in_box(sandbox, own, own_args, env, cwd)
         env = env if boxed is None else boxed.env
         shim = _shell_keeps(env)
 
