@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 from commands import grue
 from forked_turns import ASKS, Box, model, runner
+from msgspec.structs import replace
 from transport_servers import faulty
 
 from grue import (
@@ -353,6 +354,41 @@ def test_a_fork_can_be_forked(tmp_path: Path, server: ScriptedLlmServer, recorde
     assert again.response == first
     assert server.requests[0].messages[0]["content"] == "Be long."
     sound(tmp_path / "c.jsonl")
+
+
+@pytest.mark.parametrize("number", [None, 2])
+def test_a_fork_of_a_fork_keeps_what_the_first_one_has_changed(
+    tmp_path: Path, server: ScriptedLlmServer, recorded: Path, number: int | None
+) -> None:
+    (opened,) = [each for each in bodies(recorded, SessionOpened) if each.server == "box"]
+    tools = [replace(each, description=f"Other: {each.tool}") for each in opened.tools]
+    with runner(server, WIRE, tmp_path / "b.jsonl") as each:
+        first = each.fork(
+            recorded,
+            at=seq_of(recorded, "RequestCompletion", 2),
+            system="Be long.",
+            tools={"box": tools},
+            max_tool_iterations=2,
+            after_timeout="force",
+        )
+    assert (first.kind, first.reason) == ("forced", "max_iterations")
+    server.requests.clear()
+    at = None if number is None else seq_of(tmp_path / "b.jsonl", "RequestCompletion", number)
+    with runner(server, WIRE, tmp_path / "c.jsonl") as each:
+        again = each.fork(tmp_path / "b.jsonl", at=at, max_result_chars=5000)
+    assert (again.kind, again.reason) == (first.kind, first.reason)
+    assert [each.result for each in again.tool_calls] == [each.result for each in first.tool_calls]
+    assert server.requests[0].messages[0]["content"] == "Be long."
+    (forked,) = bodies(tmp_path / "c.jsonl", TurnForked)[-1:]
+    assert (forked.limits.max_tool_iterations, forked.limits.max_result_chars) == (2, 5000)
+    assert forked.policy.after_timeout == "force"
+    sound(tmp_path / "c.jsonl")
+    server.requests.clear()
+    with runner(server, WIRE, tmp_path / "d.jsonl") as each:
+        back = each.fork(tmp_path / "b.jsonl", at=at, system="Be brief.", max_tool_iterations=20)
+    assert server.requests[0].messages[0]["content"] == "Be brief."
+    assert back.kind == "answered"
+    sound(tmp_path / "d.jsonl")
 
 
 def test_what_cannot_be_forked_is_refused_before_anything_starts(

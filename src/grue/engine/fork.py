@@ -49,6 +49,8 @@ _GONE = (
     " `with ScriptedLlmServer(replies) as model`, with model.base_url."
 )
 
+_OTHER_SYSTEM = "the fork has another system text"
+
 _MESSAGES = tuple(kind for kind in get_args(m.AnyMessage) if kind is not m.TextDelta)
 
 
@@ -103,11 +105,32 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
     earlier: tuple[EpisodeEnvelope, ...] = ()
 
     @property
-    def begun(self) -> m.RunTurn:
+    def first(self) -> m.RunTurn:
         """The message that began the turn."""
         body = self.envelopes[0].body
         assert isinstance(body, m.RunTurn), "it is read from there"
         return body
+
+    @property
+    def begun(self) -> m.RunTurn:
+        """The message that began the turn; if the turn is a fork, with what the fork has changed later."""
+        begun = self.first
+        for envelope in self.envelopes:
+            match envelope.body:
+                case m.TurnForked(limits=limits, policy=policy):
+                    begun = replace(begun, limits=limits or begun.limits, policy=policy or begun.policy)
+                case m.HistoryRewritten(reason=reason, rewrite=rewrite) if reason == _OTHER_SYSTEM:
+                    begun = replace(begun, system=_system_in(rewrite.entries))
+        return begun
+
+    def listings(self, after: int) -> dict[m.ServerName, tuple[m.ToolDefinition, ...]]:
+        """Return the other tools of servers, if the turn is a fork that has begun after message `after`."""
+        forks = (each.body for each in self.envelopes if each.seq > after)
+        listings: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = {}
+        for forked in forks:
+            if isinstance(forked, m.TurnForked):
+                listings |= forked.listings
+        return listings
 
     @property
     def messages(self) -> tuple[EpisodeEnvelope, ...]:
@@ -220,7 +243,8 @@ class ForkedRun(HostTurn[T]):
         rest = RestOfTurn(settings.spending, place.spent, counted=place.spent)
         budget = rest.left_for(changed, settings.budget, f"Turn {changed.turn} cannot be forked")
         changed = replace(changed, limits=replace(changed.limits, budget=budget))
-        listings = {m.ServerName(name): tuple(tools) for name, tools in asked.tools.items()}
+        listings = run.listings(place.event.seq)
+        listings |= {m.ServerName(name): tuple(tools) for name, tools in asked.tools.items()}
         _refuse_unknown(listings, changed)
         record = TurnRecord(run.envelopes, place.event.seq, listings)
         _refuse_settled(asked, record, place, run)
@@ -232,7 +256,7 @@ class ForkedRun(HostTurn[T]):
             approve=settings.wiring.approval.approve,
         )
         history, offered = _said(run, place, changed)
-        rewrites = _new_system(asked, changed, history)
+        rewrites = _new_system(run, changed, history)
         if rewrites and not place.events and changed.history is not None and history.ledger is not None:
             changed = replace(changed, history=history.ledger.reference(changed.history.conversation))
         wiring = _wiring(settings.wiring, changed, history, offered, fork)
@@ -415,7 +439,7 @@ def _past(
     rewrites: tuple[m.HistoryRewritten, ...],
     settings: TurnSettings,
 ) -> TurnsPast:
-    begun, seq = run.begun, place.event.seq
+    first, now, seq = run.first, run.begun, place.event.seq
     endpoint = settings.wiring.endpoint
     forked = m.TurnForked(
         trace=str(run.path.absolute()),
@@ -424,8 +448,8 @@ def _past(
         at=seq,
         misses=asked.misses,
         changed=(*_names(asked), *_other_model(run.asks, None if endpoint is None else endpoint.asked())),
-        limits=None if changed.limits == begun.limits else changed.limits,
-        policy=None if changed.policy == begun.policy else changed.policy,
+        limits=None if changed.limits == now.limits == first.limits else changed.limits,
+        policy=None if changed.policy == now.policy == first.policy else changed.policy,
         listings=listings,
         asks=None if endpoint is None else endpoint.asked(),
     )
@@ -478,14 +502,21 @@ def _other_model(recorded: m.ModelAsked | None, asks: m.ModelAsked | None) -> It
             yield name
 
 
-def _new_system(asked: ForkRequest, run: m.RunTurn, history: History) -> tuple[m.HistoryRewritten, ...]:
-    """Replace the system text in `history` by `asked.system`, if given; return the note about the change."""
+def _new_system(run: RecordedRun, changed: m.RunTurn, history: History) -> tuple[m.HistoryRewritten, ...]:
+    """Give `history` the system text of `changed`, if it is another one; return the note about the change."""
     first = history.entries[0] if history.entries else None
-    if asked.system is None or not isinstance(first, m.Said):
+    if not isinstance(first, m.Said) or changed.system == run.begun.system == run.first.system:
+        return ()
+    if changed.system == _system_in((first,)):
         return ()
     rest = tuple(item for item in first.items if not isinstance(item, m.SystemText))
-    given = (m.SystemText(asked.system),) if asked.system else ()
+    given = (m.SystemText(changed.system),) if changed.system else ()
     rewritten = m.Rewritten(0, 1, (replace(first, items=(*given, *rest)),))
     history.rewrite(rewritten)
-    reason = "the fork has another system text"
-    return (m.HistoryRewritten(conversation=_conversation(run), rewrite=rewritten, reason=reason),)
+    return (m.HistoryRewritten(conversation=_conversation(changed), rewrite=rewritten, reason=_OTHER_SYSTEM),)
+
+
+def _system_in(entries: Sequence[m.Said | m.AssistantReply]) -> str:
+    """Return the system text in a history; empty: it has none."""
+    items = entries[0].items if entries and isinstance(entries[0], m.Said) else ()
+    return next((item.text for item in items if isinstance(item, m.SystemText)), "")

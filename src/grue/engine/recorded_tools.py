@@ -167,6 +167,9 @@ class TurnRecord:
                     serves_unlisted=opened.serves_unlisted,
                 )
                 self._opened.setdefault(opened.server, []).append((envelope.seq, listing))
+            case m.TurnForked(listings=listings):
+                for server, tools in listings.items():
+                    self._offer(server, tools, envelope.seq)
             case m.McpDisabled(server=server, reason=reason):
                 self.disabled[server] = reason
             case m.CallTools(server=server, batch=batch, calls=calls):
@@ -192,12 +195,15 @@ class TurnRecord:
             call.seq, call.settlement, call.redacted = envelope.seq, settlement, envelope.redacted
 
     def _relist(self, server: m.ServerName, tools: tuple[m.ToolDefinition, ...], seq: int) -> None:
-        before = self._opened.get(server)
-        if before:
-            before.append((seq, replace(before[-1][1], tools=tools)))
+        self._offer(server, tools, seq)
         settled = [each for each in self._calls.values() if each.server == server and each.seq]
         if settled:
             max(settled, key=lambda each: each.seq).listed = tools
+
+    def _offer(self, server: m.ServerName, tools: tuple[m.ToolDefinition, ...], seq: int) -> None:
+        before = self._opened.get(server)
+        if before:
+            before.append((seq, replace(before[-1][1], tools=tools)))
 
     def _decide(self, decisions: Iterable[ApprovalDecision]) -> None:
         for decision in decisions:
