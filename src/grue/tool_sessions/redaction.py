@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from grue.runtime.secrets.redaction import Redaction
-from grue.runtime.secrets.secret_forms import looks_secret, secrets_in
+from grue.runtime.secrets.secret_forms import add_value, looks_secret, secrets_in
 
 _URL_PASSWORD = re.compile(r"(?<=://)([^/\s:@]*:)[^/\s]*(?=@)")
 _NAMED = re.compile(r"""([A-Za-z][\w.-]{0,200})["']?\s{0,8}[=:]\s{0,8}["']?(?!//)""")
@@ -28,10 +28,10 @@ class _Span(NamedTuple):
 
 
 class Redactor:
-    """Replaces the secrets of one environment, each by a placeholder with the secret's name."""
+    """Replaces the secrets of some environments, each by a placeholder with the secret's name."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self._redaction = Redaction(secrets_in(environment))
+    def __init__(self, *environments: Mapping[str, str]) -> None:
+        self._redaction = Redaction(secrets_in(*environments))
 
     def text(self, text: str) -> str:
         """Return `text` with secrets and the passwords in its URLs replaced."""
@@ -59,7 +59,7 @@ def secrets_of_arguments(args: Sequence[str]) -> dict[str, str]:
     for before, arg in _with_the_one_before(args):
         for name, start, end in _spans(before, arg):
             scheme, _, token = arg[start:end].partition(" ")
-            found[name] = token if token and scheme.isalpha() else arg[start:end]
+            add_value(found, name, token if token and scheme.isalpha() else arg[start:end])
     return found
 
 

@@ -22,7 +22,7 @@ from grue.errors import MCPConfigError
 from grue.field_checks import OwnKeywords, check_settings, shown
 from grue.policies import UNLISTED, StartAhead, StartWhen
 from grue.runtime.processes.limits import ProcessLimits
-from grue.runtime.secrets.secret_forms import MIN_CHARS, looks_secret
+from grue.runtime.secrets.secret_forms import MIN_CHARS, add_value, looks_secret
 from grue.sandbox.box import Sandbox, in_words, sandbox_of
 from grue.tool_sessions.notices import Notify
 from grue.tool_sessions.oauth_settings import OAuth
@@ -301,7 +301,7 @@ class StdioServer(_CommandLine, metaclass=OwnKeywords, frozen=True, kw_only=True
 
     def __rich_repr__(self) -> list[tuple[str, object]]:
         """Return the fields with secrets redacted; rich shows them in tracebacks."""
-        command, *args = Redactor({**os.environ, **self.named_values()}).words(self.command, self.args)
+        command, *args = Redactor(os.environ, self.named_values()).words(self.command, self.args)
         hidden = dict.fromkeys(self.env, "[redacted]")
         return [
             ("name", self.name),
@@ -321,7 +321,10 @@ class StdioServer(_CommandLine, metaclass=OwnKeywords, frozen=True, kw_only=True
 
     def named_values(self) -> Mapping[str, str]:
         """Return the configured values that may be secret, by name, for redaction."""
-        return {**secrets_of_arguments(self.args), **self.env}
+        found = dict(self.env)
+        for name, value in secrets_of_arguments(self.args).items():
+            add_value(found, name, value)
+        return found
 
 
 class _Address(Struct, frozen=True):
@@ -403,7 +406,8 @@ class HttpServer(_Address, metaclass=OwnKeywords, frozen=True, kw_only=True):
             scheme, _, token = value.strip().partition(" ")
             if token and scheme.isalpha():  # for "Bearer abc", redact "abc" alone too
                 found[f"{name} token"] = token
-        found |= dict(parse_qsl(parts.query))
+        for name, value in parse_qsl(parts.query):
+            add_value(found, name, value)
         if parts.password:
             user, password = unquote(parts.username or ""), unquote(parts.password)
             found |= {

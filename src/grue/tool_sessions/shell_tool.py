@@ -146,7 +146,7 @@ class ShellTool(Struct, HostCommands, frozen=True, kw_only=True):
             # imported here, because most programs have no boxes
             from grue.sandbox.launch import is_enforced, reach
 
-            redactor = Redactor({**os.environ, **self.named_values()})
+            redactor = Redactor(os.environ, self.named_values())
             box = redactor.text(plain_text(reach(self.sandbox)))
             connection.runs_in(box, enforced=is_enforced(self.sandbox))
         return connection

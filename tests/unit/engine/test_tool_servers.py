@@ -29,6 +29,13 @@ def test_a_name_that_no_tool_could_have_is_refused(name: str) -> None:
         usable_servers({name: FunctionTools({})})
 
 
+def test_secrets_of_two_servers_with_one_name_are_both_hidden() -> None:
+    recorder = Recorder()
+    values = ("planted-0123456789", "sown-9876543210")
+    hide_secrets(recorder, [StdioServer(name="a", command="x", env={"A_TOKEN": value}) for value in values])
+    assert not set(recorder.redacted_text(" ".join(values)).split()) & set(values)
+
+
 def test_secrets_of_servers_are_hidden_from_the_trace() -> None:
     recorder, shown = Recorder(), []
     recorder.add(lambda envelope, line: shown.append(line))

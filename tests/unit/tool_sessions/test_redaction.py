@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grue.tool_sessions.redaction import Redactor, secrets_of_arguments
-from grue.tool_sessions.server_specs import StdioServer
+from grue.tool_sessions.server_specs import HttpServer, StdioServer
 
 SECRET = "s3cr3t-value-of-length"
 
@@ -76,6 +76,15 @@ def test_a_servers_own_words_do_not_repeat_the_password_of_its_url() -> None:
     redactor = Redactor(server.named_values())
     assert "p4ssw0rd" not in redactor.text("no connection with p4ssw0rd! to postgres://user:p4ssw0rd%21@host")
     assert "pw" not in redactor.text("cannot open postgres://user:pw@host/db")
+
+
+def test_two_values_of_one_name_are_both_replaced() -> None:
+    first, second, third, fourth = (f"{number}-token-{number}" for number in range(1001, 1005))
+    server = StdioServer(command="x", args=("--token", first, "--token", second), env={"token": third})
+    shown = Redactor({"token": fourth}, server.named_values()).text(f"{first} {second} {third} {fourth}")
+    assert "-token-" not in shown
+    query = HttpServer(url=f"https://h/?api_key={first}&api_key={second}").named_values()
+    assert {first, second} <= set(query.values())
 
 
 def test_a_long_argument_is_searched_in_one_pass() -> None:

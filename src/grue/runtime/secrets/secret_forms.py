@@ -264,7 +264,7 @@ MIN_PASSWORD_CHARS = 8
 _MOST_NAMES = 1024
 """How many results `looks_secret` caches. The cache holds names only, no values."""
 
-_URL_PASSWORD = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/\s:@]*:([^/\s@]+)@")
+_URL_PASSWORD = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/\s:@]*:([^/\s]+)@")
 _BASIC = re.compile(r"(?i)basic +([A-Za-z0-9+/_-]+=*)")
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _SECRET_PARTS = re.compile(
@@ -284,16 +284,25 @@ def secrets_in(*environments: Mapping[str, str]) -> dict[str, str]:
 
     The keys of the result are the names that placeholders show. A value is a secret if it has at least 12
     characters and its variable has a secret's name. Passwords in URLs and in `Basic` credentials are secrets
-    whatever the variable is called, if they have at least 8 characters.
+    whatever the variable is called, if they have at least 8 characters. The second value of a name is found
+    too, under another name (`add_value`).
     """
     found: dict[str, str] = {}
     for environment in environments:
         for name, value in environment.items():
             if len(value.strip()) >= MIN_CHARS and looks_secret(name):
-                found[name] = value.strip()
+                add_value(found, name, value.strip())
             for password in _passwords_in(value):
-                found[f"{name} password"] = password
+                add_value(found, f"{name} password", password)
     return found
+
+
+def add_value(named: dict[str, str], name: str, value: str) -> None:
+    """Add a value by its name; if that name has another value, as `NAME 2`, `NAME 3` and so on."""
+    free, number = name, 1
+    while named.setdefault(free, value) != value:
+        number += 1
+        free = f"{name} {number}"
 
 
 def _passwords_in(value: str) -> Iterator[str]:

@@ -4,7 +4,7 @@ Nothing here may import `runtime/processes/`, except the limits.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -43,8 +43,8 @@ class HttpWire:
         limits: ProcessLimits,
         on_secret: Callable[[str, str], None] | None = None,
     ) -> None:
-        self._secrets = {**os.environ, **server.named_values()}
-        self.redactor = Redactor(self._secrets)
+        self._secrets: list[Mapping[str, str]] = [{**os.environ}, server.named_values()]
+        self.redactor = Redactor(*self._secrets)
         self._on_secret = on_secret
         self._server = server
         self._limits = limits
@@ -84,8 +84,8 @@ class HttpWire:
 
     def _hide(self, name: str, value: str) -> None:
         """Keep a token out of errors, notices and the trace."""
-        self._secrets[name] = value
-        self.redactor = Redactor(self._secrets)
+        self._secrets.append({name: value})
+        self.redactor = Redactor(*self._secrets)
         if self._on_secret is not None:
             self._on_secret(name, value)
 

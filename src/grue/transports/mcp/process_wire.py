@@ -59,7 +59,7 @@ class ProcessWire:
         Secrets of the host's environment are removed even if the server has not inherited them, because the
         server may know them all the same.
         """
-        return Redactor({**os.environ, **self._server.named_values()})
+        return Redactor(os.environ, self._server.named_values())
 
     def stream(self, notify: Notify) -> "MessageStream":
         """Return the process's pipes as a stream of messages; imports the SDK."""

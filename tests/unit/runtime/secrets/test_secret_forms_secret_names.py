@@ -93,6 +93,17 @@ def test_what_is_configured_counts_beside_the_hosts_own() -> None:
     assert found == {"A_KEY": "0123456789ab", "token": "x0123456789abx"}
 
 
+def test_two_values_of_one_name_are_both_secrets() -> None:
+    found = secrets_in({"A_KEY": "0123456789ab"}, {"A_KEY": "ba9876543210"}, {"A_KEY": "0123456789ab"})
+    assert found == {"A_KEY": "0123456789ab", "A_KEY 2": "ba9876543210"}
+    brokers = "amqp://u:first-password@a,amqp://u:second-password@b"
+    assert set(secrets_in({"BROKERS": brokers}).values()) == {"first-password", "second-password"}
+
+
+def test_the_password_of_a_url_goes_up_to_the_last_at_sign() -> None:
+    assert secrets_in({"URL": "postgres://me:p@ss-word-1@host/a@b"}) == {"URL password": "p@ss-word-1"}
+
+
 @pytest.mark.parametrize(
     ("header", "secrets"),
     [
