@@ -394,7 +394,9 @@ class TraceWriter(Closing):
         try:
             if not path.exists() or path.stat().st_size != len(content):
                 path.parent.mkdir(mode=0o700, exist_ok=True)
-                write_whole(path, content, fsync=self._options.fsync, draft=path.with_suffix(".part").name)
+                # Other traces in this folder may be writing the same payload, so each has a draft of its own.
+                draft = f"{hashlib.sha256(os.fsencode(self.path.name)).hexdigest()}.part"
+                write_whole(path, content, fsync=self._options.fsync, draft=draft)
         except OSError as error:
             raise TraceError(f"Cannot write the trace's payload {path}: {error.strerror}.") from error
         return sha256

@@ -1,5 +1,6 @@
 """Writing trace files: who may read them, what a full or a slow disk does, forks, threads, payloads."""
 
+import hashlib
 import json
 import os
 import stat
@@ -299,10 +300,28 @@ def test_a_half_payload_that_a_killed_writer_left_is_written_anew(path: Path) ->
     (file,) = (path.parent / "payloads").iterdir()
     whole = file.read_bytes()
     file.write_bytes(whole[:10])
-    file.with_suffix(".part").write_bytes(b"rest of another")
+    file.with_name(f"{hashlib.sha256(b'trace.jsonl').hexdigest()}.part").write_bytes(b"rest of another")
     path.unlink()
     write(path, Said("b" * 200), options=SMALL)
-    assert file.read_bytes() == whole
+    assert {each: each.read_bytes() for each in file.parent.iterdir()} == {file: whole}
+
+
+def test_two_traces_in_one_folder_may_write_the_same_payload_at_once(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = [path.with_name("other.jsonl")]
+    put_in_place = os.replace
+
+    def after_another_writer(*args: Path, **options: int | None) -> None:
+        while others:
+            write(others.pop(), Said("b" * 200), options=SMALL)
+        put_in_place(*args, **options)
+
+    monkeypatch.setattr(os, "replace", after_another_writer)
+    write(path, Said("b" * 200), options=SMALL)
+    for trace in (path, path.with_name("other.jsonl")):
+        assert [envelope.body for envelope in read_trace(trace, Body).envelopes] == [Said("b" * 200)]
+    assert [each.suffix for each in (path.parent / "payloads").iterdir()] == [".json"]
 
 
 def test_a_payload_that_cannot_be_written_is_told_with_its_name(path: Path) -> None:
