@@ -14,6 +14,7 @@ import contextlib
 import hmac
 import math
 import secrets
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -191,6 +192,11 @@ class LiveServer(ThreadingHTTPServer):
         page = feed.page()
         parts = page_parts("page", page.title, style=STYLE, scripts=SCRIPTS, served=True)
         self.page = b"".join((parts[0], embedded(page), *parts[1:]))
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Print nothing if a browser breaks a connection off, as it may at any time."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]  # as they came
 
     @property
     def url(self) -> str:

@@ -146,6 +146,19 @@ def test_a_port_that_is_taken_is_an_error_that_says_what_to_do(server: LiveServe
         LiveServer(feed, server.server_port)
 
 
+@pytest.mark.parametrize(("error", "told"), [(ConnectionResetError(), ""), (KeyError("x"), "Traceback")])
+def test_a_connection_that_a_browser_breaks_off_prints_nothing(
+    server: LiveServer, capfd: pytest.CaptureFixture[str], error: Exception, told: str
+) -> None:
+    try:
+        raise error
+    except type(error):
+        server.handle_error(None, ("127.0.0.1", 1))
+    said = capfd.readouterr().err
+    assert told in said
+    assert bool(told) == bool(said)
+
+
 def test_damage_is_told_to_the_page(server: LiveServer, tmp_path: Path) -> None:
     with (tmp_path / "trace.jsonl").open("a") as file:
         file.write("{damaged\n")

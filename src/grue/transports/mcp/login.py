@@ -4,6 +4,7 @@ After a login the browser goes back to an address on this machine (RFC 8252), wh
 """
 
 import html
+import sys
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -53,6 +54,11 @@ class Loopback(ThreadingHTTPServer):
         self.shutdown()
         self._thread.join()
         self.server_close()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Print nothing if the browser breaks a connection off, as it may at any time."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]  # as they came
 
     @property
     def uri(self) -> str:

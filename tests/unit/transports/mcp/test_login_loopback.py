@@ -49,3 +49,12 @@ def test_only_the_first_return_counts() -> None:
         returned = loopback.wait(30)
     assert returned is not None
     assert returned["code"] == "first"
+
+
+def test_a_connection_that_a_browser_breaks_off_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    with Loopback() as loopback:
+        try:
+            raise ConnectionResetError
+        except ConnectionResetError:
+            loopback.handle_error(None, ("127.0.0.1", 1))
+    assert capfd.readouterr().err == ""
