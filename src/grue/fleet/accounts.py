@@ -15,10 +15,11 @@ import anyio
 import msgspec
 from msgspec import Struct
 
-from grue.errors import FleetError
+from grue.errors import FleetError, TraceError
 from grue.fleet.broker import Amount, Broker, Costs, Granted, Limits, NotYet, Refused
 from grue.fleet.folder import LEDGER, FleetFolder
 from grue.fleet.server_places import ServerPlaces
+from grue.runtime.files import LineFile
 from grue.transports.llm.exchange import RequestOutcome, WantedRequest
 
 GONE = "the fleet's broker is gone, so nothing may start"
@@ -58,9 +59,10 @@ class Accounts:
         path = folder.path / LEDGER
         self.broker = Broker(limits, spent=read_ledger(folder))
         try:
-            self._ledger = path.open("ab", buffering=0)
-        except OSError as error:
-            raise FleetError(f"Cannot write {path}: {error.strerror}.") from error
+            self._ledger = LineFile(path, "ledger")
+            self._ledger.cut_half_line()  # left by a kill or a full disk; it would damage the next line
+        except TraceError as error:
+            raise FleetError(str(error)) from error
         self._run = f"{os.getpid()}-{time.time_ns()}"
         self._numbers = itertools.count(1)
         self._first = anyio.Lock()
@@ -95,8 +97,10 @@ class Accounts:
             match self.broker.ask(wanted, time.monotonic()):
                 case Granted(reserved):
                     reservation = Reservation(f"{self._run}-{next(self._numbers)}", reserved, wanted.model)
-                    self._write("reserved", reservation, reserved)
-                    return reservation
+                    if self._write("reserved", reservation, reserved):
+                        return reservation
+                    unsent = RequestOutcome(sent=False)
+                    self.broker.settle(reserved, unsent, wanted.model, time.monotonic())
                 case Refused(why):
                     return why
                 case NotYet(after_s):
@@ -135,14 +139,16 @@ class Accounts:
             self._left.set()
         self._left = None
 
-    def _write(self, kind: str, reservation: Reservation, amount: Amount) -> None:
+    def _write(self, kind: str, reservation: Reservation, amount: Amount) -> bool:
         money_usd = round(amount.money_usd, 9)
         line = _Line(kind, reservation.number, amount.requests, amount.tokens, money_usd)
         try:
-            self._ledger.write(msgspec.json.encode(line) + b"\n")
-        except OSError as error:
+            self._ledger.write(msgspec.json.encode(line))
+        except TraceError as error:
             # Refuse all further requests: without the ledger, the next run would not know what they cost.
-            self._failed = f"the fleet's ledger cannot be written ({error.strerror})"
+            self._failed = self._failed or f"what a request costs cannot be recorded. {error}"
+            return False
+        return True
 
 
 class Claims:

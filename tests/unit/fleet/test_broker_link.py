@@ -1,5 +1,6 @@
 """A worker's requests, asked for at the broker over its socket."""
 
+import errno
 import os
 import signal
 import socket
@@ -130,6 +131,36 @@ def test_the_ledger_of_a_lost_driver_counts_open_requests_in_full(tmp_path: Path
     ]
     (tmp_path / LEDGER).write_bytes(b"\n".join(map(msgspec.json.encode, lines)))
     assert read_ledger(FleetFolder(tmp_path)) == Amount(2, 110, 0.1)
+
+
+async def test_a_half_line_of_the_ledger_does_not_damage_the_next_run(tmp_path: Path) -> None:
+    (tmp_path / LEDGER).write_bytes(b'{"kind":"reserved","id":"1","requests":1,"tok')
+    with BrokerServer(FleetFolder(tmp_path), Limits()) as server:
+        link = BrokerLink(server.address, never)
+        assert not isinstance(await link.admit(WANTED), str)
+        link.close()
+    assert read_ledger(FleetFolder(tmp_path)).tokens == 15
+
+
+async def test_no_request_starts_whose_line_a_full_disk_has_cut_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room, write = 50, os.write
+
+    def short(descriptor: int, line: bytes) -> int:
+        nonlocal room
+        if not room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        room = 0
+        return write(descriptor, line[:50])
+
+    ledger = accounts.Accounts(FleetFolder(tmp_path), Limits())
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "write", short)
+        refused = await ledger.admitted(WANTED)
+    ledger.close()
+    assert "No space left on device" in str(refused)
+    assert ledger.broker.reserved == read_ledger(FleetFolder(tmp_path)) == Amount()
 
 
 async def test_workers_that_end_with_the_driver_leave_no_traceback(
