@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -178,8 +179,8 @@ class Driver:
         them.
 
         Raises:
-            FleetError: A case cannot be used, the fleet's folder is gone, its disk is full, or no worker can
-                be started.
+            FleetError: A case cannot be used or occurs twice, the fleet's folder is gone, its disk is full,
+                or no worker can be started.
         """
         self.tally.total = sum(1 for _ in self._plan.cases())
         (self._folder.path / STOP).unlink(missing_ok=True)
@@ -234,7 +235,8 @@ class Driver:
         work, digests = self._plan.work, FileDigests()
         # Write the ids of the sweep's episodes before the first one is played, so that reports are about this
         # sweep even while it runs, or after it was killed.
-        self._folder.write_latest(self._ids(digests) if self._plan.whole else None)
+        ids = self._ids(digests)
+        self._folder.write_latest(ids if self._plan.whole else None)
         for number, planned in enumerate(self._plan.cases()):
             if number % 500 == 0:
                 self._require_space()
@@ -269,7 +271,22 @@ class Driver:
             )
 
     def _ids(self, digests: FileDigests) -> bytes:
-        return b"".join(bytes.fromhex(self._identified(each, digests)[2]) for each in self._plan.cases())
+        """Return the ids of all episodes; raises `FleetError` if two cases make the same episode.
+
+        Two workers would play that episode at the same time, and it would be counted once.
+        """
+        ids: dict[bytes, None] = {}
+        for planned in self._plan.cases():
+            case, _, id_ = self._identified(planned, digests)
+            digits = bytes.fromhex(id_)
+            if digits in ids:
+                written = msgspec.json.encode(case.settings).decode()
+                raise FleetError(
+                    f"Two cases are the same one, {written:.200}. Leave one out; for more episodes of it,"
+                    " raise repetitions."
+                )
+            ids[digits] = None
+        return b"".join(ids)
 
     def _identified(self, planned: Case, digests: FileDigests) -> tuple[Case, dict[str, str], str]:
         """Return the case as completed by the work, the digests of its files, and the episode's id."""

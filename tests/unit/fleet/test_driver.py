@@ -18,6 +18,7 @@ from grue.fleet.driver import Driver, Finished, Plan, Tally, stop
 from grue.fleet.engine import Ended, Lost
 from grue.fleet.folder import AttemptEnd, CaseFile, EpisodeFolder, FleetFolder
 from grue.fleet.identity import Case
+from grue.fleet.sweep import Sweep
 from grue.fleet.work import KnownWork
 
 SCORED = AttemptEnd(outcome="scored", scores={"score": 1.0})
@@ -114,6 +115,15 @@ def test_the_folder_knows_the_episodes_of_the_latest_sweep(tmp_path: Path) -> No
     assert len(latest - before) == 20, "they are known before the first is played, so also after a stop"
     play(20, whole=False)
     assert fleet.latest() is None, "further cases of a program are not a sweep"
+
+
+def test_a_case_that_occurs_twice_is_refused_before_anything_is_played(tmp_path: Path) -> None:
+    sweep = Sweep(work="zork", grid={"n": [1, 2]}, include=[{"n": 1}])
+    engine = TellingEngine(lambda job, tries: SCORED)
+    cases = replace(plan([]), cases=sweep.all_cases)
+    with pytest.raises(FleetError, match=r'same one, \{"n":1\}\. Leave one out'):
+        Driver(FleetFolder(tmp_path), cases, engine, lambda tally, running: None).run()
+    assert not engine.jobs
 
 
 def test_only_what_a_worker_plays_is_running(tmp_path: Path) -> None:
