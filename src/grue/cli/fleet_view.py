@@ -120,7 +120,8 @@ def print_table(
     rows = [
         {
             **dict(zip(axes, key, strict=True)),
-            **{name: _statistics(values) for name, values in scores.items()},
+            # Zork, for example, has a setting and a score with the name `turns`.
+            **{f"{name} (score)" if name in axes else name: _statistics(scores[name]) for name in scores},
         }
         for key, scores in cells.items()
     ]
@@ -187,7 +188,10 @@ def print_episode(directory: Path, beginning: str) -> None:
     say(f"episode {episode.id}")
     if case is not None:
         say(f"  case: {json.dumps(case.settings)}, repetition {case.repetition}")
-    for number, attempt in episode.attempts():
+    numbers = {number for number, _ in episode.attempts()}
+    # With `keep`, the folder of the committed attempt may be gone, but its result is in the commit.
+    for number in sorted(numbers if commit is None else {*numbers, commit.attempt}):
+        attempt = episode.path / f"attempt-{number}"
         end = commit.end if commit is not None and commit.attempt == number else episode.end_of(attempt)
         if end is None:
             say(f"  attempt {number}: interrupted, or it still runs")

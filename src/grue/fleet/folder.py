@@ -356,9 +356,12 @@ def _read(path: Path, kind: type[T]) -> T | None:
     except OSError as error:
         raise FleetError(f"Cannot read {path}: {error.strerror}.") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise FleetError(
-            f"{path} is damaged: {error}. Move it away, and its episode is played again."
-        ) from error
+        remedy = (
+            "Run the sweep again, and it is written anew."
+            if path.name == MANIFEST
+            else "Move the episode's folder away, and the sweep plays it again."
+        )
+        raise FleetError(f"{path} is damaged: {error}. {remedy}") from error
 
 
 def _written(content: Any) -> bytes:

@@ -188,7 +188,8 @@ def _read_result(episode: EpisodeFolder) -> Result:
     result = Result(id=episode.id, outcome="interrupted")
     try:
         commit = episode.commit
-        result = replace(result, end=None if commit is None else commit.end)
+        if commit is not None:
+            result = replace(result, end=commit.end, grue=commit.version)
         case = episode.case
     except FleetError as error:
         return replace(result, outcome="damaged", trouble=str(error))
@@ -208,7 +209,6 @@ def _read_result(episode: EpisodeFolder) -> Result:
         outcome=commit.end.outcome,
         attempt=commit.attempt,
         trace_bytes=commit.trace_bytes,
-        grue=commit.version,
         marks=marks,
     )
 

@@ -17,6 +17,9 @@ from grue.fleet.folder import TRACE, AttemptEnd, CaseFile, FleetFolder, Manifest
 from grue.fleet.report import write_report
 from grue.testing.llm_server import ScriptedLlmServer
 
+DOWN = AttemptEnd(outcome="infrastructure", error="nobody there")
+FAILED = AttemptEnd(outcome="failed", kind="KeyError", error="KeyError: 'price'")
+
 
 @pytest.mark.parametrize("damaged", ["commit.json", "case.json", "attempt-1/attempt.json"])
 def test_a_damaged_file_concerns_its_own_episode(
@@ -33,11 +36,46 @@ def test_a_damaged_file_concerns_its_own_episode(
     print_status(tmp_path, as_json=True)
     found = json.loads(capsys.readouterr().out)
     counts = (found["scored"], found["damaged"], found["not_played"])
+    assert found["versions"] == {"1": found["scored"]}
     assert counts == {"commit.json": (2, 1, 0), "case.json": (3, 0, 0)}.get(damaged, (2, 0, 1))
     print_table(tmp_path, None, as_json=False)
     printed = capsys.readouterr().out
     assert printed.splitlines()[1:3] == ["1  1      1  0000000000", "2  1      1  0000000000"]
     assert ("1 episodes cannot be read" in printed) == (damaged != "attempt-1/attempt.json")
+
+
+def test_an_episode_whose_files_were_not_kept_is_shown_with_its_result(tmp_path: Path) -> None:
+    fleet = FleetFolder(tmp_path)
+    fleet.write_manifest(Manifest(total=1))
+    folder = fleet.episode("0" * 24)
+    folder.end(folder.begin(CaseFile(work="m:f", version="1", settings={})), DOWN)
+    folder.make_commit(folder.begin(CaseFile(work="m:f", version="1", settings={})), FAILED, version="1")
+
+    def shown() -> list[str]:
+        return CliRunner().invoke(app, ["fleet", "show", str(tmp_path), "0"]).output.splitlines()[2:]
+
+    both = ["  attempt 1: infrastructure nobody there, 0.0 s", "  attempt 2: failed KeyError: 'price', 0.0 s"]
+    assert shown() == both
+    folder.drop_trace()
+    assert shown() == both[1:]
+
+
+def test_a_score_with_the_name_of_a_setting_has_a_column_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = FleetFolder(tmp_path)
+    fleet.write_manifest(Manifest(total=2))
+    for turns in (10, 20):
+        folder = fleet.episode(f"{turns:024}")
+        attempt = folder.begin(CaseFile(work="m:f", version="1", settings={"turns": turns}))
+        end = AttemptEnd(outcome="scored", scores={"turns": turns - 1.0})
+        folder.make_commit(attempt, end, version="1")
+    print_table(tmp_path, None, as_json=False)
+    assert capsys.readouterr().out.splitlines()[:3] == [
+        "turns  turns (score)  n  episode",
+        "10     9              1  0000000000",
+        "20     19             1  0000000000",
+    ]
 
 
 def test_an_episode_without_any_score_has_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

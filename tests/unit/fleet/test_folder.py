@@ -66,7 +66,7 @@ def test_a_damaged_commit_is_named_and_what_to_do_with_it(tmp_path: Path) -> Non
     folder = FleetFolder(tmp_path).episode("0" * 24)
     folder.begin(CASE)
     (folder.path / "commit.json").write_text('{"attempt": 1,')
-    with pytest.raises(FleetError, match=r"commit\.json is damaged.*Move it away, and its episode is played"):
+    with pytest.raises(FleetError, match=r"commit\.json is damaged.*Move the episode's folder away"):
         _ = folder.commit
 
 
