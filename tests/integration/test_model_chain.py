@@ -196,6 +196,19 @@ def test_a_model_that_takes_no_tools_is_passed_over_by_requests_with_tools(secon
     assert [json.loads(request.raw)["model"] for request in second.requests] == ["c"]
 
 
+def test_a_later_turn_with_tools_does_not_begin_with_a_model_that_takes_none(
+    tmp_path: Path, second: ScriptedLlmServer
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    chain = (settings(free_url(), "a"), settings(second.base_url, "qwq"), settings(second.base_url, "c"))
+    with runner_of(*chain, trace=path) as runner:
+        for tools in (True, True, False):
+            runner.run_turn(TurnRequest[str](user="Question 1?", tools=tools))
+    assert [json.loads(request.raw)["model"] for request in second.requests] == ["c", "c", "qwq"]
+    begun = [body.asks.model for body in bodies(path) if isinstance(body, RunTurn) and body.asks]
+    assert begun == ["a", "c", "qwq"]
+
+
 def test_the_cost_of_each_reply_is_that_of_the_model_that_gave_it(tmp_path: Path) -> None:
     def costly(_: LlmRequest) -> LlmReply:
         if len(first.requests) > 1:

@@ -592,7 +592,8 @@ class LlmActor(Actor[m.LlmCommand]):
         """Add a request's items and tools to its conversation, without sending anything yet."""
         begun = anyio.current_time()
         if not self._has_chosen:
-            self._endpoint, self._has_chosen = self._chain.first(begun), True
+            offers = isinstance(command.mode, m.OfferTools)
+            self._endpoint, self._has_chosen = self._chain.first(begun, tools=offers), True
         lent = self._conversation(command.conversation)
         profile, model = self._endpoint.profile, self._endpoint.settings.model
         if (lent.encoded.profile, lent.encoded.model) != (profile, model):

@@ -597,7 +597,8 @@ class HostTurn(Generic[T]):
             command = self.started_by or self.command(number, budget, past.history, images)
             command = with_sizes(command, past.entries, past.bytes_per_token)
             if settings.wiring.endpoint is not None:
-                command = replace(command, asks=settings.wiring.endpoint.first(anyio.current_time()).asked())
+                first = settings.wiring.endpoint.first(anyio.current_time(), tools=bool(command.servers))
+                command = replace(command, asks=first.asked())
             approval = settings.wiring.approval
             approval.require_parking(command, given_history=bool(self._request.history))
             wiring = settings.wiring if past.llm is None else replace(settings.wiring, llm=past.llm)

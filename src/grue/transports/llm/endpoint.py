@@ -506,22 +506,24 @@ class LlmEndpoint:
             streams=profile.streams,
         )
 
-    def first(self, now_s: float) -> "LlmEndpoint":
+    def first(self, now_s: float, *, tools: bool) -> "LlmEndpoint":
         """Return the first of this endpoint and its fallbacks that has not just failed, or else `self`.
 
-        `now_s` is on the event loop's clock.
+        With `tools`, the endpoint must take tools. `now_s` is on the event loop's clock.
         """
-        return self.chain[first_to_ask([each.breaker for each in self.chain], now_s)]
+        return self.chain[first_to_ask([each.breaker for each in self.chain], now_s, self._places(tools))]
 
     def after(self, tried: "Sequence[LlmEndpoint]", now_s: float, *, tools: bool) -> "LlmEndpoint | None":
         """Return the fallback endpoint to ask after those in `tried`; `None`: no endpoint is left.
 
         With `tools`, the endpoint must take tools. `now_s` is on the event loop's clock.
         """
-        places = {at for at, each in enumerate(self.chain) if not tools or each.takes_tools}
         done = {at for at, each in enumerate(self.chain) if each in tried}
-        at = next_to_ask([each.breaker for each in self.chain], now_s, done, places)
+        at = next_to_ask([each.breaker for each in self.chain], now_s, done, self._places(tools))
         return None if at is None else self.chain[at]
+
+    def _places(self, tools: bool) -> set[int]:
+        return {at for at, each in enumerate(self.chain) if not tools or each.takes_tools}
 
     @property
     def takes_tools(self) -> bool:

@@ -45,20 +45,23 @@ def test_a_model_is_left_alone_longer_each_time_and_as_long_as_its_endpoint_asks
 
 
 @each_case(
-    "breakers, first",
+    "breakers, usable, first",
     [
-        ([CLOSED, CLOSED], 0),
-        ([OPEN, CLOSED], 1),
-        ([OVER, CLOSED], 0),
-        ([OPEN, OPEN, OVER], 2),
-        ([OPEN, OPEN], 0),
-        ([OPEN], 0),
+        ([CLOSED, CLOSED], {0, 1}, 0),
+        ([OPEN, CLOSED], {0, 1}, 1),
+        ([OVER, CLOSED], {0, 1}, 0),
+        ([OPEN, OPEN, OVER], {0, 1, 2}, 2),
+        ([OPEN, OPEN], {0, 1}, 0),
+        ([OPEN], {0}, 0),
+        ([OPEN, CLOSED, CLOSED], {0, 2}, 2),
+        ([OPEN, CLOSED], {0}, 0),
+        ([CLOSED, CLOSED], set(), 0),
     ],
 )
-def test_a_turn_begins_with_the_first_model_that_is_not_left_alone(
-    breakers: list[Breaker], first: int
+def test_a_turn_begins_with_the_first_usable_model_that_is_not_left_alone(
+    breakers: list[Breaker], usable: set[int], first: int
 ) -> None:
-    assert first_to_ask(breakers, 10.0) == first
+    assert first_to_ask(breakers, 10.0, usable) == first
 
 
 @each_case(
