@@ -471,7 +471,7 @@ class LlmEndpoint:
         upload: Upload | None = None,
         params: Mapping[str, str] | None = None,
     ) -> httpx.Request:
-        headers = {name: value for name, value in self.headers.items() if name != "Content-Type"}
+        headers = {name: value for name, value in self.headers.items() if name.lower() != "content-type"}
         if upload is not None:
             headers |= {"Content-Type": upload.content_type, "Content-Length": str(upload.size)}
         elif content is not None:
@@ -719,6 +719,12 @@ def _refuse_ours(settings: LlmSettings) -> None:
 def _headers(settings: LlmSettings, profile: WireProfile) -> dict[str, str]:
     key = (settings.api_key or "").strip()
     own = FORMATS[profile.wire].headers(key)
+    extra = {
+        name: value.strip()
+        for name, value in settings.extra_headers.items()
+        if name.lower() != "content-length"
+    }
+    given = {name.lower() for name in extra}
     headers = {
         "Accept": "application/json, text/event-stream",
         "Accept-Encoding": ACCEPTED,
@@ -726,9 +732,8 @@ def _headers(settings: LlmSettings, profile: WireProfile) -> dict[str, str]:
         "Content-Type": "application/json",
         "User-Agent": "grue",
         **own,
-        **{name: value.strip() for name, value in settings.extra_headers.items()},
     }
-    headers = {name: value for name, value in headers.items() if name.lower() != "content-length"}
+    headers = {name: value for name, value in headers.items() if name.lower() not in given} | extra
     for name, value in headers.items():
         # Check this here, because the error of the HTTP library would quote the value.
         if not (name.isascii() and value.isascii() and f"{name}{value}".isprintable()):

@@ -208,6 +208,14 @@ def test_without_a_key_no_authorisation_is_sent() -> None:
     assert "authorization" not in server.requests[0].headers
 
 
+def test_a_header_of_the_user_takes_the_place_of_the_endpoints_own_whatever_its_case() -> None:
+    given = {"authorization": "Basic abc", "CONTENT-TYPE": "application/json; charset=utf-8"}
+    endpoint = LlmEndpoint(LlmSettings(model="m", api_key="key", extra_headers=given))
+    lower = [name.lower() for name in endpoint.headers]
+    assert len(lower) == len(set(lower)), "no header is sent twice"
+    assert given.items() <= endpoint.headers.items()
+
+
 def test_each_request_has_its_host_and_its_length_once() -> None:
     with ScriptedLlmServer(lambda _: text_reply("hi")) as server:
         endpoint = LlmEndpoint(LlmSettings(base_url=server.base_url, model="m"))
