@@ -304,7 +304,7 @@ class AnthropicMessages(w.WireFormat):
 
     def body(self, request: w.WireRequest) -> bytes:
         """Return the body of a request."""
-        tail: m.JsonObject = {**_output(request), **request.extra}
+        tail = w.with_extra(_output(request), request.extra)
         if request.stream:
             tail["stream"] = True
         return w.encode_body(request, "messages", _head(request), _choice(request.choice), tail)

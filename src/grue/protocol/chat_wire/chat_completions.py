@@ -69,9 +69,10 @@ class ChatCompletions(w.WireFormat):
 
     def body(self, request: w.WireRequest) -> bytes:
         """Return the body of a request."""
-        tail: m.JsonObject = {**_answer(request.answer, request.profile), **request.extra}
+        tail = w.with_extra(_answer(request.answer, request.profile), request.extra)
         if request.stream:
-            tail |= {"stream": True, "stream_options": {"include_usage": True}}
+            options = {"include_usage": True, **w.as_object(tail.get("stream_options"))}
+            tail |= {"stream": True, "stream_options": options}
         return w.encode_body(request, "messages", _head(request), _choice(request.choice), tail)
 
     def read(self, answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply | Fault:

@@ -384,7 +384,7 @@ class Responses(w.WireFormat):
 
     def body(self, request: w.WireRequest) -> bytes:
         """Return the body of a request."""
-        tail: m.JsonObject = {**_answer(request.answer, request.profile), **request.extra}
+        tail = w.with_extra(_answer(request.answer, request.profile), request.extra)
         if request.stream:
             tail["stream"] = True
         return w.encode_body(request, "input", _head(request), _choice(request.choice), tail)

@@ -637,6 +637,21 @@ def shortened(tool: m.ToolDefinition, max_chars: int | None) -> m.ToolDefinition
     return msgspec.structs.replace(tool, description=f"{tool.description[: max_chars - 1]}…")
 
 
+def with_extra(own: m.JsonObject, extra: Mapping[str, object]) -> m.JsonObject:
+    """Return a request's `own` fields and those of `extra`, which take precedence.
+
+    If both have an object of the same name, such as `text` with a format and with a verbosity, their members
+    are joined. An object of `extra` that is empty or names its `type` is complete, and replaces grue's own.
+    """
+    return {**own, **{name: _joined(own.get(name), value) for name, value in extra.items()}}
+
+
+def _joined(own: object, given: object) -> object:
+    if isinstance(own, dict) and isinstance(given, dict) and given and "type" not in given:
+        return own | given
+    return given
+
+
 def encode_body(
     request: WireRequest, messages: str, head: m.JsonObject, choice: object, tail: m.JsonObject
 ) -> bytes:
@@ -645,12 +660,13 @@ def encode_body(
     Args:
         request: The request; its messages and tools are encoded already.
         messages: The name of the list that the messages are in.
-        head: The fields before the messages. A field that is `None`, or that the user sets in `extra`, is
-            left out.
+        head: The fields before the messages. A field that is `None` is left out. A field that the user sets
+            in `extra` stands in the tail instead.
         choice: The value of `tool_choice` in this format.
         tail: The fields after the messages, including those of `extra`.
     """
     fields = {name: value for name, value in head.items() if value is not None and name not in request.extra}
+    tail = {name: _joined(head.get(name), value) for name, value in tail.items()}
     system = b'"system":[' + b",".join(request.system) + b"]," if request.system else b""
     members = [b'"tools":' + request.tools, b'"tool_choice":' + to_json(choice)] if request.tools else []
     if tail:

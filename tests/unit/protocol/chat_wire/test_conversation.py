@@ -24,6 +24,7 @@ from wire_bodies import (
 )
 
 from grue.messages import (
+    AnswerSchema,
     Attachment,
     CachePoint,
     CallId,
@@ -320,6 +321,32 @@ def test_further_fields_of_a_call_outrank_those_of_the_settings() -> None:
     assert json.loads(conversation.body(settings))["top_k"] == 2
     body = json.loads(conversation.body(settings, extra={"seed": 2}, choice=Choice("required")))
     assert (body["top_k"], body["seed"], body["tool_choice"]) == (2, 2, "required")
+
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+
+
+@pytest.mark.parametrize(
+    ("profile", "extra", "kept"),
+    [
+        (OPENAI, {"text": {"verbosity": "low"}}, {"text": {"format", "verbosity"}}),
+        (OPENAI, {"reasoning": {"summary": "auto"}}, {"reasoning": {"effort", "summary"}}),
+        (ANTHROPIC, {"output_config": {"effort": "max"}}, {"output_config": {"format", "effort"}}),
+        (OPENROUTER, {"reasoning": {"exclude": True}}, {"reasoning": {"effort", "exclude"}}),
+        (GENERIC, {"stream_options": {"x": 1}}, {"stream_options": {"include_usage", "x"}}),
+        (GENERIC, {"response_format": {"type": "text"}}, {"response_format": {"type"}}),
+    ],
+)
+def test_members_of_extra_body_join_those_of_the_turn_unless_they_name_a_type(
+    profile: WireProfile, extra: dict[str, Any], kept: dict[str, set[str]]
+) -> None:
+    conversation = EncodedConversation(profile)
+    conversation.ask(OPENING, RequireAnswer(AnswerSchema("answer", SCHEMA)))
+    asked = ModelSettings(model="m", reasoning_effort="low", extra_body=extra)
+    body = json.loads(conversation.body(asked, stream=True))
+    for name, members in kept.items():
+        assert body[name].keys() == members
+        assert extra[name].items() <= body[name].items(), "what the user sets is sent unchanged"
 
 
 def test_a_stream_is_asked_for_only_where_there_is_one() -> None:
