@@ -37,7 +37,7 @@ from grue.runtime.loops.host_code import HostCodeFailed, ends_the_task, single
 from grue.runtime.safe_text import beginning, plain_text
 from grue.tool_sessions.connection import ConnectionStatus, Listing
 from grue.tool_sessions.failures import ToolRefusedError, ToolTimedOutError
-from grue.tool_sessions.host_tools import HostFunctions, InvalidArgumentsError
+from grue.tool_sessions.host_tools import HostFunctions, InvalidArgumentsError, is_mutable
 
 if TYPE_CHECKING:
     from grue.tool_sessions.pydantic_parameters import PydanticParameter
@@ -87,10 +87,15 @@ class Parameters:
         """Convert arguments to the types of the function's annotations; raises `InvalidArgumentsError`."""
         try:
             given = msgspec.structs.asdict(msgspec.convert(arguments, self._struct))
+            for name, parameter in self._by_pydantic.items():
+                omitted = given[name] is _OMITTED
+                given[name] = parameter.default() if omitted else parameter.convert(given[name])
+        except InvalidArgumentsError:
+            raise
         except msgspec.ValidationError as error:
             raise InvalidArgumentsError(str(error)) from error
-        for name, parameter in self._by_pydantic.items():
-            given[name] = parameter.default() if given[name] is _OMITTED else parameter.convert(given[name])
+        except Exception as error:  # of a validator or a default factory, which are the host's own code
+            raise InvalidArgumentsError(_in_words(error)) from error
         return given
 
     def _take_context(self, parameter: inspect.Parameter) -> None:
@@ -214,8 +219,7 @@ def _fault(kind: Any) -> TypeError | None:
 
 
 def _default(value: object) -> object:
-    # Copy a mutable default: a call must not see what the function has changed in an earlier one.
-    if isinstance(value, list | dict | set | bytearray):
+    if is_mutable(value):
         return msgspec.field(default_factory=functools.partial(copy.deepcopy, value))
     try:
         msgspec.to_builtins(value)
@@ -529,7 +533,13 @@ def tool(
     settings = ToolSettings(name=name, description=description, timeout_s=timeout_s, annotations=annotations)
 
     def mark(marked: F) -> F:
-        setattr(marked, _ATTRIBUTE, settings)
+        try:
+            setattr(marked, _ATTRIBUTE, settings)
+        except AttributeError as error:
+            raise MCPConfigError(
+                f"{shown(marked)} cannot be marked with tool: a bound method and a built-in function keep no"
+                " settings. Mark the method in its class, or write a function that calls it."
+            ) from error
         return marked
 
     return mark if function is None else mark(function)
@@ -748,7 +758,14 @@ async def _result_of(call: functools.partial[Any]) -> m.ToolCallResult:
         # Only a cancellation of this task and exceptions such as KeyboardInterrupt propagate.
         if ends_the_task(raised) or not isinstance(error, _RESULTS):
             raise
-        return tool_results.call_failed(f"{type(error).__name__}: {error}")
+        return tool_results.call_failed(_in_words(error))
+
+
+def _in_words(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - the exception's class may be the host's, and its `__str__` may fail
+        return type(error).__name__
 
 
 def _in_thread(call: functools.partial[Any]) -> Any:
@@ -797,9 +814,16 @@ def _refuse_what_cannot_be_called(name: str, function: object) -> None:
         )
 
 
+def _documented(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function behind a `functools.partial`, whose own docstring explains `functools.partial`."""
+    while isinstance(function, functools.partial) and function.__doc__ == functools.partial.__doc__:
+        function = function.func
+    return function
+
+
 def _function(name: str, function: Callable[..., Any]) -> _Function:
     settings = settings_of(function)
-    docs = read_docstring(inspect.getdoc(function))
+    docs = read_docstring(inspect.getdoc(_documented(function)))
     description = docs.summary if settings is None else docs.description
     return _Function(
         tool=name,

@@ -62,3 +62,15 @@ ToolServer: TypeAlias = McpServer | HostFunctions | HostCommands | Connect
 
 class InvalidArgumentsError(Exception):
     """The arguments of a call do not match the parameters; the text is for the model."""
+
+
+def is_mutable(default: object) -> bool:
+    """Return whether each call needs its own copy of a default, because a call may modify the default.
+
+    A sentinel must not be copied, because functions compare it by `is`.
+    """
+    try:
+        hash(default)
+    except TypeError:
+        return True
+    return False

@@ -16,7 +16,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticSerializationError
 
 from grue.runtime.safe_text import fault_text
-from grue.tool_sessions.host_tools import InvalidArgumentsError
+from grue.tool_sessions.host_tools import InvalidArgumentsError, is_mutable
 
 _MAX_FAULTS = 5
 _UNREADABLE = (PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError)
@@ -58,10 +58,10 @@ class PydanticParameter:
             raise TypeError(str(error).partition("\n")[0]) from error
 
     def default(self) -> Any:
-        """Return the default for one call. It is a copy, because the function may modify it."""
+        """Return the default for one call: a copy if the function may modify it."""
         if isinstance(self._default, FieldInfo):
             return self._default.get_default(call_default_factory=True, validated_data={})
-        return copy.deepcopy(self._default)
+        return copy.deepcopy(self._default) if is_mutable(self._default) else self._default
 
     def convert(self, value: Any) -> Any:
         """Convert an argument to the type of the annotation; raises `InvalidArgumentsError`."""

@@ -219,6 +219,17 @@ async def test_what_a_function_raises_is_its_result(raised: BaseException) -> No
     assert (await call(fail_later)).error_message == expected
 
 
+async def test_an_exception_without_words_is_a_result_too() -> None:
+    class UnspeakableError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    async def fail_later() -> None:
+        raise UnspeakableError
+
+    assert (await call(fail_later)).error_message == "Tool call failed: UnspeakableError"
+
+
 async def test_a_plain_function_runs_in_a_thread_of_its_own() -> None:
     def where() -> bool:
         return threading.current_thread() is threading.main_thread()
@@ -347,6 +358,19 @@ async def test_a_decorated_function_is_a_tool_and_still_a_function() -> None:
     }
     assert tools["go-to"].description == "Walk."
     assert tools["add"].description == "Add two numbers.", "of a plain function the first paragraph"
+
+
+async def test_a_partial_has_the_docstring_of_its_function() -> None:
+    assert (await listing(functools.partial(add, b=3))).description == "Add two numbers."
+    with_its_own = functools.partial(add, b=3)
+    with_its_own.__doc__ = "Add three."
+    assert (await listing(with_its_own)).description == "Add three."
+
+
+@pytest.mark.parametrize("marked", [Place("hall").__repr__, len])
+def test_what_keeps_no_settings_cannot_be_decorated(marked: Callable[..., Any]) -> None:
+    with pytest.raises(MCPConfigError, match="Mark the method in its class"):
+        tool(marked)
 
 
 async def test_a_name_in_the_dictionary_outranks_the_decorators() -> None:

@@ -3,13 +3,14 @@
 import dataclasses
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 import pytest
 from annotated_types import Ge, MinLen
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from grue.errors import MCPConfigError
 from grue.tool_sessions.function_tools import Parameters, ToolContext
@@ -216,6 +217,73 @@ def mixed(things: list[Pair | Leg]) -> None: ...
 def test_what_cannot_be_offered_is_refused_and_named(function: Callable[..., Any]) -> None:
     with pytest.raises(MCPConfigError, match="'tool'"):
         parameters(function)
+
+
+@dataclasses.dataclass
+class Picky:
+    key: str
+
+    def __post_init__(self) -> None:
+        raise KeyError(self.key)
+
+
+class PickyModel(BaseModel):
+    key: str
+
+    @field_validator("key")
+    @classmethod
+    def _known(cls, key: str) -> str:
+        raise KeyError(key)
+
+
+class UnspeakableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def unspeakable() -> int:
+    raise UnspeakableError
+
+
+def test_an_exception_of_a_validator_or_a_default_factory_refuses_the_call() -> None:
+    def plain(thing: Picky) -> None: ...
+    def model(thing: PickyModel) -> None: ...
+    def default(thing: int = Field(default_factory=unspeakable)) -> None: ...
+
+    for function in (plain, model):
+        with pytest.raises(InvalidArgumentsError, match=r"^KeyError: 'hall'$"):
+            parameters(function).convert({"thing": {"key": "hall"}})
+    with pytest.raises(InvalidArgumentsError, match=r"^UnspeakableError$"):
+        parameters(default).convert({})
+
+
+@pytest.mark.parametrize("made", [Circle(1.0), {1}, ([1], 2)])
+def test_each_call_gets_its_own_copy_of_a_mutable_default(made: Any) -> None:
+    def plain(into: type(made) = made) -> None: ...  # type: ignore[valid-type]
+    def bounded(into: Annotated[type(made), Field()] = made) -> None: ...  # type: ignore[valid-type]
+
+    for function in (plain, bounded):
+        first, second = (parameters(function).convert({})["into"] for _ in range(2))
+        assert first == second == made
+        assert first is not second
+        assert first is not made
+
+
+def test_a_mutable_struct_may_be_a_default() -> None:
+    def go(pair: Pair = Pair(1)) -> None: ...  # noqa: B008 - what the test is about
+
+    first, second = (parameters(go).convert({})["pair"] for _ in range(2))
+    assert first == second == Pair(1)
+    assert first is not second
+
+
+@pytest.mark.parametrize("made", [object(), threading.Lock()])
+def test_a_sentinel_stays_the_same_object(made: Any) -> None:
+    def plain(count: int = made) -> None: ...
+    def bounded(count: Annotated[int, Field(ge=1)] = made) -> None: ...
+
+    assert parameters(plain).convert({})["count"] is made
+    assert parameters(bounded).convert({})["count"] is made
 
 
 def test_pydantic_is_imported_only_for_functions_that_use_it() -> None:
