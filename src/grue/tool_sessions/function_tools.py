@@ -86,7 +86,8 @@ class Parameters:
     def convert(self, arguments: m.JsonObject) -> dict[str, Any]:
         """Convert arguments to the types of the function's annotations; raises `InvalidArgumentsError`."""
         try:
-            given = msgspec.structs.asdict(msgspec.convert(arguments, self._struct))
+            # `str_keys`: JSON has no other keys than texts, and a parameter may be a `dict[int, str]`.
+            given = msgspec.structs.asdict(msgspec.convert(arguments, self._struct, str_keys=True))
             for name, parameter in self._by_pydantic.items():
                 omitted = given[name] is _OMITTED
                 given[name] = parameter.default() if omitted else parameter.convert(given[name])
@@ -107,7 +108,8 @@ class Parameters:
         self.context = parameter.name
 
     def _require_name(self, parameter: inspect.Parameter) -> None:
-        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+        by_name = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if not by_name or parameter.name.startswith("__"):  # msgspec has no fields with such names
             raise MCPConfigError(
                 f"The function behind the tool '{self._tool}' has the parameter '{parameter}', which cannot "
                 "be given by name. Use plain or keyword-only parameters."

@@ -128,6 +128,10 @@ def positional(number: int, /) -> None:
     pass
 
 
+def hidden(__number: int) -> None:  # noqa: PYI063 - what the test is about
+    pass
+
+
 def opaque(thing: Opaque) -> None:
     pass
 
@@ -136,7 +140,7 @@ def unknown(thing: "Nowhere") -> None:  # type: ignore[name-defined]  # noqa: F8
     pass
 
 
-@pytest.mark.parametrize("function", [star, stars, positional, opaque, unknown, dict.__init__])
+@pytest.mark.parametrize("function", [star, stars, positional, hidden, opaque, unknown, dict.__init__])
 def test_what_cannot_be_offered_to_a_model_is_refused_at_once_and_named(function: Callable[..., Any]) -> None:
     with pytest.raises(MCPConfigError, match="'odd'"):
         FunctionTools({"odd": function})

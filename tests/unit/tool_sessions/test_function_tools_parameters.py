@@ -1,6 +1,7 @@
 """Schemas and converted arguments of parameters that msgspec or pydantic reads."""
 
 import dataclasses
+import datetime as dt
 import subprocess
 import sys
 import threading
@@ -125,6 +126,7 @@ def test_a_text_in_the_annotation_outranks_the_docstring() -> None:
         (list[Circle | Square], [{"radius": 1}], [Circle(1)]),
         (Leg | str, {"to": "hall", "km": 1}, Leg(to="hall", km=1)),
         (dict[str, Leg], {"a": {"to": "hall", "km": 1}}, {"a": Leg(to="hall", km=1)}),
+        (dict[int, dict[dt.date, str]], {"1": {"2024-02-29": "x"}}, {1: {dt.date(2024, 2, 29): "x"}}),
         (Options, {"loud": True}, {"loud": True}),
         (Pair, {"a": 1}, Pair(1)),
         (Literal["a", 1], 1, 1),
