@@ -29,6 +29,7 @@ POLL_S = 1.0
 """Seconds between two questions about a task, if its server names no interval."""
 
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.1, 3600.0
+_MOST_MS = 10 * 365 * 86_400_000
 _ID_CHARS = 1000
 _MESSAGE_CHARS = 100_000
 _UNKNOWN_TASK = frozenset((-32602, -32601, -32002))
@@ -141,7 +142,7 @@ def _seconds(task: Mapping[str, object], *names: str) -> float | None:
     for name in names:
         stated = task.get(name)
         if isinstance(stated, int | float) and not isinstance(stated, bool) and 0 <= stated < float("inf"):
-            return stated / 1000
+            return min(stated, _MOST_MS) / 1000
     return None
 
 

@@ -30,6 +30,8 @@ def test_a_handle_is_read_in_both_forms() -> None:
     task = ToolTask(task_id="t1", poll_s=0.25, ttl_s=60.0)
     assert created_task({"task": HANDLE}, "experimental") == task
     assert created_task(EXTENDED, "extension") == ToolTask(task_id="t1", poll_s=0.25)
+    ten_years = ToolTask(task_id="t1", poll_s=0.25, ttl_s=315_360_000.0)
+    assert created_task({**EXTENDED, "ttlMs": 10**400}, "extension") == ten_years
 
 
 @each_case(
@@ -62,6 +64,7 @@ def test_a_handle_without_a_usable_id_is_refused(task_id: object) -> None:
         (250, 0.25),
         (0, 0.1),
         (1e12, 3600.0),
+        (10**400, 3600.0),
         (-1, POLL_S),
         (True, POLL_S),
         (float("inf"), POLL_S),
