@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import anyio
 import pytest
+from msgspec.structs import replace
 from promises import within
 from rows import first_of
 from transport_servers import QUICK, STUBBORN, faulty
@@ -22,7 +23,7 @@ from grue.runtime.trace.recorder import Recorder
 from grue.testing.fake_tools import FakeToolServer
 from grue.testing.leftovers import assert_nothing_left
 from grue.tool_sessions.server_requests import ElicitationRequest
-from grue.tool_sessions.server_specs import StdioServer
+from grue.tool_sessions.server_specs import ServerOptions, StdioServer
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +68,10 @@ def test_r6_4_whatever_becomes_of_a_call_is_a_result() -> None:
         unknown = tools.call("faulty.nope", {})
         assert unknown.error_message is not None
         assert unknown.error_message.endswith("Available tools: faulty.echo, faulty.fail, faulty.environ")
+    slow = replace(faulty("--silent-at", "call"), options=ServerOptions(call_timeout_s=0.2))
+    with ToolClient({"faulty": slow}, process_limits=QUICK) as tools:
+        result = tools.call("faulty.echo", {"text": "hi"}, timeout_s=60)
+        assert result.error_message == "Tool call timed out after 0.2s", "the server's own limit"
     with client("--exit-at", "call", "--exit-status", "7") as tools:
         results = [tools.call("faulty.echo", {"text": "hi"}) for _ in range(2)]
     assert "exit status 7" in (results[0].error_message or "")

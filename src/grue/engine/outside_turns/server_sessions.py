@@ -172,7 +172,8 @@ class ServerSessions:
                 if definition is not None:
                     raise _failed(ToolChanged, name, tool_results.call_failed(str(error))) from error
             except TimeoutError as error:
-                raise _failed(ToolCallTimedOut, name, tool_results.timed_out(timeout_s)) from error
+                # The error's text names the limit that was exceeded, which may be the server's own.
+                raise _failed(ToolCallTimedOut, name, tool_results.failure(str(error))) from error
             except MCPError as error:
                 raise _failed(ToolServerDied, name, tool_results.call_failed(str(error))) from error
         else:
