@@ -51,6 +51,9 @@ _HANDSHAKE_UNKNOWN = (types.METHOD_NOT_FOUND, types.UNSUPPORTED_PROTOCOL_VERSION
 _NEWEST = "2026-07-28"
 _DISCOVERY_S = 5.0
 """Short: the server may speak another revision by now than when it was last seen, and not answer."""
+_CANCEL_TASK = "tasks/cancel"
+"""The only request that is still sent after a Ctrl-C in a callback of the host."""
+
 _MAX_INPUT_ROUNDS = 10
 """How often a request is repeated with the input that the server asked for."""
 
@@ -178,6 +181,17 @@ class Link:
         if isinstance(answer, Declined):
             return types.ElicitResult(action="decline")
         return types.ElicitResult.model_validate({"action": "accept", "content": answer})
+
+    async def _elicited(self, params: types.ElicitRequestParams) -> types.ElicitResult:
+        """Ask the user in the task that waits for the call; raises `SdkError` if the host's code fails.
+
+        Otherwise the exception would end the session, or a `TimeoutError` be taken for the call's own.
+        """
+        try:
+            return await self._elicit(None, params)
+        except Exception as error:
+            why = f"the host could not ask for the input that it wants: {first_fault(error)}"
+            raise SdkError(types.INTERNAL_ERROR, why) from error
 
     async def _ask_user(self, request: ElicitationRequest) -> m.JsonObject | Declined:
         """Call the host's `elicit` and return its answer. A Ctrl-C during `elicit` ends the tool call.
@@ -330,7 +344,7 @@ class Link:
             options["headers"] = mirrored
         # Each revision of MCP requires its own metadata and HTTP headers. Only the SDK's session knows them.
         self._session._stamp(sent, options)  # noqa: SLF001 - there is no public way to a stamped raw request
-        if self._interrupt is None:
+        if self._interrupt is None or method == _CANCEL_TASK:
             with library_logs_to(self._library_logged), anyio.CancelScope() as scope:
                 self._waiting.add(scope)
                 try:
@@ -355,7 +369,8 @@ class Link:
                 {"resultType": "input_required", "inputRequests": questions}, by_name=False
             )
         except ValueError as error:
-            raise SdkError(types.INTERNAL_ERROR, f"it wants input that cannot be read: {error}") from error
+            why = f"it wants input that cannot be read: {first_fault(error)}"
+            raise SdkError(types.INTERNAL_ERROR, why) from error
         return {key: await self._respond(request) for key, request in (wanted.input_requests or {}).items()}
 
     async def _respond(self, request: types.InputRequest) -> dict[str, Any]:
@@ -364,7 +379,7 @@ class Link:
             case types.CreateMessageRequest() if self._abilities.sample is not None:
                 answer = await self._sample(None, request.params)
             case types.ElicitRequest() if self._abilities.elicit is not None:
-                answer = await self._elicit(None, request.params)
+                answer = await self._elicited(request.params)
             case types.ElicitRequest():
                 answer = types.ElicitResult(action="decline")
             case types.ListRootsRequest() if self._abilities.roots is not None:

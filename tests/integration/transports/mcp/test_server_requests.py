@@ -225,6 +225,32 @@ def test_a_server_that_knows_only_the_newest_revision_is_used_all_the_same(
     assert [body.protocol_version for body in said if isinstance(body, SessionOpened)] == ["2026-07-28"]
 
 
+async def _raises(request: ElicitationRequest) -> Any:
+    raise TimeoutError("the form was open too long")
+
+
+async def _nests(request: ElicitationRequest) -> Any:
+    return {"name": {"first": "Ada"}}
+
+
+@pytest.mark.parametrize(
+    ("elicit", "words"),
+    [(_raises, "the form was open too long"), (_nests, "content.name.str: Input should be a valid string")],
+)
+def test_an_elicit_callback_that_fails_fails_only_the_call_of_a_newest_server(
+    elicit: Any, words: str
+) -> None:
+    import sys
+
+    import modern_server
+
+    server = StdioServer(name="modern", command=sys.executable, args=("-I", str(modern_server.__file__)))
+    with assert_nothing_left(), ToolClient({"modern": server}, elicit=elicit) as client:
+        for _ in range(2):  # the session goes on
+            said = client.call("modern.greet").error_message or ""
+            assert said.endswith(f"the host could not ask for the input that it wants: {words}")
+
+
 def test_what_a_server_writes_to_stderr_is_in_the_trace_of_a_good_turn_too() -> None:
     turn = Turn("--stderr", "warming up \x1b[31mslowly", replies=[ECHO, text_reply("done")])
     (closed,) = [body for body in turn.said if isinstance(body, SessionClosed)]

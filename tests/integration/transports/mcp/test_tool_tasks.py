@@ -85,6 +85,17 @@ def test_a_task_that_never_ends_is_cancelled_and_its_session_goes_on(form: str, 
     assert asked.index("tasks/cancel task-1") < asked.index("tools/call quick")
 
 
+def test_ctrl_c_in_a_question_of_a_task_cancels_the_task(form: str, tmp_path: Path) -> None:
+    async def elicit(request: ElicitationRequest) -> JsonObject:
+        raise KeyboardInterrupt
+
+    record = tmp_path / "record"
+    server = task_server(form, "input_required,completed", "--record", str(record))
+    with ToolClient({"tasks": server}, elicit=elicit) as client, pytest.raises(KeyboardInterrupt):
+        client.call("tasks.research")
+    assert "tasks/cancel task-1" in record.read_text().splitlines()
+
+
 def model(request: LlmRequest) -> Any:
     """Call the tool, then say what it answered."""
     told = [message["content"] for message in request.messages if message["role"] == "tool"]
