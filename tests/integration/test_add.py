@@ -295,6 +295,11 @@ def test_remove_takes_no_folder_that_is_not_of_the_server(tmp_path: Path) -> Non
     assert grue("remove", "linked", cwd=tmp_path).returncode == 0
     assert (tmp_path / "keep").is_dir()
     assert servers(tmp_path) == {}
+    for name in ("", "..", "."):
+        (tmp_path / "mcp_config.json").write_text(json.dumps({"mcpServers": {name: OTHER}}))
+        assert grue("remove", name, cwd=tmp_path).returncode == 0
+        assert (tmp_path / "mcp_bundles" / "linked").is_symlink()
+    assert servers(tmp_path) == {}
     assert "There is no MCP server 'x'" in grue("remove", "x", cwd=tmp_path).stderr
 
 

@@ -54,6 +54,8 @@ _PACKAGES = ("npm", "pypi", "oci")
 _CACHES = {"npx": ("npm_config_cache",), "uvx": ("UV_CACHE_DIR", "UV_TOOL_DIR", "UV_PYTHON_INSTALL_DIR")}
 _CACHES["uv"] = _CACHES["uvx"]
 """The environment variables that name a launcher's folders for downloads, by launcher."""
+_FOLDER_NAME = re.compile(r"[A-Za-z0-9_-]+")
+"""The form of a server's name, which becomes the name of a folder."""
 _OWN = "own"
 _SCRIPTS = dict.fromkeys((".js", ".mjs", ".cjs"), "node")
 _INSTEAD = {"npx": "npm:PACKAGE", "uvx": "pypi:PACKAGE", "docker": "oci:IMAGE"}
@@ -197,7 +199,7 @@ def _add(
 ) -> bool:
     answers.refuse_unused()
     name, entry = server.name, _in_a_box(server)
-    if not re.fullmatch(r"[A-Za-z0-9_-]+", name):  # it becomes a folder's name
+    if not _FOLDER_NAME.fullmatch(name):
         raise MCPConfigError(
             f"A server's name has letters, digits, '-' and '_'; '{printable(name)}' has others."
         )
@@ -284,7 +286,7 @@ def remove_server(name: str, mcp_config: Path | None) -> None:
         folder = path.parent / kind / name
         # Remove only what `grue add` makes: a folder directly in `mcp_bundles` or `mcp_packages`, no link.
         if (
-            Path(name).name == name
+            _FOLDER_NAME.fullmatch(name)
             and folder.is_dir()
             and not folder.is_symlink()
             and not folder.parent.is_symlink()
