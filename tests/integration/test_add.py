@@ -129,26 +129,20 @@ def test_a_bundle_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["mind.mcpb"]
 
 
-def test_a_terminal_shows_what_would_run_escaped_and_asks(tmp_path: Path) -> None:
-    arguments = [
-        {"type": "positional", "valueHint": "folder", "isRequired": True, "description": "It\x1b]0;evil\x07"}
-    ]
-    written = description(
-        packageArguments=arguments, environmentVariables=[{"name": "A_KEY", "isSecret": True}]
-    )
-    (tmp_path / "server.json").write_text(json.dumps({**written, "description": "\x1b[2JRain"}))
+def refused_at_a_terminal(*args: str, cwd: Path, typed: bytes, **extra: str) -> str:
+    """Run `grue ARGS` at a terminal, in which `typed` is typed at once; return what the terminal shows."""
     leader, follower = pty.openpty()
     process = subprocess.Popen(
-        command("add", "server.json"),
-        cwd=tmp_path,
-        env=environment(A_KEY="hunter2hunter2", COLUMNS="200"),
+        command(*args),
+        cwd=cwd,
+        env=environment(**extra, COLUMNS="200"),
         stdin=follower,
         stdout=follower,
         stderr=follower,
         start_new_session=True,
     )
     os.close(follower)
-    os.write(leader, b"data\nn\n")
+    os.write(leader, typed)
     shown = b""
     try:
         while piece := os.read(leader, 4096):
@@ -158,7 +152,45 @@ def test_a_terminal_shows_what_would_run_escaped_and_asks(tmp_path: Path) -> Non
     finally:
         os.close(leader)
     assert process.wait() == 2
-    text = shown.decode()
+    return shown.decode()
+
+
+def test_enter_takes_the_default_as_it_is(tmp_path: Path) -> None:
+    args = [
+        "${__dirname}/think.py",
+        "${user_config.folder}",
+        "${user_config.owner}",
+        "${user_config.folders}",
+    ]
+    options = {
+        "folder": {"type": "directory", "default": "${HOME}/Documents"},
+        "owner": {"type": "string", "default": "John Doe"},
+        "folders": {"type": "directory", "multiple": True, "default": ["${HOME}/a b", "${HOME}/c"]},
+    }
+    program = {"type": "python", "mcp_config": {"command": sys.executable, "args": args}}
+    bundle(tmp_path, server=program, user_config=options)
+    text = refused_at_a_terminal("add", "mind.mcpb", cwd=tmp_path, typed=b"\n\n\nn\n")
+    entry = json.loads(text[text.index("{\r\n") : text.rindex("}") + 1])["Mind"]
+    values = ["${userHome}/Documents", "John Doe", "${userHome}/a b", "${userHome}/c"]
+    assert entry["args"] == ["${workspaceFolder}/mcp_bundles/Mind/think.py", *values]
+
+
+def test_a_typed_quote_that_is_not_closed_is_a_sentence(tmp_path: Path) -> None:
+    text = refused_at_a_terminal("add", "npm:weather", cwd=tmp_path, typed=b"John's\n")
+    assert "grue: John's cannot be split as in a shell: No closing quotation." in text
+
+
+def test_a_terminal_shows_what_would_run_escaped_and_asks(tmp_path: Path) -> None:
+    arguments = [
+        {"type": "positional", "valueHint": "folder", "isRequired": True, "description": "It\x1b]0;evil\x07"}
+    ]
+    written = description(
+        packageArguments=arguments, environmentVariables=[{"name": "A_KEY", "isSecret": True}]
+    )
+    (tmp_path / "server.json").write_text(json.dumps({**written, "description": "\x1b[2JRain"}))
+    text = refused_at_a_terminal(
+        "add", "server.json", cwd=tmp_path, typed=b"data\nn\n", A_KEY="hunter2hunter2"
+    )
     assert "\\u001b[2JRain" in text
     assert "\x1b]0;" not in text
     assert "runs     npx -y weather@1.0.0 data" in text
@@ -332,6 +364,21 @@ def test_a_program_of_ones_own_is_added_by_its_file_and_called_by_example(tmp_pa
     example = refused.stderr.partition("For example: ")[2].strip()
     assert example.startswith("grue call my_mind.think --arg thought=TEXT --arg thoughtNumber=1 ")
     assert grue(*example.split()[1:], cwd=tmp_path).returncode == 0, "the example works as it is"
+
+
+def test_an_argument_that_is_too_long_to_be_a_path_is_an_argument(tmp_path: Path) -> None:
+    (tmp_path / "own.py").touch()
+    for source in ("own.py", "npm:weather"):
+        refused = grue("add", source, "--", f"/{'a' * 300}", cwd=tmp_path)
+        assert "Nothing was written." in refused.stderr
+        assert f'"/{"a" * 300}"' in refused.stdout
+
+
+def test_a_home_folder_that_nobody_has_is_a_sentence(tmp_path: Path) -> None:
+    folder = {"type": "positional", "valueHint": "folder", "format": "filepath"}
+    (tmp_path / "server.json").write_text(json.dumps(description(packageArguments=[folder])))
+    refused = grue("add", "server.json", "--set", "folder=~nobody-at-all/x", cwd=tmp_path)
+    assert refused.stderr == "grue: There is no home folder for '~nobody-at-all/x'.\n"
 
 
 def test_what_does_not_start_says_how_to_take_it_out(tmp_path: Path) -> None:

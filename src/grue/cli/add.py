@@ -114,7 +114,7 @@ def add_server(adding: Adding) -> bool:
         description, answers, name=adding.name, kind=adding.kind, env=os.environ.keys()
     )
     if adding.source.partition(":")[0] in _PACKAGES:
-        given = [each for each in server.entry["args"] if each.startswith("/") and Path(each).exists()]
+        given = [each for each in server.entry["args"] if each.startswith("/") and _exists(each)]
         server = msgspec.structs.replace(server, paths=tuple(given))
     return _add(adding, server, path, answers, lambda: None)
 
@@ -131,7 +131,7 @@ def _own(adding: Adding, folder: Path) -> descriptions.Described | None:
     file = source.absolute().resolve()
     below = file.is_relative_to(folder.absolute().resolve())
     place = f"${{workspaceFolder}}/{file.relative_to(folder.absolute().resolve())}" if below else str(file)
-    arguments = (_absolute(each) if Path(each).exists() else each for each in adding.arguments or ())
+    arguments = (_absolute(each) if _exists(each) else each for each in adding.arguments or ())
     return descriptions.Described(
         name=adding.name or descriptions.default_name(source.stem),
         title=f"{source.name}, a program of yours",
@@ -304,11 +304,9 @@ def _description(adding: Adding, config: GameConfiguration) -> object:
             typed = typer.prompt(
                 "Its arguments, as in a shell (none: press Enter)", default="", show_default=False
             )
-            arguments = shlex.split(typed)
+            arguments = _words(typed)
         # The agent may be started in another folder, and the sandbox opens absolute paths only.
-        absolute = [
-            _absolute(each) if "/" in each and Path(each).exists() else each for each in arguments or ()
-        ]
+        absolute = [_absolute(each) if "/" in each and _exists(each) else each for each in arguments or ()]
         return descriptions.package_description(kind, rest, absolute)
     if adding.arguments:
         raise MCPConfigError(
@@ -464,12 +462,13 @@ class _Answers:
         about = f": {wanted.about}" if wanted.about else ""
         several = " (several: as in a shell)" if wanted.repeated else ""
         needed = "" if wanted.required else " (optional)"
-        shown_default = shlex.join(wanted.default) if wanted.default else ""
+        default = wanted.default or ()
+        shown_default = default[0] if len(default) == 1 and not wanted.repeated else shlex.join(default)
         text = printable(f"{wanted.name}{about}{several}{needed}", 500)
         if shown_default:
             text += f" [{printable(shown_default, 200)}]"
         typed = str(typer.prompt(text, default=shown_default, show_default=False))
-        return tuple(shlex.split(typed)) if wanted.repeated else (typed,) if typed else ()
+        return tuple(_words(typed)) if wanted.repeated else (typed,) if typed else ()
 
     def refuse_unused(self) -> None:
         """Raise `MCPConfigError` for a `--set NAME=VALUE` that the description does not ask for."""
@@ -481,8 +480,27 @@ class _Answers:
             )
 
 
+def _words(typed: str) -> list[str]:
+    try:
+        return shlex.split(typed)
+    except ValueError as error:
+        raise MCPConfigError(f"{shown(typed)} cannot be split as in a shell: {error}.") from error
+
+
+def _exists(argument: str) -> bool:
+    try:
+        return Path(argument).exists()
+    except OSError:  # it is too long to be a path, say
+        return False
+
+
 def _absolute(path: str) -> str:
-    return path if path.startswith("${") else str(Path(path).expanduser().absolute())
+    if path.startswith("${"):
+        return path
+    try:
+        return str(Path(path).expanduser().absolute())
+    except RuntimeError as error:
+        raise MCPConfigError(f"There is no home folder for '{printable(path, 200)}'.") from error
 
 
 def _in_a_box(server: descriptions.Described) -> dict[str, Any]:
