@@ -14,6 +14,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -243,13 +244,11 @@ def find_hosts(home: Path, project: Path) -> list[FoundServers]:
     """Return the servers of every host whose file exists and has servers, those of the project first."""
     found = []
     for host, path in _places(home, project):
-        if path.is_file():
-            try:
+        with suppress(MCPConfigError, OSError):  # OSError: its folder cannot be searched
+            if path.is_file():
                 servers = read_host(path, host)
-            except MCPConfigError:
-                continue
-            if servers.servers or servers.unusable:
-                found.append(servers)
+                if servers.servers or servers.unusable:
+                    found.append(servers)
     return found
 
 

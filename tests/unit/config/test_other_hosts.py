@@ -49,6 +49,14 @@ def test_a_mac_keeps_them_elsewhere(home: Path, tmp_path: Path, monkeypatch: pyt
     assert [each.path for each in find_hosts(home, tmp_path)] == [path]
 
 
+def test_a_file_that_cannot_be_looked_at_hides_no_other(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / ("too-long" * 40)))
+    path = write(home / ".cursor/mcp.json", json.dumps({"mcpServers": {"one": SERVER}}))
+    assert [each.path for each in find_hosts(home, tmp_path)] == [path]
+
+
 def test_comments_and_trailing_commas_are_read_and_strings_are_left_alone(tmp_path: Path) -> None:
     text = """{ // the editor's
       /* servers, */ "context_servers": {"a": {"command": "x", "args": ["http://h/,]", "/* b */",], }, },
