@@ -59,7 +59,7 @@ def value_of(text: str) -> object:
     """Parse the value of a setting as JSON; any other text is the value itself."""
     try:
         return msgspec.json.decode(text)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeError):
         return text.strip()
 
 

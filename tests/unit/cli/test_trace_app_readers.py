@@ -53,6 +53,8 @@ def test_changes_are_read_from_words(tmp_path: Path) -> None:
         system="You win.",
     )
     assert not changes_from()
+    with pytest.raises(MCPConfigError, match="there is no field x"):
+        changes_from(["x=\udcff"])
 
 
 @pytest.mark.parametrize(
