@@ -1,5 +1,6 @@
 """Entry point of the command `grue`. It answers `--version` fast, without importing grue's other modules."""
 
+import io
 import os
 import sys
 
@@ -20,17 +21,42 @@ def main() -> None:
     """Run the command line and exit with its status: 0 finished, 1 failed, 2 usage, 130 interrupted."""
     quit_at_once()
     try:
-        from grue import __version__
+        _make_streams_usable()
+        _run()
+    except OSError as error:
+        # A file or folder that the user named cannot be looked at, say, or standard output is full.
+        from grue.cli.plain_errors import report_os_error
 
-        if sys.argv[1:] == ["--version"]:
-            sys.stdout.write(f"grue {__version__}\n")
-            return
-        # The shell sets `_GRUE_COMPLETE` and calls the program without arguments to complete a command.
-        if not sys.argv[1:] and "_GRUE_COMPLETE" not in os.environ:
-            sys.stdout.write(FIRST_STEPS.format(version=__version__))
-            return
-        from grue.runtime.loading import load
-
-        load("grue.cli.app").app()
+        report_os_error(error)
     finally:
         quit_at_once()
+
+
+def _run() -> None:
+    from grue import __version__
+
+    if sys.argv[1:] == ["--version"]:
+        sys.stdout.write(f"grue {__version__}\n")
+        sys.stdout.flush()
+        return
+    # The shell sets `_GRUE_COMPLETE` and calls the program without arguments to complete a command.
+    if not sys.argv[1:] and "_GRUE_COMPLETE" not in os.environ:
+        sys.stdout.write(FIRST_STEPS.format(version=__version__))
+        sys.stdout.flush()
+        return
+    try:
+        os.getcwd()  # noqa: PTH109 - pathlib is not imported here
+    except OSError as error:
+        sys.exit(f"grue: The working directory cannot be used: {error.strerror}. Go to another folder.")
+    from grue.runtime.loading import load
+
+    load("grue.cli.app").app()
+
+
+def _make_streams_usable() -> None:
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # it was closed before the start, as with `>&-`
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Not every terminal's encoding has the arrows and lines that commands print.
+        sys.stdout.reconfigure(errors="backslashreplace")

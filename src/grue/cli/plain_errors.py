@@ -5,7 +5,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -106,10 +106,16 @@ def _plain_errors() -> Iterator[None]:
         raise typer.Exit(FAILED) from error
     except KeyboardInterrupt as error:
         raise typer.Exit(INTERRUPTED) from error
-    except BrokenPipeError as error:
-        # The reader of our output has closed the pipe. Python's flush at exit must not fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(FAILED) from error
+
+
+def report_os_error(error: OSError) -> NoReturn:
+    """Report an error that no command has translated, and exit with 1. A closed pipe is not reported."""
+    if not isinstance(error, BrokenPipeError):
+        where = f"{error.filename}: " if error.filename is not None else ""
+        _complain(f"{where}{error.strerror or error}.")
+    # Python's flush at exit must not fail.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(FAILED)
 
 
 def _complain(message: str) -> None:
