@@ -427,7 +427,7 @@ class ScriptedLlmServer:
             script: Callable[[LlmRequest], object] = self._script
             try:
                 reply = script(request)
-            except Exception as error:  # noqa: BLE001 - a failure of the test's function must reach the test
+            except BaseException as error:  # noqa: BLE001 - the test must hear of it, of `pytest.fail` too
                 return error_reply(400, f"{_OURS}the script failed: {type(error).__name__}: {error}")
             return _reply(reply) or error_reply(
                 400, f"{_OURS}the script returned a {type(reply).__name__}, and no reply or text."

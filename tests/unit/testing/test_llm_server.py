@@ -177,6 +177,12 @@ def test_a_function_as_script_and_its_failure() -> None:
         )
 
 
+def test_pytest_fail_in_a_script_reaches_the_client() -> None:
+    with ScriptedLlmServer(lambda request: pytest.fail("never asked")) as server:
+        message = post(server).json()["error"]["message"]
+    assert message == "grue.testing: the script failed: Failed: never asked"
+
+
 def test_other_paths_and_other_bodies() -> None:
     with ScriptedLlmServer([]) as server:
         assert post(server, path="/completions").status_code == 404
