@@ -29,7 +29,7 @@ from grue.hosts.skill_agent.facts import (
     StepStarted,
 )
 from grue.hosts.skill_agent.past import RunPast
-from grue.hosts.skill_agent.prompt import changed_tools, next_text, results_text
+from grue.hosts.skill_agent.prompt import SILENT, changed_tools, next_text, results_text
 from grue.hosts.skill_agent.registry import ActionReply, PlannedAction, StepExecutionResult, StepStatus
 from grue.hosts.skill_agent.run import Run, error_text
 from grue.protocol.tools import results as tool_results
@@ -76,7 +76,8 @@ class StepRunner:
             )
         except Exception as error:  # noqa: BLE001 - an action may be a program's own; it fails, and the run goes on
             return action.ended("failed", error=error_text(error))
-        shown = tool_results.without_middle(output, run.config.limits.result_chars)
+        most = run.config.limits.result_chars
+        shown = output if action.type in SILENT else tool_results.without_middle(output, most)
         artifact = "" if shown == output else self._keep(action, "txt", output.encode("utf-8", "replace"))
         return action.ended("completed", output=shown, artifact=artifact)
 

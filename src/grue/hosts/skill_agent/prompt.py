@@ -9,7 +9,8 @@ from grue.hosts.skill_agent.registry import ActionType, StepExecutionResult
 from grue.hosts.skill_agent.skills import Skill
 
 _INTERRUPTED = "The run was interrupted, and goes on now. If you have replied since, that reply is lost."
-_SILENT = frozenset({"respond", "note"})
+SILENT = frozenset({"respond", "note", "finish"})
+"""Actions whose results the model is not shown, because it has written them itself."""
 
 _RULES = """\
 You carry out a task for a user, step by step. Answer with one JSON object and nothing else:
@@ -73,7 +74,7 @@ def _result(result: StepExecutionResult) -> m.JsonObject:
     shown: m.JsonObject = {"step": result.step, "action": result.action, "status": result.status}
     if result.target:
         shown["target"] = result.target
-    if result.output and result.action not in _SILENT:
+    if result.output and result.action not in SILENT:
         shown["output"] = result.output
     if result.error:
         shown["error"] = result.error

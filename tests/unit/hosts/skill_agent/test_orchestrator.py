@@ -380,3 +380,11 @@ def test_a_long_result_loses_its_middle_and_the_model_is_told() -> None:
     ran = run([act(call("look")), act(finish())], config={"servers": {"cave": server}, "limits": limits})
     shown = ran.results()[0]["output"]
     assert shown == f"{'a' * 100}… [cut: 400 of 600 characters] …{'b' * 100}"
+
+
+def test_a_long_text_for_the_user_stays_whole() -> None:
+    limits = msgspec.convert({"result_chars": 200}, type(AgentConfig(llm=None).limits))  # type: ignore[arg-type]
+    text = "a" * 300 + "b" * 300
+    actions = (("respond", {"text": text}), ("note", {"text": text}), finish(text))
+    result = run([act(*actions)], config={"limits": limits}).result
+    assert (result.responses, result.notes, result.answer) == ((text,), (text,), text)
