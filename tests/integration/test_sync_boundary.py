@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable
@@ -20,6 +21,7 @@ from grue.runtime.trace.recorder import Recorder
 from grue.testing import faulty_server
 from grue.testing.doubles import MockLLMClient
 from grue.testing.leftovers import assert_nothing_left
+from grue.testing.llm_server import ScriptedLlmServer, tool_calls_reply
 
 ANSWER = json.dumps({"thinking": "It echoes.", "action": "shout", "new_objective": None})
 TOLD_TO_LIST_ITS_ENVIRONMENT = """
@@ -111,3 +113,32 @@ def test_p7_a_server_gets_the_whole_environment_and_what_is_configured(
         environment.pop(name, None)
         expected.pop(name, None)
     assert environment == expected
+
+
+IN_A_THREAD_THAT_OUTLIVES_THE_MAIN_ONE = """
+import threading
+exiting = threading.Event()
+threading._register_atexit(exiting.set)  # called after those of concurrent.futures, which is imported later
+import sys
+from grue import LlmSettings, Runner, StdioServer, TurnLimits
+
+def play():
+    exiting.wait()
+    url, trace, command, *args = sys.argv[1:]
+    server = StdioServer(command=command, args=tuple(args))
+    llm, limits = LlmSettings(base_url=url, model="m"), TurnLimits(max_result_chars=10**7)
+    with Runner(llm=llm, servers={"faulty": server}, limits=limits, trace=trace) as runner:
+        outcome = runner.run_turn("Hello?")
+    print(outcome.response, len(outcome.tool_calls[0].result.content))
+
+threading.Thread(target=play).start()
+"""
+
+
+def test_a_thread_that_outlives_the_main_thread_can_run_turns(tmp_path: Path) -> None:
+    with ScriptedLlmServer([tool_calls_reply(("faulty.echo", {"text": "ho"})), "done"]) as llm:
+        url = llm.base_url.replace("127.0.0.1", "localhost")  # a name, which has to be looked up
+        argv = (url, str(tmp_path), *faulty_server.argv("--huge-result", "300000"))
+        command = [sys.executable, "-c", IN_A_THREAD_THAT_OUTLIVES_THE_MAIN_ONE, *argv]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.stdout == "done 300002\n", done.stderr[-3000:]

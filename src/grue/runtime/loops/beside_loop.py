@@ -8,6 +8,7 @@
 | a loop that has to stay in the event loop's thread  | `Pace`, which lets other tasks run                |
 | a task beside a block of code, cancelled at its end | `BackgroundTasks`                                 |
 | a short blocking call of our own                    | `anyio.to_thread`                                 |
+| what asyncio itself runs in threads (look-ups)      | `DaemonThreads`, set by `run_loop`                |
 
 The interpreter waits at its exit for every thread that is not a daemon, and anyio's worker threads are not
 always daemons. A function of the host that hangs in one would keep the program alive after Ctrl-C.
@@ -20,6 +21,7 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import Context, ContextVar, copy_context
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, TypeVarTuple, Unpack
 
@@ -91,7 +93,8 @@ def start_in_daemon_thread(call: Callable[[], T]) -> Future[T]:
         RuntimeError: The system has no threads left.
     """
     result: Future[T] = Future()
-    context = copy_context()
+    result.set_running_or_notify_cancel()  # from now on `Future.cancel` has no effect
+    context = context_of(None)
 
     def run() -> None:
         try:
@@ -128,11 +131,20 @@ async def aside(work: Callable[[Unpack[Ts]], T], *args: *Ts) -> T:
     Raises:
         Exception: `work` raised it.
     """
-    executor = ThreadPoolExecutor(1, thread_name_prefix="grue aside")
-    try:
-        return await asyncio.wrap_future(executor.submit(work, *args))
-    finally:
-        executor.shutdown(wait=False)
+    return await asyncio.wrap_future(start_in_daemon_thread(partial(work, *args)))
+
+
+class DaemonThreads(ThreadPoolExecutor):
+    """The default executor of grue's event loops: it runs each call in a new daemon thread.
+
+    asyncio looks up host names in it, which can take half a minute if the network is down, and cannot be
+    cancelled. The end of a loop would wait for the threads of a usual executor. And no usual executor takes
+    a call when the main thread has ended, although other threads may still run turns.
+    """
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Start a call, and return its future."""
+        return start_in_daemon_thread(partial(fn, *args, **kwargs))
 
 
 STRETCH_S = 0.005

@@ -52,7 +52,13 @@ class Backlog:
         """Have the backlog's thread call `function`, after the calls that were added before."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "grue trace", block_signals)
-        self.calls.append(self._thread.submit(function))
+        try:
+            call = self._thread.submit(function)
+        except RuntimeError:  # the main thread has ended: only other threads still run
+            wait(list(self.calls))
+            function()
+        else:
+            self.calls.append(call)
 
     def check(self) -> None:
         """If a finished call has failed, raise its exception. Each exception is raised once."""

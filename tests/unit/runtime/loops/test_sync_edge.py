@@ -1,6 +1,7 @@
 """From plain code into the event loop and back, wherever the caller stands."""
 
 import asyncio
+import socket
 import sys
 import threading
 import types
@@ -196,3 +197,23 @@ def test_several_threads_may_call_at_once() -> None:
 def test_it_works_without_a_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", None)
     assert inside_a_loop(lambda: call(answer)) == 42
+
+
+def test_the_end_of_the_loop_does_not_wait_for_a_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    release, ended = threading.Event(), threading.Event()
+
+    def look_up(*_: object) -> list[Any]:
+        release.wait(60)
+        ended.set()
+        return []
+
+    async def give_up() -> bool:
+        with anyio.move_on_after(0.01):
+            await asyncio.get_running_loop().getaddrinfo("a.example", 80)
+        return ended.is_set()
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    assert not call(give_up)
+    assert not ended.is_set()
+    release.set()
+    assert ended.wait(60)
