@@ -3,9 +3,10 @@
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import is_dataclass
 from functools import lru_cache, partial
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_type_hints, is_typeddict, overload
 
 import msgspec
 from msgspec import Struct
@@ -264,8 +265,11 @@ def _reader(type_: Any) -> _Reader:
 
     name = getattr(type_, "__name__", "") if isinstance(type_, type) else ""
     # Leave Structs and functions to msgspec: pydantic would accept a function, as a validator of its
-    # arguments.
-    if not (isinstance(type_, FunctionType) or (isinstance(type_, type) and issubclass(type_, Struct))):
+    # arguments. Leave `msgspec.Meta` to it too: pydantic would ignore the constraints.
+    has_meta = _has_meta(type_, [])
+    if not (
+        has_meta or isinstance(type_, FunctionType) or (isinstance(type_, type) and issubclass(type_, Struct))
+    ):
         try:
             adapter = TypeAdapter(type_)
             return _Reader(name, adapter.json_schema(), adapter.validate_python)
@@ -274,12 +278,31 @@ def _reader(type_: Any) -> _Reader:
     try:
         schema = msgspec.json.schema(type_, ref_template="#/$defs/{name}")
     except (TypeError, RuntimeError) as error:
+        if has_meta:
+            raise MCPConfigError(
+                f"The answer's type {type_!r} has a constraint of msgspec.Meta and a part that msgspec cannot"
+                " read. Write the constraint with pydantic's Field instead."
+            ) from error
         raise MCPConfigError(
             f"The answer's type {type_!r} cannot be expressed in JSON. Use a pydantic model, a msgspec"
             " Struct, a dataclass, a TypedDict, or a type such as list[int]; or an AnswerSpec with a `parse`"
             " of your own."
         ) from error
-    return _Reader(name, _inlined(schema), partial(msgspec.convert, type=type_))
+    return _Reader(name, _inlined(schema), partial(msgspec.convert, type=type_, strict=not has_meta))
+
+
+def _has_meta(type_: Any, seen: list[object]) -> bool:
+    """Return whether `msgspec.Meta` annotates a type, a part of it, or a field of its."""
+    if isinstance(type_, msgspec.Meta):
+        return True
+    if any(type_ is each for each in seen):
+        return False
+    seen.append(type_)
+    parts = [*get_args(type_)]
+    if isinstance(type_, type) and (is_dataclass(type_) or is_typeddict(type_)):
+        with suppress(NameError, TypeError):  # an annotation that cannot be resolved here
+            parts += get_type_hints(type_, include_extras=True).values()
+    return any(_has_meta(part, seen) for part in parts)
 
 
 def _inlined(schema: m.JsonObject) -> m.JsonObject:

@@ -3,12 +3,12 @@
 import enum
 import json
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 import pytest
 from case_tables import each_case
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from grue import AnswerSpec, FunctionTools, LlmSettings, Runner, TurnRequest
 from grue.engine.answers import as_json
@@ -44,6 +44,25 @@ class Typed(TypedDict):
     a: int
 
 
+Small = Annotated[int, msgspec.Meta(ge=1, le=9)]
+
+
+@dataclass
+class Bounded:
+    a: "list[Small]"
+    next: "Bounded | None" = None
+
+
+class BoundedTyped(TypedDict):
+    a: Annotated[list[int], msgspec.Meta(max_length=1)]
+
+
+@dataclass
+class Mixed:
+    a: Small
+    model: Model
+
+
 class Colour(enum.Enum):
     RED = "red"
 
@@ -76,6 +95,29 @@ def test_each_type_is_requested_as_an_object_read_and_recorded(
     assert as_json(answer) == recorded
     with pytest.raises(ValueError, match=r"."):
         spec.parse("no such thing")
+
+
+@each_case(
+    "type_, good, answer, bad",
+    [
+        (Small, "9", 9, "10"),
+        (list[Small], "[1]", [1], "[0]"),
+        (Annotated[str, msgspec.Meta(pattern="^a")], "ab", "ab", "ba"),
+        (Annotated[int, Field(ge=1)], "1", 1, "0"),
+        (Bounded, '{"a": ["3"], "more": 1}', Bounded([3]), '{"a": [0]}'),
+        (BoundedTyped, '{"a": [3]}', {"a": [3]}, '{"a": [3, 4]}'),
+    ],
+)
+def test_constraints_of_msgspec_and_of_pydantic_hold(type_: Any, good: str, answer: object, bad: str) -> None:
+    spec = AnswerSpec.of(type_)
+    assert spec.parse(good) == answer
+    with pytest.raises(ValueError, match=r"."):
+        spec.parse(bad)
+
+
+def test_a_constraint_of_msgspec_beside_a_part_of_pydantic_is_refused() -> None:
+    with pytest.raises(MCPConfigError, match="Write the constraint with pydantic's Field instead"):
+        AnswerSpec.of(Mixed)
 
 
 def test_a_check_may_refuse_and_change() -> None:
