@@ -111,7 +111,7 @@ def next_delay(
         return None
     delay = failure.retry_after_s
     if delay is None:
-        delay = min(_backoff(policy, of_kind), policy.max_delay_s)
+        delay = backoff(policy, of_kind)
     elif delay > policy.max_asked_delay_s:
         return None
     if failure.kind == "unreachable":
@@ -131,11 +131,13 @@ def _most_retries(kind: FailureKind) -> float:
     assert_never(kind)
 
 
-def _backoff(policy: RetryPolicy, attempt: int) -> float:
+def backoff(policy: RetryPolicy, attempt: int) -> float:
+    """Return the seconds to wait after failure number `attempt`, from 1, without the jitter."""
     try:
-        return policy.initial_delay_s * policy.exponential_base ** (attempt - 1)
+        delay = policy.initial_delay_s * policy.exponential_base ** (attempt - 1)
     except OverflowError:
         return policy.max_delay_s
+    return min(delay, policy.max_delay_s)
 
 
 def asked_wait(headers: Mapping[str, str], now: float) -> float | None:

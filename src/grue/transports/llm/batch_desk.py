@@ -33,6 +33,7 @@ from grue.protocol.chat_wire.batch_forms import (
 )
 from grue.protocol.chat_wire.failures import RETRYABLE, Fault, fault_of_status
 from grue.protocol.chat_wire.formats import FORMATS
+from grue.protocol.retry import backoff
 from grue.transports.llm.batch_folder import BatchFolder, Submission
 from grue.transports.llm.endpoint import LlmEndpoint
 from grue.transports.llm.exchange import Answered, Upload
@@ -358,10 +359,10 @@ class _Patience:
         """Wait, or raise `BatchRefused` if the failures have lasted for `Batching.patience_s`."""
         if time.monotonic() > self._until:
             raise BatchRefused(self._endpoint.describe(fault))
+        self._tries += 1
         retry, wait_s = self._endpoint.settings.retry, fault.retry_after_s
         if wait_s is None or wait_s > retry.max_asked_delay_s:
-            wait_s = min(retry.initial_delay_s * retry.exponential_base**self._tries, retry.max_delay_s)
-        self._tries += 1
+            wait_s = backoff(retry, self._tries)
         await self._sleep(wait_s)
 
 

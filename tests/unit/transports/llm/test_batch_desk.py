@@ -9,8 +9,10 @@ import pytest
 
 from grue.protocol.chat_wire.batch_forms import OpenAIBatches
 from grue.protocol.chat_wire.failures import Fault
+from grue.protocol.retry import RetryPolicy
 from grue.transports.llm import batch_desk
 from grue.transports.llm.batch_desk import BatchDesk, BatchRefused
+from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
 from grue.transports.llm.exchange import Answered
 
 pytestmark = pytest.mark.anyio
@@ -61,3 +63,17 @@ async def test_a_list_of_batches_that_never_ends_is_refused(monkeypatch: pytest.
     with pytest.raises(BatchRefused, match="more than 5 pages"):
         [each async for each in desk._batches(0.0)]
     assert len(asked) == 5
+
+
+async def test_the_waits_for_a_provider_end_at_the_longest_however_many_tries_fail() -> None:
+    waits: list[float] = []
+
+    async def sleep(wait_s: float) -> None:
+        waits.append(wait_s)
+
+    retry = RetryPolicy(initial_delay_s=1.0, exponential_base=10.0, max_delay_s=2.0)
+    endpoint = LlmEndpoint(LlmSettings(model="m", retry=retry))
+    patience = batch_desk._Patience(endpoint, 3600.0, sleep)
+    for _ in range(400):
+        await patience.after(Fault(kind="unreachable", message="down"))
+    assert waits == [1.0, *[2.0] * 399]
