@@ -279,13 +279,15 @@ def current_room() -> ReplyRoom | None:
 def limit_in(body: bytes) -> int | None:
     """Return the limit that a request sets for the tokens of its reply; `None`: it sets no limit."""
     asked = msgspec.json.decode(body, type=_Limits)
-    return asked.max_tokens or asked.max_completion_tokens or asked.max_output_tokens
+    limits = (asked.max_tokens, asked.max_completion_tokens, asked.max_output_tokens)
+    return next((int(limit) for limit in limits if limit and isinstance(limit, int | float)), None)
 
 
 class _Limits(Struct):
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    max_output_tokens: int | None = None
+    # `extra_body` may set any value.
+    max_tokens: object = None
+    max_completion_tokens: object = None
+    max_output_tokens: object = None
 
 
 class LlmEndpoint:

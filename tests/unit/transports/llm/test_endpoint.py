@@ -1,6 +1,7 @@
 """The endpoint: settings, connections, proxies, several event loops."""
 
 import contextlib
+import json
 import threading
 import traceback
 from collections.abc import AsyncIterator
@@ -11,6 +12,7 @@ import anyio.lowlevel
 import httpx
 import msgspec
 import pytest
+from case_tables import each_case
 
 from grue.errors import MCPConfigError
 from grue.messages import RequireAnswer, UserText
@@ -21,7 +23,7 @@ from grue.protocol.chat_wire.profiles import OPENAI, OPENAI_CHAT, OPENROUTER, pr
 from grue.protocol.retry import RetryPolicy
 from grue.protocol.turn.completion_attempts import larger_limit
 from grue.testing.llm_server import ScriptedLlmServer, text_reply
-from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
+from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings, limit_in
 from grue.transports.llm.exchange import Answered
 
 SECRETS = ("sk-recognisable-0123456789", "header-secret-0123456789", "further-secret-0123")
@@ -206,6 +208,21 @@ def test_without_a_key_no_authorisation_is_sent() -> None:
     with ScriptedLlmServer([text_reply("hi")]) as server:
         anyio.run(post_once, LlmEndpoint(LlmSettings(base_url=server.base_url, model="m")))
     assert "authorization" not in server.requests[0].headers
+
+
+@each_case(
+    "body, limit",
+    [
+        ({}, None),
+        ({"max_tokens": 5}, 5),
+        ({"max_tokens": None, "max_completion_tokens": 6}, 6),
+        ({"max_output_tokens": 7.0}, 7),
+        ({"max_tokens": "5"}, None),
+        ({"max_tokens": {"x": 5}, "max_output_tokens": 7}, 7),
+    ],
+)
+def test_the_limit_of_a_reply_is_read_from_any_body(body: dict[str, object], limit: int | None) -> None:
+    assert limit_in(json.dumps(body).encode()) == limit
 
 
 def test_a_header_of_the_user_takes_the_place_of_the_endpoints_own_whatever_its_case() -> None:
