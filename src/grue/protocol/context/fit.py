@@ -404,5 +404,11 @@ def _share(sizes: Sequence[int], most: int) -> int:
 
 
 def _shorter(ledger: ContextLedger, result: m.ToolMessage, tokens: int, whole_tokens: int) -> m.ToolMessage:
-    kept = int(len(result.content) * max(0, tokens - ledger.estimate(0)) / max(1, whole_tokens))
-    return m.ToolMessage(result.call_id, cut_middle(result.content, kept))
+    """Return a result of `whole_tokens` without its attachments and, if needed, the middle of its text."""
+    lines = "".join(
+        f"\n[{each.mime}, {each.bytes:,} bytes: not shown: there is no room for it]"
+        for each in result.attachments
+    )
+    size = ledger.estimate(text_bytes(result)) if lines else whole_tokens
+    kept = int(len(result.content) * max(0, tokens - ledger.estimate(len(lines))) / max(1, size))
+    return replace(result, content=cut_middle(result.content, kept) + lines, attachments=())

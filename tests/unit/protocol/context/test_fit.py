@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 from turns import tool
 
-from grue.messages import Cleared, ToolMessage, UserText
+from grue.messages import Attachment, Cleared, ToolMessage, UserText
 from grue.policies import ContextItem, ContextPolicy, ToolAnnotations
 from grue.protocol.context.fit import (
     CALL_AGAIN,
@@ -132,6 +132,23 @@ def test_a_result_keeps_a_beginning_and_an_end_however_little_room_there_is() ->
     (shown,) = cut(ledger(), (ToolMessage("c1", json.dumps("a" * 40_000)),), -5000, {})
     assert "aaa" in shown.content
     assert len(shown.content) < 400
+
+
+PICTURE = Attachment(kind="image", mime="image/png", data="AAAA", bytes=3)
+
+
+def test_a_result_without_room_for_its_image_says_so_and_keeps_its_text() -> None:
+    pictured = ToolMessage("c1", "The cellar at night.", attachments=(PICTURE,))
+    told = ToolMessage("c1", "The cellar at night.\n[image/png, 3 bytes: not shown: there is no room for it]")
+    long = ToolMessage("c2", "x" * 20_000)
+    assert cut(ledger(), (pictured, long), 1000, {})[0] == told
+    kept = ledger(ContextItem(tokens=900), result(1, 1700), result(2, 10_000), current=1)
+    assert cut_last(kept, (pictured, long), 2000)[1][0] == told
+
+
+def test_a_result_that_was_cut_before_says_how_long_it_was() -> None:
+    (shown,) = cut(ledger(), (ToolMessage("c1", "x" * 20_000, whole_chars=90_000),), 1000, {})
+    assert (len(shown.content) < 3000, shown.whole_chars) == (True, 90_000)
 
 
 def test_results_that_were_said_already_are_cut_too() -> None:
