@@ -144,6 +144,20 @@ def test_forks_are_not_forked_again(tmp_path: Path, folder: Path, server: Script
     assert {Path(turn.trace).name for turn in turns_in(tmp_path)} == {"a.jsonl"}
 
 
+def test_the_same_command_forks_the_same_turns_if_the_forks_are_among_the_traces(
+    tmp_path: Path, folder: Path
+) -> None:
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    shutil.copy(folder / "a.jsonl", runs / "a.jsonl")
+    command = "fleet", "fork", "runs", "--model", "other", "--where", "turn = 2", "--repetitions", "1"
+    for _ in range(2):
+        done = grue(*command, "--workers", "2", cwd=tmp_path)
+        assert "1 turn, each forked 1 time" in done.stdout
+        assert "finished: 2 of 2 episodes are done" in done.stdout
+    assert len([*results(runs / "runs-forks")]) == 2
+
+
 def test_each_turn_of_a_number_is_forked(tmp_path: Path, server: ScriptedLlmServer) -> None:
     """`map` counts from 1 each time."""
     trace, rooms = tmp_path / "a.jsonl", ("room 1", "room 2", "room 4")

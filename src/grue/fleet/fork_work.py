@@ -21,7 +21,8 @@ from grue.config.wiring import model_for
 from grue.engine.fork import RecordedRun, read_run
 from grue.engine.turn_actors import repeat
 from grue.errors import FleetError, TraceError
-from grue.fleet.work import Episode, work
+from grue.fleet.folder import EpisodeFolder
+from grue.fleet.work import Episode, name_of, work
 from grue.policies import Misses
 from grue.runtime.trace.file import TraceWriter
 from grue.runtime.trace.recorder import Recorder
@@ -207,15 +208,29 @@ def _check(name: str, sign: str, wanted: str, written: str) -> Callable[[TurnToF
 def turns_in(folder: Path) -> Iterator[TurnToFork]:
     """Yield the turns of all traces below `folder`, or of one trace if `folder` is a file.
 
-    Left out are traces that cannot be read, turns that `Runner.fork` has made, and interrupted turns that
-    were run again.
+    Left out are traces that cannot be read, turns that `Runner.fork` has made, the traces of `fork_again`,
+    and interrupted turns that were run again.
     """
     traces = [folder] if folder.is_file() else sorted(folder.rglob("*.jsonl"))
     for path in traces:
+        if _is_of_a_fork(path):
+            continue
         try:
             yield from _turns_of(path)
         except TraceError:
             continue  # the file is not a trace, or was cut short
+
+
+def _is_of_a_fork(trace: Path) -> bool:
+    """Return whether an episode with the work `fork_again` has written the trace.
+
+    The fleet of the forks may be in the folder whose turns are forked, and holds copies of these turns.
+    """
+    try:
+        case = EpisodeFolder(trace.absolute().parent.parent).case
+    except FleetError:
+        return False
+    return case is not None and case.work == name_of(fork_again)
 
 
 def _turns_of(path: Path) -> Iterator[TurnToFork]:
