@@ -11,9 +11,11 @@ the network or a server failed, the episode is tried again.
 """
 
 import functools
+import hashlib
 import importlib
 import importlib.util
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -222,7 +224,9 @@ def _imported(module: str, name: str) -> Any:
 
 
 def _from_file(path: Path) -> Any:
-    module_name = f"{WORK_MODULE}{path.stem}"
+    # Two folders may each have a file with this name.
+    place = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:12]
+    module_name = f"{WORK_MODULE}{path.stem}_{place}"
     if module_name in sys.modules:
         return sys.modules[module_name]
     spec = importlib.util.spec_from_file_location(module_name, path)

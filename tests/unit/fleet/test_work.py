@@ -43,6 +43,14 @@ def test_a_function_of_a_script_is_found_by_its_file(tmp_path: Path) -> None:
     assert find_work(f"{script}:play").function({}, Episode(id="x", folder=tmp_path)) == 5
 
 
+def test_scripts_of_one_name_in_two_folders_are_told_apart(tmp_path: Path) -> None:
+    for number in (1, 2):
+        script = tmp_path / str(number) / "script.py"
+        script.parent.mkdir()
+        script.write_text(f"def play(case, episode):\n    return {number}\n")
+        assert find_work(f"{script}:play").function({}, Episode(id="x", folder=tmp_path)) == number
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
