@@ -319,10 +319,13 @@ def _checked(cases: object) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     numbers: dict[bytes, int] = {}
     for number, case in enumerate(cases, start=1):
-        fault = fault_of(case)
+        try:
+            fault = fault_of(case)
+            written = b"" if fault else msgspec.json.encode(case, order="deterministic")
+        except (TypeError, ValueError, RecursionError) as error:
+            fault = f"it cannot be written as JSON: {error}"
         if fault:
             raise FleetError(f"Case {number}: {fault}.")
-        written = msgspec.json.encode(case, order="deterministic")
         digest = hashlib.sha256(written).digest()[:12]
         if numbers.setdefault(digest, number) != number:
             raise FleetError(

@@ -67,6 +67,8 @@ def _value_fault(value: object) -> str:
     match value:
         case str() | bool() | int() | None:
             return ""
+        case float() if type(value) is not float:
+            return f"is a {type(value).__name__}: write float(...)"
         case float():
             return "" if math.isfinite(value) else f"is {value}, which JSON does not have"
         case list() | tuple():

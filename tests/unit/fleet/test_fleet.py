@@ -13,6 +13,12 @@ from grue.fleet import Fleet, FleetBudget, FleetOptions, Rate, ServerCap
 from grue.fleet.folder import FleetFolder, Manifest
 
 WORK = "grue.fleet.zork_work:play"
+ENDLESS: list[object] = []
+ENDLESS.append(ENDLESS)
+
+
+class Share(float):
+    """A number of another library, such as numpy's float64."""
 
 
 @pytest.mark.parametrize(
@@ -28,6 +34,9 @@ WORK = "grue.fleet.zork_work:play"
         ([{"a": Path("b")}], "its setting 'a' is a path: write str"),
         ([{"a": dt.date(2026, 1, 1)}], "its setting 'a' is a date: give a text, a number"),
         ([{"a": float("nan")}], "its setting 'a' is nan, which JSON does not have"),
+        ([{"a": Share(0.5)}], r"Case 1: its setting 'a' is a Share: write float\(...\)"),
+        ([{"a": "\ud800"}], "Case 1: it cannot be written as JSON: .*surrogates not allowed"),
+        ([{"a": ENDLESS}], "Case 1: it cannot be written as JSON: maximum recursion depth"),
         ([{"a": 1, "b": [2]}, {"c": 1}, {"b": [2], "a": 1}], "Case 3 is the same as case 1.* repetitions=2"),
     ],
 )
