@@ -18,7 +18,7 @@ from grue import messages as m
 from grue.config.documents import nearest, read_config_text
 from grue.errors import FleetError, MCPConfigError
 from grue.fleet.broker import FleetBudget, Rate
-from grue.fleet.identity import Case
+from grue.fleet.identity import Case, fault_of
 from grue.fleet.server_places import ServerCap
 from grue.fleet.work import find_work, wrong_setting
 
@@ -162,6 +162,12 @@ def _check(sweep: Sweep, file: _File) -> None:
         sweep.cap  # noqa: B018 - `ServerCap` checks its values when it is made
     except FleetError as error:
         raise file.error("servers", str(error)) from error
+    lists = ((name, value) for name, axis in sweep.grid.items() if isinstance(axis, list) for value in axis)
+    groups = (sweep.settings, *sweep.cases, *sweep.include, *sweep.exclude)
+    for name, value in (*lists, *(each for group in groups for each in group.items())):
+        fault = fault_of({name: value})
+        if fault:
+            raise file.error(name, f"{fault.removeprefix('its ')}.")
     for name, axis in sweep.grid.items():
         if not _values(axis):
             raise file.error(name, f"the axis {name!r} has no values.")

@@ -121,6 +121,8 @@ def test_a_sweep_without_a_grid_has_one_case(tmp_path: Path) -> None:
             'work = "zork"\nbudget.money_usd = 3\nbudget.prices.m = { input = -1, output = 2 }\n',
             "line 3: Price.input=-1.0.: a price is a number of USD, 0 or more",
         ),
+        ('work = "zork"\n[grid]\nheat = [inf, nan]\n', "line 3: setting 'heat' is inf, which JSON does not"),
+        ('work = "zork"\n[settings]\nheat = nan\n', "line 3: setting 'heat' is nan, which JSON does not"),
         ('work = "zork"\nservers = 0\n', "line 2: servers = 0"),
         ("work = \n", "not valid TOML: Invalid value .at line 1, column 8."),
     ],
