@@ -253,8 +253,10 @@ def _read_index(path: Path) -> dict[str, _IndexLine]:
 
 
 def _append(fleet: Path, lines: Iterable[_IndexLine]) -> None:
+    # Leave out lines that are too long to be read: they would be added again by each reader.
+    whole = (each for each in map(msgspec.json.encode, lines) if len(each) < _MOST_LINE)
     # Begin with a newline, in case a kill has cut the last line of the file short.
-    written = b"".join(b"\n" + msgspec.json.encode(line) + b"\n" for line in lines)
+    written = b"".join(b"\n" + each + b"\n" for each in whole)
     if not written:
         return
     # If the folder is read-only or the disk is full, readers do without the index.
@@ -267,7 +269,7 @@ def _append(fleet: Path, lines: Iterable[_IndexLine]) -> None:
 def _in_order(version: str) -> list[tuple[int, str]]:
     """Return a sort key for versions, with which version 10 comes after version 9."""
     return [
-        (int(part[:18]), "") if part.isdigit() else (-1, part) for part in re.findall(r"\d+|\D+", version)
+        (int(part[:18]), "") if part.isdecimal() else (-1, part) for part in re.findall(r"\d+|\D+", version)
     ]
 
 

@@ -102,6 +102,22 @@ def test_the_driver_notes_a_commit_without_reading_the_others(fleet: Path) -> No
     note_result(fleet, fleet / "ab" / "none")
 
 
+def test_the_index_does_not_grow_by_an_episode_whose_line_is_too_long(tmp_path: Path) -> None:
+    make_fleet(tmp_path, lambda *_: 0.5, prompts=("x" * 2**20,), questions=1, repetitions=1)
+    assert [len(read(tmp_path)), len(read(tmp_path))] == [1, 1]
+    assert not (tmp_path / INDEX).exists()
+
+
+def test_a_version_with_a_digit_that_is_no_number_damages_nothing(fleet: Path) -> None:
+    first, *_ = read(fleet)
+    place = first.folder(fleet) / "scores"
+    place.mkdir()
+    (place / "a@\u00b2.json").write_bytes(
+        json.dumps({"scorer": "a", "version": "\u00b2", "score": 1}).encode()
+    )
+    assert read(fleet)[0].scores == {"score": 0.5, "a": 1.0, "a@\u00b2": 1.0}
+
+
 def test_a_folder_that_cannot_be_written_can_be_read(fleet: Path) -> None:
     (fleet / INDEX).mkdir()
     assert len(read(fleet)) == 6
