@@ -136,7 +136,7 @@ def _report(found: list[Result], earlier: int, fleet: Path, scale: _Scale, axes:
     cells: dict[str, list[Result]] = {}
     for each in found:
         cells.setdefault(_label(each, axes), []).append(each)
-    names = sorted(cells, key=lambda name: in_order(cells[name][0].planned.get(axis) for axis in axes))
+    names = sorted(cells, key=lambda name: in_order(_settings(cells[name][0]).get(axis) for axis in axes))
     groups = group_failures(found, scale.score, scale.passing)
     group_of = {
         episode.id: min(number, _MOST_GROUPS - 1)
@@ -242,7 +242,13 @@ def _verdicts(names: list[str], cells: dict[str, list[Result]], scale: _Scale) -
 
 
 def _label(result: Result, axes: Sequence[str]) -> str:
-    return ", ".join(f"{name}={setting_word(result.planned.get(name))}" for name in axes)
+    settings = _settings(result)
+    return ", ".join(f"{name}={setting_word(settings.get(name))}" for name in axes)
+
+
+def _settings(result: Result) -> dict[str, Any]:
+    """Return all settings of an episode: those that the work has added, too."""
+    return {**result.settings, **result.planned}
 
 
 def _case(result: Result, axes: Sequence[str]) -> str:

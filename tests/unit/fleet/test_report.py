@@ -55,6 +55,12 @@ def test_where_lower_is_better_verdicts_and_failures_are_about_large_scores(tmp_
     assert higher["verdicts"][0].startswith("prompt=short: better than prompt=long in score")
 
 
+def test_the_cells_may_be_those_of_a_setting_that_the_work_has_added(tmp_path: Path) -> None:
+    make_fleet(tmp_path, lambda *_: 0.5, questions=2, repetitions=1)
+    write_report(tmp_path, tmp_path / "report.html", by=["model"])
+    assert [cell["name"] for cell in data(tmp_path / "report.html")["cells"]] == ["model=m"]
+
+
 def test_where_lower_is_better_a_failed_episode_is_no_perfect_one(tmp_path: Path) -> None:
     make_fleet(tmp_path, errors, repetitions=1)
     page = tmp_path / "report.html"
