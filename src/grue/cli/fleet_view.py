@@ -231,10 +231,12 @@ def _opened(directory: Path) -> tuple[FleetFolder, Manifest]:
 
 def _statistics(values: list[float]) -> dict[str, float]:
     count = len(values)
-    mean = math.fsum(values) / count
-    spread = math.fsum((value - mean) ** 2 for value in values)
+    # The squares of large scores would overflow. Dividing by a power of two changes no digit of a score.
+    unit = math.ldexp(1.0, math.frexp(max(map(abs, values)))[1] - 1)
+    mean = math.fsum(value / unit for value in values) / count
+    spread = math.fsum((value / unit - mean) ** 2 for value in values)
     error = math.sqrt(spread / (count - 1) / count) if count > 1 else 0.0
-    return {"mean": mean, "standard_error": error, "n": count}
+    return {"mean": mean * unit, "standard_error": error * unit, "n": count}
 
 
 def _print_rows(axes: list[str], rows: list[dict[str, Any]], ids: list[str]) -> None:

@@ -78,6 +78,14 @@ def test_a_score_with_the_name_of_a_setting_has_a_column_of_its_own(
     ]
 
 
+def test_a_mean_of_very_large_scores_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_fleet(tmp_path, lambda *_: 1.7e308, prompts=("short",), questions=2, repetitions=2)
+    print_table(tmp_path, [], as_json=True)
+    assert json.loads(capsys.readouterr().out) == [
+        {"score": {"mean": 1.7e308, "standard_error": 0.0, "n": 4}}
+    ]
+
+
 def test_an_episode_without_any_score_has_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fleet = FleetFolder(tmp_path)
     fleet.write_manifest(Manifest(total=1))
