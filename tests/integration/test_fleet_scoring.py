@@ -115,6 +115,11 @@ def test_what_a_scorer_raises_concerns_its_own_episode(project: Path) -> None:
         ("[scorer.a]\nregex = 'x'\nversion = '../1'", "use letters, digits"),
         ("[scorer.a]\nschema = { type = 'thing' }", "no JSON Schema"),
         ("[scorer.a]\nschema = 'none.json'", "cannot read the schema none.json"),
+        ("[scorer.a]\nschema = 'sweep.toml'", "JSON is malformed"),
+        ("[scorer.a]\nschema = 'number.json'", "no JSON Schema: 5"),
+        ("[scorer.a]\njudge = 'x'\nmax_tokens = 0", "max_tokens is 0: give a number above 0"),
+        ("workers = -1\n[scorer.a]\nregex = 'x'", "workers is -1"),
+        ("timeout_s = 0\n[scorer.a]\nregex = 'x'", "timeout_s is 0"),
         ("[scorer.a]\nfunction = 'own_scorers:nothing'", "has no function 'nothing'"),
         ("[scorer.a]\nreg = 'x'", "unknown field `reg`"),
         ("[scorer]\n", "has no scorer"),
@@ -123,6 +128,7 @@ def test_what_a_scorer_raises_concerns_its_own_episode(project: Path) -> None:
 )
 def test_a_wrong_scorer_is_found_before_anything_starts(project: Path, scorers: str, said: str) -> None:
     (project / "wrong.toml").write_text(scorers)
+    (project / "number.json").write_text("5")
     assert said in run("fleet", "score", "runs/sweep", "wrong.toml", status=1)
 
 

@@ -71,6 +71,8 @@ class Scorer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
             given = [kind for kind in KINDS if getattr(self, kind) is not None]
             if len(given) != 1:
                 raise ValueError(f"give one of {', '.join(KINDS)}; it has {', '.join(given) or 'none'}")
+            if self.max_tokens < 1:
+                raise ValueError(f"max_tokens is {self.max_tokens}: give a number above 0")
             if self.function is not None:
                 find_function(self.function)
             if self.regex is not None:
@@ -161,6 +163,8 @@ def _schema_check(schema: str) -> Any:
             "A schema as a scorer needs jsonschema: pip install jsonschema"
         ) from error
     written = msgspec.json.decode(schema)
+    if not isinstance(written, dict | bool):
+        raise ValueError(f"it is no JSON Schema: {schema:.60}")
     kind = jsonschema.validators.validator_for(written, default=jsonschema.Draft202012Validator)
     try:
         kind.check_schema(written)

@@ -19,8 +19,8 @@ import msgspec
 from msgspec import Struct, field
 
 from grue.config.documents import read_config_text
-from grue.errors import FleetError, LLMError
-from grue.field_checks import fault_of
+from grue.errors import FleetError, LLMError, MCPConfigError
+from grue.field_checks import check_settings, fault_of
 from grue.fleet.attempt import Attempted, Task, text_of
 from grue.fleet.broker import Amount, FleetBudget, Limits, Rate
 from grue.fleet.course import read_said
@@ -56,6 +56,9 @@ class Scoring(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     workers: int = 0
     timeout_s: float = 300.0
 
+    def __post_init__(self) -> None:
+        check_settings(self, only=("workers", "timeout_s"), above_0=("timeout_s",))
+
 
 def read_scoring(written: str) -> Scoring:
     """Return the scorers of a TOML file, or the one scorer that `module:function` names.
@@ -85,6 +88,8 @@ def _read_file(path: Path) -> Scoring:
         raise FleetError(f"{path} is not valid TOML: {error}.") from error
     except msgspec.ValidationError as error:
         raise FleetError(f"{path}: {fault_of(error)}.") from error
+    except MCPConfigError as error:
+        raise FleetError(f"{path}: {error}") from error
     except ValueError as error:
         raise FleetError(f"{path}: {error}.") from error
 
