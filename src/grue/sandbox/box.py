@@ -131,6 +131,9 @@ class Sandbox(Struct, frozen=True, kw_only=True):
         fault = _fault(self)
         if fault is not None:
             raise MCPConfigError(f"sandbox: {fault}.")
+        for key in ("read", "write", "hide", "execute", "network"):
+            if isinstance(getattr(self, key), list):
+                msgspec.structs.force_setattr(self, key, tuple(getattr(self, key)))
 
     @property
     def hosts(self) -> tuple[HostPort, ...]:

@@ -135,6 +135,12 @@ def test_a_box_in_words_says_what_it_opens() -> None:
     assert in_words(Sandbox(preset="web")).endswith("network: any")
 
 
+def test_a_list_means_what_a_tuple_means() -> None:
+    lists = Sandbox(read=["~/x"], write=["y"], hide=["z"], execute=["ls"], network=["a.example:443"])  # type: ignore[arg-type]
+    tuples = Sandbox(read=("~/x",), write=("y",), hide=("z",), execute=("ls",), network=("a.example:443",))
+    assert (lists, hash(lists), lists.hosts) == (tuples, hash(tuples), (HostPort("a.example", (443,)),))
+
+
 def test_texts_in_a_table_that_is_no_text_are_refused() -> None:
     with pytest.raises(MCPConfigError, match="required should be true or false"):
         Sandbox(required=1)  # type: ignore[arg-type]
