@@ -93,7 +93,10 @@ class ShellTool(Struct, HostCommands, frozen=True, kw_only=True):
             value = getattr(self, name)
             if not isinstance(value, list | tuple) and (name, value) != ("commands", "any"):
                 raise MCPConfigError(f"ShellTool: {name} is a list of {what}, not {shown(value)}.")
-            if not all(isinstance(each, str | list | tuple) for each in value):
+            entries = [
+                each if isinstance(each, list | tuple) and name == "commands" else (each,) for each in value
+            ]
+            if not all(isinstance(word, str) for entry in entries for word in entry):
                 raise MCPConfigError(f"ShellTool: {name} has an entry that is not a text.")
         try:
             msgspec.structs.force_setattr(self, "sandbox", sandbox_of(self.sandbox))

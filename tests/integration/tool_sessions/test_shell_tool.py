@@ -145,6 +145,8 @@ async def test_any_program_may_be_allowed_and_may_be_missing(tmp_path: Path) -> 
         ({"folder": "nowhere"}, "folder 'nowhere' does not exist"),
         ({"commands": ["no-such-program"]}, "'no-such-program' was not found"),
         ({"commands": [[]]}, "is empty"),
+        ({"commands": [["ls", 5]]}, "commands has an entry that is not a text"),
+        ({"inherit": [["PATH"]]}, "inherit has an entry that is not a text"),
         ({"commands": "ls"}, "is a list of programs, not 'ls'"),
         ({"commands": ["ls"], "shell": True}, 'commands="any"'),
     ],
