@@ -10,13 +10,14 @@ of the thread that made the box. So grue gives that thread a unique name, and fi
 
 import contextlib
 import functools
+import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from grue.sandbox.gate import Refusal
 from grue.sandbox.kernel import READ_FILE, WRITE_FILE, Rule
-from grue.sandbox.places import within
+from grue.sandbox.places import real_path, within
 
 _DENIED = re.compile(r"(?i)permission denied|\bEACCES\b|\bEPERM\b|operation not permitted|PermissionError")
 _QUOTED = re.compile(r"""['"`]((?:/|~/)[^'"`\n]{1,1000})['"`]""")
@@ -33,6 +34,7 @@ _PATH = re.compile(r' path=(?:"([^"]*)"|((?:[0-9A-F]{2})+))')
 _LOGS = ("/var/log/audit/audit.log", "/dev/kmsg")
 _MOST_LOG_BYTES, _MOST_RECORDS, _LONGEST_RECORD = 1 << 20, 20_000, 8192
 _MOST = 5
+_MOST_PATHS = 100
 _MOST_AUDITED = 3
 _MOST_CHARS = 65_536
 
@@ -57,15 +59,20 @@ def refusals(
     Most refusals in the audit log are harmless. So the log is read only if the program has `died`, or `text`
     has "permission denied".
     """
-    rules = tuple(rules)
     found: dict[str, None] = {}
+    paths: dict[str, bool] = {}
     for line in text[-_MOST_CHARS:].splitlines():
-        if len(found) < _MOST and _DENIED.search(line):
+        if len(paths) < _MOST_PATHS and _DENIED.search(line):
             writes = _WRITES.search(line) is not None
             for path in (*_QUOTED.findall(line), *_PLAIN.findall(_QUOTED.sub(" ", line))):
-                said = _about_path(path.rstrip("."), rules, broken, writes=writes)
-                if said is not None:
-                    found[said] = None
+                # Python raises `ValueError` for a path with a NUL or a lone surrogate.
+                if path.isprintable():
+                    paths.setdefault(path.rstrip("."), writes)
+    opened = [(real_path(rule.path), rule.access) for rule in rules] if paths else []
+    for path, writes in itertools.islice(paths.items(), _MOST_PATHS):
+        said = _about_path(path, opened, broken, writes=writes)
+        if said is not None:
+            found[said] = None
     for each in refused:
         said = f"Its box refused a connection to {each.where}: {each.why}."
         found[f'{said} To allow it: "network": ["{each.allow}"]'] = None
@@ -135,10 +142,12 @@ def _said(verb: str, path: str, key: str) -> str:
     return f'Its box does not let it {verb} {path}. To allow it: "{key}": ["{path}"]'
 
 
-def _about_path(path: str, rules: tuple[Rule, ...], broken: Sequence[str], *, writes: bool) -> str | None:
+def _about_path(
+    path: str, opened: list[tuple[str, int]], broken: Sequence[str], *, writes: bool
+) -> str | None:
     real = os.path.realpath(os.path.expanduser(path))  # noqa: PTH111
     folder = real if real in broken else os.path.dirname(real)  # noqa: PTH120
-    access = [rule.access for rule in rules if within(real, os.path.realpath(rule.path))]
+    access = [access for place, access in opened if within(real, place)]
     if any(each & WRITE_FILE for each in access):
         return None  # the box allows writing here, so the refusal came from the file's own permissions
     if folder in broken and not access:

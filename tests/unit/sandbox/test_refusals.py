@@ -1,4 +1,5 @@
 import functools
+import os
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,19 @@ def test_hostile_text_is_bounded() -> None:
         assert len(refusals(text, RULES, (), network="none")) <= 5
 
     assert_linear(search, 100_000)
+
+
+def test_only_some_paths_of_a_text_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_up = []
+    monkeypatch.setattr(os.path, "realpath", lambda path: looked_up.append(path) or path)
+    text = "Permission denied:" + "".join(f" /srv/open/{number}" for number in range(3000))
+    assert refusals(f"{text}\n{text}", RULES, (), network="none") == ()
+    assert len(looked_up) <= 100 + len(RULES)
+
+
+@pytest.mark.parametrize("path", ["/a\0b", "/a\ud800b", "/a\x1b[31mb"])
+def test_a_text_that_can_be_no_path_is_not_looked_up(path: str) -> None:
+    assert refusals(f"Permission denied: '{path}'", RULES, (), network="none") == ()
 
 
 def test_a_folder_with_something_hidden_in_it_is_the_reason_for_what_is_closed_beside_it() -> None:
