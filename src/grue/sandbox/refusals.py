@@ -16,13 +16,19 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from grue.sandbox.gate import Refusal
-from grue.sandbox.kernel import READ_FILE, WRITE_FILE, Rule
-from grue.sandbox.places import real_path, within
+from grue.sandbox.kernel import EXECUTE, READ_FILE, WRITE_FILE, Rule
+from grue.sandbox.places import is_too_wide, real_path, within
 
 _DENIED = re.compile(r"(?i)permission denied|\bEACCES\b|\bEPERM\b|operation not permitted|PermissionError")
 _QUOTED = re.compile(r"""['"`]((?:/|~/)[^'"`\n]{1,1000})['"`]""")
 _PLAIN = re.compile(r"(?:^|[\s:=(])((?:/|~/)[^\s:'\"`,;)]{1,1000})")
+_SPEAKER = re.compile(r"(/[^\s:]+): ")
+"""The path of the program itself, with which many programs begin their error texts."""
+
 _WRITES = re.compile(r"(?i)\b(mkdir|unlink|rmdir|rename|creat\w*|write|touch|remove|truncate|symlink|link)\b")
+_OF_FOLDERS = ("mkdir", "unlink", "rmdir", "rename", "remove", "symlink", "link")
+"""Those words of `_WRITES` for which the box has to open the folder of the path."""
+
 _NO_NAMES = re.compile(r"(?i)EAI_AGAIN|EAI_FAIL|name resolution|getaddrinfo|could not resolve|ENETUNREACH")
 _RECORD = re.compile(
     r"(?:type=(?:LANDLOCK_ACCESS|LANDLOCK_DOMAIN|UNKNOWN\[142[34]\]) msg=|[^;]*;audit: type=142[34] )"
@@ -60,17 +66,25 @@ def refusals(
     has "permission denied".
     """
     found: dict[str, None] = {}
-    paths: dict[str, bool] = {}
+    paths: dict[str, str] = {}
+    opened = [(real_path(rule.path), rule.access) for rule in rules] if _DENIED.search(text) else []
     for line in text[-_MOST_CHARS:].splitlines():
         if len(paths) < _MOST_PATHS and _DENIED.search(line):
-            writes = _WRITES.search(line) is not None
+            speaker = _SPEAKER.match(line)
+            if (
+                speaker is not None
+                and speaker[1].isprintable()
+                and _may_start(os.path.realpath(speaker[1]), opened)
+            ):
+                line = line[speaker.end() :]
+            writes = _WRITES.search(line)
+            word = "" if writes is None else writes[0].lower()
             for path in (*_QUOTED.findall(line), *_PLAIN.findall(_QUOTED.sub(" ", line))):
                 # Python raises `ValueError` for a path with a NUL or a lone surrogate.
                 if path.isprintable():
-                    paths.setdefault(path.rstrip("."), writes)
-    opened = [(real_path(rule.path), rule.access) for rule in rules] if paths else []
-    for path, writes in itertools.islice(paths.items(), _MOST_PATHS):
-        said = _about_path(path, opened, broken, writes=writes)
+                    paths.setdefault(path.rstrip("."), word)
+    for path, word in itertools.islice(paths.items(), _MOST_PATHS):
+        said = _about_path(path, opened, broken, word=word)
         if said is not None:
             found[said] = None
     for each in refused:
@@ -138,13 +152,11 @@ def _about_record(blockers: frozenset[str], rest: str) -> str:
     return _said("read", path, "read") if reads else _said("write", path, "write")
 
 
-def _said(verb: str, path: str, key: str) -> str:
-    return f'Its box does not let it {verb} {path}. To allow it: "{key}": ["{path}"]'
+def _said(verb: str, path: str, key: str, entry: str = "") -> str:
+    return f'Its box does not let it {verb} {path}. To allow it: "{key}": ["{entry or path}"]'
 
 
-def _about_path(
-    path: str, opened: list[tuple[str, int]], broken: Sequence[str], *, writes: bool
-) -> str | None:
+def _about_path(path: str, opened: list[tuple[str, int]], broken: Sequence[str], *, word: str) -> str | None:
     real = os.path.realpath(os.path.expanduser(path))  # noqa: PTH111
     folder = real if real in broken else os.path.dirname(real)  # noqa: PTH120
     access = [access for place, access in opened if within(real, place)]
@@ -157,8 +169,33 @@ def _about_path(
             " subfolder that holds nothing hidden."
         )
     readable = any(each & READ_FILE for each in access)
-    verb = "write" if writes or readable else "read"
+    if readable and not word and _is_program(real) and not _may_start(real, opened):
+        return _said("start", path, "execute")
+    # Nobody is refused to read what does not exist, so the program wanted to make it.
+    parent = os.path.dirname(real)  # noqa: PTH120
+    in_folder = word in _OF_FOLDERS or _is_absent(real)
+    if in_folder and os.path.isdir(parent) and not is_too_wide(parent):  # noqa: PTH112
+        return _said("write", path, "write", parent)
+    verb = "write" if word or readable else "read"
     return _said(verb, path, verb)
+
+
+def _may_start(real: str, opened: list[tuple[str, int]]) -> bool:
+    return _is_program(real) and any(access & EXECUTE and within(real, place) for place, access in opened)
+
+
+def _is_program(real: str) -> bool:
+    return os.path.isfile(real) and os.access(real, os.X_OK)  # noqa: PTH113
+
+
+def _is_absent(real: str) -> bool:
+    try:
+        os.lstat(real)
+    except FileNotFoundError:
+        return True
+    except OSError:  # this user may not look into its folder
+        return False
+    return False
 
 
 def _no_network(network: str) -> str:

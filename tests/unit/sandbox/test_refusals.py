@@ -6,10 +6,10 @@ import pytest
 from growth import assert_linear
 
 from grue.sandbox.gate import Refusal
-from grue.sandbox.kernel import READ, WRITE, Rule
+from grue.sandbox.kernel import EXECUTE, READ, WRITE, Rule
 from grue.sandbox.refusals import refusals
 
-RULES = (Rule("/usr", READ), Rule("/srv/open", READ | WRITE))
+RULES = (Rule("/usr", READ), Rule("/bin", READ), Rule("/srv/open", READ | WRITE))
 
 
 @pytest.mark.parametrize(
@@ -23,8 +23,10 @@ RULES = (Rule("/usr", READ), Rule("/srv/open", READ | WRITE))
             "Error: EACCES: permission denied, open '/home/u/a b.txt'",
             'read /home/u/a b.txt. To allow it: "read"',
         ),
-        ("EACCES: permission denied, mkdir '/srv/x'", 'write /srv/x. To allow it: "write": ["/srv/x"]'),
-        ("touch: cannot touch '/usr/x': Permission denied", 'write /usr/x. To allow it: "write"'),
+        ("EACCES: permission denied, mkdir '/no/x'", 'write /no/x. To allow it: "write": ["/no/x"]'),
+        ("touch: cannot touch '/usr/x': Permission denied", 'write /usr/x. To allow it: "write": ["/usr"]'),
+        ("rm: cannot remove '/usr/bin/env': Permission denied", 'env. To allow it: "write": ["/usr/bin"]'),
+        ("sh: 1: /bin/sh: Permission denied", 'start /bin/sh. To allow it: "execute": ["/bin/sh"]'),
         ("cat: /etc/shadow: Permission denied", 'read /etc/shadow. To allow it: "read": ["/etc/shadow"]'),
         ("open(/etc/shadow): Operation not permitted.", "read /etc/shadow."),
         ("PermissionError: [Errno 13] Permission denied: '/usr/lib/x.pyc'", "write /usr/lib/x.pyc"),
@@ -33,6 +35,13 @@ RULES = (Rule("/usr", READ), Rule("/srv/open", READ | WRITE))
 def test_a_path_beside_a_refusal_is_named_with_the_entry_to_add(text: str, said: str) -> None:
     (found,) = refusals(text, RULES, (), network="none")
     assert said in found
+
+
+def test_a_program_that_begins_its_text_with_its_own_path_was_not_refused_that_path() -> None:
+    rules = (Rule("/usr", READ | EXECUTE), Rule("/bin", READ | EXECUTE))
+    (found,) = refusals("/bin/sh: cat: /etc/shadow: Permission denied", rules, (), network="none")
+    assert "read /etc/shadow" in found
+    assert refusals("/bin/sh: Permission denied", rules, (), network="none") == ()
 
 
 @pytest.mark.parametrize(
