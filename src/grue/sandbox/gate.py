@@ -167,6 +167,8 @@ class Gate:
             decided = self._decide(listener, key, pid, call, arguments)
         except OSError as failed:
             decided = (failed.errno or errno.EACCES, 0)
+        except OverflowError:  # the call named an address beyond the memory of any program
+            decided = (errno.EFAULT, 0)
         if decided is not None:
             self._reply(key, *decided)
 

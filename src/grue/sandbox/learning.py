@@ -165,7 +165,7 @@ class _WatchingGate(Gate):
         self, listener: int, key: int, pid: int, call: int, arguments: list[int]
     ) -> tuple[int, int] | None:
         name = self._names.get(call, "")
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, OverflowError):
             if name == "connect":
                 asked = self._asked(listener, key, pid, *arguments[:3])
                 if self._hands_over(key, asked):

@@ -15,6 +15,7 @@ from grue.runtime.processes.process_group import ProcessRegistry
 from grue.sandbox import gate as gates
 from grue.sandbox.box import HostPort, Sandbox
 from grue.sandbox.gate import Gate
+from grue.sandbox.learning import Watch, watching
 
 needs_hosts = boxes.needs_hosts
 
@@ -265,6 +266,18 @@ import os; os._exit(0)"""
         assert time.monotonic() - began < gates._HEAD_S, "the gate was waited for"
         for each in fillers:
             each.close()
+
+
+@needs_hosts
+@pytest.mark.parametrize("box", [Sandbox(network=("a.example",)), watching(Watch())], ids=["gate", "watch"])
+def test_a_call_with_an_address_beyond_all_memory_fails_alone(box: Sandbox) -> None:
+    code = """
+import ctypes, errno, os, socket
+libc = ctypes.CDLL(None, use_errno=True)
+with socket.socket() as s: print(libc.connect(s.fileno(), ctypes.c_void_p(-1), 16), errno.errorcode[ctypes.get_errno()])
+print(libc.open(ctypes.c_void_p(-1), 0), errno.errorcode[ctypes.get_errno()])
+with socket.socket() as s: print(s.connect_ex(("127.0.0.1", int(os.environ["HTTP_PROXY"].rpartition(":")[2]))))"""
+    assert boxes.python(box, code).stdout == "-1 EFAULT\n-1 EFAULT\n0\n"
 
 
 @needs_hosts
