@@ -514,25 +514,47 @@ def _say(client: socket.socket, status: int, text: str) -> None:
 
 
 def _relay(one: socket.socket, other: socket.socket) -> None:
+    """Pass on what each socket sends, until both have ended or a limit is reached.
+
+    If one side does not read, the other direction goes on: that side may first want to get rid of what it
+    writes.
+    """
     poll, left = select.poll(), _MOST_BYTES
-    to = {one.fileno(): (one, other), other.fileno(): (other, one)}
-    for fd in to:
-        poll.register(fd, select.POLLIN)
-    for each in (one, other):
-        each.settimeout(_IDLE_S)
-    buffer = bytearray(_CHUNK)
-    while to and left > 0:
+    peers = {one.fileno(): (one, other), other.fileno(): (other, one)}
+    waiting = {one: b"", other: b""}
+    sources = {one, other}
+    for each in sources:
+        each.setblocking(False)
+    while left > 0 and (sources or any(waiting.values())):
+        for fd, (mine, peer) in peers.items():
+            wanted = select.POLLOUT if waiting[mine] else 0
+            wanted |= select.POLLIN if mine in sources and not waiting[peer] else 0
+            poll.register(fd, wanted)
+            if not wanted:
+                poll.unregister(fd)  # otherwise a socket that is closed would wake this loop again and again
         ready = poll.poll(_IDLE_S * 1000)
         if not ready:
             return
         for fd, _ in ready:
-            source, target = to[fd]
-            count = source.recv_into(buffer)
-            left -= count
-            if count:
-                target.sendall(memoryview(buffer)[:count])
+            mine, peer = peers[fd]
+            waiting[mine] = _sent(mine, waiting[mine])
+            if mine not in sources or waiting[peer]:
                 continue
-            poll.unregister(fd)
-            del to[fd]
-            with contextlib.suppress(OSError):
-                target.shutdown(socket.SHUT_WR)
+            try:
+                chunk = mine.recv(_CHUNK)
+            except BlockingIOError:
+                continue
+            left -= len(chunk)
+            waiting[peer] = _sent(peer, chunk)
+            if not chunk:
+                sources.discard(mine)
+                with contextlib.suppress(OSError):
+                    peer.shutdown(socket.SHUT_WR)
+
+
+def _sent(target: socket.socket, data: bytes) -> bytes:
+    """Send what `target` takes at once, and return the rest."""
+    if data:
+        with contextlib.suppress(BlockingIOError):
+            return data[target.send(data) :]
+    return data

@@ -411,6 +411,32 @@ def test_a_slow_head_and_too_many_bytes_end_the_connection(
     assert total < 1_000_000
 
 
+def test_a_host_that_writes_more_than_it_reads_is_not_waited_for() -> None:
+    """It reads on only when what it has written is gone, and the program goes on writing meanwhile."""
+    client, near = socket.socketpair()
+    far, host = socket.socketpair()
+
+    def answer() -> None:
+        with host:
+            while data := host.recv(65536):
+                host.sendall(data * 8)
+
+    def ask() -> None:
+        client.sendall(b"x" * 4_000_000)
+        client.shutdown(socket.SHUT_WR)
+
+    works: list[Callable[[], object]] = [answer, ask, lambda: gates._relay(near, far)]
+    threads = [threading.Thread(target=work, daemon=True) for work in works]
+    with client, near, far:
+        client.settimeout(GUARD_S)
+        for thread in threads:
+            thread.start()
+        assert sum(map(len, iter(lambda: client.recv(65536), b""))) == 32_000_000
+        for thread in threads:
+            thread.join(GUARD_S)
+            assert not thread.is_alive()
+
+
 def test_connections_are_limited(open_gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gates, "_MOST_CONNECTIONS", 1)
     with client_of(open_gate) as first:
