@@ -8,7 +8,7 @@
 | a loop that has to stay in the event loop's thread  | `Pace`, which lets other tasks run                |
 | a task beside a block of code, cancelled at its end | `BackgroundTasks`                                 |
 | a short blocking call of our own                    | `anyio.to_thread`                                 |
-| what asyncio itself runs in threads (look-ups)      | `DaemonThreads`, set by `run_loop`                |
+| the look-up of a host's name, which asyncio makes   | `look_up`, set by `run_loop`                      |
 
 The interpreter waits at its exit for every thread that is not a daemon, and anyio's worker threads are not
 always daemons. A function of the host that hangs in one would keep the program alive after Ctrl-C.
@@ -16,10 +16,11 @@ always daemons. A function of the host that hangs in one would keep the program 
 
 import asyncio
 import math
+import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from types import TracebackType
@@ -134,17 +135,15 @@ async def aside(work: Callable[[Unpack[Ts]], T], *args: *Ts) -> T:
     return await asyncio.wrap_future(start_in_daemon_thread(partial(work, *args)))
 
 
-class DaemonThreads(ThreadPoolExecutor):
-    """The default executor of grue's event loops: it runs each call in a new daemon thread.
+async def look_up(*args: Any, **options: Any) -> list[Any]:
+    """Do the same as the method `getaddrinfo` of an event loop, but in a daemon thread.
 
-    asyncio looks up host names in it, which can take half a minute if the network is down, and cannot be
-    cancelled. The end of a loop would wait for the threads of a usual executor. And no usual executor takes
-    a call when the main thread has ended, although other threads may still run turns.
+    A look-up cannot be cancelled, and takes half a minute if the network is down. asyncio does it in its
+    default executor, for whose threads the end of a loop waits, and which takes no call when the main thread
+    has ended, although other threads may still run turns.
     """
-
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Start a call, and return its future."""
-        return start_in_daemon_thread(partial(fn, *args, **kwargs))
+    call = partial(socket.getaddrinfo, *args, **options)
+    return await call_in_daemon_thread(call, limiter=anyio.CapacityLimiter(math.inf))
 
 
 STRETCH_S = 0.005

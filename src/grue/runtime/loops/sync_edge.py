@@ -23,7 +23,7 @@ from typing import TypeVar
 import anyio
 
 from grue.errors import MCPError
-from grue.runtime.loops.beside_loop import DaemonThreads, context_of
+from grue.runtime.loops.beside_loop import context_of, look_up
 from grue.runtime.loops.interrupts import (
     INTERRUPT_GRACE_S,
     Interruptible,
@@ -100,7 +100,7 @@ def run_loop(function: Callable[[], Awaitable[T]]) -> T:
     def begin() -> Awaitable[T]:
         nonlocal begun
         begun = True
-        asyncio.get_running_loop().set_default_executor(DaemonThreads())
+        asyncio.get_running_loop().getaddrinfo = look_up  # type: ignore[method-assign]
         return function()
 
     try:
