@@ -133,7 +133,7 @@ def _new_client(warn: Warn) -> Any:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace import TracerProvider
 
-    from grue.tracing.observers.outbox import patient
+    from grue.tracing.observers.outbox import host_of, patient
 
     public, secret = (os.environ[name] for name in _KEYS)
     base_url = os.environ.get("LANGFUSE_BASE_URL") or os.environ.get("LANGFUSE_HOST") or _CLOUD
@@ -151,7 +151,7 @@ def _new_client(warn: Warn) -> Any:
     return Langfuse(
         base_url=base_url,
         tracer_provider=TracerProvider(shutdown_on_exit=False),
-        span_exporter=patient(exporter, backend=f"Langfuse at {base_url}", warn=warn),
+        span_exporter=patient(exporter, backend=f"Langfuse at {host_of(base_url)}", warn=warn),
     )
 
 

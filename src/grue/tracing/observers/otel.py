@@ -24,12 +24,11 @@ import os
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
-from urllib.parse import urlsplit
 
 from grue.errors import MissingDependencyError
 from grue.runtime.trace.recorder import Recorder
 from grue.tracing.observers.otel_attributes import AgentDescription, Conventions, present
-from grue.tracing.observers.outbox import BOUND, Outbox, Warn, warn_once
+from grue.tracing.observers.outbox import BOUND, Outbox, Warn, host_of, warn_once
 from grue.tracing.observers.span_feed import SpanFeed
 from grue.tracing.observers.span_sink import Capture, SpanSink, nanoseconds
 from grue.tracing.observers.spans import Generation, SpanClosed, SpanNoted, SpanOpened, ToolUse
@@ -142,7 +141,11 @@ def _provider_from_environment(warn: Warn) -> tuple[Any, bool]:
     if endpoint is None:
         warn("Nothing is sent to OpenTelemetry: OTEL_EXPORTER_OTLP_ENDPOINT is not set.")
         return None, False
-    return _own_provider(endpoint, warn), True
+    try:
+        return _own_provider(endpoint, warn), True
+    except ValueError as error:  # a variable of OpenTelemetry's has a value that it does not take
+        warn(f"Nothing is sent to OpenTelemetry: no exporter could be created: {error}")
+        return None, False
 
 
 def _own_provider(endpoint: str, warn: Warn) -> Any:
@@ -155,8 +158,7 @@ def _own_provider(endpoint: str, warn: Warn) -> Any:
 
     resource = Resource.create({} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": "grue"})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    where = urlsplit(endpoint)
-    backend = f"The OpenTelemetry collector at {where.hostname}:{where.port or 4318}"
+    backend = f"The OpenTelemetry collector at {host_of(endpoint)}"
     provider.add_span_processor(BatchSpanProcessor(patient(OTLPSpanExporter(), backend=backend, warn=warn)))
     return provider
 

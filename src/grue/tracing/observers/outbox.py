@@ -220,6 +220,11 @@ def patient(exporter: "SpanExporter", *, backend: str, warn: Warn) -> "SpanExpor
     return cast("SpanExporter", _PatientExporter(exporter, backend, warn))
 
 
+def host_of(url: str) -> str:
+    """Return the host and the port of a URL, without user and password, as they are written in it."""
+    return url.rpartition("@")[2].rpartition("://")[2].partition("/")[0]
+
+
 class _PatientExporter:
     def __init__(self, exporter: "SpanExporter", backend: str, warn: Warn) -> None:
         self._exporter = exporter

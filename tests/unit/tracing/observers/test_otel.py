@@ -226,10 +226,11 @@ def test_a_global_provider_is_used_where_there_is_one(
     assert "chat" in spans()
 
 
+@pytest.mark.parametrize("where", ["127.0.0.1:9", "127.0.0.1:43x8", "[::1"])
 def test_an_endpoint_in_the_environment_makes_a_provider_that_ends_with_the_observer(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://{where}")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     warnings: list[str] = []
     with assert_nothing_left():
@@ -238,7 +239,18 @@ def test_an_endpoint_in_the_environment_makes_a_provider_that_ends_with_the_obse
         assert observer.close(DEADLINE_S)
     assert observer.tracer_provider is not None
     (warning,) = warnings
-    assert warning.startswith("The OpenTelemetry collector at 127.0.0.1:9 does not take what it is sent")
+    assert warning.startswith(f"The OpenTelemetry collector at {where} does not take what it is sent")
+
+
+def test_a_setting_of_opentelemetry_that_makes_no_exporter_is_one_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "0")
+    warnings: list[str] = []
+    assert OtelObserver(warn=warnings.append).tracer_provider is None
+    (warning,) = warnings
+    assert warning.startswith("Nothing is sent to OpenTelemetry: no exporter could be created: max_queue")
 
 
 def test_nothing_configured_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from grue.tracing.observers.outbox import patient
+from grue.tracing.observers.outbox import host_of, patient
 
 LOG = logging.getLogger("opentelemetry.exporter.otlp.proto.http.trace_exporter")
 
@@ -60,6 +60,19 @@ def test_what_others_log_passes(result: str, caplog: pytest.LogCaptureFixture) -
         assert result == "raises"
     LOG.error("an exporter of the host's own")
     assert [record.message for record in caplog.records] == ["an exporter of the host's own"]
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("http://me:pass/w@rd@h:4318/v1", "h:4318"),
+        ("https://api.example.com", "api.example.com"),
+        ("localhost:4318", "localhost:4318"),
+        ("http://[::1", "[::1"),
+    ],
+)
+def test_a_backend_is_named_without_user_and_password(url: str, host: str) -> None:
+    assert host_of(url) == host
 
 
 def test_the_exporter_inside_is_ended_and_flushed() -> None:
