@@ -18,6 +18,7 @@ from grue.tracing.diff import changed_answers, render
 from grue.tracing.diff import diff as diff_traces
 from grue.tracing.divergence import Divergence
 from grue.tracing.live_server import LiveFeed, serving
+from grue.tracing.page_file import refuse_foreign
 from grue.tracing.reading import EpisodeEnvelope, open_episode
 from grue.tracing.schema import trace_schema
 from grue.tracing.turn_slices import split_turns
@@ -76,6 +77,8 @@ def html(file: Path, out: Path | None, open_browser: bool) -> None:
         TraceError: The trace cannot be read, or the page cannot be written.
     """
     page = out or open_episode(file).path.with_suffix(".html")
+    if out is None:
+        refuse_foreign(page, "page")
     write_html(file, page)
     say_page(page, open_browser)
 
@@ -87,6 +90,8 @@ def comparison(left: Path, right: Path, out: Path | None, open_browser: bool) ->
         TraceError: A trace cannot be read, or the page cannot be written.
     """
     page = out or open_episode(right).path.with_name("comparison.html")
+    if out is None:
+        refuse_foreign(page, "compare")
     turn = write_comparison(left, right, page)
     say(f"The traces differ from turn {turn} on." if turn else "The traces are identical.")
     say_page(page, open_browser)

@@ -22,6 +22,7 @@ from typing import IO
 import msgspec
 
 from grue.errors import TraceError
+from grue.runtime.files import open_regular
 
 _MARKED_WITHIN = 1000
 _DATA = re.compile("<!--data-([a-z-]+)-->")
@@ -94,7 +95,7 @@ def refuse_foreign(target: Path, name: str) -> None:
     """
     mark = f'<meta name="generator" content="grue {name}">'.encode()
     try:
-        with target.open("rb") as file:
+        with open_regular(target) as file:
             is_ours = mark in file.read(_MARKED_WITHIN)
     except FileNotFoundError:
         return

@@ -42,7 +42,8 @@ class _Run(Struct, frozen=True, kw_only=True):
 def write_index(folder: Path, runs: Iterable[Path]) -> Path:
     """Write `index.html` into a folder of episodes, with a row for each of `runs`.
 
-    A page is written beside each trace, unless there is one that is newer than the trace.
+    A page is written beside each trace, unless there is one that is newer than the trace. A file of that name
+    that grue did not write stays, and the row says so.
 
     Raises:
         TraceError: The index cannot be written, or there is an `index.html` that grue has not written.
@@ -67,7 +68,11 @@ def _row(folder: Path, path: Path) -> _Run:
     try:
         reader = open_episode(path)
         page = reader.path.with_suffix(".html")
-        overview = _counted(reader) if _is_newer(page, reader.path) else write_html(path, page)
+        if _is_newer(page, reader.path):
+            overview = _counted(reader)
+        else:
+            refuse_foreign(page, "page")
+            overview = write_html(path, page)
     except TraceError as error:
         return _Run(name=name, error=printable(str(error), _ERROR_CHARS))
     return _Run(

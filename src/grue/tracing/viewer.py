@@ -69,8 +69,8 @@ def write_html(trace: Path, target: Path, *, title: str = "") -> Overview:
         TraceError: The trace cannot be read or the page cannot be written; no partial page is left.
     """
     reader = open_episode(trace)
-    refuse_target(target, reader.path)
     try:
+        refuse_target(target, reader.path)
         with replacing(target) as page:
             return _write_page(page, reader, title or f"Trace of {reader.header.episode}")
     except OSError as error:
@@ -108,16 +108,19 @@ class TracePage:
 
 
 def refuse_target(target: Path, *traces: Path) -> None:
-    """Refuse to write a page over a trace or a folder.
+    """Refuse to write a page over a trace, or over anything but a regular file.
 
     Raises:
-        TraceError: `target` is one of the traces, or a folder.
+        TraceError: `target` is one of the traces, or a folder, a pipe, a socket or a device.
+        OSError: The system does not tell what `target` is.
     """
-    is_trace = target.exists() and any(target.samefile(trace) for trace in traces)
-    if target.is_dir() or is_trace:
-        raise TraceError(
-            f"Cannot write the page {target}: that is {'a folder' if target.is_dir() else 'the trace'}."
-        )
+    if not target.exists():
+        return
+    if any(target.samefile(trace) for trace in traces):
+        raise TraceError(f"Cannot write the page {target}: that is the trace.")
+    if not target.is_file():
+        what = "a folder" if target.is_dir() else "a pipe, a socket or a device"
+        raise TraceError(f"Cannot write the page {target}: that is {what}.")
 
 
 def _write_page(page: BinaryIO, reader: EpisodeReader, title: str) -> Overview:
@@ -244,9 +247,9 @@ def write_comparison(left: Path, right: Path, target: Path) -> int:
         TraceError: A trace cannot be read or the page cannot be written; no partial page is left.
     """
     readers = open_episode(left), open_episode(right)
-    refuse_target(target, *(reader.path for reader in readers))
-    comparison = _compare(*readers)
     try:
+        refuse_target(target, *(reader.path for reader in readers))
+        comparison = _compare(*readers)
         _write(target, readers, comparison)
     except OSError as error:
         raise TraceError(f"Cannot write the page {target}: {error.strerror}.") from error

@@ -1,6 +1,7 @@
 """The index of a folder of episodes: what it holds, and what it never writes over."""
 
 import json
+import os
 import re
 import stat
 from pathlib import Path
@@ -51,6 +52,16 @@ def test_a_page_that_is_newer_than_its_trace_stays(folder: Path) -> None:
     write_index(folder, traces_in(folder))
     assert pages[0].read_text() == "mine"
     assert rows(folder / "index.html") == first
+
+
+def test_a_file_of_ones_own_beside_a_trace_stays_and_its_row_says_so(folder: Path) -> None:
+    page = folder / "first" / "trace.html"
+    page.write_text("<h1>Mine</h1>")
+    os.utime(page, (0, 0))
+    found = rows(write_index(folder, traces_in(folder)))
+    assert page.read_text() == "<h1>Mine</h1>"
+    assert "a file that grue did not write has its name" in found["first"]["error"]
+    assert found["se cond<b>"]["page"]
 
 
 def test_a_trace_that_cannot_be_read_has_a_row_that_says_why(folder: Path) -> None:

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import os
 import re
 import stat
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from viewer_traces import EpisodeTape, TurnTape, begin, small_episode
 
-from grue.cli.trace_views import html
+from grue.cli.trace_views import comparison, html
 from grue.errors import TraceError
 from grue.hosts.zork.facts import Observed
 from grue.tracing.page_feed import MAX_MESSAGE_CHARS
@@ -191,6 +192,29 @@ def test_the_trace_is_not_overwritten(trace: Path) -> None:
     with pytest.raises(TraceError, match="that is a folder"):
         write_html(trace, trace.parent)
     assert trace.read_bytes() == before
+
+
+def test_a_page_replaces_only_a_regular_file(trace: Path, tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe.html")
+    with pytest.raises(TraceError, match="that is a pipe, a socket or a device"):
+        write_html(trace, pipe)
+    assert pipe.is_fifo()
+    with pytest.raises(TraceError, match=r"Cannot write the page .*: File name too long"):
+        write_html(trace, tmp_path / ("a" * 300))
+
+
+def test_without_a_name_for_the_page_a_file_of_ones_own_stays(trace: Path) -> None:
+    for page, write in (
+        (trace.with_suffix(".html"), lambda: html(trace, None, False)),
+        (trace.with_name("comparison.html"), lambda: comparison(trace, trace, None, False)),
+    ):
+        page.write_text("mine")
+        with pytest.raises(TraceError, match="a file that grue did not write"):
+            write()
+        assert page.read_text() == "mine"
+        page.unlink()
+        write()
+        write()
 
 
 def test_a_damaged_trace_leaves_an_older_page_and_nothing_else(trace: Path, tmp_path: Path) -> None:
