@@ -153,8 +153,9 @@ def trace_rows(trace: Path, episode: str) -> Iterator[Row]:
 class _Rows:
     def __init__(self, episode: str) -> None:
         self._episode = episode
-        # The key is the number of the message that began the turn.
-        self._turns: dict[int, TurnRow] = {}
+        # The key is the number of the message that began the turn. Each row stands beside the time `t` of
+        # this message: the wall clock may be set while the turn runs.
+        self._turns: dict[int, tuple[float, TurnRow]] = {}
         # The key is the number of the `RequestCompletion`. If the reply is dropped, `_drop` replaces this key
         # by the number of the `DropCompletion`.
         self._requests: dict[int, RequestRow] = {}
@@ -163,13 +164,14 @@ class _Rows:
         body, cause = envelope.body, envelope.cause or 0
         match body:
             case m.RunTurn():
-                self._turns[envelope.seq] = TurnRow(
+                turn = TurnRow(
                     episode=self._episode,
                     turn=body.turn,
                     began_at=envelope.at,
                     system=body.system,
                     user=body.user,
                 )
+                self._turns[envelope.seq] = (envelope.t, turn)
             case m.RequestCompletion():
                 self._requests[envelope.seq] = self._request(envelope, body)
             case m.DropCompletion():
@@ -177,12 +179,13 @@ class _Rows:
             case m.CompletionReceived() | m.CompletionFailed() | m.ReplyDropped() if cause in self._requests:
                 yield _answered(self._requests.pop(cause), body)
             case m.TurnCompleted() | m.TurnFailed() | m.TurnParked() if cause in self._turns:
-                turn = _ended(self._turns.pop(cause), envelope)
-                yield turn
+                began_t, turn = self._turns.pop(cause)
+                turn.duration_s = round(envelope.t - began_t, 6)
+                yield _ended(turn, body)
                 yield from (self._call(turn, record) for record in body.tool_calls)
 
     def rest(self) -> Iterator[Row]:
-        yield from self._turns.values()
+        yield from (turn for _, turn in self._turns.values())
         yield from self._requests.values()
 
     def _request(self, envelope: EpisodeEnvelope, body: m.RequestCompletion) -> RequestRow:
@@ -237,9 +240,7 @@ def _answered(
     return row
 
 
-def _ended(row: TurnRow, envelope: EpisodeEnvelope) -> TurnRow:
-    body = envelope.body
-    row.duration_s = envelope.at - row.began_at
+def _ended(row: TurnRow, body: m.TurnCompleted | m.TurnFailed | m.TurnParked) -> TurnRow:
     match body:
         case m.TurnCompleted():
             row.outcome, row.reason = body.kind, body.reason or None
@@ -249,7 +250,6 @@ def _ended(row: TurnRow, envelope: EpisodeEnvelope) -> TurnRow:
             row.outcome, row.reason = "failed", summarize(body)
         case m.TurnParked():
             row.outcome = "parked"
-    assert isinstance(body, m.TurnEnd), "the caller has looked"
     row.iterations, row.requests, row.tool_calls = body.iterations, body.requests, len(body.tool_calls)
     _charge(row, body.usage)
     return row
