@@ -43,6 +43,7 @@ class TurnCounts:
     def __init__(self) -> None:
         self._started = 0
         self._iterations = 0
+        self._parked: dict[int, int] = {}  # by turn: the iterations until it was parked
         self._outcomes: Counter[str] = Counter()
         self._durations = array("d")
         self._slowest: list[tuple[float, int, SlowTurn]] = []
@@ -80,6 +81,8 @@ class TurnCounts:
             if isinstance(change, StepBegan):
                 self._started += 1
                 self._clocks[turn] = PhaseClock()
+                if change.step.began.body.resumed is None:
+                    self._parked.pop(turn, None)
             elif not change.reported:
                 self._clocks.pop(change.step.turn, None)
             else:
@@ -90,7 +93,10 @@ class TurnCounts:
         unanswered = "parked" if isinstance(end, m.TurnParked) else "failed"
         outcome = end.kind if isinstance(end, m.TurnCompleted) else unanswered
         self._outcomes[outcome] += 1
-        self._iterations += end.iterations
+        # The iterations of a turn that goes on include those until it was parked.
+        self._iterations += end.iterations - self._parked.pop(end.turn, 0)
+        if isinstance(end, m.TurnParked):
+            self._parked[end.turn] = end.iterations
         self._durations.append(duration_s)
         turn = SlowTurn(
             turn=end.turn,

@@ -14,12 +14,13 @@ from msgspec import Struct
 
 from grue import messages as m
 from grue.errors import TraceError
+from grue.protocol.turn.prices import Spent
 from grue.tracing.message_words import summarize
 from grue.tracing.reading import EpisodeEnvelope, open_episode
 
 
 class TurnRow(Struct, kw_only=True):
-    """A turn; table `turns`.
+    """A turn; table `turns`. A turn that was parked and resumed has a row for each part, with its counts.
 
     Attributes:
         episode: Id of the episode in its fleet; elsewhere the name of its run folder.
@@ -159,6 +160,8 @@ class _Rows:
         # The key is the number of the `RequestCompletion`. If the reply is dropped, `_drop` replaces this key
         # by the number of the `DropCompletion`.
         self._requests: dict[int, RequestRow] = {}
+        # The key is the number of a parked turn. When the turn ends, its counts include those until then.
+        self._parked: dict[int, m.TurnParked] = {}
 
     def take(self, envelope: EpisodeEnvelope) -> Iterator[Row]:
         body, cause = envelope.body, envelope.cause or 0
@@ -172,6 +175,8 @@ class _Rows:
                     user=body.user,
                 )
                 self._turns[envelope.seq] = (envelope.t, turn)
+                if body.resumed is None:
+                    self._parked.pop(body.turn, None)
             case m.RequestCompletion():
                 self._requests[envelope.seq] = self._request(envelope, body)
             case m.DropCompletion():
@@ -181,8 +186,13 @@ class _Rows:
             case m.TurnCompleted() | m.TurnFailed() | m.TurnParked() if cause in self._turns:
                 began_t, turn = self._turns.pop(cause)
                 turn.duration_s = round(envelope.t - began_t, 6)
-                yield _ended(turn, body)
-                yield from (self._call(turn, record) for record in body.tool_calls)
+                before = self._parked.pop(body.turn, m.TurnParked(turn=body.turn))
+                if isinstance(body, m.TurnParked):
+                    self._parked[body.turn] = body
+                told = {record.call_id for record in before.tool_calls}
+                calls = [record for record in body.tool_calls if record.call_id not in told]
+                yield _ended(turn, body, before, len(calls))
+                yield from (self._call(turn, record) for record in calls)
 
     def rest(self) -> Iterator[Row]:
         yield from (turn for _, turn in self._turns.values())
@@ -240,7 +250,9 @@ def _answered(
     return row
 
 
-def _ended(row: TurnRow, body: m.TurnCompleted | m.TurnFailed | m.TurnParked) -> TurnRow:
+def _ended(
+    row: TurnRow, body: m.TurnCompleted | m.TurnFailed | m.TurnParked, before: m.TurnParked, calls: int
+) -> TurnRow:
     match body:
         case m.TurnCompleted():
             row.outcome, row.reason = body.kind, body.reason or None
@@ -250,8 +262,10 @@ def _ended(row: TurnRow, body: m.TurnCompleted | m.TurnFailed | m.TurnParked) ->
             row.outcome, row.reason = "failed", summarize(body)
         case m.TurnParked():
             row.outcome = "parked"
-    row.iterations, row.requests, row.tool_calls = body.iterations, body.requests, len(body.tool_calls)
-    _charge(row, body.usage)
+    until_parked = Spent(requests=before.requests, usage=before.usage)
+    spent = Spent(requests=body.requests, usage=body.usage).less(until_parked)
+    row.iterations, row.requests, row.tool_calls = body.iterations - before.iterations, spent.requests, calls
+    _charge(row, spent.usage)
     return row
 
 

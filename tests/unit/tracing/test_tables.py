@@ -4,10 +4,21 @@ from pathlib import Path
 
 import pytest
 
-from grue.messages import RunTurn, TurnCompleted
+from grue.messages import (
+    CallId,
+    Resumption,
+    RunTurn,
+    ToolCallRecord,
+    ToolCallResult,
+    TurnCompleted,
+    TurnParked,
+    Usage,
+)
 from grue.runtime.trace.file import TraceWriter
 from grue.runtime.trace.recorder import Recorder
-from grue.tracing.tables import TurnRow, trace_rows
+from grue.tracing.counts import count_episode
+from grue.tracing.reading import open_episode
+from grue.tracing.tables import CallRow, TurnRow, trace_rows
 
 pytestmark = pytest.mark.made_up_trace
 
@@ -23,3 +34,54 @@ def test_a_turn_lasts_as_long_as_it_took_also_if_the_wall_clock_was_set_back(tmp
     (row,) = trace_rows(tmp_path / "trace.jsonl", "e")
     assert isinstance(row, TurnRow)
     assert (row.began_at, row.duration_s) == (1000.0, 2.5)
+
+
+def record(call_id: str) -> ToolCallRecord:
+    return ToolCallRecord(
+        call_id=CallId(call_id),
+        name="box.look",
+        arguments="{}",
+        iteration=1,
+        settlement="returned",
+        result=ToolCallResult(content="x"),
+    )
+
+
+def test_the_counts_of_a_parked_turn_are_in_one_of_its_rows_only(tmp_path: Path) -> None:
+    parked = TurnParked(
+        turn=1, iterations=1, requests=1, tool_calls=(record("a"),), usage=Usage(input_tokens=7, cost_usd=0.5)
+    )
+    again = TurnParked(
+        turn=1, iterations=2, requests=2, tool_calls=(record("a"),), usage=Usage(input_tokens=9, cost_usd=0.5)
+    )
+    done = TurnCompleted(
+        turn=1,
+        kind="answered",
+        answer="x",
+        iterations=4,
+        requests=5,
+        tool_calls=(record("a"), record("b")),
+        usage=Usage(input_tokens=20, cost_usd=2.0),
+    )
+    recorder = Recorder()
+    with TraceWriter(tmp_path / "trace.jsonl", episode="e") as writer:
+        recorder.add(writer)
+        for resumed, end in ((None, parked), (parked, again), (again, done), (None, done)):
+            run = RunTurn(
+                turn=1, system="", user="", resumed=None if resumed is None else Resumption(parked=resumed)
+            )
+            begun = recorder.record(run, sender="host", receiver="agent", turn=1)
+            recorder.record(end, sender="agent", receiver="host", turn=1, cause=begun.seq)
+    rows = list(trace_rows(tmp_path / "trace.jsonl", "e"))
+    assert [
+        (row.outcome, row.iterations, row.requests, row.tool_calls, row.input_tokens, row.cost_usd)
+        for row in rows
+        if isinstance(row, TurnRow)
+    ] == [
+        ("parked", 1, 1, 1, 7, 0.5),
+        ("parked", 1, 1, 0, 2, 0.0),
+        ("answered", 2, 3, 1, 11, 1.5),
+        ("answered", 4, 5, 2, 20, 2.0),
+    ]
+    assert [row.call_id for row in rows if isinstance(row, CallRow)] == ["a", "b", "a", "b"]
+    assert count_episode(open_episode(tmp_path)).turns.iterations == 8
