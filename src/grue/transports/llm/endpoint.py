@@ -202,7 +202,7 @@ class LlmSettings(ModelSettings, metaclass=OwnKeywords, frozen=True, kw_only=Tru
                 "LlmSettings(then=...) wants the LlmSettings of the models that are asked next, which have no"
                 " `then` of their own: LlmSettings(..., then=(LlmSettings(...), LlmSettings(...)))."
             )
-        check_settings(self, any_number=("top_k",), above_0=("max_tokens",))
+        check_settings(self, any_number=("top_k", "extra_body"), above_0=("max_tokens",))
         if self.extra_body.get("n") not in (None, 1):
             raise MCPConfigError(
                 f"LlmSettings(extra_body={{'n': {self.extra_body['n']!r:.20}}}): that asks for several"

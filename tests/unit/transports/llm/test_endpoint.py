@@ -6,6 +6,7 @@ import threading
 import traceback
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -22,6 +23,7 @@ from grue.protocol.chat_wire.formats import FORMATS, WireName
 from grue.protocol.chat_wire.profiles import OPENAI, OPENAI_CHAT, OPENROUTER, profile_for
 from grue.protocol.retry import RetryPolicy
 from grue.protocol.turn.completion_attempts import larger_limit
+from grue.protocol.turn.prices import Price
 from grue.testing.llm_server import ScriptedLlmServer, text_reply
 from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings, limit_in
 from grue.transports.llm.exchange import Answered
@@ -401,3 +403,16 @@ def test_several_replies_to_one_request_are_refused(asked: object) -> None:
     with pytest.raises(MCPConfigError, match="Leave `n` out"):
         LlmSettings(model="m", extra_body={"n": asked})
     LlmSettings(model="m", extra_body={"n": 1})
+
+
+def test_extra_body_may_have_negative_numbers() -> None:
+    extra: dict[str, object] = {"presence_penalty": -0.5, "seed": -1, "logit_bias": {"50256": -100}}
+    assert LlmSettings(model="m", extra_body=extra).extra_body == extra
+
+
+def test_a_price_that_is_no_price_is_refused_before_anything_is_asked() -> None:
+    price = Price(input=1.0, output=2.0)
+    assert LlmSettings(model="m", prices={"m": price}).prices == {"m": price}
+    given: Any = {"m": price, "*": {"input": 1.0, "output": 2.0}}
+    with pytest.raises(MCPConfigError, match=r"prices= wants Price\(...\) as its values, not dict"):
+        LlmSettings(model="m", prices=given)
