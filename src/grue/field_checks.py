@@ -157,6 +157,10 @@ def _fault(
         return f"= wants {type(read).__name__}(...), not {type(value).__name__}"
     if isinstance(read, tuple) and read is not value:
         msgspec.structs.force_setattr(settings, name, read)
+    if isinstance(value, Mapping):
+        for given, converted in zip(value.values(), read.values(), strict=True):
+            if isinstance(converted, Struct) and converted is not given:
+                return f"= wants {type(converted).__name__}(...) as its values, not {type(given).__name__}"
     numbers = value.values() if isinstance(value, Mapping) else (value,)
     faults = (_number_fault(name, number, declared, above_0, any_number) for number in numbers)
     return next(filter(None, faults), "")
