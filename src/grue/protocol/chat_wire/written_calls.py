@@ -423,13 +423,25 @@ def _parameters(
 
 
 def _typed(value: str, schema: object) -> object:
-    kind = schema.get("type") if isinstance(schema, dict) else None
-    if kind is None or kind == "string" or (isinstance(kind, list) and "string" in kind):
+    kinds = _kinds(schema)
+    if not kinds or "string" in kinds:
         return value
     try:
         return strict_value(value)
     except ValueError:
         raise _Unreadable from None
+
+
+def _kinds(schema: object) -> list[object]:
+    """Return the types that a schema allows; empty: it may allow any."""
+    if not isinstance(schema, dict):
+        return []
+    kind = schema.get("type")
+    if kind is not None:
+        return kind if isinstance(kind, list) else [kind]
+    choices = schema.get("anyOf", schema.get("oneOf"))
+    each = [_kinds(choice) for choice in choices] if isinstance(choices, list) else []
+    return [kind for kinds in each for kind in kinds] if all(each) else []
 
 
 def _mistral(text: str, at: int, _tools: _Tools) -> _Found:

@@ -94,6 +94,29 @@ def test_a_reply_that_is_a_call(text: str, form: str, expected: object) -> None:
     assert (written.form, calls(written), written.sure) == (form, expected, True)
 
 
+@each_case(
+    "schema, said, value",
+    [
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "3", 3),
+        ({"anyOf": [{"type": "array", "items": {}}, {"type": "null"}]}, '["a"]', ["a"]),
+        ({"oneOf": [{"anyOf": [{"type": "boolean"}]}, {"type": "null"}]}, "null", None),
+        ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "3", "3"),
+        ({"anyOf": [{"type": "integer"}, {"$ref": "#/$defs/x"}]}, "3", "3"),
+        ({"anyOf": "x"}, "3", "3"),
+        ({"type": {}}, "3", 3),
+        (True, "3", "3"),
+    ],
+)
+def test_a_value_between_marks_gets_a_type_that_its_schema_allows(
+    schema: object, said: str, value: object
+) -> None:
+    tool = ToolDefinition(
+        server=ServerName("files"), tool="read", description="", input_schema={"properties": {"x": schema}}
+    )
+    text = f"<function=files.read>\n<parameter=x>\n{said}\n</parameter>\n</function>"
+    assert calls(read_written(text, [tool])) == [("files.read", {"x": value})]
+
+
 @each_case("reply", RENDERED)
 def test_a_reply_as_the_models_own_template_renders_it(reply: dict[str, str | bool]) -> None:
     """Whose form is read is read whole; no other is taken for an answer."""
