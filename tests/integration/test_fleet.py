@@ -40,6 +40,9 @@ def number(case, episode):
     print("noise")
     return {"n": case["n"], "pid": os.getpid()}
 
+def knows(case, episode):
+    return float(os.environ["KNOWN"])
+
 def moves(case, episode):
     os.chdir(episode.folder)
     return number(case, episode)
@@ -121,6 +124,15 @@ def test_cases_are_played_in_workers_and_a_second_call_does_what_is_missing(
     assert next((tmp_path / "fleet").glob("*/*/attempt-1/output.txt")).read_text() == "noise\n"
     finished = fleet(tmp_path).map(f"{work}:number", [{"n": n} for n in range(8)])
     assert (finished.tally.before, finished.tally.done) == (6, 8)
+
+
+def test_workers_have_the_environment_that_the_program_has_now(
+    tmp_path: Path, work: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for known in (1, 2):
+        monkeypatch.setenv("KNOWN", str(known))
+        finished = Fleet(tmp_path / str(known), workers=1).map(f"{work}:knows", [{}])
+        assert finished.tally.scores == {"score": (1, float(known))}
 
 
 def test_a_killed_worker_costs_an_attempt_and_a_hang_holds_no_slot(tmp_path: Path, work: str) -> None:

@@ -68,7 +68,8 @@ class LocalEngine:
         self._timeout_s = episode_timeout_s
         self._stack = contextlib.ExitStack()
         self._broker = self._stack.enter_context(BrokerServer(folder, limits))
-        self._place = Place(self._broker.address, limits, list(sys.path), str(Path.cwd()))
+        here = str(Path.cwd()), dict(os.environ)
+        self._place = Place(self._broker.address, limits, list(sys.path), *here)
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(_preloaded(limits))
         # Start the resource tracker before the `with`. Inside it, signals are blocked, and the start of the

@@ -47,12 +47,13 @@ class WorkerSaid(Struct, frozen=True, omit_defaults=True):
 
 
 class Place(Struct, frozen=True):
-    """What all workers share: the broker's address, the limits, `sys.path` and the working directory."""
+    """What all workers share: the broker's address, the limits, and what they take over from the driver."""
 
     address: str
     limits: Limits
     path: list[str]
     folder: str
+    environment: dict[str, str]
 
 
 def work(channel: multiprocessing.connection.Connection, place: Place) -> None:
@@ -138,6 +139,9 @@ def _begin(place: Place) -> None:
     from grue.transports.llm.exchange import set_request_gate
 
     sys.path[:] = place.path
+    # The fork server has the environment of the first fleet of this program, which may have changed since.
+    os.environ.clear()
+    os.environ.update(place.environment)
     os.chdir(place.folder)
     # Ctrl-C at a terminal reaches all processes. The driver decides whether the attempts go on, so ignore it.
     ignore_interrupts()

@@ -1,6 +1,7 @@
 """A worker process from its start to its end."""
 
 import multiprocessing
+import os
 import sys
 from pathlib import Path
 
@@ -15,7 +16,7 @@ GUARD_S = 60
 def test_a_worker_whose_driver_was_killed_while_it_started_ends_without_a_traceback(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    place = Place(str(tmp_path / "broker"), Limits(), list(sys.path), str(Path.cwd()))
+    place = Place(str(tmp_path / "broker"), Limits(), list(sys.path), str(Path.cwd()), dict(os.environ))
     theirs, ours = multiprocessing.Pipe()
     worker = multiprocessing.get_context("fork").Process(target=work, args=(theirs, place))
     worker.start()
