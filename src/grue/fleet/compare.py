@@ -35,6 +35,7 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.config.documents import nearest
 from grue.errors import FleetError, MissingDependencyError
+from grue.field_checks import check_settings
 from grue.fleet.folder import MANIFEST, no_fleet
 from grue.fleet.passing import Passing, failed_score, score_of
 from grue.fleet.results import Result, of_latest_sweep, results
@@ -56,8 +57,8 @@ from grue.runtime.secrets.secret_forms import secrets_in
 
 Verdict: TypeAlias = Literal["better", "worse", "cannot be told"]
 
-_SELECTED = re.compile(r"(.*?)(?::([A-Za-z_][\w.-]*=.*))?", re.DOTALL)
-_NEXT_SETTING = re.compile(r",(?=[A-Za-z_][\w.-]*=)")
+_SELECTED = re.compile(r"(.*?)(?::([^\W\d][\w.-]*=.*))?", re.DOTALL)
+_NEXT_SETTING = re.compile(r",(?=[^\W\d][\w.-]*=)")
 _MOST_NAMED = 8
 _MOST_CASES = 5
 _NO_CELL = frozenset({"seed"})
@@ -135,7 +136,7 @@ class Cell(Struct, frozen=True):
 
 
 class Options(Struct, frozen=True, kw_only=True):
-    """How to compare.
+    """How to compare. Raises an `MCPError` if a value cannot be used.
 
     Attributes:
         score: Name of the score; `None`: the score named `score`, or the only score that the episodes have.
@@ -157,6 +158,13 @@ class Options(Struct, frozen=True, kw_only=True):
     passing: float | None = None
     cluster: tuple[str, ...] = ()
     margin: float | None = None
+
+    def __post_init__(self) -> None:
+        check_settings(self, any_number=("failed_as", "passing"), above_0=("margin",))
+        for name in ("failed_as", "passing"):
+            value = getattr(self, name)
+            if value is not None and not math.isfinite(value):
+                raise FleetError(f"{name} is {value}: give a finite number.")
 
 
 class Side(Struct, frozen=True, kw_only=True):

@@ -7,14 +7,15 @@ import sys
 import zlib
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_fleets import add_episode, ended, make_fleet
 
-from grue.errors import FleetError, MissingDependencyError
+from grue.errors import FleetError, MCPError, MissingDependencyError
 from grue.fleet import Fleet
 from grue.fleet.compare import Cell, Comparison, Options, cell_axes, compare
-from grue.fleet.folder import AttemptEnd, FleetFolder
+from grue.fleet.folder import AttemptEnd, FleetFolder, Manifest
 from grue.messages import JsonObject
 
 FAILED = AttemptEnd(outcome="failed", kind="ValueError", error="ValueError: no")
@@ -241,6 +242,27 @@ def test_a_value_may_hold_commas_and_equals_signs(tmp_path: Path) -> None:
     make_fleet(tmp_path, planted(0.0), prompts=["Be short, please", "x=1, y"])
     a = Cell.of(f"{tmp_path}:prompt=Be short, please")
     assert compare(a, Cell.of(":prompt=x=1, y", a), Options()).cases == 30
+
+
+def test_a_setting_may_have_a_name_in_any_script(tmp_path: Path) -> None:
+    FleetFolder(tmp_path).write_manifest(Manifest())
+    assert Cell.of(f"{tmp_path}:\u00e4rger=1,\u00f6l=2") == Cell(
+        tmp_path, {"\u00e4rger": "1", "\u00f6l": "2"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"failed_as": math.nan}, "failed_as is nan"),
+        ({"passing": "1"}, "passing: Expected"),
+        ({"cluster": "document"}, "cluster: Expected"),
+        ({"margin": 0}, "margin is 0"),
+    ],
+)
+def test_a_way_to_compare_that_cannot_be_used_is_refused(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(MCPError, match=says):
+        Options(**wrong)
 
 
 def test_the_cells_are_all_settings_that_differ_or_those_that_leave_enough_cases_in_each() -> None:
