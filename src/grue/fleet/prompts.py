@@ -5,6 +5,7 @@ compare other settings than the prompt, use a fleet (`fleet.py`, `compare.py`).
 """
 
 import math
+import numbers
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -234,8 +235,8 @@ def _scored(item: BatchItem[TurnOutcome[Any]], expected: object, score: Score) -
     turn = item.index + 1
     if item.outcome is None:
         return PromptAnswer(answer=None, score=0.0, error=type(item.error).__name__, turn=turn)
-    value = score(item.outcome.response, expected)
-    if not isinstance(value, int | float) or not math.isfinite(value):
+    value: Any = score(item.outcome.response, expected)
+    if not isinstance(value, numbers.Real) or not math.isfinite(value):
         raise MCPConfigError(f"score= returned {value!r:.60}: a score is a finite number, or True or False.")
     return PromptAnswer(answer=item.outcome.response, score=float(value), error="", turn=turn)
 

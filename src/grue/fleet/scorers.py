@@ -13,6 +13,7 @@ number and a sentence.
 import functools
 import hashlib
 import math
+import numbers
 import re
 import secrets
 from pathlib import Path
@@ -127,7 +128,7 @@ def score(name: str, scorer: Scorer, finished: FinishedEpisode, cache: Path, cou
 
 def _given(returned: Any) -> Given:
     value, reason = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, "")
-    if not isinstance(value, int | float) or not math.isfinite(value):
+    if not isinstance(value, numbers.Real) or not math.isfinite(value):
         raise ValueError(f"the scorer returned {value!r:.100}; a score is a finite number")
     return Given(score=float(value), reason=str(reason))
 

@@ -15,6 +15,7 @@ import hashlib
 import importlib
 import importlib.util
 import math
+import numbers
 import os
 import re
 import sys
@@ -265,7 +266,7 @@ def as_scores(returned: object, names: tuple[str, ...]) -> Scores:
     """Turn the result of a work into scores by name; raises `ValueError` for wrong values or names."""
     by_name: dict[Any, Any] = dict(returned) if isinstance(returned, Mapping) else {"score": returned}
     for name, value in by_name.items():
-        number = isinstance(value, int | float) and math.isfinite(value)
+        number = isinstance(value, numbers.Real) and math.isfinite(value)
         if not isinstance(name, str) or not number:
             raise ValueError(f"the work returned {value!r:.100} as {name!r:.100}; a score is a finite number")
     if names and set(by_name) != set(names):
