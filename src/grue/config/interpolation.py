@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from grue.config.documents import read_config_text
 from grue.errors import MCPConfigError
+from grue.runtime.files import expanded
 
 _EXPRESSION = re.compile(r"\$\{(?P<inside>[^}]*)(?P<end>\}?)")
 _VARIABLE = re.compile(r"(?:env:)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?", re.DOTALL)
@@ -62,7 +63,7 @@ def _value(match: re.Match[str], scope: Scope, place: str) -> str:
     if inside == "grueServers":
         return str(_SERVERS)
     if inside == "userHome":
-        return scope.environ.get("HOME") or str(Path("~").expanduser())
+        return scope.environ.get("HOME") or str(expanded("~"))
     variable = _VARIABLE.fullmatch(inside)
     if variable is None or "${" in inside:
         raise MCPConfigError(f"{place} has a '${{...}}' that grue cannot expand. {_KNOWN}", path=scope.source)

@@ -24,6 +24,14 @@ _USUAL_LINE = 2**20
 _CHUNK = 2**20
 
 
+def expanded(path: str) -> Path:
+    """Return a path with `~` expanded. For a user without a home folder, `~` is `/nonexistent`."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path.replace("~", "/nonexistent", 1))
+
+
 def open_regular(path: Path) -> BinaryIO:
     """Open a regular file for reading. A pipe is refused at once, without waiting for its other end.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from grue.runtime.files import next_line, open_regular, read_regular
+from grue.runtime.files import expanded, next_line, open_regular, read_regular
 
 
 def folder(path: Path) -> None:
@@ -49,6 +49,14 @@ def test_what_is_no_regular_file_is_refused_at_once(
 def test_a_name_that_no_file_can_have_is_an_os_error(name: str, why: str) -> None:
     with pytest.raises(OSError, match=f"(?i){why}"):
         open_regular(Path(name))
+
+
+def test_a_user_without_a_home_folder_has_one_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert expanded("~/a~b") == Path.home() / "a~b"
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    assert expanded("~/a~b") == Path("/nonexistent/a~b")
+    assert expanded("/a/~") == Path("/a/~")
 
 
 def test_no_descriptor_is_left_of_a_refusal(tmp_path: Path) -> None:

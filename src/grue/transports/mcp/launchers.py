@@ -27,6 +27,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue.errors import MCPError
+from grue.runtime.files import expanded
 from grue.runtime.large_data import LineTooLongError
 from grue.runtime.processes.child_process import ServerProcess
 from grue.runtime.processes.limits import ProcessLimits
@@ -84,7 +85,7 @@ def _packages(args: Sequence[str], words: Container[str] = ()) -> Iterator[str]:
 def _cache(server: StdioServer) -> Path:
     environment = server.environment()
     named = environment.get("npm_config_cache")
-    return Path(named) if named else Path(environment.get("HOME", "~")).expanduser() / ".npm"
+    return Path(named) if named else expanded(environment.get("HOME", "~")) / ".npm"
 
 
 Launcher: TypeAlias = Literal["npx", "uvx"]
@@ -208,13 +209,13 @@ def _global(server: StdioServer) -> Iterator[Path]:
     """Yield all folders in which npm may keep global packages. npm uses only some of them."""
     environment = server.environment()
     prefixes = [environment.get(name) for name in ("npm_config_prefix", "NPM_CONFIG_PREFIX", "PREFIX")]
-    prefixes += [_npmrc_prefix(Path(environment.get("HOME", "~")).expanduser() / ".npmrc"), "/usr/local"]
+    prefixes += [_npmrc_prefix(expanded(environment.get("HOME", "~")) / ".npmrc"), "/usr/local"]
     for program in ("node", "npx"):
         path = shutil.which(program, path=environment.get("PATH"))
         if path is not None:
             prefixes += [str(each.parent.parent) for each in (Path(path), Path(path).resolve())]
     for prefix in dict.fromkeys(filter(None, prefixes)):
-        yield Path(prefix).expanduser() / "lib" / "node_modules"
+        yield expanded(prefix) / "lib" / "node_modules"
 
 
 def _npmrc_prefix(path: Path) -> str:
@@ -287,7 +288,7 @@ def _uv_tools(server: StdioServer) -> Path:
     if named := environment.get("UV_TOOL_DIR"):
         return Path(named)
     home = environment.get("HOME", "~")
-    shared = environment.get("XDG_DATA_HOME") or str(Path(home).expanduser() / ".local" / "share")
+    shared = environment.get("XDG_DATA_HOME") or str(expanded(home) / ".local" / "share")
     return Path(shared) / "uv" / "tools"
 
 

@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.policies import ToolAnnotations
 from grue.protocol.json_text import json_object
-from grue.runtime.files import require_regular, write_whole
+from grue.runtime.files import expanded, require_regular, write_whole
 from grue.runtime.safe_text import well_formed
 from grue.tool_sessions.connection import SeenListing
 from grue.tool_sessions.notices import Notify
@@ -285,9 +285,9 @@ def cache_folder() -> Path:
     """Return the folder of the cache."""
     named = os.environ.get("GRUE_CACHE")
     if named:
-        return Path(named).expanduser() / "listings"
+        return expanded(named) / "listings"
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "grue" / "listings"
+    return expanded(cache) / "grue" / "listings"
 
 
 def _identity(server: McpServer) -> bytes:

@@ -26,7 +26,7 @@ import msgspec
 from msgspec import Struct
 
 from grue import messages as m
-from grue.runtime.files import write_whole
+from grue.runtime.files import expanded, write_whole
 from grue.runtime.loops.beside_loop import start_in_daemon_thread
 from grue.tool_sessions.oauth_settings import OAuth
 from grue.tool_sessions.server_specs import HttpServer
@@ -48,7 +48,7 @@ def identity_token(auth: OAuth) -> str:
     if auth.identity_token_file is None:
         return auth.identity_token or ""
     try:
-        token = Path(auth.identity_token_file).expanduser().read_text(encoding="ascii").strip()
+        token = expanded(auth.identity_token_file).read_text(encoding="ascii").strip()
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or "it holds no token"
         raise AuthorizationRefused(identity_fault(f"identity_token_file cannot be read: {reason}")) from error
@@ -210,9 +210,9 @@ def tokens_folder() -> Path:
     """Return the folder of the stored tokens."""
     named = os.environ.get("GRUE_TOKENS")
     if named:
-        return Path(named).expanduser()
+        return expanded(named)
     data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(data).expanduser() / "grue" / "tokens"
+    return expanded(data) / "grue" / "tokens"
 
 
 def _taken(lock: int) -> bool:

@@ -198,6 +198,13 @@ def test_the_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp
     assert cache_folder() == tmp_path / "mine" / "listings"
 
 
+def test_a_user_without_a_home_folder_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XDG_CACHE_HOME", "GRUE_CACHE", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    assert ListingCache().load(NAME, PROGRAM) is None
+
+
 def test_a_folder_that_cannot_be_listed_is_a_fault(
     cache: ListingCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
