@@ -26,17 +26,17 @@ def test_runs_lists_the_latest_first_with_how_each_ended(tmp_path: Path) -> None
     episode(
         tmp_path / "runs/old/trace.jsonl", 1000, reason="won", turns=1, score=5, max_score=10, duration_s=2.0
     )
-    episode(tmp_path / "runs/new/trace.jsonl", 2000)
+    episode(tmp_path / "runs/a new/trace.jsonl", 2000)
     episode(tmp_path / "runs/open/trace.jsonl", 900, reason="ended", turns=1, score=5)
     (tmp_path / "runs/notes.txt").write_text("no trace")
     listed = grue("runs", cwd=tmp_path)
     assert listed.returncode == 0, listed.stderr
     new, old, endless, hint = listed.stdout.splitlines()
-    assert new.startswith("runs/new  ")
-    assert old.startswith("runs/old  ")
+    assert new.startswith("runs/a new  ")
+    assert old.startswith("runs/old    ")
     assert old.endswith("won: 1 turn, 5 of 10 points, 2.0 s")
     assert endless.endswith("ended: 1 turn, 5 points"), "this game has no highest score"
-    assert hint == "To read one: grue trace show runs/new"
+    assert hint == "To read one: grue trace show 'runs/a new'"
 
 
 def test_without_a_path_the_latest_trace_is_shown(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from grue.cli.fleet_progress import FleetProgress
 from grue.cli.fleet_view import require_fleet
-from grue.cli.saying import say, shown_path
+from grue.cli.saying import say, shown_argument
 from grue.fleet.driver import Finished, stop
 from grue.fleet.fleet import Fleet, FleetOptions
 from grue.fleet.folder import FleetFolder
@@ -116,7 +116,7 @@ def stop_fleet(directory: Path) -> None:
 
 
 def _summary(finished: Finished, options: FleetRunOptions) -> str:
-    tally, place = finished.tally, shown_path(options.place)
+    tally, place = finished.tally, shown_argument(options.place)
     lines = [
         f"{finished.reason}: {tally.done:,} of {tally.total:,} episodes are done; {tally.failed:,} failed."
     ]
@@ -132,7 +132,7 @@ def _summary(finished: Finished, options: FleetRunOptions) -> str:
         lines += [
             f"{tally.given_up:,} were given up after three attempts, or cannot be read:",
             *(f"  {trouble}" for trouble in tally.troubles),
-            f"To try them again: grue fleet retry {shown_path(options.sweep)}"
+            f"To try them again: grue fleet retry {shown_argument(options.sweep)}"
             + (f" --dir {place}" if options.directory else ""),
         ]
     if tally.others:

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from grue.cli.fleet_view import score_text
 from grue.cli.live_terminal import Terminal
-from grue.cli.saying import shown, shown_path
+from grue.cli.saying import shown, shown_argument
 from grue.fleet.broker import Amount, Costs, FleetBudget
 from grue.fleet.driver import Tally
 from grue.fleet.folder import FleetFolder
@@ -155,8 +155,8 @@ def trace_command(place: Path, id_: str) -> str:
     """Return the command that shows the last attempt of an episode."""
     attempts = FleetFolder(place).episode(id_).attempts()
     if not attempts:
-        return f"grue fleet show {shown_path(place)} {id_[:10]}"
-    return f"grue trace show {shown_path(attempts[-1][1])}"
+        return f"grue fleet show {shown_argument(place)} {id_[:10]}"
+    return f"grue trace show {shown_argument(attempts[-1][1])}"
 
 
 def clock(seconds: float) -> str:

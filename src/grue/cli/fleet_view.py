@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from grue.cli.saying import say, say_json, shown_path
+from grue.cli.saying import say, say_json, shown_argument, shown_path
 from grue.fleet.accounts import read_ledger
 from grue.fleet.compare import Cell, Options, cell_axes, compare, in_order, setting_word
 from grue.fleet.folder import MANIFEST, TRACE, FleetFolder, Manifest, no_fleet
@@ -130,7 +130,7 @@ def print_table(
         return
     _print_rows(axes, rows, [id_[:10] for id_ in first.values()])
     if rows:
-        say(f"An episode of each row is named; to see it: grue fleet show {shown_path(directory)} ID")
+        say(f"An episode of each row is named; to see it: grue fleet show {shown_argument(directory)} ID")
     if by is None and (left := [name for name in differing if name not in axes]):
         say(f"Each row is a mean over {', '.join(left)}. A row for each: --by {','.join(differing)}")
     if earlier:
@@ -200,7 +200,7 @@ def print_episode(directory: Path, beginning: str) -> None:
             what = scores or f"{end.outcome} {end.error}".rstrip()
             say(f"  attempt {number}: {what}, {end.duration_s:.1f} s")
         if (attempt / TRACE).is_file():
-            say(f"    grue trace show {shown_path(attempt)}")
+            say(f"    grue trace show {shown_argument(attempt)}")
 
 
 def require_fleet(directory: Path) -> None:

@@ -14,7 +14,7 @@ from grue import Runner, TurnOutcome
 from grue import messages as m
 from grue.cli.project import known_servers
 from grue.cli.runs import FORK, RUNS
-from grue.cli.saying import GRUE, say, say_json, shown_path
+from grue.cli.saying import GRUE, say, say_json, shown_argument, shown_path
 from grue.cli.trace_replay import text_of, value_of
 from grue.config import tool_lock_file
 from grue.config.settings import GameConfiguration
@@ -105,7 +105,7 @@ def fork_turn(options: ForkOptions) -> None:
                 err=True,
             )
         if _has_begun(folder):
-            say(f"To read the fork that failed: {GRUE} trace show {shown_path(folder)}", err=True)
+            say(f"To read the fork that failed: {GRUE} trace show {shown_argument(folder)}", err=True)
         elif options.run_dir is None:
             shutil.rmtree(folder)
         raise

@@ -15,7 +15,7 @@ from grue.cli.live_terminal import Terminal
 from grue.cli.play_options import RECORDED, PlayOptions, as_started, recorded_options
 from grue.cli.project import declines_mcp
 from grue.cli.runs import RUNS
-from grue.cli.saying import GRUE, say, shown_path
+from grue.cli.saying import GRUE, say, shown_argument, shown_path
 from grue.config.mcp_servers import missing_servers
 from grue.config.settings import GameConfiguration
 from grue.engine.approval import ask_at_terminal
@@ -207,7 +207,7 @@ def _summary(result: EpisodeResult, folder: Path) -> str:
     model = f"{result.model} (scripted, no LLM)" if result.scripted else result.model
     numbers = ((result.turns, "turn"), (result.tool_calls, "tool call"), (result.requests, "request"))
     counts = ", ".join(counted(count, noun) for count, noun in numbers)
-    where = shown_path(folder)
+    where = shown_argument(folder)
     further = f"\nTo go on: {GRUE} play --resume {where}" if result.reason == "interrupted" else ""
     return (
         f"\n{result.reason}:{score} {counts}, {result.duration_s:.1f} s, {model}\n"

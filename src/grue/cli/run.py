@@ -17,7 +17,7 @@ from grue.cli.live_story import BOLD, CYAN, Line, Story, complaint
 from grue.cli.live_terminal import Terminal
 from grue.cli.play_options import started_options
 from grue.cli.runs import RUNS
-from grue.cli.saying import GRUE, say, shown_path
+from grue.cli.saying import GRUE, say, shown_argument
 from grue.config.mcp_servers import without_network
 from grue.engine.approval import ask_at_terminal
 from grue.errors import MCPConfigError
@@ -165,7 +165,7 @@ def _run(options: RunOptions) -> RunResult:
     task = options.task or config.task
     if not task and options.resume is None:
         raise MCPConfigError(
-            f"There is no task. Name one: grue run {shown_path(path)} 'TASK'; or set `task`."
+            f"There is no task. Name one: grue run {shown_argument(path)} 'TASK'; or set `task`."
         )
     _choose_model(config, options)
     folder = options.resume or options.run_dir or new_run_path(RUNS)
@@ -190,7 +190,7 @@ def _run(options: RunOptions) -> RunResult:
         except KeyboardInterrupt:
             view.close()
             if options.output != "json":
-                say(f"\ninterrupted. To go on: {GRUE} run --resume {shown_path(folder)}")
+                say(f"\ninterrupted. To go on: {GRUE} run --resume {shown_argument(folder)}")
             raise
         view.close()
         if options.output == "json":
@@ -252,7 +252,7 @@ def _settings(options: RunOptions, path: Path) -> m.JsonObject:
 
 def _summary(result: RunResult, folder: Path) -> str:
     shown = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
-    where = shown_path(shown)
+    where = shown_argument(shown)
     numbers = ((result.turns, "turn"), (len(result.steps), "step"), (result.requests, "request"))
     counts = ", ".join(counted(count, noun) for count, noun in numbers)
     goes_on = "" if result.reason in ("finished", "gave_up") else f"\nTo go on: {GRUE} run --resume {where}"

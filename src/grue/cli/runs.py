@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from grue.cli.saying import GRUE, say, say_page, shown_path
+from grue.cli.saying import GRUE, say, say_page, shown_argument, shown_path
 from grue.errors import MCPConfigError, TraceError
 from grue.runtime.files import next_line, open_regular, read_regular
 from grue.runtime.trace.format import TRACE_FILE
@@ -55,7 +55,7 @@ def list_runs(folder: Path) -> None:
             readable -= size
             outcome = _outcome_of_trace(path)
         say(f"{shown_path(path):{width}}  {when}  {outcome}".rstrip())
-    say(f"To read one: {GRUE} trace show {shown_path(found[0])}")
+    say(f"To read one: {GRUE} trace show {shown_argument(found[0])}")
 
 
 def write_runs(folder: Path, open_browser: bool) -> None:

@@ -63,3 +63,8 @@ def say_page(page: Path, open_browser: bool, content: str = "") -> None:
 def shown_path(path: Path) -> str:
     """Return a path as text, with unprintable characters replaced."""
     return printable(str(path))
+
+
+def shown_argument(path: Path) -> str:
+    """Return a path as an argument of a command that is proposed: quoted if the shell would split it."""
+    return printable(quote(str(path)))

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from grue.cli.saying import GRUE, say, shown_path
+from grue.cli.saying import GRUE, say, shown_argument, shown_path
 from grue.runtime.safe_text import printable
 from grue.tracing import show as table
 from grue.tracing import stats_table
@@ -81,11 +81,11 @@ def _say_if_repeated(episode: EpisodeReader, turns: range) -> None:
     if len(begun) < 2:
         return
     *others, latest = begun
-    only = f"--turn {turns.start} --message {latest}-{last}"
+    only = f"{shown_argument(episode.path)} --turn {turns.start} --message {latest}-{last}"
     say(
         f"grue: Turn {turns.start} begins {len(begun)} times here, at messages"
         f" {', '.join(map(str, others))} and {latest}: each map counts its turns from 1, and a turn that goes"
-        f" on later begins again. To see the last alone: {GRUE} trace show {shown_path(episode.path)} {only}",
+        f" on later begins again. To see the last alone: {GRUE} trace show {only}",
         err=True,
     )
 

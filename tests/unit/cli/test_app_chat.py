@@ -37,13 +37,13 @@ def chat(run: CliRunner, *args: str, said: str = "") -> Any:
 
 def test_lines_in_answers_out(run: CliRunner) -> None:
     said = f"call mcp.mind.think {THINK}\nwhat did \\\nI say?\nwhat did I say?\n"
-    done = chat(run, "--offline", "--run-dir", "run", said=said)
+    done = chat(run, "--offline", "--run-dir", "my run", said=said)
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
     assert lines[0].startswith('The tool says: {"thoughtNumber":1')
     assert lines[-2:] == ["- what did ", "I say?"]
     assert "mcp.mind.think" in done.stderr
-    assert "To go on: grue chat --resume run" in done.stderr
+    assert "To go on: grue chat --resume 'my run'\n" in done.stderr
     assert "\x1b" not in done.output
 
 

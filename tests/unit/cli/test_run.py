@@ -56,17 +56,19 @@ def test_a_run_that_was_cut_off_is_resumed_with_its_own_options(
     agent: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     agent.write_text(agent.read_text().replace("max_turns: 20", "max_turns: 2"))
-    first = run_task(RunOptions(agent=agent, offline=True, run_dir=Path("run"), output="quiet"))
+    first = run_task(RunOptions(agent=agent, offline=True, run_dir=Path("my run"), output="quiet"))
     assert STATUSES[first.reason] == 4
-    assert "To go on: grue run --resume run" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "The trace is in 'my run'; to read it: grue trace show 'my run'\n" in told
+    assert "To go on: grue run --resume 'my run'\n" in told
     agent.write_text(agent.read_text().replace("max_turns: 2", "max_turns: 20"))
-    result = run_task(RunOptions(resume=Path("run/trace.jsonl"), output="live"))
+    result = run_task(RunOptions(resume=Path("my run/trace.jsonl"), output="live"))
     assert result.succeeded
     assert "Resuming" in capsys.readouterr().out
-    requests = sum(isinstance(each.body, CompletionReceived) for each in read_episode("run").envelopes)
+    requests = sum(isinstance(each.body, CompletionReceived) for each in read_episode("my run").envelopes)
     assert requests == result.requests == 4
     with pytest.raises(TraceError, match="it is over"):
-        run_task(RunOptions(resume=Path("run")))
+        run_task(RunOptions(resume=Path("my run")))
 
 
 def test_the_default_agent_and_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

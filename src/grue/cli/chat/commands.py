@@ -10,7 +10,7 @@ from grue.cli.chat import lines
 from grue.cli.chat.screen import Screen
 from grue.cli.chat.talk import Talk
 from grue.cli.live_story import CYAN, Line
-from grue.cli.saying import GRUE, shown_path
+from grue.cli.saying import GRUE, shown_argument, shown_path
 from grue.errors import MCPError
 from grue.runtime.safe_text import printable
 from grue.tracing.message_words import DIM, GREEN
@@ -84,7 +84,7 @@ class ChatCommands:
         from grue.cli.trace import shown_lines
 
         self._talk.settle()
-        where = shown_path(self._talk.path)
+        where = shown_argument(self._talk.path)
         if int(turn):
             self._screen.show(Line(text) for text in shown_lines(self._talk.path, turn))
         self._screen.show([Line(f"All of it: {GRUE} trace show {where}", DIM)])

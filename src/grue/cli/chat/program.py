@@ -17,7 +17,7 @@ from grue.cli.chat.screen import Noticed, PipeScreen, Screen, TerminalScreen
 from grue.cli.chat.talk import Talk
 from grue.cli.live_story import Line
 from grue.cli.live_terminal import Terminal
-from grue.cli.saying import GRUE, shown_path
+from grue.cli.saying import GRUE, shown_argument, shown_path
 from grue.engine.episode_past import ends_episode
 from grue.errors import LLMError, MCPError, MissingDependencyError, TraceError
 from grue.hosts.agent_loop import LoopEvent
@@ -60,7 +60,7 @@ def _chat(options: ChatOptions, here: Path) -> bool:
         program = ChatProgram(screen, redaction, here)
         empty = stack.enter_context(ExitStack())
         talk = program.talk = stack.enter_context(Talk(options, wiring, program.on_event))
-        where = shown_path(talk.path.relative_to(here) if talk.path.is_relative_to(here) else talk.path)
+        where = talk.path.relative_to(here) if talk.path.is_relative_to(here) else talk.path
         try:
             tools = program.start_tools(tuple(wiring.servers))
             if at_terminal:
@@ -70,7 +70,7 @@ def _chat(options: ChatOptions, here: Path) -> bool:
                 program.reader = PromptReader(lambda: tools, program.status, redaction)
                 screen.show(lines.greeting(talk.model, tuple(wiring.servers), scripted=options.offline))
             if options.resume is not None:
-                screen.tell(Line(f"Resuming {where} after {counted(talk.turns, 'turn')}.", DIM))
+                screen.tell(Line(f"Resuming {shown_path(where)} after {counted(talk.turns, 'turn')}.", DIM))
             for change in talk.changed:
                 screen.tell(lines.notice(f"{change.text}."))
             program.run()
@@ -88,7 +88,7 @@ def _chat(options: ChatOptions, here: Path) -> bool:
             # Nothing was said, so nothing can be resumed.
             empty.callback(shutil.rmtree, talk.path, ignore_errors=True)
         elif not options.quiet:
-            screen.tell(Line(f"To go on: {GRUE} chat --resume {where}", DIM))
+            screen.tell(Line(f"To go on: {GRUE} chat --resume {shown_argument(where)}", DIM))
     return not program.failed or at_terminal
 
 
