@@ -8,7 +8,7 @@ the content of the files that the case names. It does not cover grue's version, 
 import hashlib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -20,6 +20,9 @@ from grue.runtime.secrets.secret_forms import looks_secret
 
 ID_LENGTH = 24
 """Hexadecimal digits of an id: 96 bits, so that two of a million cases never share one."""
+
+_DATA = frozenset({"key", "keys", "token", "tokens"})
+"""Names that are no secrets inside a value, because data often has them: `{"key": "a", "value": 1}`."""
 
 
 class Case(Struct, frozen=True, kw_only=True):
@@ -35,13 +38,14 @@ def episode_id(work: str, version: str, case: Case, files: Mapping[str, str]) ->
     `files` has the SHA-256 of each file that a setting names, by the setting's name.
 
     Raises:
-        FleetError: A setting is not JSON, or its name suggests a secret, such as `api_key`.
+        FleetError: A setting is not JSON, or the name of a text in it suggests a secret, such as `api_key`.
     """
-    for name in case.settings:
-        if looks_secret(name):
+    for name, value in case.settings.items():
+        secret = _secret_name(name, value)
+        if secret:
             raise FleetError(
-                f"The case has a setting {name!r}. Secrets do not belong in a case, because it is written to"
-                " disk: put the key in the environment, for example as GRUE_API_KEY."
+                f"The case has a setting {secret!r}. Secrets do not belong in a case, because it is written"
+                " to disk: put the key in the environment, for example as GRUE_API_KEY."
             )
     try:
         written = msgspec.json.encode(
@@ -50,6 +54,22 @@ def episode_id(work: str, version: str, case: Case, files: Mapping[str, str]) ->
     except (TypeError, UnicodeEncodeError) as error:
         raise FleetError(f"The settings of a case have to be JSON: {error}.") from error
     return hashlib.sha256(written).hexdigest()[:ID_LENGTH]
+
+
+def _secret_name(name: str, value: object, *, inside: bool = False) -> str:
+    """Return the name of the first text in a setting whose name suggests a secret; empty if there is none.
+
+    Numbers, such as that of `max_tokens`, are no secrets.
+    """
+    found: Iterable[str] = ()
+    match value:
+        case str() if looks_secret(name) and not (inside and name.lower() in _DATA):
+            return name
+        case dict():
+            found = (_secret_name(each, inner, inside=True) for each, inner in value.items())
+        case list() | tuple():
+            found = (_secret_name(name, each, inside=inside) for each in value)
+    return next(filter(None, found), "")
 
 
 def fault_of(settings: object) -> str:

@@ -39,6 +39,12 @@ def test_another_work_version_case_repetition_or_file_is_another_episode(
 def test_a_key_does_not_belong_in_a_case() -> None:
     with pytest.raises(FleetError, match=r"setting 'api_key'.*GRUE_API_KEY"):
         episode_id("m:f", "1", Case(settings={"api_key": "x"}), {})
+    with pytest.raises(FleetError, match=r"setting 'Authorization'.*GRUE_API_KEY"):
+        episode_id("m:f", "1", Case(settings={"llm": {"extra_headers": [{"Authorization": "x"}]}}), {})
+    with pytest.raises(FleetError, match=r"setting 'key'"):
+        episode_id("m:f", "1", Case(settings={"key": "x"}), {})
+    for plain in ({"max_tokens": 20}, {"pairs": [{"key": "a", "value": 1}]}, {"schema": {"password": {}}}):
+        episode_id("m:f", "1", Case(settings=plain), {})
 
 
 def test_settings_have_to_be_json() -> None:
