@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from grue.errors import MCPConfigError
+from grue.field_checks import check_settings
 
 Grant = Literal["authorization_code", "client_credentials", "identity_assertion"]
 
@@ -24,6 +25,18 @@ _IDENTITY = (
     "identity_token",
     "identity_token_file",
 )
+
+
+_LARGEST_PORT = 65_535
+
+
+def _is_client_id(url: str) -> bool:
+    """Return whether a URL may be a client's id, as OAuth's Client ID Metadata Documents define it."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return False
+    return parts.scheme == "https" and bool(parts.hostname) and parts.path not in ("", "/")
 
 
 class OAuth(Struct, frozen=True, kw_only=True):
@@ -56,7 +69,7 @@ class OAuth(Struct, frozen=True, kw_only=True):
             read for each exchange, so that another program may renew the token.
 
     Raises:
-        MCPConfigError: The settings contradict one another.
+        MCPConfigError: A value cannot be used, or the settings contradict one another.
     """
 
     grant: Grant = "authorization_code"
@@ -77,6 +90,7 @@ class OAuth(Struct, frozen=True, kw_only=True):
     identity_token_file: str | None = None
 
     def __post_init__(self) -> None:
+        check_settings(self)
         fault = self._fault()
         if fault:
             raise MCPConfigError(f"OAuth: {fault}.")
@@ -89,6 +103,10 @@ class OAuth(Struct, frozen=True, kw_only=True):
             return "a private_key is for the grant client_credentials"
         if self.client_secret is not None and self.client_id is None:
             return "a client_secret needs its client_id"
+        if self.redirect_port > _LARGEST_PORT:
+            return f"redirect_port is a port, at most {_LARGEST_PORT}"
+        if self.client_metadata_url is not None and not _is_client_id(self.client_metadata_url):
+            return "client_metadata_url should be an https:// URL with a path"
         return self._identity_fault()
 
     def _identity_fault(self) -> str:
