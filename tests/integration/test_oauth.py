@@ -23,7 +23,7 @@ from http_servers import real_http_server
 
 from grue.cli.login import stored
 from grue.engine.outside_turns.tool_client import ToolClient
-from grue.errors import NeedsLogin
+from grue.errors import MCPConfigError, NeedsLogin
 from grue.messages import ServerFailure, SessionOpened
 from grue.runtime.trace.recorder import Recorder
 from grue.tool_sessions.oauth_settings import OAuth
@@ -77,6 +77,7 @@ def _fresh(running: Guarded) -> Guarded:
     issuer.life_s = issuer.told_s = 3600
     issuer.refuses_refresh = False
     issuer.rewrite = _unchanged
+    issuer.statuses.clear()
     issuer.registered = issuer.refreshed = 0
     issuer.access.clear()
     issuer.refresh.clear()
@@ -174,6 +175,42 @@ def test_a_refresh_that_is_refused_wants_a_login_and_keeps_the_registration(guar
     assert record is not None
     assert (record.access_token, record.refresh_token) == ("", "")
     assert record.client is not None
+
+
+def test_a_refresh_that_a_proxy_refuses_is_tried_again_later(guarded: Guarded) -> None:
+    server = logged_in(guarded)
+    guarded.issuer.end_access()
+    guarded.issuer.statuses["/token"] = 403
+    assert failure_of(server).needs_login
+    guarded.issuer.statuses.clear()
+    assert echoed(server) == "hi"
+    assert guarded.issuer.refreshed == 1
+
+
+def test_a_token_that_still_works_is_used_while_it_cannot_be_renewed(guarded: Guarded) -> None:
+    server = logged_in(guarded)
+    change(server, obtained_at=time.time() - 3590, expires_at=time.time() + 10)
+    guarded.issuer.statuses["/token"] = 503
+    assert echoed(server) == "hi"
+
+
+def test_a_token_of_another_process_that_has_ended_too_is_refreshed(guarded: Guarded) -> None:
+    server = logged_in(guarded)
+    with ToolClient({"far": server}) as client:
+        client.connect()
+        guarded.issuer.end_access()
+        assert echoed(server) == "hi", "with a token that is refreshed and stored"
+        guarded.issuer.end_access()
+        assert client.call("far.echo", {"text": "hi"}).content == "hi"
+    assert guarded.issuer.refreshed == 2
+
+
+def test_a_token_that_was_just_issued_and_is_refused_is_not_renewed_again(guarded: Guarded) -> None:
+    server = logged_in(guarded)
+    guarded.issuer.end_access()
+    guarded.issuer.life_s = -1
+    assert failure_of(server).needs_login
+    assert guarded.issuer.refreshed == 1
 
 
 def test_a_revoked_login_in_mid_turn_ends_the_session(guarded: Guarded) -> None:
@@ -333,6 +370,51 @@ def test_a_damaged_file_of_tokens_is_told_too(guarded: Guarded) -> None:
     found = TokenStore(server).load()
     assert found is not None
     assert "9999" in stored(found)
+
+
+@pytest.mark.parametrize("name", ["metadata", "resource", "client"])
+def test_a_login_replaces_documents_that_cannot_be_read(guarded: Guarded, name: str) -> None:
+    server = logged_in(guarded)
+    change(server, **{name: {"client_id": 5}})
+    failure = failure_of(server)
+    assert (failure.cause, failure.remedy) == ("the server wants a login (HTTP 401)", "Run: grue login far")
+    log_in(server, press_yes)
+    assert echoed(server) == "hi"
+    change(server, **{name: {"client_id": 5}})
+    assert log_out(server) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"private_key": "no key"}, "Could not parse"),
+        ({"private_key": "no key", "signing_algorithm": "none at all"}, "Algorithm not supported"),
+        ({"client_secret": "s", "issuer": "no URL"}, "got 'no URL'"),
+    ],
+)
+def test_settings_that_the_sdk_refuses_are_named(guarded: Guarded, changes: Any, words: str) -> None:
+    issuer = guarded.url.removesuffix("mcp")
+    server = guarded.spec(grant="client_credentials", client_id="me", **({"issuer": issuer} | changes))
+    failure = failure_of(server)
+    assert failure.cause.startswith("the authorisation failed: ")
+    assert words in failure.cause
+    assert str(failure.remedy).startswith("Check `auth`")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"redirect_port": 65_536},
+        {"redirect_port": "8080"},
+        {"grant": "client-credentials"},
+        {"scope": ["read"]},
+        {"client_metadata_url": "http://app.example/client.json"},
+        {"client_metadata_url": "https://app.example/"},
+    ],
+)
+def test_settings_of_the_wrong_kind_are_refused_at_once(changes: Any) -> None:
+    with pytest.raises(MCPConfigError, match=next(iter(changes))):
+        OAuth(**changes)
 
 
 def test_tokens_that_come_as_a_form_are_in_no_error(guarded: Guarded) -> None:

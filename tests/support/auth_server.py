@@ -45,6 +45,7 @@ class Issuer(OAuthAuthorizationServerProvider[AuthorizationCode, RefreshToken, A
         refreshed: How often a token was refreshed.
         assertions: The assertions of the identity provider that it trusts, with their claims.
         asserted: Who a token was issued to in exchange for an assertion, one after the other.
+        statuses: What a proxy answers at a path, so that the request does not arrive.
         rewrite: Makes another body of each answer at another path than the MCP server's, as odd servers do.
     """
 
@@ -58,6 +59,7 @@ class Issuer(OAuthAuthorizationServerProvider[AuthorizationCode, RefreshToken, A
         self.refresh: dict[str, RefreshToken] = {}
         self.assertions: dict[str, dict[str, str]] = {}
         self.asserted: list[str] = []
+        self.statuses: dict[str, int] = {}
         self.rewrite: Callable[[str, bytes], bytes] = _as_it_is
 
     async def get_client(self, client_id: str) -> OAuthClientInformationFull | None:
@@ -153,6 +155,11 @@ class _Rewriting:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http" or scope["path"] == "/mcp":
             await self._app(scope, receive, send)
+            return
+        if scope["path"] in self._issuer.statuses:
+            status = self._issuer.statuses[scope["path"]]
+            await send({"type": "http.response.start", "status": status, "headers": []})
+            await send({"type": "http.response.body"})
             return
         head: dict[str, Any] = {}
         body = bytearray()

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 _SCOPE_TOO_SMALL = re.compile(r"error\s*=\s*\"?insufficient_scope")
 
+_MOST_RENEWALS = 2
+"""More than one, because the first may find a token that another process has stored, and that has ended."""
+
 Send = Callable[[httpx2.Request], Awaitable[httpx2.Response]]
 
 
@@ -35,7 +38,7 @@ class Authorization:
         self._made: Authorizer | None = None
 
     async def send(self, request: httpx2.Request, send: Send) -> httpx2.Response:
-        """Send a request. If the server refuses the token, send the request once more with another token.
+        """Send a request. If the server refuses the token, send the request again with another token.
 
         A request to another origin than the server's is sent without a token.
 
@@ -48,15 +51,16 @@ class Authorization:
         if token:
             request.headers["authorization"] = f"Bearer {token}"
         response = await send(request)
-        if not asks_for_token(response):
-            return response
-        await response.aclose()
-        token = await self._authorizer().renew(token, response)
-        request.headers["authorization"] = f"Bearer {token}"
-        response = await send(request)
-        if asks_for_token(response):
+        renewals = 0
+        while asks_for_token(response):
             await response.aclose()
-            self._authorizer().give_up(response)
+            authorizer = self._authorizer()
+            if renewals == _MOST_RENEWALS or (renewals and authorizer.has_issued(token)):
+                authorizer.give_up(response)
+            token = await authorizer.renew(token, response)
+            request.headers["authorization"] = f"Bearer {token}"
+            response = await send(request)
+            renewals += 1
         return response
 
     def _authorizer(self) -> "Authorizer":

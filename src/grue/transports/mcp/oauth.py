@@ -18,6 +18,7 @@ from urllib.parse import parse_qsl
 import anyio
 import httpx2
 import msgspec
+from jwt import PyJWTError
 from mcp.client.auth import OAuthClientProvider, OAuthFlowError, OAuthRegistrationError, OAuthTokenError
 from mcp.client.auth.extensions.client_credentials import (
     ClientCredentialsOAuthProvider,
@@ -189,7 +190,11 @@ _SDK_ERRORS = (
     ValueError,
     OSError,
     ArithmeticError,
+    PyJWTError,
+    NotImplementedError,  # raised for a `signing_algorithm` that does not exist
 )
+_REFUSED = frozenset((httpx2.codes.BAD_REQUEST, httpx2.codes.UNAUTHORIZED))
+"""The statuses with which an authorization server refuses a refresh token (RFC 6749, section 5.2)."""
 
 
 class Person(Struct, frozen=True):
@@ -212,6 +217,7 @@ class Authorizer:
         self._on_secret = on_secret
         self.store = store
         self._record: TokenRecord | None = None
+        self._issued = ""  # the last token that this process has obtained
         self._loaded = False
         self._lock = anyio.Lock()
         self._last_status: int | None = None  # the status of the last answer to a POST
@@ -224,11 +230,15 @@ class Authorizer:
             AuthorizationRefused: The token has expired and cannot be renewed.
         """
         if not self._loaded:
-            self._use(await call_in_daemon_thread(self.store.load))
+            self._use(await self._load())
         record = self._record
         if record is not None and record.access_token and record.ends_soon() and record.refresh_token:
             return await self.renew(record.access_token)
         return record.access_token if record else ""
+
+    def has_issued(self, token: str) -> bool:
+        """Return whether this process has obtained the token, and no other token since."""
+        return token == self._issued
 
     def give_up(self, refusal: httpx2.Response) -> NoReturn:
         """Raise `AuthorizationRefused`, because the server refuses even a token that was just issued."""
@@ -239,7 +249,7 @@ class Authorizer:
 
     async def login(self, refusal: httpx2.Response, person: Person, scope: str | None) -> TokenRecord:
         """Ask a person to authorise grue, and store the tokens; raises `AuthorizationRefused`."""
-        provider = self._provider(await call_in_daemon_thread(self.store.load), person, scope)
+        provider = self._provider(await self._load(), person, scope)
         await self._drive(provider, refusal)
         async with self.store.locked():
             return await self._keep(provider)
@@ -248,7 +258,7 @@ class Authorizer:
         """Ask the authorization server to revoke the tokens; return whether it did."""
         endpoint = (record.metadata or {}).get("revocation_endpoint")
         token = record.refresh_token or record.access_token
-        if not isinstance(endpoint, str) or not token:
+        if not isinstance(endpoint, str) or not token or not _is_readable(record):
             return False
         provider = self._provider(record, None, None)
         provider.context.client_info = await provider.context.storage.get_client_info()
@@ -271,13 +281,13 @@ class Authorizer:
         """
         # Take two locks, because the lock of a file does not keep other tasks of this process out.
         async with self._lock, self.store.locked():
-            stored = await call_in_daemon_thread(self.store.load)
+            stored = await self._load()
             if stored is not None and stored.access_token not in ("", used):
                 # another process, or another request, has renewed the token meanwhile
                 return self._use(stored)
             too_small = refusal is not None and refusal.status_code == httpx2.codes.FORBIDDEN
             if stored is not None and stored.refresh_token and not too_small:
-                refreshed = await self._refreshed(stored)
+                refreshed = await self._refreshed(stored, needed=refusal is not None)
                 if refreshed:
                     return refreshed
             if refusal is None:
@@ -317,20 +327,31 @@ class Authorizer:
         record.refresh_token = ""
         return (await self._stored(record)).access_token
 
-    async def _refreshed(self, stored: TokenRecord) -> str:
-        """Return a refreshed token, or an empty text if the refresh token is refused."""
+    async def _refreshed(self, stored: TokenRecord, *, needed: bool) -> str:
+        """Return a refreshed token, or an empty text if the refresh token is refused.
+
+        If no refreshed token is `needed`, because the present one still works, an authorization server that
+        is unavailable is not an error: the text is empty then too.
+        """
         provider = self._provider(stored, None, None)
         provider.context.token_expiry_time = _LONG_AGO  # so that the provider refreshes the token now
-        await self._drive(provider, None)
+        try:
+            await self._drive(provider, None)
+        except AuthorizationRefused:
+            if needed:
+                raise
+            return ""
         if provider.context.current_tokens is not None:
             return (await self._keep(provider)).access_token
         status = self._last_status
-        if status is None or status == httpx2.codes.TOO_MANY_REQUESTS or status >= 500:
+        if needed and (status is None or status == httpx2.codes.TOO_MANY_REQUESTS or status >= 500):
             raise AuthorizationRefused(unavailable_fault(status))
-        # Remove the tokens only: the next login needs the client's registration.
-        stored.access_token = stored.refresh_token = ""
-        await self._saved(stored)
-        self._record = stored
+        # Any other answer than these may come from a proxy, so the refresh token is kept for another try.
+        if status in _REFUSED:
+            # Remove the tokens only: the next login needs the client's registration.
+            stored.access_token = stored.refresh_token = ""
+            await self._saved(stored)
+            self._record = stored
         return ""
 
     def _login_fault(self, refusal: httpx2.Response, stored: TokenRecord | None) -> WireFault:
@@ -345,6 +366,11 @@ class Authorizer:
             had_token=had_token,
             challenge=refusal.headers.get("www-authenticate", ""),
         )
+
+    async def _load(self) -> TokenRecord | None:
+        """Return the stored record; `None`: there is none, or the SDK cannot read its documents."""
+        record = await call_in_daemon_thread(self.store.load)
+        return record if record is not None and _is_readable(record) else None
 
     def _use(self, record: TokenRecord | None) -> str:
         self._record, self._loaded = record, True
@@ -370,6 +396,7 @@ class Authorizer:
 
     async def _stored(self, record: TokenRecord) -> TokenRecord:
         self._use(record)  # called first, so that the tokens are redacted before anything can show them
+        self._issued = record.access_token
         await self._saved(record)
         return record
 
@@ -382,7 +409,18 @@ class Authorizer:
     def _provider(
         self, record: TokenRecord | None, person: Person | None, scope: str | None
     ) -> OAuthClientProvider:
-        """Return the SDK's provider for the configured grant, with the stored tokens and registration."""
+        """Return the SDK's provider for the configured grant, with the stored tokens and registration.
+
+        Raises `AuthorizationRefused` if the settings cannot be used.
+        """
+        try:
+            return self._made_provider(record, person, scope)
+        except ValueError as error:
+            raise AuthorizationRefused(oauth_fault(words_of(error))) from error
+
+    def _made_provider(
+        self, record: TokenRecord | None, person: Person | None, scope: str | None
+    ) -> OAuthClientProvider:
         auth, url = self._auth, self._server.url
         storage = _Storage(auth, record, person)
         provider: OAuthClientProvider
@@ -470,6 +508,22 @@ class Authorizer:
                 self._redaction.hide(name, value)
                 self._hide(name, value)
         return answer
+
+
+def _is_readable(record: TokenRecord) -> bool:
+    """Return whether the SDK can read the documents in a record, which another version may have stored."""
+    documents = (
+        (OAuthMetadata, record.metadata),
+        (ProtectedResourceMetadata, record.resource),
+        (OAuthClientInformationFull, record.client),
+    )
+    try:
+        for model, document in documents:
+            if document is not None:
+                model.model_validate(document)
+    except ValidationError:
+        return False
+    return True
 
 
 def _record(url: str, tokens: OAuthToken, issuer: str) -> TokenRecord:
