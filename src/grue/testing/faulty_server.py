@@ -84,15 +84,23 @@ def _flags() -> argparse.ArgumentParser:
         formatter_class=lambda prog: argparse.HelpFormatter(prog, width=100),
     )
     add = parser.add_argument
-    phases = ("start", *PHASES.values())
+    requests = tuple(PHASES.values())
+    phases = ("start", *requests)
     add("--silent-at", metavar="PHASE", action="append", default=[], choices=phases, help="never answer")
     add("--exit-at", metavar="PHASE", choices=phases, help="exit instead of answering")
     add("--exit-status", type=int, default=1, help="the status it exits with (default: 1)")
     add("--kill-at", metavar="PHASE", choices=phases, help="kill itself (SIGKILL) instead of answering")
-    add("--error-at", metavar="PHASE", action="append", default=[], help="answer with a JSON-RPC error")
-    add("--null-at", metavar="PHASE", action="append", default=[], help="answer with `result: null`")
-    add("--close-stdout-at", metavar="PHASE", help="close standard output instead of answering; keep running")
-    add("--stop-reading-after", metavar="PHASE", help="stop reading after this answer")
+    again: dict[str, Any] = {"metavar": "PHASE", "action": "append", "default": [], "choices": requests}
+    add("--error-at", **again, help="answer with a JSON-RPC error; not at `start`")
+    add("--null-at", **again, help="answer with `result: null`; not at `start`")
+    closing = "close standard output instead of answering; keep running"
+    add("--close-stdout-at", metavar="PHASE", choices=phases, help=closing)
+    add(
+        "--stop-reading-after",
+        metavar="PHASE",
+        choices=requests,
+        help="stop reading after this answer; not at `start`",
+    )
     add("--stderr", metavar="TEXT", help="write this line to standard error at the start")
     add("--flood-stderr", metavar="BYTES", type=int, default=0, help="write so much to it at the start")
     add("--ignore-eof", action="store_true", help="keep running when standard input ends")
@@ -435,7 +443,8 @@ def _flags_of_this_start(flags: argparse.Namespace) -> argparse.Namespace:
     with open(counted, "ab") as count:  # noqa: PTH123 - one import less to boot with
         count.write(b".")
         life = count.tell()
-    return flags if str(life) in lives.split(",") else _flags().parse_args([])
+    record = () if flags.record is None else ("--record", flags.record)
+    return flags if str(life) in lives.split(",") else _flags().parse_args(record)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -121,3 +122,25 @@ def test_a_fork_outlives_the_server() -> None:
         copy.terminate()
         assert copy.is_running(), "it ignores SIGTERM"
         copy.kill()
+
+
+@pytest.mark.parametrize(
+    ("flag", "phase"),
+    [
+        ("--error-at", "calls"),
+        ("--null-at", "start"),
+        ("--close-stdout-at", "calls"),
+        ("--stop-reading-after", "start"),
+    ],
+)
+def test_a_phase_at_which_nothing_would_happen_is_refused(flag: str, phase: str) -> None:
+    with server(flag, phase) as wire:
+        assert wire.process.wait(60) == 2
+
+
+def test_a_start_without_faults_is_recorded_too(tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    with server("--only-in", "2", str(tmp_path / "lives"), "--record", str(record)) as wire:
+        wire.call()
+        wire.receive()
+    assert b"tools/call" in record.read_bytes()
