@@ -65,7 +65,7 @@ def test_greenlets_run_turns_beside_each_other(lifetime: str, tmp_path: Path) ->
     with ScriptedLlmServer(answer) as llm:
         command = [sys.executable, "-c", PROGRAM, llm.base_url, lifetime, *faulty_server.argv()]
         done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=tmp_path, check=False)
-    assert (done.returncode, done.stdout) == (0, "all done\n"), done.stderr[-3000:]
+    assert (done.returncode, done.stdout, done.stderr) == (0, "all done\n", "")
 
 
 REFUSALS = """

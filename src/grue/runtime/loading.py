@@ -124,9 +124,9 @@ def _work_elsewhere() -> dict[int, str]:
 
     Threads of which it says "" are left out, and imports that forks no longer wait for (`_outlasted`).
     """
-    frames = sys._current_frames()  # noqa: SLF001 - the documented name
-    del frames[threading.get_ident()]
-    found = {thread: _work_in(frame) for thread, frame in frames.items()}
+    # Find this thread by its frame: under gevent, `threading.get_ident` returns the numbers of greenlets.
+    here, frames = sys._getframe(), sys._current_frames()  # noqa: SLF001 - the documented names
+    found = {thread: _work_in(frame) for thread, frame in frames.items() if frame is not here}
     return {
         thread: whose
         for thread, whose in found.items()
