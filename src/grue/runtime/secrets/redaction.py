@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from grue.runtime.forks import here_and_in_children
 from grue.runtime.large_data import let_others_run, steps
+from grue.runtime.safe_text import well_formed
 from grue.runtime.secrets.secret_forms import SecretForms, SecretPattern, Spelling, forms_of, spellings_of
 
 
@@ -240,11 +241,12 @@ class Redaction:
     def hide(self, name: str, value: str) -> None:
         """Replace `value` by a placeholder with `name` from now on.
 
-        An empty value is ignored, and so is one with lone surrogates, because no message can contain it.
+        An empty value is ignored. Lone surrogates count as U+FFFD, which stands for them in messages.
         """
-        if not value or not _is_unicode(value) or value in self.secrets:
+        value = well_formed(value)
+        if not value or value in self.secrets:
             return
-        secret = _Secret(value, f"[redacted:{name}]", forms_of(value))
+        secret = _Secret(value, f"[redacted:{well_formed(name)}]", forms_of(value))
         with self._lock:
             secrets = self._index.secrets
             if value not in self.secrets:
@@ -418,14 +420,6 @@ def _replaced(written: bytes, found: Iterable[Found], shown: Callable[[Found], b
 def _as_json(found: Found) -> bytes:
     text = msgspec.json.encode(found.shown)
     return text if found.is_number else text[1:-1]
-
-
-def _is_unicode(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 _NAME = b"(?:authorization|api-key)"

@@ -177,7 +177,7 @@ class Recorder:
     def hide(self, name: str, value: str) -> None:
         """Replace `value` by a placeholder with `name` in everything that is recorded from now on.
 
-        An empty value is ignored, and so is one with lone surrogates, because no message can contain it.
+        An empty value is ignored. Lone surrogates count as U+FFFD, which stands for them in messages.
         Authorisation headers and bearer tokens need not be registered; they are always replaced.
         """
         self._redaction.hide(name, value)

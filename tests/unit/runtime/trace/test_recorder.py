@@ -1,6 +1,7 @@
 """The recorder: numbers, times, order."""
 
 import json
+import os
 import re
 import threading
 
@@ -59,6 +60,18 @@ def test_a_recorder_that_has_recorded_cannot_resume() -> None:
     recorder.record(Said("a"), sender="x")
     with pytest.raises(RuntimeError, match="has recorded 1 envelopes"):
         recorder.resume(after_seq=41, after_t=7.25)
+
+
+def test_a_secret_from_bytes_that_are_no_text_is_hidden_as_messages_have_it() -> None:
+    recorder, lines = Recorder(), list[bytes]()
+    recorder.add(lambda envelope, line: lines.append(line))
+    name, secret = os.fsdecode(b"\xff_KEY"), os.fsdecode(b"p\xe4ssw\xf6rd-1234")
+    recorder.hide(name, secret)
+    recorder.record(Said(f"it is {secret}", {}), sender="a")
+    recorder.record(Said(f"it is {os.fsencode(secret).decode(errors='replace')}", {}), sender="a")
+    assert [msgspec.json.decode(line)["body"]["text"] for line in lines] == [
+        "it is [redacted:\ufffd_KEY]"
+    ] * 2
 
 
 @pytest.mark.parametrize("text", ["half: \ud83d", "\udfff", "é\ud800é", "x" * 17 * 2**20 + "\ud800"])
