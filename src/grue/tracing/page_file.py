@@ -113,8 +113,9 @@ MAX_IMAGE_CHARS = 24_000_000
 MAX_IMAGES_CHARS = 96_000_000
 """The most characters of base64 of all images of a page. Further ones are replaced by their size in words."""
 
+# `(?<!\\)`: a long run of backslashes is tried once, and not from each of its characters.
 _IMAGE = re.compile(
-    rb'(\\*")(?:data:image/[a-z+.-]{1,20};base64,)?'
+    rb'(?<!\\)(\\*")(?:data:image/[a-z+.-]{1,20};base64,)?'
     rb"((iVBORw0KGgo|/9j/|R0lGOD[dl]h|UklGR)[A-Za-z0-9+/]{60,}+={0,2})"
     rb'(\\*")'
 )

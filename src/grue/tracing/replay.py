@@ -328,9 +328,10 @@ def _rising(places: Sequence[range]) -> Iterator[Sequence[int]]:
 
 
 _PLACEHOLDER = "[redacted:"
-_QUOTED = re.compile(r'\\*"(\[redacted:[^\]"]*\])\\*"')
-_FOLLOWED = re.compile(r"(\[redacted:[^\]\"]*\])[.,;:!?)]+")
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|(\[redacted:[^\]"]*\])', re.DOTALL)
+# `(?<!\\)` and `[^][...]`: no character of a long text is tried more than a few times.
+_QUOTED = re.compile(r'(?<!\\)\\*"(\[redacted:[^]["]*\])\\*"')
+_FOLLOWED = re.compile(r"(\[redacted:[^][\"]*\])[.,;:!?)]+")
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|(\[redacted:[^]["]*\])', re.DOTALL)
 _CUT = "… [cut: "
 
 

@@ -4,6 +4,7 @@ import io
 import json
 
 import pytest
+from growth import assert_linear
 from story_traces import png
 
 from grue.tracing import page_file
@@ -40,3 +41,8 @@ def test_images_beyond_the_limit_are_left_out_and_said_to_be(monkeypatch: pytest
     assert left.startswith("an image of ")
     assert left.endswith("left out")
     assert len(list(table)) == 1
+
+
+def test_a_long_run_of_backslashes_takes_linear_time() -> None:
+    table = ImageTable(io.BytesIO())
+    assert_linear(table.take_out, 400_000, lambda size: b'{"x":"' + b"\\" * size + b'"}')

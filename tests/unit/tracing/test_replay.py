@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from episode_scenes import SCENES, cave, place_of, scene, with_body, with_fields
+from growth import assert_linear
 from recorded_episodes import RecordedEpisode
 
 from grue import TurnLimits
@@ -42,7 +43,15 @@ from grue.tracing.differences import Difference
 from grue.tracing.divergence import Divergence, derived
 from grue.tracing.facts import EpisodeResumed
 from grue.tracing.reading import EpisodeEnvelope, open_episode
-from grue.tracing.replay import Changes, Connections, TurnReplay, render, replay, same_redacted
+from grue.tracing.replay import (
+    Changes,
+    Connections,
+    TurnReplay,
+    quote_placeholders,
+    render,
+    replay,
+    same_redacted,
+)
 from grue.tracing.turn_slices import TurnSlice
 
 CLOSED = SessionClosed(server="cave")
@@ -307,6 +316,12 @@ def test_a_text_that_was_cut_after_a_secret_replays(limit: int, tmp_path: Path) 
 def test_redacted_texts_are_the_same_as_far_as_one_can_tell(one: str, other: str, same: bool) -> None:
     assert same_redacted(one, other) is same
     assert same_redacted(other, one) is same
+
+
+@pytest.mark.parametrize("piece", ["\\", '\\"', "[redacted:"])
+def test_redacted_texts_of_a_hostile_trace_take_linear_time(piece: str) -> None:
+    assert_linear(lambda text: same_redacted(text, text[1:]), 100_000, lambda times: '"' + piece * times)
+    assert_linear(quote_placeholders, 100_000, lambda times: '"' + piece * times)
 
 
 # --- What only a damaged or an odd trace has ---

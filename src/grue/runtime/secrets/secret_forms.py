@@ -264,7 +264,7 @@ MIN_PASSWORD_CHARS = 8
 _MOST_NAMES = 1024
 """How many results `looks_secret` caches. The cache holds names only, no values."""
 
-_URL_PASSWORD = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/\s:@]*:([^/\s]+)@")
+_URL_PASSWORD = re.compile(r"(?<=://)[^/\s:@]*:([^/\s]+)@")
 _BASIC = re.compile(r"(?i)basic +([A-Za-z0-9+/_-]+=*)")
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _SECRET_PARTS = re.compile(

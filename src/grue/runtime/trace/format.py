@@ -184,7 +184,7 @@ UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MCPConfi
 _LATEST_S = 1e11
 """Largest valid time. With larger ones the arithmetic of readers would overflow."""
 
-_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _CHUNK = 2**18
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 """Replaces each bracket by the signed byte 1 or -1, by which it changes the depth."""

@@ -5,6 +5,7 @@ from base64 import b64encode, urlsafe_b64encode
 import pytest
 from case_tables import each_case
 from example_counts import examples
+from growth import assert_linear
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -98,6 +99,10 @@ def test_two_values_of_one_name_are_both_secrets() -> None:
     assert found == {"A_KEY": "0123456789ab", "A_KEY 2": "ba9876543210"}
     brokers = "amqp://u:first-password@a,amqp://u:second-password@b"
     assert set(secrets_in({"BROKERS": brokers}).values()) == {"first-password", "second-password"}
+
+
+def test_a_long_value_beside_a_url_is_searched_in_one_pass() -> None:
+    assert_linear(lambda size: secrets_in({"A": f"https://h {'a' * size}"}), 400_000)
 
 
 def test_the_password_of_a_url_goes_up_to_the_last_at_sign() -> None:

@@ -1,9 +1,11 @@
 """Nesting is checked in one pass over the brackets of a body."""
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
+from growth import assert_linear
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,3 +42,23 @@ def test_deep_nesting_in_megabytes_of_brackets_is_found_in_time() -> None:
     wide = b"[" * MAX_DEPTH + b",".join([b"[]"] * 2_000_000) + b"]" * MAX_DEPTH
     with pytest.raises(TraceError, match="nested deeper"):
         check_depth(Path("t"), 2, wide)
+
+
+def test_a_long_text_among_many_brackets_takes_no_memory() -> None:
+    """Each character that a search may go back to takes 120 bytes."""
+    body = b"[" * 200 + b"]" * 200 + b'"' + b"{a" * 2**20 + b'"'
+    tracemalloc.start()
+    try:
+        check_depth(Path("trace.jsonl"), 2, body)
+        assert tracemalloc.get_traced_memory()[1] < len(body)
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_text_without_an_end_takes_linear_time() -> None:
+    brackets = b"[]" * MAX_DEPTH
+    assert_linear(
+        lambda body: check_depth(Path("trace.jsonl"), 2, body),
+        100_000,
+        lambda times: brackets + b'"' + b'\\"' * times,
+    )
