@@ -4,18 +4,32 @@ import importlib
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+import anyio
 import pytest
 from commands import forked, grue
 from forked_turns import Box, model, records, runner
 from msgspec.structs import replace
 
-from grue import FunctionTools, Runner, TurnLimits, TurnRequest
+from grue import FunctionTools, Runner, ToolPolicy, ToolRule, TurnLimits, TurnRequest
 from grue.cli.trace_to_test import to_test
-from grue.errors import AnswerError, LLMError, MCPConfigError
-from grue.messages import ToolCallRecord, ToolCallResult, Usage
+from grue.errors import AnswerError, ConversationError, LLMError, MCPConfigError
+from grue.messages import (
+    AssistantReply,
+    CompletionReceived,
+    ServerName,
+    ToolCallRecord,
+    ToolCallResult,
+    ToolDefinition,
+    Usage,
+    UserText,
+)
+from grue.policies import ApprovalDecision, ApprovalQuestion
+from grue.protocol.tools.lock import ToolLock, lock_of
+from grue.runtime.trace.recorder import Recorder
 from grue.testing.decisions import Called, assert_answer, assert_calls
+from grue.testing.fake_tools import FakeToolServer
 from grue.testing.llm_server import (
     LlmReply,
     LlmRequest,
@@ -24,6 +38,7 @@ from grue.testing.llm_server import (
     text_reply,
     tool_calls_reply,
 )
+from grue.tool_sessions.connection import Listing
 
 PYTEST = str(Path(pytest.__file__).with_name("__main__.py"))
 SECRET = "sk-live-0123456789abcdefghijklmnop"
@@ -78,6 +93,115 @@ def test_it_fails_when_something_has_changed(
     done = run(tmp_path, path)
     assert "1 failed" in done.stdout
     assert says in done.stdout
+
+
+ASKED = ToolPolicy(rules=(ToolRule(tools=("shop.*",), verdict="ask"),))
+NEXT = tool_calls_reply(("shop.next", {}))
+LOOK = tool_calls_reply(("shop.look", {"at": "lamp"}))
+LONG = "a_name_that_is_longer_than_a_function_of_the_test_may_have_it"
+
+
+def others(questions: tuple[ApprovalQuestion, ...]) -> list[ApprovalDecision]:
+    return [question.change({"at": "hat"}) for question in questions]
+
+
+@pytest.mark.parametrize(
+    ("replies", "how"),
+    [
+        pytest.param([NEXT, NEXT, NEXT, "x"], {}, id="one call with several results"),
+        pytest.param([tool_calls_reply(("shop.look", {"at": "a", "by": None})), "x"], {}, id="null"),
+        pytest.param([LOOK, "x"], {"tool_policy": ASKED, "approve": others}, id="other arguments"),
+        pytest.param([LOOK, "x"], {"tool_policy": ASKED}, id="denied"),
+        pytest.param([tool_calls_reply(("shop.sell", {})), "x"], {}, id="unknown tool"),
+        pytest.param([tool_calls_reply(("shop.look", "{at")), "x"], {}, id="no JSON"),
+        pytest.param(
+            [tool_calls_reply((f"shop.{LONG}_1", {}), (f"shop.{LONG}_2", {})), "x"], {}, id="long names"
+        ),
+        pytest.param([text_reply("par", finish_reason="content_filter"), "x"], {}, id="stopped reply"),
+    ],
+)
+def test_what_has_happened_to_a_call_happens_in_the_test(
+    tmp_path: Path, replies: list[LlmReply | str], how: dict[str, Any]
+) -> None:
+    results = iter(range(9))
+
+    def look(at: str, by: str | None = None) -> str:
+        return f"{at}: {by}"
+
+    functions = {name: lambda: next(results) for name in ("next", f"{LONG}_1", f"{LONG}_2")}
+    servers = {"shop": FunctionTools({"look": look, **functions})}
+    trace, path = tmp_path / "a.jsonl", tmp_path / "test_a.py"
+    with (
+        ScriptedLlmServer(replies) as server,
+        runner(server, "chat_completions", trace, servers=servers, **how) as each,
+    ):
+        each.run_turn(TurnRequest(user="Sell it."))
+    assert to_test(trace, None, (), path), path.read_text()
+
+
+class SlowShop(FakeToolServer):
+    """Lists its tools only after the model has replied."""
+
+    replied: anyio.Event
+
+    async def __aenter__(self) -> Self:
+        self.replied = anyio.Event()
+        return await super().__aenter__()
+
+    async def open(self, timeout_s: float) -> Listing:
+        await self.replied.wait()
+        return await super().open(timeout_s)
+
+
+def test_a_reply_that_was_dropped_is_not_in_the_test(tmp_path: Path) -> None:
+    """The first reply was asked for with the tools of the lock, before the server had listed others."""
+    shop, recorder = SlowShop("shop"), Recorder()
+    shop.answers("next", 1)
+    recorder.watch({CompletionReceived: lambda _: shop.replied.set()})
+    old = ToolDefinition(server=ServerName("shop"), tool="next", description="Old.", input_schema={})
+    lock = ToolLock({"shop": lock_of((old,))}, listings={"shop": (old,)})
+    trace, path = tmp_path / "a.jsonl", tmp_path / "test_a.py"
+    how = {"servers": {"shop": shop}, "tool_lock": lock, "recorder": recorder}
+    with (
+        ScriptedLlmServer([NEXT, NEXT, "x"]) as server,
+        runner(server, "chat_completions", trace, **how) as each,
+    ):
+        assert len(each.run_turn(TurnRequest(user="Sell it.")).tool_calls) == 1
+    assert to_test(trace, None, (), path), path.read_text()
+
+
+def test_values_of_one_name_in_two_modules_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, said in (("mine_first", "one"), ("mine_second", "two")):
+        (tmp_path / f"{module}.py").write_text(
+            f"from grue import FunctionTools\n\nTOOLS = FunctionTools({{'look': lambda at: {said!r}}})\n"
+            "servers, request = TOOLS, str\n"
+        )
+    monkeypatch.chdir(tmp_path)
+    servers = {"a": FunctionTools({"look": lambda at: "one"}), "b": FunctionTools({"look": lambda at: "two"})}
+    replies = [tool_calls_reply(("a.look", {"at": "x"}), ("b.look", {"at": "x"})), text_reply("x")]
+    trace = tmp_path / "a.jsonl"
+    with (
+        ScriptedLlmServer(replies) as server,
+        runner(server, "chat_completions", trace, servers=servers) as each,
+    ):
+        each.run_turn(TurnRequest(user="Look."))
+    for number, name in enumerate(("TOOLS", "servers")):
+        tools = (f"a=mine_first:{name}", "b=mine_second:TOOLS")
+        assert to_test(trace, None, tools, tmp_path / f"test_{number}.py", answer="mine_second:request")
+
+
+def test_a_conversation_whose_beginning_is_in_another_trace_is_no_test(tmp_path: Path) -> None:
+    trace, path = tmp_path / "a.jsonl", tmp_path / "test_a.py"
+    with (
+        ScriptedLlmServer(["x"]) as server,
+        runner(server, "chat_completions", trace, servers={}) as each,
+    ):
+        each.run_turn(TurnRequest(user="And?", history=[UserText("One."), AssistantReply(content="Two.")]))
+    with pytest.raises(ConversationError, match="cannot be run again: the trace does not hold what was said"):
+        to_test(trace, None, (), path)
+    assert not path.exists()
 
 
 def test_your_own_functions_take_the_place_of_recorded_results(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ import os
 import re
 import runpy
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
+from itertools import count
 from keyword import iskeyword
 from pathlib import Path
 from pprint import pformat
@@ -192,7 +193,10 @@ def _lines(
     run: RecordedRun, named: dict[str, tuple[str, str]], spec: tuple[str, str] | None, path: Path
 ) -> Iterator[str]:
     begun, end = run.begun, _end(run)
-    body = [*_body(run, named, spec, path)]
+    places = sorted({*named.values(), *([spec] if spec else ())})
+    mine = _names_of(places)
+    tools = {server: mine[place] for server, place in named.items()}
+    body = [*_body(run, tools, mine[spec] if spec else "", path)]
     used = set(re.findall(r"\b[A-Za-z]\w+", "\n".join(body)))
     yield f'"""Turn {begun.turn} of {_word(run.episode)}, as it was recorded: it {_ended(end)}.'
     yield ""
@@ -204,10 +208,11 @@ def _lines(
     yield from ("from typing import Any", "")
     if "pytest" in used:
         yield from ("import pytest", "")
-    mine = {*named.values(), *([spec] if spec else ())}
-    for module in sorted({module for module, _ in mine}):
-        yield f"from {module} import {', '.join(sorted(name for place, name in mine if place == module))}"
-    for package in (grue, errors, m, decisions, llm_server):
+    for module in sorted({module for module, _ in places}):
+        own = [(name, mine[here, name]) for here, name in places if here == module]
+        imported = (name if name == known else f"{name} as {known}" for name, known in own)
+        yield f"from {module} import {', '.join(imported)}"
+    for package in _PACKAGES:
         names = sorted(used & {*_names(package)})
         used -= {*names}
         if names:
@@ -225,6 +230,26 @@ _ABOUT = (
     "",
     "A scripted model says the same whatever it is asked, so for your prompt look at what it was sent, too.",
 )
+
+
+_PACKAGES = (grue, errors, m, decisions, llm_server)
+
+_OWN = re.findall(
+    r"\w+",
+    "SYSTEM USER REPLIES HISTORY APPROVED CHANGED ANSWERS REFUSED RECORDED MADE recorded recorded_answer"
+    " servers scripted_llm llm request runner outcome cut Any Path pytest",
+)
+"""Names that a written test has besides those that it imports from grue."""
+
+
+def _names_of(places: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """Return the name in the test of each of your values: its own, unless the test has that name already."""
+    used = {*_OWN, *(name for package in _PACKAGES for name in _names(package))}
+    names: dict[tuple[str, str], str] = {}
+    for place in places:
+        names[place] = _unused(place[1], used)
+        used.add(names[place])
+    return names
 
 
 def _names(module: Any) -> list[str]:
@@ -247,11 +272,9 @@ def _ended(end: m.TurnEnd | None) -> str:
             return "failed"
 
 
-def _body(
-    run: RecordedRun, named: dict[str, tuple[str, str]], spec: tuple[str, str] | None, path: Path
-) -> Iterator[str]:
+def _body(run: RecordedRun, named: dict[str, str], spec: str, path: Path) -> Iterator[str]:
     history = _history(run)
-    answer = spec[1] if spec else _recorded_spec(run)
+    answer = spec or _recorded_spec(run)
     yield f"SYSTEM = {_text(run.begun.system)}"
     yield f"USER = {_text(run.begun.user)}"
     yield from _replies(run)
@@ -259,8 +282,11 @@ def _body(
         yield f"HISTORY = {_literal(history)}"
     decided = [*_decided(run)]
     if decided:
-        yield f"APPROVED = {[each.call_id for each in decided if each.verdict != 'deny']!r}"
-    if answer and spec is None:
+        yield f"APPROVED = {[each.call_id for each in decided if each.verdict == 'approve']!r}"
+    changed = {each.call_id: each.arguments for each in decided if each.verdict == "change"}
+    if changed:
+        yield f"CHANGED: dict[str, Any] = {_literal(changed)}"
+    if answer and not spec:
         yield from _readings(run)
     yield from _servers(run, named)
     yield from _test(run, _end(run), path, answer, history=bool(history))
@@ -321,13 +347,21 @@ def _text(text: str) -> str:
 
 
 def _replies(run: RecordedRun) -> Iterator[str]:
-    yield "REPLIES = ["
+    replies: dict[int, m.CompletionReceived] = {}
     for envelope in run.envelopes:
-        reply = envelope.body
-        if not isinstance(reply, m.CompletionReceived) or envelope.receiver != AGENT:
-            continue
+        match envelope.body:
+            case m.CompletionReceived() as reply if envelope.receiver == AGENT:
+                replies[reply.request] = reply
+            case m.ReplyDropped(request=request):
+                replies.pop(
+                    request, None
+                )  # in the test the servers list their tools before the model is asked
+    yield "REPLIES = ["
+    for reply in replies.values():
         if not reply.tool_calls:
-            yield f"    text_reply({reply.content or ''!r}),"
+            early = reply.finish_reason not in (None, "stop", "tool_calls")
+            ended = f", finish_reason={reply.finish_reason!r}" if early else ""
+            yield f"    text_reply({reply.content or ''!r}{ended}),"
             continue
         yield "    tool_calls_reply("
         for call in reply.tool_calls:
@@ -339,41 +373,48 @@ def _replies(run: RecordedRun) -> Iterator[str]:
     yield "]"
 
 
-def _servers(run: RecordedRun, named: dict[str, tuple[str, str]]) -> Iterator[str]:
-    called = [call for call in _calls(run) if call.settlement == "returned"]
-    tools = [each for each in _listed(run) if each.server not in named]
-    tools = [each for each in tools if any(call.name == each.name for call in called)]
+def _servers(run: RecordedRun, named: dict[str, str]) -> Iterator[str]:
+    calls = _calls(run)
+    listed = [each for each in _listed(run) if each.server not in named]
+    tools = [each for each in listed if any(call.name == each.name for call in calls)]
+    if calls and not tools and not named:
+        tools = listed[:1]  # a turn that offers no tools skips every call
+    functions = _functions(tools)
     if tools:
         yield "RECORDED: list[tuple[str, Any, Any]] = ["
-        for call in called:
-            if any(each.name == call.name for each in tools):
+        for call in calls:
+            if call.name in functions and call.settlement == "returned":
                 error = f"RuntimeError({call.result.error_message!r})" if call.result.is_error else ""
                 result = error or _literal(call.result.content)
                 yield f"    ({call.name!r}, {_literal(_sent(call))}, {result}),"
         yield from _RECORDED
     for tool in tools:
-        yield from _stand_in(tool)
+        yield from _stand_in(tool, functions[tool.name])
     yield from ("", "", "def servers() -> dict[str, Any]:")
     if tools:
         yield '    """Return the tools. Those called recorded_... stand for your own: put yours there."""'
+        yield "    MADE.clear()"
     yield "    return {"
     for server in run.begun.servers:
         if server in named:
-            yield f"        {server!r}: {named[server][1]},"
+            yield f"        {server!r}: {named[server]},"
             continue
-        mine = ", ".join(f"{each.tool!r}: {_function(each)}" for each in tools if each.server == server)
+        mine = ", ".join(f"{each.tool!r}: {functions[each.name]}" for each in tools if each.server == server)
         yield f"        {server!r}: FunctionTools({{{mine}}}),"
     yield "    }"
 
 
 _RECORDED = (
     "]",
+    "MADE: list[Any] = []",
     "",
     "",
     "def recorded(name: str, /, **arguments: Any) -> Any:",
-    '    """Return the recorded result of a call."""',
-    "    given = {key: value for key, value in arguments.items() if value is not None}",
-    "    result = next(each for tool, asked, each in RECORDED if (tool, asked) == (name, given))",
+    '    """Return the recorded result of a call. The same call again gets its next result."""',
+    "    given = (name, {key: value for key, value in arguments.items() if value is not None})",
+    "    results = [each for *asked, each in RECORDED if tuple(asked) == given]",
+    "    MADE.append(given)",
+    "    result = results[min(MADE.count(given), len(results)) - 1]",
     "    if isinstance(result, Exception):",
     "        raise result",
     "    return result",
@@ -381,22 +422,35 @@ _RECORDED = (
 
 
 def _sent(call: m.ToolCallRecord) -> object:
-    return arguments_of(call) if call.changed_arguments is None else call.changed_arguments
+    sent = arguments_of(call) if call.changed_arguments is None else call.changed_arguments
+    if not isinstance(sent, dict):
+        return sent
+    # A function gets `None` for an argument that is left out, so the two are not told apart.
+    return {key: value for key, value in sent.items() if value is not None}
 
 
-def _stand_in(tool: m.ToolDefinition) -> Iterator[str]:
+def _stand_in(tool: m.ToolDefinition, function: str) -> Iterator[str]:
     properties: Any = tool.input_schema.get("properties") or {}
     required: Any = tool.input_schema.get("required") or []
     names = [name for name in properties if name.isidentifier() and not iskeyword(name)]
     ordered = sorted(names, key=lambda name: name not in required)
     parameters = ", ".join(f"{name}: Any" + ("" if name in required else " = None") for name in ordered)
     passed = "".join(f", {name}={name}" for name in ordered)
-    yield from ("", "", f"def {_function(tool)}({parameters}) -> Any:")
+    yield from ("", "", f"def {function}({parameters}) -> Any:")
     yield f"    return recorded({tool.name!r}{passed})"
 
 
-def _function(tool: m.ToolDefinition) -> str:
-    return f"recorded_{_word(tool.name).lower()}"
+def _functions(tools: Sequence[m.ToolDefinition]) -> dict[str, str]:
+    """Return the name of each tool's function: no two are equal, although `_word` shortens and replaces."""
+    functions: dict[str, str] = {}
+    for tool in tools:
+        functions[tool.name] = _unused(f"recorded_{_word(tool.name).lower()}", functions.values())
+    return functions
+
+
+def _unused(name: str, used: Collection[str]) -> str:
+    free = (name if number == 1 else f"{name}_{number}" for number in count(1))
+    return next(each for each in free if each not in used)
 
 
 def _decided(run: RecordedRun) -> Iterator[ApprovalDecision]:
@@ -484,6 +538,8 @@ def _settings(run: RecordedRun) -> Iterator[str]:
             yield f"        {name}={_literal(value)},"
     if [*_decided(run)]:
         yield "        approve=lambda questions: ["
+        if any(each.verdict == "change" for each in _decided(run)):
+            yield "            each.change(CHANGED[each.call_id]) if each.call_id in CHANGED else"
         yield "            each.approve() if each.call_id in APPROVED else each.deny() for each in questions"
         yield "        ],"
 
@@ -508,15 +564,17 @@ def _calls(run: RecordedRun) -> tuple[m.ToolCallRecord, ...]:
 
 
 def _listed(run: RecordedRun) -> list[m.ToolDefinition]:
-    opened = {each.body.server: each.body for each in run.envelopes if isinstance(each.body, m.SessionOpened)}
-    return [tool for server in run.begun.servers if server in opened for tool in opened[server].tools]
+    listed: dict[str, m.ToolDefinition] = {}
+    for envelope in run.envelopes:
+        if isinstance(envelope.body, m.SessionOpened | m.ToolsChanged):
+            listed |= {tool.name: tool for tool in envelope.body.tools}
+    return [tool for server in run.begun.servers for tool in listed.values() if tool.server == server]
 
 
 def _history(run: RecordedRun) -> list[Any]:
-    if not run.earlier:
-        return []
     past = run.begun.history
-    assert past is not None, "it has earlier turns"
+    if past is None or not past.length:
+        return []
     history, _ = said_before(run.path, (*run.earlier, run.envelopes[0]), past.conversation)
     kinds = m.UserText | m.AssistantReply | m.ToolMessage
     return [

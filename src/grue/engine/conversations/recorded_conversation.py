@@ -124,7 +124,7 @@ def said_before(
         reader.see(envelope)
     talk = reader.talks[name]
     if talk.flaw:
-        raise ConversationError(f"The turn cannot be forked from {path}: {talk.flaw}.", path=str(path))
+        raise ConversationError(f"The turn of {path} cannot be run again: {talk.flaw}.", path=str(path))
     return talk.history, talk.tools
 
 
