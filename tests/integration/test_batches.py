@@ -155,6 +155,36 @@ FAILURES: dict[Unanswered, tuple[str, str]] = {
 }
 
 
+def test_a_turn_whose_answer_is_not_accepted_any_more_runs_again_with_the_same_replies(
+    tmp_path: Path,
+) -> None:
+    def two(text: str) -> str:
+        if text != "two":
+            raise ValueError("it is not two")
+        return text
+
+    with ScriptedLlmServer(["one", "two", "three"]) as llm:
+        assert answers(run(llm, tmp_path, asked=[TurnRequest("a")])) == ["one"]
+        strict = TurnRequest("a", answer=AnswerSpec(two))
+        (item,) = run(llm, tmp_path, asked=[strict])
+        assert (answers([item]), item.recalled) == (["two"], False)
+        (item,) = run(llm, tmp_path, asked=[strict])
+        assert (answers([item]), item.recalled) == (["two"], True)
+        (other,) = run(llm, tmp_path, asked=[TurnRequest("b")])
+        assert isinstance(other.error, TraceError)
+    once(llm, 2)
+
+
+def test_a_turn_whose_answer_held_a_secret_is_not_lost(tmp_path: Path) -> None:
+    secret = "sk-live-0123456789abcdefghijklmnop"
+    with ScriptedLlmServer([f"It is {secret}."]) as llm:
+        for _ in range(2):
+            items = run(llm, tmp_path, asked=[TurnRequest("a")], llm={"api_key": secret})
+            assert answers(items) == [f"It is {secret}."]
+    once(llm, 1)
+    assert (tmp_path / "batch").stat().st_mode & 0o777 == 0o700
+
+
 @pytest.mark.parametrize("wire", ["responses", "messages"])
 def test_each_item_that_fails_is_a_typed_failure_of_its_turn(wire: str, tmp_path: Path) -> None:
     what = [*FAILURES, None]

@@ -189,6 +189,11 @@ def _asked(command: m.RunTurn, past: m.HistoryReference | None) -> _Asked:
     return command.turn, hashlib.sha256(msgspec.json.encode(words)).digest()
 
 
+def asks_the_same(one: m.RunTurn, other: m.RunTurn) -> bool:
+    """Return whether two turns have the same number and the same request."""
+    return _asked(one, None) == _asked(other, None)
+
+
 class Batch(Struct, frozen=True, kw_only=True):
     """How to run the turns of `Runner.map`: `concurrency` in parallel, in the loop that `begin` starts."""
 

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.engine.approval import Parking
-from grue.engine.batch import Batch, CompletedTurns, as_ours, end_turns
+from grue.engine.batch import Batch, CompletedTurns, as_ours, asks_the_same, end_turns
 from grue.engine.conversations.recorded_conversation import RecordedTurn, Waited, read_turns
 from grue.engine.conversations.resume import ResumeRequest, resumed_turn
 from grue.engine.current_episode import Episode
@@ -185,6 +185,11 @@ class _Turns(Generic[T]):
             found = CompletedTurns(path).recall(command, turn.answer)
             if found is not None:
                 return found.outcome
+            if asks_the_same(part.run, command):
+                # Its answer is not accepted any more, or a secret was removed from it. The turn is run again,
+                # with the replies that are in the folder.
+                self._files.set_aside(number)
+                return None
         if isinstance(end, m.TurnCompleted) or (part.run.system, part.run.user) != (
             command.system,
             command.user,

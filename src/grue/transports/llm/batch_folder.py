@@ -100,8 +100,9 @@ class BatchFolder(Closing):
         self.submissions: dict[int, Submission] = {}
         try:
             with self.using():
-                for name in ("turns", "requests", "submissions", "replies"):
-                    (path / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                for name in ("", "turns", "requests", "submissions", "replies"):
+                    (path / name).mkdir(mode=0o700, exist_ok=True)  # `parents=True` ignores the mode
                 self._take_lock()
                 self.manifest = self._known(manifest)
                 self._read()
