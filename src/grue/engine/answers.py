@@ -258,8 +258,15 @@ def _wrapped(schema: m.JsonObject) -> m.JsonObject:
     return whole | ({"$defs": schema["$defs"]} if "$defs" in schema else {})
 
 
-@lru_cache(256)
 def _reader(type_: Any) -> _Reader:
+    try:
+        hash(type_)
+    except TypeError:  # the metadata of an `Annotated` can be a list or a dictionary
+        return _new_reader(type_)
+    return _known_reader(type_)
+
+
+def _new_reader(type_: Any) -> _Reader:
     from pydantic import TypeAdapter
     from pydantic.errors import PydanticUserError
 
@@ -303,6 +310,9 @@ def _has_meta(type_: Any, seen: list[object]) -> bool:
         with suppress(NameError, TypeError):  # an annotation that cannot be resolved here
             parts += get_type_hints(type_, include_extras=True).values()
     return any(_has_meta(part, seen) for part in parts)
+
+
+_known_reader = lru_cache(256)(_new_reader)
 
 
 def _inlined(schema: m.JsonObject) -> m.JsonObject:

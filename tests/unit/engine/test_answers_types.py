@@ -84,6 +84,7 @@ class Colour(enum.Enum):
         (list[Model], '{"value": [{"a": 1}]}', [Model(a=1)], [{"a": 1, "b": None}]),
         (int, '{"value": 7}', 7, 7),
         (bool, "true", True, True),
+        (Annotated[int, {"unit": "euros"}], "7", 7, 7),
     ],
 )
 def test_each_type_is_requested_as_an_object_read_and_recorded(
