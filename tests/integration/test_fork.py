@@ -174,6 +174,22 @@ def test_another_result_of_a_call_is_told_the_model(
     sound(tmp_path / "b.jsonl")
 
 
+def test_a_call_that_was_refused_can_get_a_result(tmp_path: Path) -> None:
+    replies = [tool_calls_reply(("box.look", {"at": "lamp"}), ids=("c1",)), "x", "y"]
+
+    def look(at: int) -> int:
+        return at
+
+    with ScriptedLlmServer(replies) as server:
+        with runner(server, WIRE, tmp_path / "a.jsonl", servers={"box": FunctionTools([look])}) as each:
+            assert [call.settlement for call in each.run_turn("Look.").tool_calls] == ["rejected"]
+        server.requests.clear()
+        with runner(server, WIRE, tmp_path / "b.jsonl") as each:
+            each.fork(tmp_path / "a.jsonl", tool_results={"c1": "dust"})
+        assert server.requests[0].messages[-1]["content"] == "dust"
+    sound(tmp_path / "b.jsonl")
+
+
 @pytest.mark.parametrize("number", [None, 2])
 def test_other_tools_are_offered(
     tmp_path: Path, server: ScriptedLlmServer, recorded: Path, number: int | None
@@ -399,6 +415,11 @@ def test_what_cannot_be_forked_is_refused_before_anything_starts(
     rows: list[tuple[dict[str, Any], str]] = [
         ({"turn": 9}, "holds no turn 9"),
         ({"at": last + 1}, f"has the messages 1 to {last}, and no message {last + 1}"),
+        ({"at": 0}, f"has the messages 1 to {last}, and no message 0"),
+        ({"at": "3"}, "at= wants a number, not '3'"),
+        ({"turn": "1"}, "turn= wants a number, not '1'"),
+        ({"tool_results": ["a1"]}, "tool_results= wants a dictionary, not \\['a1'\\]"),
+        ({"tools": {"box": ["look"]}}, "tools= wants a list of ToolDefinition for box, not \\['look'\\]"),
         ({"tool_results": {"zz": 1}}, "has no result of a call 'zz'. It has: a1, b1, c1"),
         ({"tool_results": {"a1": 1}, "at": end}, "was settled by message .*, before the fork"),
         ({"tools": {"attic": []}}, "has no server 'attic'"),

@@ -28,6 +28,7 @@ from grue.engine.turn import EpisodeMemory, HostTurn, RestOfTurn, TurnOutcome, T
 from grue.engine.turn_actors import TurnResources, TurnsPast
 from grue.engine.wiring import Wiring
 from grue.errors import ActorCrashed, ForkMissed, LLMError, MCPConfigError, MCPError, TraceError
+from grue.field_checks import shown
 from grue.policies import Misses
 from grue.protocol.context.history import History
 from grue.protocol.tool_loop import AGENT, NOTED_EVENTS, IllegalEvent, step
@@ -72,6 +73,19 @@ class ForkRequest(Struct, frozen=True, kw_only=True):
         if self.misses not in get_args(Misses):
             known = ", ".join(map(repr, get_args(Misses)))
             raise MCPConfigError(f"misses= wants one of {known}, not {self.misses!r:.60}.")
+        for name in ("turn", "at"):
+            if not isinstance(getattr(self, name), int | None):
+                raise MCPConfigError(f"{name}= wants a number, not {shown(getattr(self, name))}.")
+        for name in ("tool_results", "tools", "changes"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise MCPConfigError(f"{name}= wants a dictionary, not {shown(getattr(self, name))}.")
+        for server, tools in self.tools.items():
+            if not isinstance(tools, list | tuple) or not all(
+                isinstance(each, m.ToolDefinition) for each in tools
+            ):
+                raise MCPConfigError(
+                    f"tools= wants a list of ToolDefinition for {server}, not {shown(tools)}."
+                )
 
 
 class _Place(Struct, frozen=True):
@@ -151,9 +165,9 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
         """
         begun, last = self.envelopes[0], self.envelopes[-1]
         place = _Place(begun, ())
-        if at is None or at <= begun.seq:
+        if at is None or at == begun.seq:
             return place
-        if at > last.seq:
+        if not begun.seq < at <= last.seq:
             raise MCPError(
                 f"Turn {self.begun.turn} of {self.path} has the messages {begun.seq} to {last.seq}, and no"
                 f" message {at}. `grue trace show` has their numbers."

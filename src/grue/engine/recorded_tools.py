@@ -367,6 +367,8 @@ class RecordedConnection:
     async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
         """Return why the call must not be sent: the recorded reason, or that of the real server."""
         found = self._fork.record.next(self._server, tool, arguments)
+        if found is not None and found.call.call_id in self._fork.results:
+            return None
         if found is not None and isinstance(found.settlement, m.ToolSkipped):
             self._fork.record.take(self._server, tool, arguments)
             return found.settlement.reason
