@@ -216,6 +216,38 @@ def test_a_later_turn_reads_on_with_the_same_tools_and_prefix(tmp_path: Path, ho
         assert changed_prefixes(server) == 0
 
 
+@pytest.mark.parametrize("how", ["held", "loaded", "from trace", "branch", "fork"])
+def test_a_conversation_never_reads_the_result_of_another_one(tmp_path: Path, how: str) -> None:
+    """In each `map` the turns are numbered from 1, and some endpoints give every call the same id."""
+
+    def clerk(request: LlmRequest) -> LlmReply:
+        asked = str(request.messages[-1]["content"])
+        if request.messages[-1]["role"] == "tool":
+            return text_reply(asked)
+        if asked == "On?":
+            return tool_calls_reply(("read_result", {"handle": "call_0"}), ids=["call_1"])
+        return tool_calls_reply(("host.log", {"number": int(asked)}), ids=["call_0"])
+
+    trace, saved = tmp_path / "t.jsonl", tmp_path / "first.jsonl"
+    with ScriptedLlmServer(clerk) as server:
+        with runner_for(server, trace=trace) as runner:
+            first, second = runner.conversation(path=saved, name="first"), runner.conversation()
+            list(runner.map([first.request("1"), second.request("2")]))
+            list(runner.map([second.request("On?"), first.request("On?")]))
+            talk = first.branch() if how == "branch" else first
+            answer = talk.ask("On?").response if how in ("held", "branch") else ""
+            first.close()
+        with runner_for(server) as later:
+            if how == "fork":
+                answer = later.fork(trace, turn=2).response
+            elif not answer:
+                loaded = how == "loaded"
+                talk = Conversation.load(saved, later) if loaded else Conversation.from_trace(trace, later)
+                answer = talk.ask("On?").response
+                talk.close()
+    assert "\n1/3 ok" in answer
+
+
 def test_a_result_that_no_trace_and_no_process_holds_any_more_is_said_to_be_gone(tmp_path: Path) -> None:
     script = model(calls("log"), answers(), reads(first_line=1), answers("gone"))
     with ScriptedLlmServer(script) as server:

@@ -575,7 +575,7 @@ def _history(run: RecordedRun) -> list[Any]:
     past = run.begun.history
     if past is None or not past.length:
         return []
-    history, _ = said_before(run.path, (*run.earlier, run.envelopes[0]), past.conversation)
+    history = said_before(run.path, (*run.earlier, run.envelopes[0]), past.conversation).history
     kinds = m.UserText | m.AssistantReply | m.ToolMessage
     return [
         structs.replace(each, echo=None) if isinstance(each, m.AssistantReply) else each

@@ -20,8 +20,8 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.engine.answers import AnswerSpec, recorded_spec, spec_of
-from grue.engine.conversations.kept_conversation import EarlierResults
-from grue.engine.conversations.recorded_conversation import RecordedTurn, said_before
+from grue.engine.conversations.kept_conversation import conversation_of_turn
+from grue.engine.conversations.recorded_conversation import RecordedTurn, Talk, said_before
 from grue.engine.recorded_tools import ForkSettings, RecordedApproval, TurnRecord
 from grue.engine.tool_servers import usable_servers
 from grue.engine.turn import EpisodeMemory, HostTurn, RestOfTurn, TurnOutcome, TurnRequest, TurnSettings
@@ -269,16 +269,16 @@ class ForkedRun(HostTurn[T]):
             where=f"turn {changed.turn} of {run.path}",
             approve=settings.wiring.approval.approve,
         )
-        history, offered = _said(run, place, changed)
+        talk = _said(run, place, changed)
+        history = talk.history
         rewrites = _new_system(run, changed, history)
         if rewrites and not place.events and changed.history is not None and history.ledger is not None:
             changed = replace(changed, history=history.ledger.reference(changed.history.conversation))
-        wiring = _wiring(settings.wiring, changed, history, offered, fork)
+        wiring = _wiring(settings.wiring, changed, talk, fork)
         memory = EpisodeMemory()
         if not place.events:
             memory.learn({name: Disabled(reason) for name, reason in record.disabled.items()})
-        turns = dict.fromkeys(each.turn for each in run.earlier)
-        self.earlier = EarlierResults((number, run.path) for number in turns)
+        self.earlier = talk.results(run.path)
         self.record = _past(asked, run, place, changed, listings, rewrites, settings)
         self.begun = _said_before_resumption(run, place)
         request: TurnRequest[T] = TurnRequest(
@@ -383,9 +383,7 @@ def _answer(asked: ForkRequest, run: m.RunTurn) -> AnswerSpec[Any] | None:
     return recorded_spec(run.answer, fallback=run.fallback, told=not run.states_answer)
 
 
-def _said(
-    run: RecordedRun, place: _Place, changed: m.RunTurn
-) -> tuple[History, tuple[m.ToolDefinition, ...]]:
+def _said(run: RecordedRun, place: _Place, changed: m.RunTurn) -> Talk:
     until = [each for each in run.envelopes if each.seq <= place.event.seq]
     redacted = next((each for each in (*run.earlier, *until) if each.redacted), None)
     if redacted is not None:
@@ -393,7 +391,7 @@ def _said(
             f"Turn {changed.turn} of {run.path} cannot be forked: a secret was removed from message"
             f" {redacted.seq}, which comes before the fork."
         )
-    return said_before(run.path, (*run.earlier, *until), _conversation(changed))
+    return said_before(run.path, (*run.earlier, *until), conversation_of_turn(changed))
 
 
 def _said_before_resumption(run: RecordedRun, place: _Place) -> History | None:
@@ -412,15 +410,10 @@ def _said_before_resumption(run: RecordedRun, place: _Place) -> History | None:
     return None if part is None else part.said_alone()
 
 
-def _conversation(run: m.RunTurn) -> m.ConversationId:
-    return m.ConversationId(f"turn-{run.turn}") if run.history is None else run.history.conversation
-
-
 def _wiring(
     wiring: Wiring,
     run: m.RunTurn,
-    history: History,
-    offered: tuple[m.ToolDefinition, ...],
+    talk: Talk,
     fork: ForkSettings,
 ) -> Wiring:
     servers = wiring.servers
@@ -434,9 +427,9 @@ def _wiring(
         )
     approval = RecordedApproval(fork=fork)
     wiring = replace(wiring, servers=servers, approval=approval, presumed=None)
-    if not history.entries:
+    if not talk.history.entries:
         return wiring
-    return wiring.lending(wiring.lent(_conversation(run), history, offered))
+    return wiring.lending(wiring.lent(conversation_of_turn(run), talk.history, talk.tools))
 
 
 def _nothing(note: Note) -> ToolConnection:
@@ -527,7 +520,11 @@ def _new_system(run: RecordedRun, changed: m.RunTurn, history: History) -> tuple
     given = (m.SystemText(changed.system),) if changed.system else ()
     rewritten = m.Rewritten(0, 1, (replace(first, items=(*given, *rest)),))
     history.rewrite(rewritten)
-    return (m.HistoryRewritten(conversation=_conversation(changed), rewrite=rewritten, reason=_OTHER_SYSTEM),)
+    return (
+        m.HistoryRewritten(
+            conversation=conversation_of_turn(changed), rewrite=rewritten, reason=_OTHER_SYSTEM
+        ),
+    )
 
 
 def _system_in(entries: Sequence[m.Said | m.AssistantReply]) -> str:

@@ -106,11 +106,12 @@ class TurnMark(Struct, frozen=True, kw_only=True, tag="turn", omit_defaults=True
 class TurnRecorded(Struct, frozen=True, tag="recorded"):
     """A line that names the trace file with the complete tool results of a turn.
 
-    The conversation files of older versions of grue lack these lines.
+    `conversation` is the id under which the turn is in that trace: a branch has an id of its own.
     """
 
     turn: int
     trace: str
+    conversation: m.ConversationId
 
 
 Line: TypeAlias = (

@@ -66,12 +66,12 @@ _TAG = "ToolReturned"
 class EarlierResults:
     """Finds whole results of earlier turns, for the built-in tool `read_result`. Thread-safe.
 
-    Of a turn with a trace only the path is kept in memory. `turns` has the number and the trace of each such
-    turn, oldest first. Of other turns the newest results are kept, up to `KEPT_BYTES`.
+    Of a turn with a trace only the path is kept in memory. `turns` names each such turn, oldest first. Of
+    other turns the newest results are kept, up to `KEPT_BYTES`.
     """
 
-    def __init__(self, turns: Iterable[tuple[int, Path]] = ()) -> None:
-        self._turns: list[tuple[int, Path]] = [*turns]
+    def __init__(self, turns: Iterable[TurnRecorded] = ()) -> None:
+        self._turns = [*turns]
         self._trace: Path | None = None
         self._kept: dict[m.CallId, tuple[int, m.ToolCallResult]] = {}
         self._bytes = 0
@@ -81,17 +81,18 @@ class EarlierResults:
         self._lock = threading.Lock()
 
     @property
-    def turns(self) -> tuple[tuple[int, Path], ...]:
-        """The number and the trace of each turn that was recorded, oldest first."""
+    def turns(self) -> tuple[TurnRecorded, ...]:
+        """The turns that were recorded, oldest first."""
         return tuple(self._turns)
 
-    def begin(self, turn: int, trace: Path | None) -> bool:
-        """Prepare for a turn that begins now. Return whether it was added to `turns`."""
+    def begin(self, turn: int, trace: Path | None, conversation: m.ConversationId) -> TurnRecorded | None:
+        """Prepare for a turn that begins now. Return what was added to `turns`; `None`: nothing."""
         self._trace = trace
-        if trace is None or (turn, trace) in self._turns[-1:]:
-            return False
-        self._turns.append((turn, trace))
-        return True
+        recorded = None if trace is None else TurnRecorded(turn, str(trace), conversation)
+        if recorded is None or recorded in self._turns[-1:]:
+            return None
+        self._turns.append(recorded)
+        return recorded
 
     def end(self, records: Iterable[m.ToolCallRecord]) -> None:
         """Keep the results of the turn that began last, unless they are recorded in a trace."""
@@ -114,9 +115,9 @@ class EarlierResults:
             kept = self._kept.get(call_id)
         if kept is not None:
             return kept[1]
-        for trace in dict.fromkeys(trace for _, trace in reversed(self._turns)):
-            turns = {turn for turn, of_turn in self._turns if of_turn == trace}
-            found = _in_trace(trace, turns, call_id)
+        for trace in dict.fromkeys(each.trace for each in reversed(self._turns)):
+            turns = {(each.turn, each.conversation) for each in self._turns if each.trace == trace}
+            found = _in_trace(Path(trace), turns, call_id)
             if found is not None:
                 return found
         return None
@@ -129,7 +130,11 @@ class EarlierResults:
         return copy
 
 
-def _in_trace(trace: Path, turns: set[int], call_id: m.CallId) -> m.ToolCallResult | None:
+def _in_trace(
+    trace: Path, turns: set[tuple[int, m.ConversationId]], call_id: m.CallId
+) -> m.ToolCallResult | None:
+    # Turns of several conversations can have the same number, even at the same time, and their calls the same
+    # id. So follow the causes of a result to the `RunTurn` that names the conversation.
     if not (trace / TRACE_FILE if trace.is_dir() else trace).exists():
         return None
     with importing():  # imported here, because few conversations need it
@@ -137,8 +142,18 @@ def _in_trace(trace: Path, turns: set[int], call_id: m.CallId) -> m.ToolCallResu
 
     found: m.ToolCallResult | None = None
     written = msgspec.json.encode(call_id)
+    numbers = {number for number, _ in turns}
+    ours: set[int] = set()
     for line in open_episode(trace).lines():
-        if line.line.turn in turns and line.tag == _TAG and _may_hold(line.line.body, written):
+        if line.line.turn not in numbers:
+            continue
+        if line.tag == "RunTurn":
+            run = line.envelope().body
+            if isinstance(run, m.RunTurn) and (run.turn, conversation_of_turn(run)) in turns:
+                ours.add(line.line.seq)
+        elif line.line.cause in ours:
+            ours.add(line.line.seq)
+        if line.line.seq in ours and line.tag == _TAG and _may_hold(line.line.body, written):
             body = line.envelope().body
             if isinstance(body, m.ToolReturned) and body.call_id == call_id:
                 found = body.result
@@ -262,7 +277,7 @@ class KeptConversation:
             history=saved.history,
             learned=saved.learned,
             open_turn=saved.mark,
-            results=EarlierResults((each.turn, Path(each.trace)) for each in saved.recorded),
+            results=EarlierResults(saved.recorded),
         )
         if file is not None:
             kept._append_to(file)
@@ -482,10 +497,9 @@ class KeptConversation:
             digest=ledger.digest,
             call_ids=tuple(sorted(history.call_ids - calls)),
         )
-        recorded = (TurnRecorded(turn, str(trace)) for turn, trace in self.results.turns)
         rest = (
             msgspec.json.encode(each)
-            for each in (*recorded, self._learned, self.open_turn)
+            for each in (*self.results.turns, self._learned, self.open_turn)
             if each is not None
         )
         return header, (*lines_of(history), *rest)
@@ -537,8 +551,9 @@ class KeptConversation:
             self._write_now()
 
     def _note_trace(self, number: int, recorded: Path | None) -> None:
-        if self.results.begin(number, recorded) and self._file is not None:
-            self._unwritten.append(msgspec.json.encode(TurnRecorded(number, str(recorded))))
+        noted = self.results.begin(number, recorded, self.id)
+        if noted is not None and self._file is not None:
+            self._unwritten.append(msgspec.json.encode(noted))
 
     def _mark(self, mark: TurnMark | None) -> None:
         before, self.open_turn = self.open_turn, mark
@@ -643,6 +658,11 @@ class KeptConversation:
             self._learned = learned
             if self._file is not None:
                 self._unwritten.append(msgspec.json.encode(learned))
+
+
+def conversation_of_turn(run: m.RunTurn) -> m.ConversationId:
+    """Return the id of a turn's conversation; a turn that belongs to none counts as one of its own."""
+    return m.ConversationId(f"turn-{run.turn}") if run.history is None else run.history.conversation
 
 
 def _tells_handles(entries: Iterable[m.Said | m.AssistantReply]) -> bool:

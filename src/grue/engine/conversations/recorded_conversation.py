@@ -14,8 +14,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages as m
-from grue.engine.conversations.conversation_file import TurnMark
-from grue.engine.conversations.kept_conversation import EarlierResults, KeptConversation, is_parked_still
+from grue.engine.conversations.conversation_file import TurnMark, TurnRecorded
+from grue.engine.conversations.kept_conversation import (
+    EarlierResults,
+    KeptConversation,
+    conversation_of_turn,
+    is_parked_still,
+)
 from grue.errors import ConversationError, NothingToResume, TraceError
 from grue.protocol.context.history import History, Ledger, SaidStep, take_step
 from grue.protocol.tool_loop import AGENT, NOTED_EVENTS, IllegalEvent, step
@@ -43,6 +48,8 @@ class Talk(Struct):
     Attributes:
         tools: The tools that were offered last.
         flaw: Why the conversation cannot be resumed; empty: it can be.
+        turns: The number of each turn, and the conversation in which it was run: this one, or the one from
+            which this one branches off.
         turn: The turn that is running or parked; `None`: the last turn has ended.
     """
 
@@ -50,7 +57,7 @@ class Talk(Struct):
     history: History
     tools: tuple[m.ToolDefinition, ...] = ()
     flaw: str = ""
-    turns: tuple[int, ...] = ()
+    turns: tuple[tuple[int, m.ConversationId], ...] = ()
     turn: m.RunTurn | None = None
     parked: m.TurnParked | None = None
 
@@ -58,6 +65,10 @@ class Talk(Struct):
         """Give up `turn`: add an answer for each of its unanswered calls."""
         self.history.close(self.parked)
         self.turn = self.parked = None
+
+    def results(self, file: Path) -> EarlierResults:
+        """Return what finds the turns' tool results in the trace `file`."""
+        return EarlierResults(TurnRecorded(turn, str(file), name) for turn, name in self.turns)
 
     @property
     def place(self) -> _Place:
@@ -105,15 +116,15 @@ def resume_conversation(path: str | PathLike[str], name: str | None = None) -> R
         history=talk.history,
         tools=talk.tools,
         open_turn=mark,
-        results=EarlierResults((turn, file) for turn in talk.turns),
+        results=talk.results(file),
     )
     return ResumedConversation(kept, reader.listings)
 
 
 def said_before(
     path: str | PathLike[str], envelopes: Iterable[EpisodeEnvelope], name: m.ConversationId
-) -> tuple[History, tuple[m.ToolDefinition, ...]]:
-    """Return the history of a conversation after these messages, and the tools that were offered last.
+) -> Talk:
+    """Return a conversation after these messages.
 
     `envelopes` are the messages of the conversation's turns, in order. Raises `ConversationError` if a part
     of the conversation is missing, or if a secret in it was redacted.
@@ -125,7 +136,7 @@ def said_before(
     talk = reader.talks[name]
     if talk.flaw:
         raise ConversationError(f"The turn of {path} cannot be run again: {talk.flaw}.", path=str(path))
-    return talk.history, talk.tools
+    return talk
 
 
 def _mark_of(talk: Talk, path: Path) -> TurnMark | None:
@@ -178,7 +189,7 @@ class TalkReader:
         self.listings: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = {}
         self.last = m.ConversationId("")
         self._branch_points = branch_points
-        self._branches: dict[_Place, tuple[History, tuple[int, ...]]] = {}
+        self._branches: dict[_Place, tuple[History, tuple[tuple[int, m.ConversationId], ...]]] = {}
         self._turns: dict[int, m.ConversationId] = {}
         self._requests: dict[int, m.ConversationId] = {}
 
@@ -205,8 +216,7 @@ class TalkReader:
                 self.listings |= listing_in(envelope)
 
     def _begin(self, envelope: EpisodeEnvelope, run: m.RunTurn) -> None:
-        past = run.history
-        name = m.ConversationId(f"turn-{run.turn}") if past is None else past.conversation
+        past, name = run.history, conversation_of_turn(run)
         if run.resumed is not None and name in self.talks:
             _resume(self.talks[name], run.resumed)
         elif past is None:
@@ -215,7 +225,7 @@ class TalkReader:
             self._go_on(run, past)
         take_step(self.talks[name].history, run)
         talk = self.talks[name]
-        talk.turn, talk.parked, talk.turns = run, None, (*talk.turns, run.turn)
+        talk.turn, talk.parked, talk.turns = run, None, (*talk.turns, (run.turn, name))
         self.last = name
         self._turns[envelope.seq] = name
         self._mark(self.talks[name], envelope)
