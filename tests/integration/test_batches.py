@@ -351,6 +351,11 @@ def test_what_no_batch_can_do_is_said_before_anything_is_asked(tmp_path: Path) -
             said = (UserText(text="Hello"),)
             (item,) = runner.map([replace(requests(1)[0], history=said)], batch=tmp_path / "talk")
             assert isinstance(item.error, MCPConfigError)
+        key = "sk-live-0123456789abcdefghijklmnop"
+        with Runner(llm=replace(one, api_key=key)) as runner:
+            (item,) = runner.map([TurnRequest(f"Hello, {key}.")], batch=tmp_path / "secret")
+            assert str(item.error).startswith("This turn cannot wait for a batch: its texts contain a secret")
+            assert "parking" not in str(item.error)
         assert answers(run(llm, tmp_path, 2)) == expected(2)
         # Another request in the place of one that was asked, and another model in the same folder.
         others = [TurnRequest(user="something else"), *requests(2)[1:]]

@@ -148,8 +148,8 @@ def test_a_conversation_goes_through_a_database_as_text(server: ScriptedLlmServe
 def test_a_text_that_is_no_conversation_is_refused(server: ScriptedLlmServer) -> None:
     runner = runner_for(server)
     half = runner.conversation("Answer briefly.").dumps()[:-9]
-    for text in ("", "{}", half):
-        with pytest.raises(ConversationError, match="the text, line 1 is damaged"):
+    for text in ("", "{}", half, "\ud800"):
+        with pytest.raises(ConversationError, match=r"the text, line 1 is damaged \(.*\)\.$"):
             Conversation.loads(text, runner)
     with pytest.raises(MCPError, match="wants the text that dumps"):
         Conversation.loads(b"{}", runner)  # type: ignore[arg-type]

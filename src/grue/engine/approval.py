@@ -49,6 +49,8 @@ Approve: TypeAlias = Callable[[tuple[ApprovalQuestion, ...]], ApprovalAnswer | A
 """The host's callback; a plain function runs in a thread of its own."""
 
 
+_NO_PARKING = ", or set parking = false in the tool policy"
+
 Questions: TypeAlias = tuple[ApprovalQuestion, ...]
 
 
@@ -89,9 +91,10 @@ class Parking:
             )
         written = msgspec.json.encode(command)
         if self._recorder.redacted(written) != written:
+            what, how = ("wait for a batch", "") if command.waits else ("be parked", _NO_PARKING)
             raise MCPConfigError(
-                "This turn cannot be parked: its texts contain a secret, which the trace file may not hold."
-                " Remove it from the texts, or set parking = false in the tool policy."
+                f"This turn cannot {what}: its texts contain a secret, which the trace file may not hold."
+                f" Remove it from the texts{how}."
             )
         self._redacted.discard(command.turn)
 

@@ -320,9 +320,9 @@ def _lines(path: Path, text: bytes | None) -> Iterator[tuple[int, Line | None, i
 
 
 def _damaged(path: Path, line: int, why: str) -> ConversationError:
+    before = " The lines before it are whole: a copy that ends there can be loaded." if line > 1 else ""
     return ConversationError(
-        f"{path}, line {line} is damaged ({why}). The lines before it are whole: a copy that ends there can"
-        " be loaded.",
+        f"{path}, line {line} is damaged ({why}).{before}",
         path=str(path),
         line=line,
     )

@@ -267,7 +267,9 @@ class KeptConversation:
     def loads(cls, text: str) -> "KeptConversation":
         """Make a conversation in memory from a text that `dumps` has returned."""
         # The text may have lost its last newline, and a last line without one would be ignored.
-        return cls._of(read_conversation(Path("the text"), text.rstrip("\n").encode() + b"\n"))
+        return cls._of(
+            read_conversation(Path("the text"), text.rstrip("\n").encode(errors="surrogatepass") + b"\n")
+        )
 
     @classmethod
     def _of(cls, saved: SavedConversation, file: ConversationFile | None = None) -> "KeptConversation":
