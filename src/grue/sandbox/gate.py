@@ -322,7 +322,7 @@ class Gate:
         head, rest = _read_head(client)
         line, _, headers = head.partition(b"\r\n")
         method, _, target = line.decode("latin-1").partition(" ")
-        target = target.rpartition(" ")[0]
+        target, _, version = target.rpartition(" ")
         if method == "CONNECT":
             host, _, number = target.rpartition(":")
             host, port = host.strip("[]"), int(number)
@@ -330,11 +330,14 @@ class Gate:
         else:
             url = urlsplit(target)
             host, port = url.hostname or "", url.port or 80
-            path = target.partition("://")[2].partition("/")[2]
+            path = target.partition("://")[2][len(url.netloc) :]
             if url.scheme != "http" or not host:
                 _say(client, 400, "This proxy serves CONNECT and http:// only.")
                 return
-            first = b"%s /%s HTTP/1.1\r\n" % (method.encode(), path.encode("latin-1"))
+            path = path if path.startswith("/") else f"/{path}"
+            # The host that was checked has to be the one that the server reads, too.
+            named = f"{method} {path} {version}\r\nHost: {url.netloc.rpartition('@')[2]}\r\n"
+            first = named.encode("latin-1")
             first += _without_proxy_headers(headers) + b"Connection: close\r\n\r\n" + rest
         remote = self._reach(client, host, port)
         if remote is None:
@@ -502,7 +505,7 @@ def _without_proxy_headers(headers: bytes) -> bytes:
     kept = [
         line
         for line in headers.split(b"\r\n")
-        if line and not line.lower().startswith((b"proxy-", b"connection:", b"keep-alive:"))
+        if line and not line.lower().startswith((b"proxy-", b"connection:", b"keep-alive:", b"host:"))
     ]
     return b"".join(line + b"\r\n" for line in kept)
 

@@ -411,6 +411,28 @@ def test_a_slow_head_and_too_many_bytes_end_the_connection(
     assert total < 1_000_000
 
 
+@pytest.mark.parametrize(
+    ("line", "sent"),
+    [
+        (b"GET http://api.example?a=/b HTTP/1.1", b"GET /?a=/b HTTP/1.1"),
+        (b"GET http://api.example HTTP/1.0", b"GET / HTTP/1.0"),
+        (b"GET http://u:p@api.example/a/b?c=http://d/ HTTP/1.1", b"GET /a/b?c=http://d/ HTTP/1.1"),
+    ],
+)
+def test_a_host_is_sent_the_request_that_was_meant_for_it(line: bytes, sent: bytes) -> None:
+    gate = Gate(())
+    client, proxy = socket.socketpair()
+    remote, host = socket.socketpair()
+    gate._reach = lambda *_: remote  # type: ignore[method-assign]
+    with client, proxy, host:
+        client.sendall(line + b"\r\nHost: other.example\r\nAccept: */*\r\n\r\n")
+        client.shutdown(socket.SHUT_WR)
+        host.shutdown(socket.SHUT_WR)
+        gate._proxy(proxy)
+        assert host.recv(9999) == sent + b"\r\nHost: api.example\r\nAccept: */*\r\nConnection: close\r\n\r\n"
+    gate.end()
+
+
 def test_a_host_that_writes_more_than_it_reads_is_not_waited_for() -> None:
     """It reads on only when what it has written is gone, and the program goes on writing meanwhile."""
     client, near = socket.socketpair()
