@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,11 +22,13 @@ from grue.runtime.safe_text import printable
 from grue.sandbox.box import Preset, Sandbox, in_words
 from grue.sandbox.launch import boxed, missing_for
 from grue.sandbox.places import places_of
-from grue.sandbox.seatbelt import SCRATCH, profile
+from grue.sandbox.seatbelt import LIMITS, SCRATCH, profile
 from grue.tool_sessions.failures import failure_text
 from grue.tracing.reading import open_episode
 
 _LEAVE_S = 3.0
+_WAITING = ("/bin/sh", "-c", 'kill -s STOP "$$" && exec "$0" "$@"')
+"""A shell that stops, and becomes the program when it is continued."""
 _EXAMPLE = 'read_file {"path": "notes.txt"}'
 
 
@@ -94,9 +97,15 @@ def try_command(name: str, command: list[str], mcp_config: Path | None) -> int:
         raise MCPConfigError(f"The command {printable(command[0])!r} was not found.")
     program, args = str(Path(program).absolute()), tuple(command[1:])
     started = boxed(box, program=program, args=args, env=dict(os.environ), cwd=cwd)
+    # The limits have to be set before the program runs.
+    waiting = _WAITING if any(getattr(box, key) is not None for key in LIMITS) else ()
     try:
-        process = started.run(lambda: subprocess.Popen((program, *args), env=started.env, cwd=cwd))
+        process = started.run(lambda: subprocess.Popen((*waiting, program, *args), env=started.env, cwd=cwd))
+        if waiting:
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         started.limit(process.pid)
+        if waiting:
+            process.send_signal(signal.SIGCONT)
         status = _waited(process)
         for line in started.refusals("", died=status != 0):
             say(printable(line), err=True)

@@ -38,7 +38,7 @@ _UNIX_SOCKETS = """\
 (allow network-outbound (remote unix-socket))
 (allow network-bind network-inbound (local unix-socket))
 """
-_LIMITS = ("memory_mb", "processes", "open_files", "file_mb", "cpu_s")
+LIMITS = ("memory_mb", "processes", "open_files", "file_mb", "cpu_s")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -104,7 +104,7 @@ def _network(box: Sandbox) -> Iterator[str]:
 
 
 def _not_said(box: Sandbox) -> Iterator[str]:
-    limits = [key for key in _LIMITS if getattr(box, key) is not None]
+    limits = [key for key in LIMITS if getattr(box, key) is not None]
     if limits:
         yield f"; Not in this profile: {', '.join(limits)}. Use ulimit.\n"
 

@@ -163,6 +163,13 @@ def test_the_commands_show_try_and_learn(tmp_path: Path) -> None:
     assert "garbage cannot be started: Exec format error." in garbage.stderr
 
 
+def test_what_is_tried_runs_within_the_limits_of_its_box_from_its_first_instruction(tmp_path: Path) -> None:
+    path = configuration(tmp_path, sandbox={"open_files": 32})
+    limits = ("sandbox", "try", "mind", "--mcp-config", str(path), "--", "sh", "-c", "ulimit -n; kill -9 $$")
+    tried = commands.grue(*limits, cwd=tmp_path)
+    assert (tried.stdout, tried.returncode) == ("32\n", 128 + 9), tried
+
+
 def test_a_ctrl_c_ends_what_is_tried_and_leaves_no_scratch_folder(tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir()
     tried = subprocess.Popen(
