@@ -11,6 +11,7 @@ import itertools
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
@@ -173,7 +174,11 @@ def packages_of(folder: str) -> str | None:
 
 
 def is_too_wide(folder: str) -> bool:
-    """Return whether a folder is `/`, `/tmp` or `/home`, or is or contains the user's home folder."""
+    """Return whether a folder is the temporary folder, `/`, `/tmp` or `/home`, or holds the home folder."""
+    return _is_wide_workspace(folder) or real_path(folder) == real_once(tempfile.gettempdir())
+
+
+def _is_wide_workspace(folder: str) -> bool:
     mine = home()
     return (
         folder in ("/", "/tmp", "/home")  # noqa: S108 - nothing is written there
@@ -352,7 +357,8 @@ def _programs(
 
 
 def _workspace(cwd: str) -> str:
-    if is_too_wide(cwd):
+    # A temporary folder of the program's own may be chosen as its workspace.
+    if _is_wide_workspace(cwd):
         raise SandboxError(
             f"The preset 'files' would open {cwd}, with everything that is in it.",
             remedy="Set the server's cwd to the folder of the project, or list folders under 'write'.",

@@ -1,5 +1,6 @@
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,18 @@ def test_the_home_folder_is_never_a_programs_own(home: Path) -> None:
     assert is_too_wide(str(home.parent))
     assert is_too_wide("/")
     assert not is_too_wide(str(home / "work"))
+
+
+def test_the_temporary_folder_is_never_a_programs_own(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "temporary"
+    script = program(folder / "server.py", "print(1)\n")
+    (folder / "package.json").touch()
+    (tmp_path / "link").symlink_to(folder)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "link"))
+    linked = str(tmp_path / "link" / "server.py")
+    assert own_folders(("/bin/sh",), (script, linked), str(home))[1:] == (script, linked)
 
 
 def test_a_script_has_its_package_and_an_argument_that_is_data_does_not(home: Path) -> None:
