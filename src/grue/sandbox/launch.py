@@ -22,7 +22,7 @@ from grue.errors import SandboxError
 from grue.sandbox.box import Sandbox, in_words
 from grue.sandbox.gate import Gate
 from grue.sandbox.kernel import Rule, close_ruleset, confine, coverage, ruleset_of
-from grue.sandbox.places import home, places_of, real_once
+from grue.sandbox.places import home, places_of, real_once, real_path
 from grue.sandbox.refusals import reads_audit, refusals
 from grue.sandbox.seccomp import Wanted
 
@@ -288,6 +288,7 @@ def reach(box: Sandbox | None) -> str:
 def opens_home(box: Sandbox, cwd: str) -> bool:
     """Return whether a box opens the user's home folder, or something in it."""
     listed = [os.path.join(cwd, os.path.expanduser(path)) for path in (*box.read, *box.write)]  # noqa: PTH111, PTH118
+    listed += [real_path(each) for each in listed]
     mine = f"{home()}/"
     return any(each.startswith(mine) or mine.startswith(each.rstrip("/") + "/") for each in listed)
 

@@ -406,6 +406,17 @@ def test_a_path_that_a_model_names_opens_nothing(tmp_path: Path, boxed: Preset) 
     assert "STOLEN" in str(allowed)
 
 
+def test_a_home_folder_that_is_a_link_is_opened_as_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "real" / ".config").mkdir(parents=True)
+    (tmp_path / "home").symlink_to(tmp_path / "real")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for path in ("~", "~/.config", str(tmp_path / "home" / ".config"), str(tmp_path / "real" / ".config")):
+        assert launch.opens_home(Sandbox(read=(path,)), "/")
+    assert not launch.opens_home(Sandbox(read=(str(tmp_path / "realm"),)), "/")
+
+
 @boxes.needs_boxes
 def test_greenlets_are_refused_before_the_box_closes_around_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "start_new_thread", lambda run, arguments: run(*arguments))
