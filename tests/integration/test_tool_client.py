@@ -225,3 +225,17 @@ def test_limits_are_those_given() -> None:
         outcome = tools.connect()["faulty"]
     assert isinstance(outcome, ServerFailure)
     assert "no answer to initialize within 0." in outcome.cause, "less what the spawn took"
+
+
+def test_a_forked_child_that_leaves_the_block_ends_as_it_wanted_to() -> None:
+    with client() as tools:
+        tools.call("faulty.echo", {"text": "one"})
+        child = os.fork()
+        if child == 0:
+            status = 1
+            with contextlib.suppress(BaseException):
+                tools.__exit__(None, None, None)
+                status = 7
+            os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert tools.call("faulty.echo", {"text": "two"}).content == "two"

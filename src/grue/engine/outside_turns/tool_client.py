@@ -182,7 +182,9 @@ class ToolClient(ToolAccess):
         sessions = self._sessions
         with defer_interrupts():
             try:
-                if not loop.is_over and not loop.loop_thread.is_here:
+                # In a forked child there is nothing to close: the sessions are the parent's.
+                thread = loop.loop_thread
+                if not (loop.is_over or thread.is_here or thread.is_forked):
                     loop.submit(lambda: sessions.close(hurried=hurried)).wait(
                         force_kill=self._registry.kill_now
                     )
