@@ -348,6 +348,8 @@ class ScriptedLlmServer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if not self._thread.is_alive():  # this is a forked child: the server runs in its parent
+            return
         self._http.shutdown()
         with self._lock:
             self._closing.set()

@@ -2,6 +2,8 @@
 
 import copy
 import json
+import os
+import signal
 import threading
 from typing import Any
 
@@ -334,3 +336,17 @@ def test_a_text_reply_of_a_value_and_an_answer_without_its_turn_are_refused() ->
         text_reply({"total": 3})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="assert_answer wants the TurnOutcome of a turn, not str"):
         assert_answer("urgent", "urgent")  # type: ignore[arg-type]
+
+
+def test_a_forked_child_that_leaves_the_block_does_not_end_the_server() -> None:
+    with ScriptedLlmServer(["one", "two"]) as server, httpx.Client(base_url=server.base_url) as client:
+        asked = {"model": "m", "messages": [{"role": "user", "content": "u"}]}
+        assert client.post("/chat/completions", json=asked).status_code == 200
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)  # a signal that ends the child if it waits for ever
+            server.__exit__()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert client.post("/chat/completions", json=asked).status_code == 200
+    assert server.accepted == 1
