@@ -12,8 +12,10 @@ import pytest
 from made_fleets import add_episode, ended
 from typer.testing import CliRunner
 
-from grue import FunctionTools, LlmSettings, Runner, TurnRequest
+from grue import FunctionTools, LlmSettings, Runner, ToolPolicy, ToolRule, TurnRequest, parked_turns
 from grue.cli.app import app
+from grue.errors import ApprovalPending
+from grue.fleet.export import Origin, trajectory
 from grue.fleet.folder import TRACE, AttemptEnd, FleetFolder, Manifest
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 
@@ -243,3 +245,27 @@ def test_a_trajectory_is_in_the_form_of_atif(fleet: Path) -> None:
     assert asks["metrics"]["completion_token_ids"] == [4, 5]
     assert found["final_metrics"]["total_steps"] == 7
     assert TRACE not in {path.name for path in (fleet / "atif").iterdir()}
+
+
+def test_a_trajectory_has_the_turn_once_that_was_parked_and_resumed(tmp_path: Path) -> None:
+    script = [
+        tool_calls_reply(("functions.add", {"a": 1, "b": 1}), ids=("a",)),
+        tool_calls_reply(("functions.drop", {}), ids=("b",)),
+        text_reply("done"),
+    ]
+    functions = FunctionTools({"add": add, "drop": lambda: "dropped"})
+    policy = ToolPolicy(rules=(ToolRule(tools=("functions.drop",), verdict="ask"),), parking=True)
+    trace = tmp_path / TRACE
+    with ScriptedLlmServer(script) as server:
+        llm = LlmSettings(base_url=server.base_url, model="m")
+        with (
+            Runner(llm=llm, servers={"functions": functions}, trace=trace, tool_policy=policy) as runner,
+            pytest.raises(ApprovalPending),
+        ):
+            runner.run_turn(TurnRequest(system="s", user="Tidy up."))
+        with Runner(llm=llm, servers={"functions": functions}, tool_policy=policy) as runner:
+            runner.resume(trace, [each.approve() for turn in parked_turns(trace) for each in turn.questions])
+    steps = trajectory(trace, Origin(episode="e"))["steps"]
+    assert [each["source"] for each in steps] == ["system", "user", "agent", "agent", "agent"]
+    observed = [each["observation"]["results"] for each in steps if "observation" in each]
+    assert [[each["source_call_id"] for each in results] for results in observed] == [["a"], ["b"]]

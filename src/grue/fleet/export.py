@@ -250,7 +250,7 @@ class _Trajectory(Struct):
 
     def take(self, envelope: EpisodeEnvelope) -> None:
         match envelope.body:
-            case m.RunTurn(system=system, user=user):
+            case m.RunTurn(resumed=None, system=system, user=user):
                 self.calls.clear()  # the ids of calls are unique only within a turn
                 if system != self.system:
                     self.system = system
@@ -294,7 +294,8 @@ class _Trajectory(Struct):
         self.calls |= {call.call_id: step for call in reply.tool_calls}
 
     def observe(self, record: m.ToolCallRecord) -> None:
-        step = self.calls.get(record.call_id)
+        # A turn that was parked names its calls again when it ends.
+        step = self.calls.pop(record.call_id, None)
         if step is not None:
             content = msgspec.json.encode(record.result.to_dict()).decode()
             observed = step.setdefault("observation", {"results": []})
