@@ -134,6 +134,9 @@ def test_sql_reads_fleets_runs_traces_and_exported_tables(fleet: Path, tmp_path:
     shutil.copytree(fleet / "aa" / ("aa" + "0" * 22) / "attempt-1", tmp_path / "runs" / "alone")
     whole = asked(counted, fleet)[0]["n"]
     assert asked(counted, tmp_path / "runs") == [{"n": whole + 2}]
+    both = "select e.episode, t.episode from episodes e join turns t on e.episode = t.episode limit 1"
+    (row,) = asked(both, fleet)
+    assert row["episode"] == row["episode_1"], "columns of one name are told apart"
     run("fleet", "export", fleet, "--out", tmp_path / "tables")
     assert asked(counted, tmp_path / "tables") == [{"n": whole}]
     assert asked(counted, tmp_path / "tables", tmp_path / "played.jsonl") == [{"n": whole + 2}]

@@ -13,6 +13,7 @@ ATIF, the interchange format of Harbor, version 1.4.
 """
 
 import contextlib
+import itertools
 import re
 import shutil
 import tempfile
@@ -514,7 +515,16 @@ def query(sql: str, episodes: Iterable[EpisodeRow], exported: Sequence[Path] = (
                 written = _quoted(str(folder / f"{name}.parquet"))
                 tables.run(f"INSERT INTO {name} BY NAME SELECT * FROM {written}")  # noqa: S608 - the path is quoted
         columns, rows = tables.run(sql)
-        return Answer(columns=columns, rows=rows, read=read)
+        return Answer(columns=_told_apart(columns), rows=rows, read=read)
+
+
+def _told_apart(columns: Iterable[str]) -> list[str]:
+    """Return names of columns without repetitions: `a`, `a` becomes `a`, `a_1`, as in DuckDB's subqueries."""
+    names: dict[str, None] = {}
+    for column in columns:
+        others = (f"{column}_{number}" for number in itertools.count(1))
+        names[next(each for each in itertools.chain((column,), others) if each not in names)] = None
+    return list(names)
 
 
 class _Tables:
