@@ -212,9 +212,10 @@ class Broker(Struct):
     def settle(self, reserved: Amount, outcome: RequestOutcome, model: str, now: float) -> Amount:
         """When a request has ended, replace its reservation by its cost, and return the cost."""
         cost = self._cost(reserved, outcome, model)
-        self.reserved -= reserved
         self.spent += cost
         self.under_way -= 1
+        # The differences of fractions leave a rest, for which a request would wait for ever.
+        self.reserved = self.reserved - reserved if self.under_way else Amount()
         self._allowance += reserved.tokens - cost.tokens
         if outcome.status in _OVERLOADED:
             self._slow_down(outcome.retry_after_s, now)

@@ -113,6 +113,15 @@ def test_limits_that_cannot_be_kept_are_refused(wrong: Callable[[], object], err
         wrong()
 
 
+def test_fractions_of_a_cent_leave_nothing_for_which_a_request_would_wait_for_ever() -> None:
+    broker = Broker(Limits(FleetBudget(money_usd=0.000256, prices={"m": Price(input=0, output=1)})))
+    costs = [granted(broker, WantedRequest(model="m", prompt_bytes=0, max_tokens=n)) for n in (100, 128)]
+    assert sum(each.money_usd for each in costs) - costs[0].money_usd - costs[1].money_usd > 0
+    for each in costs:
+        broker.settle(each, RequestOutcome(sent=False), "m", 0.0)
+    granted(broker, WantedRequest(model="m", prompt_bytes=0, max_tokens=256))
+
+
 def test_a_lost_request_is_charged_in_full_and_one_that_was_not_sent_is_free() -> None:
     broker = Broker(Limits(FleetBudget(tokens=10_000)))
     assert broker.settle(granted(broker), RequestOutcome(), "m", 0.0) == Amount(1, 1500)
