@@ -745,11 +745,10 @@ def cell_axes(settings: Sequence[m.JsonObject], most: int, axes: Sequence[str] =
 
 
 def _values_of(settings: Iterable[m.JsonObject]) -> dict[str, set[str]]:
-    values: dict[str, set[str]] = {}
-    for each in settings:
-        for name, value in each.items():
-            values.setdefault(name, set()).add(setting_word(value))
-    return values
+    """Return the values of each setting, as texts. A setting that an episode lacks has the value `null`."""
+    found = list(settings)
+    names = dict.fromkeys(name for each in found for name in each)
+    return {name: {setting_word(each.get(name)) for each in found} for name in names}
 
 
 def in_order(values: Iterable[Any]) -> list[tuple[int, float, str]]:

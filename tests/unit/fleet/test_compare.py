@@ -244,6 +244,11 @@ def test_a_value_may_hold_commas_and_equals_signs(tmp_path: Path) -> None:
     assert compare(a, Cell.of(":prompt=x=1, y", a), Options()).cases == 30
 
 
+def test_episodes_with_a_setting_and_without_it_are_in_two_cells() -> None:
+    settings = [{"question": number % 2, **({"hint": "h"} if number > 1 else {})} for number in range(4)]
+    assert cell_axes(settings, 24) == ["question", "hint"]
+
+
 def test_a_setting_may_have_a_name_in_any_script(tmp_path: Path) -> None:
     FleetFolder(tmp_path).write_manifest(Manifest())
     assert Cell.of(f"{tmp_path}:\u00e4rger=1,\u00f6l=2") == Cell(
