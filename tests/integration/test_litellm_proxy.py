@@ -208,7 +208,7 @@ def test_a_wrong_key_is_refused_with_what_to_do(proxy: str, wire: str) -> None:
     # With a database it would be 401; without one it cannot look the key up.
     assert (refused.value.kind, refused.value.status) == ("refused", 400)
     assert "No connected db" in str(refused.value)
-    assert "Set GRUE_API_KEY to a key that this endpoint accepts" in str(refused.value)
+    assert "Set api_key to a key that this endpoint accepts" in str(refused.value)
     assert wrong not in str(refused.value)
 
 

@@ -221,7 +221,7 @@ async def test_a_refusal_is_final_and_says_what_to_do_without_the_key() -> None:
     assert (failure.kind, failure.status, failure.model) == ("refused", 401, "some/model")
     assert failure.endpoint == server.base_url
     assert failure.message == "Incorrect API key provided: [redacted:api_key]."
-    assert failure.remedy.startswith("Set GRUE_API_KEY")
+    assert failure.remedy.startswith("Set api_key to ")
     assert KEY.encode() not in b"".join(lines)
 
 

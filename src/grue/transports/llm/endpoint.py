@@ -133,6 +133,14 @@ def key_sentence(base_url: str, environ: Mapping[str, str]) -> str:
     return f"No key was sent: {looked_for} {'are' if len(names) > 1 else 'is'} not set."
 
 
+def _key_setting(base_url: str, key: str | None, environ: Mapping[str, str]) -> str:
+    """Return what gave the key and has to be set to another one if it is refused; empty: there was no key."""
+    if key is None:
+        return ""
+    held = (name for name in key_names(base_url) if key and environ.get(name, "").strip() == key.strip())
+    return next(held, "api_key")
+
+
 def _is_host(parts: SplitResult, host: str) -> bool:
     actual = (parts.hostname or "").rstrip(".")
     return actual == host or actual.endswith("." + host)
@@ -326,6 +334,7 @@ class LlmEndpoint:
             key = api_key(settings.base_url, os.environ)
             self._key_words = key_sentence(settings.base_url, os.environ)
             settings = msgspec.structs.replace(settings, api_key=key)
+        self._key_setting = _key_setting(settings.base_url, settings.api_key, os.environ)
         self.settings = settings
         self.left_out: frozenset[str] = frozenset()
         self.judged_tools = False
@@ -615,7 +624,9 @@ class LlmEndpoint:
             fault,
             base_url=settings.base_url,
             model=settings.model,
-            profile=self.profile,
+            profile=msgspec.structs.replace(
+                self.profile, key_variable=self._key_setting or self.profile.key_variable
+            ),
             redacted=self._redaction.redact_text,
             key=self._key_words,
         )

@@ -93,9 +93,15 @@ def test_a_refused_key_is_an_error_that_says_where_it_was_looked_for(
         monkeypatch.setenv(name, key)
     settings = LlmSettings(base_url="https://api.openai.com/v1", model="m")
     refused = Fault(kind="refused", status=401, message="no")
-    assert LlmEndpoint(settings).describe(refused).remedy.startswith(f"{sentence} Set ")
-    own = LlmEndpoint(LlmSettings(base_url="https://api.openai.com/v1", model="m", api_key="sk-x"))
-    assert own.describe(refused).remedy.startswith("Set ")
+    variable = "GRUE_API_KEY" if "GRUE_API_KEY" in environ else "OPENAI_API_KEY"
+    assert LlmEndpoint(settings).describe(refused).remedy.startswith(f"{sentence} Set {variable} to ")
+    for given in ("sk-x", ""):
+        own = LlmEndpoint(LlmSettings(base_url="https://api.openai.com/v1", model="m", api_key=given))
+        assert own.describe(refused).remedy.startswith("Set api_key to "), "the environment is not asked"
+    for name in environ.keys() & {"GRUE_API_KEY", "OPENAI_API_KEY"}:
+        key = environ[name]
+        read = LlmEndpoint(LlmSettings(base_url="https://api.openai.com/v1", model="m", api_key=key))
+        assert read.describe(refused).remedy.startswith(f"Set {name} to "), "as for a key of pyproject.toml"
 
 
 def test_a_runner_redacts_the_key_that_the_environment_gave(monkeypatch: pytest.MonkeyPatch) -> None:
