@@ -193,7 +193,8 @@ class AnthropicAssembler:
     def _settle(self, said: m.JsonObject) -> None:
         self._expect_message("ends the message")
         delta = intact(w.as_object(said.get("delta")), _DELTA)
-        usage = w.as_object(self._message.get("usage")) | w.as_object(said.get("usage"))
+        counted = {name: n for name, n in w.as_object(said.get("usage")).items() if n is not None}
+        usage = w.as_object(self._message.get("usage")) | counted
         self.held += w.weight(said)
         self._message |= {**{name: delta[name] for name in _KEPT if name in delta}, "usage": usage}
         if self._message.get("stop_reason") and self._open:

@@ -308,7 +308,11 @@ STARTED = {
     "type": "message_start",
     "message": {"role": "assistant", "content": [], "usage": {"input_tokens": 3}},
 }
-ENDED = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 2}}
+ENDED = {
+    "type": "message_delta",
+    "delta": {"stop_reason": "end_turn"},
+    "usage": {"input_tokens": None, "output_tokens": 2},
+}
 
 
 def start(index: object, **block: object) -> dict[str, Any]:
@@ -347,7 +351,7 @@ def test_a_message_of_blocks() -> None:
     assert [(call.call_id, call.name, call.arguments) for call in reply.tool_calls] == [
         ("a", "s.t", '{"a":1}')
     ]
-    assert (reply.usage.input_tokens, reply.usage.output_tokens) == (3, 2)
+    assert (reply.usage.input_tokens, reply.usage.output_tokens) == (3, 2), "null is no count"
     assert reply.echo["content"] == [
         {"type": "thinking", "thinking": "deep", "signature": "s"},
         {"type": "text", "text": "look"},
