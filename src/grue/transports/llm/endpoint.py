@@ -57,13 +57,16 @@ from grue.transports.llm.exchange import (
     ACCEPTED,
     LONG_BYTES,
     Answered,
+    BodyTooLongError,
     Connection,
     Connections,
+    EncodingError,
     ExchangeError,
     HttpReply,
     RequestOutcome,
     Streamed,
     Upload,
+    decompressed,
     exchange,
     fault_of,
     proxy_for,
@@ -661,17 +664,21 @@ async def _body_of(reply: HttpReply, until: float, most_bytes: int) -> AsyncIter
         refused = await refusal(reply)
         yield fault_of_status(refused.status, refused.body, refused.location, refused.retry_after_s)
         return
-    chunks = reply.chunks()
-    while True:
-        with anyio.fail_after(until - anyio.current_time()):
-            piece = await anext(chunks, None)
-        if piece is None:
-            return
-        most_bytes -= len(piece)
-        if most_bytes < 0:
-            yield Fault(kind="invalid_reply", message="the file is longer than it can be")
-            return
-        yield piece
+    chunks, left = decompressed(reply, most_bytes), most_bytes
+    try:
+        while True:
+            with anyio.fail_after(until - anyio.current_time()):
+                piece = await anext(chunks, None)
+            if piece is None:
+                return
+            left -= len(piece)
+            if left < 0:
+                raise BodyTooLongError
+            yield piece
+    except BodyTooLongError:
+        yield Fault(kind="invalid_reply", message="the file is longer than it can be")
+    except EncodingError as error:
+        yield Fault(kind="damaged", message=f"the file cannot be decompressed: {error}")
 
 
 @functools.lru_cache(maxsize=64)

@@ -565,7 +565,7 @@ async def _received(
         return await refusal(reply)
     named = reply.headers.get("content-type", "").strip().lower().startswith("text/event-stream")
     incoming = _Incoming(streamed, named=named)
-    chunks = _decompressed(reply)
+    chunks = decompressed(reply)
     try:
         await _take_all(incoming, chunks, patience.idle_timeout_s if named and incoming.streamed else None)
         body = await incoming.body()
@@ -588,7 +588,7 @@ async def refusal(reply: HttpReply) -> Answered:
     body = bytearray()
     with contextlib.suppress(ExchangeError), anyio.move_on_after(_REFUSAL_TIMEOUT_S):
         try:
-            async for chunk in _decompressed(reply):
+            async for chunk in decompressed(reply):
                 body += chunk
                 if len(body) > _MOST_OF_REFUSAL:
                     break
@@ -622,9 +622,14 @@ def _unreadable(error: EncodingError | OversizedStream | DamagedStream, status: 
             return Fault(kind="invalid_reply", status=status, message=words)
 
 
-async def _decompressed(reply: HttpReply) -> AsyncIterator[bytes]:
-    """Yield the decompressed body in small pieces. Raises `BodyTooLongError` beyond `MAX_REPLY_BYTES`."""
-    decoder = ContentDecoder(reply.headers.get("content-encoding", ""), MAX_REPLY_BYTES)
+async def decompressed(reply: HttpReply, most_bytes: int = MAX_REPLY_BYTES) -> AsyncIterator[bytes]:
+    """Yield the decompressed body in small pieces.
+
+    Raises:
+        BodyTooLongError: The body was compressed, and has more than `most_bytes`.
+        EncodingError: The body cannot be decompressed.
+    """
+    decoder = ContentDecoder(reply.headers.get("content-encoding", ""), most_bytes)
     async for raw in reply.chunks():
         for number, chunk in enumerate(decoder.feed(raw)):
             if number:

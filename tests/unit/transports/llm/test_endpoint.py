@@ -1,6 +1,7 @@
 """The endpoint: settings, connections, proxies, several event loops."""
 
 import contextlib
+import gzip
 import json
 import threading
 import traceback
@@ -13,7 +14,9 @@ import anyio.lowlevel
 import httpx
 import msgspec
 import pytest
+from anyio.abc import SocketStream
 from case_tables import each_case
+from raw_http import head, raw_server
 
 from grue.errors import MCPConfigError
 from grue.messages import RequireAnswer, UserText
@@ -416,3 +419,33 @@ def test_a_price_that_is_no_price_is_refused_before_anything_is_asked() -> None:
     given: Any = {"m": price, "*": {"input": 1.0, "output": 2.0}}
     with pytest.raises(MCPConfigError, match=r"prices= wants Price\(...\) as its values, not dict"):
         LlmSettings(model="m", prices=given)
+
+
+PACKED = gzip.compress(b"one\ntwo\n" * 9)
+
+
+@each_case(
+    "body, most_bytes, whole, fault",
+    [
+        (PACKED, 72, True, None),
+        (PACKED, 71, False, "invalid_reply"),
+        (b"no gzip", 72, False, "damaged"),
+    ],
+)
+def test_a_file_that_is_compressed_although_it_was_not_asked_to_be(
+    body: bytes, most_bytes: int, whole: bool, fault: str | None
+) -> None:
+    async def serve(stream: SocketStream) -> None:
+        await stream.send(head("application/jsonl\r\nContent-Encoding: gzip") + body)
+
+    async def read() -> None:
+        async with (
+            raw_server(serve) as base_url,
+            LlmEndpoint(LlmSettings(base_url=base_url, model="m")) as at,
+        ):
+            pieces = [piece async for piece in at.download("/files/1/content", most_bytes)]
+        faults = [piece.kind for piece in pieces if isinstance(piece, Fault)]
+        text = b"".join(piece for piece in pieces if isinstance(piece, bytes))
+        assert (text == b"one\ntwo\n" * 9, faults) == (whole, [fault] if fault else [])
+
+    anyio.run(read)
