@@ -26,7 +26,7 @@ from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from grue.errors import MCPConfigError, TraceError
-from grue.field_checks import is_usable, shown
+from grue.field_checks import check_settings, is_usable, shown
 from grue.runtime.files import LineFile, next_line, open_regular, write_whole
 from grue.runtime.loops.closing import Closing
 from grue.runtime.loops.interrupts import block_signals
@@ -107,7 +107,7 @@ class LineQueue:
         written = threading.Event()
         self._queue.put(written)
         self._hurry.set()
-        in_time = written.wait(within_s)
+        in_time = written.wait(min(within_s, threading.TIMEOUT_MAX))
         if self._refusal is not None:
             raise self._refused()
         return in_time
@@ -158,6 +158,9 @@ class LineQueue:
                     self._file.sync()
             except TraceError as error:
                 self._refusal = str(error)
+            except Exception as error:  # noqa: BLE001 - a lost line is told, whatever lost it
+                what = f"{type(error).__name__}: {error}".rstrip(": ")
+                self._refusal = f"Cannot write the {self._file.what} {self._file.path}: {what}."
         for written in waiting:
             written.set()
         return None not in entries
@@ -210,6 +213,9 @@ class TraceOptions(Struct, frozen=True, kw_only=True):
     outside: str = "host"
     flush_within_s: float = FLUSH_WITHIN_S
     version: str = ""
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
 
 class TraceWriter(Closing):

@@ -8,13 +8,15 @@ import subprocess
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from plain_messages import Body, Counted, Said, recording_program, rounded, write
 from promises import within
 
-from grue.errors import TraceError
+from grue.errors import MCPConfigError, TraceError
+from grue.runtime.files import LineFile
 from grue.runtime.trace.file import LineQueue, TraceOptions, TraceWriter
 from grue.runtime.trace.reader import read_trace
 from grue.runtime.trace.recorder import Recorder
@@ -183,6 +185,28 @@ for attempt in (lambda: writer.flush(), lambda: recorder.record(Counted(0), send
 print(*told, sep="\\n")
 """
 TOO_LARGE = "Cannot write the trace file PATH: File too large."
+
+
+def test_a_line_that_is_lost_for_any_reason_is_told(path: Path) -> None:
+    def write(lines: list[bytes]) -> None:
+        raise MemoryError
+
+    queue = LineQueue(LineFile(path, "trace file"), write)
+    queue.put(b"{}")
+    with pytest.raises(TraceError, match=r"Cannot write the trace file .*: MemoryError\."):
+        queue.flush()
+    queue.close()
+
+
+@pytest.mark.parametrize("wrong", [{"max_payload_bytes": "1"}, {"flush_within_s": float("inf")}])
+def test_options_that_cannot_be_used_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(MCPConfigError, match=next(iter(wrong))):
+        TraceOptions(**wrong)
+
+
+def test_a_flush_may_be_waited_for_without_end(path: Path) -> None:
+    with TraceWriter(path, episode="e") as writer:
+        assert writer.flush(float("inf"))
 
 
 @pytest.mark.parametrize(("attempts", "times"), [(":", 2), ("2:", 1), ("1:", 1)])
