@@ -9,6 +9,7 @@ import os
 import queue
 import resource
 import secrets
+import shutil
 import sys
 import tempfile
 import warnings
@@ -59,6 +60,8 @@ class Boxed:
         scratch: str | None = None,
     ) -> None:
         self._box = box
+        # Without a listener, the hosts of a box cannot be told apart, and nobody could reach its proxy.
+        self._any_network = box.any_network or bool(box.hosts and not coverage().listener)
         self.gate: Gate | None = None
         self._thread: ConfinedThread[Any] | None = None
         self.scratch = scratch or scratch_path()
@@ -69,7 +72,10 @@ class Boxed:
         except BaseException:
             self.end()
             raise
-        self.env = {**env, "TMPDIR": self.scratch, "TMP": self.scratch, "TEMP": self.scratch}
+        self.env = dict(env)
+        if not coverage().supported:
+            return
+        self.env.update({"TMPDIR": self.scratch, "TMP": self.scratch, "TEMP": self.scratch})
         if self.gate is not None:
             self.env.update(self.gate.environment())
         if not opens_home(box, cwd):
@@ -77,7 +83,8 @@ class Boxed:
             self.env["HOME"] = self.scratch
 
     def _gate(self) -> Gate | None:
-        return Gate(self._box.hosts, unix=self._box.unix_sockets) if self._box.hosts else None
+        hosts = () if self._any_network else self._box.hosts
+        return Gate(hosts, unix=self._box.unix_sockets) if hosts else None
 
     def run(self, start: Callable[[], Started]) -> Started:
         """Call `start` in a thread that is confined to the box, and return what it returns.
@@ -86,12 +93,14 @@ class Boxed:
             SandboxError: The kernel refused the box.
             Exception: Any exception that `start` raises.
         """
-        network = "any" if self._box.any_network else "tcp" if self._box.hosts else "none"
+        if not coverage().supported:
+            return start()
+        network = "any" if self._any_network else "tcp" if self._box.hosts else "none"
         unix, watches = self._box.unix_sockets, bool(self._places.written)
-        asks = ("connect", "listen")[: 1 + unix] if self.gate is not None and coverage().listener else ()
+        asks = ("connect", "listen")[: 1 + unix] if self.gate is not None else ()
         wanted = Wanted(network=network, unix_sockets=unix, watches=watches, ask=asks)
         serve = None if self.gate is None else self.gate.serve
-        system, any_network = self._places.system, self._box.any_network
+        system, any_network = self._places.system, self._any_network
         thread: ConfinedThread[Started] = ConfinedThread(
             lambda: confine(
                 _take_ahead(system, any_network=any_network), self._places.own, wanted, self._mark
@@ -115,7 +124,7 @@ class Boxed:
             _lower(pid, resource.RLIMIT_FSIZE, box.file_mb * _MIB)
         if box.cpu_s is not None:
             _lower(pid, resource.RLIMIT_CPU, box.cpu_s)
-        if box.processes is not None:
+        if box.processes is not None and sys.platform == "linux":
             _lower(pid, resource.RLIMIT_NPROC, _tasks_of_user() + box.processes)
 
     def released(self) -> None:
@@ -137,7 +146,7 @@ class Boxed:
             text: What the program has written: its standard error, or the error text of a tool call.
             died: Whether the program itself has failed, and not only a tool call.
         """
-        network = "any" if self._box.any_network else "hosts" if self.gate is not None else "none"
+        network = "any" if self._any_network else "hosts" if self.gate is not None else "none"
         refused = () if self.gate is None else tuple(self.gate.refused)
         places = self._places
         return refusals(
@@ -157,7 +166,7 @@ class Boxed:
             os.rmdir(self.scratch)  # noqa: PTH106 - usually empty, and looking into it takes four times as long
         except OSError:
             with contextlib.suppress(OSError):
-                _remove(self.scratch)
+                _remove(self.scratch) if sys.platform == "linux" else shutil.rmtree(self.scratch)
 
 
 def scratch_path() -> str:

@@ -4,6 +4,7 @@ import errno
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -227,6 +228,38 @@ def test_a_box_that_is_not_required_enforces_what_it_can_and_says_so(monkeypatch
         ran = boxes.python(box, "import socket; open('/etc/hostname'); socket.socket()")
     assert "PermissionError" in ran.stderr
     assert "socket" in ran.stderr
+
+
+def test_where_no_box_can_be_made_a_program_that_does_not_require_one_starts_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def absent(*_: object) -> None:
+        raise AssertionError("another system than Linux has no such call")
+
+    have = Coverage(system="Darwin 24 on arm64", supported=False, landlock=0, seccomp=False, listener=False)
+    for module in (kernel, launch):
+        monkeypatch.setattr(module, "coverage", lambda: have)
+    monkeypatch.setattr(kernel, "_libc", absent)
+    monkeypatch.setattr(launch, "_thread_of_the_system", absent)
+    box = Sandbox(required=False, network=("a.example",))
+    with pytest.warns(launch.SandboxWarning, match="this is Darwin 24 on arm64"):
+        ran = boxes.python(box, "import os; print(os.environ['HOME'], os.environ.get('HTTP_PROXY'))")
+    assert ran.stdout == f"{os.environ['HOME']} {os.environ.get('HTTP_PROXY')}\n", ran
+
+
+@boxes.needs_boxes
+def test_where_hosts_cannot_be_told_apart_a_box_that_is_not_required_opens_the_network(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    have = msgspec.structs.replace(kernel.coverage(), listener=False)
+    for module in (kernel, launch):
+        monkeypatch.setattr(module, "coverage", lambda: have)
+    box = Sandbox(required=False, network=("a.example",))
+    code = "import os, socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1]))); print(os.environ['HTTP_PROXY'] == '')"
+    warns = pytest.warns(launch.SandboxWarning, match="hosts cannot be limited by name")
+    with socket.create_server(("127.0.0.1", 0)) as server, warns:
+        ran = boxes.python(box, code, str(server.getsockname()[1]), env={"HTTP_PROXY": ""})
+    assert ran.stdout == "True\n", ran
 
 
 @pytest.mark.parametrize(
