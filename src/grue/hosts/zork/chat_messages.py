@@ -88,7 +88,7 @@ def given_tool(schema: Mapping[str, Any], server: m.ServerName | None = None) ->
 
     Raises `MCPError` if the tool has no name.
     """
-    function = schema.get("function")
+    function = schema.get("function") if isinstance(schema, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
         raise MCPError("A tool in OpenAI's format is an object with a 'function' that has a 'name'.")

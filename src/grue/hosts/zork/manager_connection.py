@@ -6,7 +6,7 @@ manager: why the server did not start, whether it died, and how its process ende
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
@@ -22,6 +22,7 @@ from grue.hosts.zork.chat_messages import given_tool
 from grue.hosts.zork.look_alikes import accepts, tool_result
 from grue.hosts.zork.manager import MCPManager, TurnUse
 from grue.protocol.tools import results as tool_results
+from grue.runtime.loops.host_code import ends_the_task
 from grue.runtime.processes.limits import ServerExit
 
 DISCONNECT_TIMEOUT_S = 4.0
@@ -118,10 +119,13 @@ class ManagerConnection:
         self._opened = loop.create_future()
         self._owner = loop.create_task(self._own(self._opened), name=f"grue-manager-{self._server}")
         started = time.monotonic()
+        either: tuple[asyncio.Future[Any], ...] = (self._opened, self._owner)
         try:
             with anyio.fail_after(timeout_s + self.report_s):
-                await asyncio.wait({self._opened})
-            schemas = self._opened.result()
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not self._opened.done():
+                raise MCPError("the manager's own code cancelled it")
+            tools = self._read(self._opened.result())
         except TimeoutError as error:
             cause = str(error) or f"no answer to connect_session within {timeout_s:g} s"
             raise self._failed(cause, started) from error
@@ -129,7 +133,7 @@ class ManagerConnection:
             if self._is_disabled():
                 return Listing(tools=(), protocol_version="")
             raise self._failure(error, started) from error
-        return Listing(tools=self._read(schemas), protocol_version="")
+        return Listing(tools=tools, protocol_version="")
 
     async def refresh_tools(self, timeout_s: float) -> None:
         """Do nothing: a manager does not report changed tools."""
@@ -150,7 +154,12 @@ class ManagerConnection:
                 answer = await self._manager.call_tool(tool_name=name, arguments=arguments, **options)
         except TimeoutError as error:
             raise ToolTimedOutError(tool, timeout_s) from error
-        except Exception as error:  # noqa: BLE001 - whatever a foreign manager raises is a failed call
+        except (
+            Exception,
+            asyncio.CancelledError,
+        ) as error:  # whatever a foreign manager raises is a failed call
+            if ends_the_task(error):
+                raise
             return tool_results.call_failed(str(error) or type(error).__name__)
         return tool_result(answer)
 
@@ -179,7 +188,9 @@ class ManagerConnection:
         except Exception as error:  # noqa: BLE001 - the session is over in any case
             self._say("log", f"disconnect_session failed: {type(error).__name__}: {error}")
 
-    def _read(self, schemas: Sequence[Mapping[str, Any]]) -> tuple[m.ToolDefinition, ...]:
+    def _read(self, schemas: Iterable[Mapping[str, Any]]) -> tuple[m.ToolDefinition, ...]:
+        if not isinstance(schemas, Iterable):
+            raise MCPError(f"get_tool_schemas has returned {type(schemas).__name__}, not a list of tools")
         tools: dict[str, m.ToolDefinition] = {}
         for schema in schemas:
             try:

@@ -371,6 +371,33 @@ async def test_a_connect_that_hangs_is_cancelled_and_disconnected() -> None:
     assert manager.disconnects == 1
 
 
+async def test_a_connect_that_cancels_itself_is_told_at_once_and_disconnected() -> None:
+    manager = Counting()
+    manager.connect_error = asyncio.CancelledError()  # type: ignore[assignment]
+    async with connection(manager) as session:
+        with pytest.raises(ServerFailed, match="the manager's own code cancelled it"):
+            await session.open(60)
+        assert anyio.current_time() == 0
+    assert manager.disconnects == 1
+
+
+async def test_a_call_that_cancels_itself_is_a_failed_call() -> None:
+    class Cancels(Counting):
+        async def call_tool(self, *_: Any, **__: Any) -> Any:
+            raise asyncio.CancelledError
+
+    async with connection(Cancels()) as session:
+        await session.open(60)
+        result = await session.call("think", {}, 60)
+    assert result.error_message == "Tool call failed: CancelledError"
+
+
+async def test_what_is_no_list_of_tools_is_told() -> None:
+    async with connection(Counting(schemas=5)) as session:
+        with pytest.raises(ServerFailed, match="get_tool_schemas has returned int, not a list of tools"):
+            await session.open(60)
+
+
 async def test_a_listing_that_raises_is_told_and_disconnected() -> None:
     manager = Counting(schemas=RuntimeError("no listing"))
     async with connection(manager) as session:
@@ -408,7 +435,7 @@ async def test_a_manager_that_gives_up_in_connect_has_no_tools() -> None:
 
 async def test_schemas_become_tools_with_their_own_names() -> None:
     function = {"name": "elsewhere.look", "description": None, "parameters": None}
-    schemas = [{"function": {"name": "thoughtbox.a.b"}}, {"function": function}, {"function": {}}, {}]
+    schemas = [{"function": {"name": "thoughtbox.a.b"}}, {"function": function}, {"function": {}}, None]
     manager, notes = Counting(schemas=schemas), list[Any]()
     manager.add_tool("elsewhere.look")
     async with connection(manager, notes) as session:
