@@ -600,6 +600,7 @@ class LlmEndpoint:
         self.headers = _headers(settings, profile)
         self.settings, self.first_profile, self.profile = settings, profile, profile
         self._says_tools, self._list_read, self.judged_tools = None, False, False
+        self.left_out, self.breaker = frozenset(), Breaker()
 
     def recall(self, first: WireProfile, learned: WireProfile) -> None:
         """Use the profile that an earlier process has learned, unless this process has learned one.

@@ -25,7 +25,7 @@ from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.formats import FORMATS, WireName
 from grue.protocol.chat_wire.profiles import OPENAI, OPENAI_CHAT, OPENROUTER, profile_for
 from grue.protocol.retry import RetryPolicy
-from grue.protocol.turn.completion_attempts import larger_limit
+from grue.protocol.turn.completion_attempts import Breaker, larger_limit
 from grue.protocol.turn.prices import Price
 from grue.testing.llm_server import ScriptedLlmServer, text_reply
 from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings, limit_in
@@ -395,7 +395,9 @@ def test_another_model_begins_with_what_its_name_says_and_not_with_what_was_lear
     endpoint = LlmEndpoint(LlmSettings(base_url="https://api.openai.com/v1", model="gpt-4o", api_key="k"))
     learned = msgspec.structs.replace(endpoint.profile, streams=False)
     endpoint.recall(endpoint.first_profile, learned)
+    endpoint.left_out, endpoint.breaker = frozenset({"top_k"}), Breaker(failures=1, until_s=1e12)
     endpoint.change_model("gpt-5")
+    assert (endpoint.left_out, endpoint.breaker) == (frozenset(), Breaker())
     assert endpoint.settings.model == "gpt-5"
     assert endpoint.profile == endpoint.first_profile == profile_for("https://api.openai.com/v1", "gpt-5")
     assert endpoint.headers["Authorization"] == "Bearer k"
