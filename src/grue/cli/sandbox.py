@@ -175,7 +175,7 @@ def _calls(name: str, traces: list[Path]) -> Iterator[tuple[str, m.JsonObject]]:
             continue
         try:
             arguments = msgspec.json.decode(text or "{}", type=dict[str, Any])
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise MCPConfigError(
                 f"Write TOOL and a JSON object in one line, as {_EXAMPLE}: {error}."
             ) from error
@@ -184,8 +184,10 @@ def _calls(name: str, traces: list[Path]) -> Iterator[tuple[str, m.JsonObject]]:
 
 def _lines(file: Iterable[str]) -> Iterator[str]:
     try:
-        yield from file
-    except UnicodeDecodeError as error:
+        for line in file:
+            line.encode()  # with the locale C, Python reads bytes that are no UTF-8 as lone surrogates
+            yield line
+    except UnicodeError as error:
         raise MCPConfigError("The calls on standard input are not UTF-8 text.") from error
 
 

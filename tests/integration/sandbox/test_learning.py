@@ -163,6 +163,22 @@ def test_the_commands_show_try_and_learn(tmp_path: Path) -> None:
     assert "garbage cannot be started: Exec format error." in garbage.stderr
 
 
+@pytest.mark.parametrize("call", ['think {"a":' + "[" * 5000, 'think {"a": "\udcff"}'], ids=["deep", "bytes"])
+def test_a_call_that_cannot_be_read_is_an_error_in_one_line(call: str, tmp_path: Path) -> None:
+    learned = subprocess.run(
+        commands.command("sandbox", "learn", str(configuration(tmp_path)), "mind"),
+        cwd=tmp_path,
+        env=commands.environment(LC_ALL="C"),
+        input=f"{call}\n".encode(errors="surrogateescape"),
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
+    assert learned.returncode == 2, learned
+    assert learned.stderr.startswith(b"grue: "), learned
+    assert learned.stderr.count(b"\n") == 1
+
+
 def test_what_is_tried_runs_within_the_limits_of_its_box_from_its_first_instruction(tmp_path: Path) -> None:
     path = configuration(tmp_path, sandbox={"open_files": 32})
     limits = ("sandbox", "try", "mind", "--mcp-config", str(path), "--", "sh", "-c", "ulimit -n; kill -9 $$")
