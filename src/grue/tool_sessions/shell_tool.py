@@ -6,6 +6,7 @@ However a command ended, also if the host died, no process that it started is al
 """
 
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -34,6 +35,10 @@ _SHELL = "/bin/sh"
 _NUL_WITHIN = 8192
 _DAMAGED_SHARE = 0.1
 """Output of which more than this share is not UTF-8 is called binary."""
+
+_CUT_END = re.compile(rb"(?:[\xc2-\xdf]|[\xe0-\xef][\x80-\xbf]?|[\xf0-\xf4][\x80-\xbf]{0,2})\Z")
+_CUT_BEGINNING = re.compile(rb"\A[\x80-\xbf]{1,3}")
+"""A part of a UTF-8 character."""
 
 AllowedCommands: TypeAlias = Sequence[str | Sequence[str]] | Literal["any"]
 """The programs that may be run, each alone or with its first arguments; or `any`."""
@@ -288,8 +293,15 @@ def _content(command: Command) -> m.JsonObject:
 
 def _text(capture: Capture) -> str:
     """Return captured output as text. A line such as `[... 900 bytes were left out here ...]` marks a gap."""
-    texts = [part.decode("utf-8", "replace") for part in capture.parts]
-    damaged = sum(text.count("\ufffd") for text in texts)
-    if b"\0" in capture.parts[0][:_NUL_WITHIN] or damaged > _DAMAGED_SHARE * max(1, sum(map(len, texts))):
+    parts = capture.parts
+    if capture.dropped:
+        # A character that is cut at the gap is left out as a whole.
+        parts = (_CUT_END.sub(b"", parts[0]), _CUT_BEGINNING.sub(b"", parts[1]))
+    text = b"".join(parts).decode("utf-8", "surrogateescape")
+    damaged = sum("\udc80" <= each <= "\udcff" for each in text)
+    if b"\0" in parts[0][:_NUL_WITHIN] or damaged > _DAMAGED_SHARE * max(1, len(text)):
         return f"[{capture.size} bytes of binary output]"
-    return f"\n[... {capture.dropped} bytes were left out here ...]\n".join(texts)
+    dropped = capture.size - sum(map(len, parts))
+    return f"\n[... {dropped} bytes were left out here ...]\n".join(
+        part.decode("utf-8", "replace") for part in parts
+    )

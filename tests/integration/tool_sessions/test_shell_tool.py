@@ -189,6 +189,25 @@ async def test_a_few_bytes_that_are_no_text_are_replaced(tmp_path: Path) -> None
     assert content(await run(shell(tmp_path), command=command))["stdout"] == "twenty letters of text \ufffd"
 
 
+@pytest.mark.parametrize(
+    ("most", "words"),
+    [
+        (0, "\n[... 29 bytes were left out here ...]\n"),
+        (1, "\n[... 29 bytes were left out here ...]\n"),
+        (18, "ää€\n[... 15 bytes were left out here ...]\n€ää"),
+        (20, "ää€€\n[... 9 bytes were left out here ...]\n€€ää"),
+        (30, "ää€€€€€€€ää"),
+    ],
+)
+async def test_text_is_cut_between_its_characters(most: int, words: str, tmp_path: Path) -> None:
+    result = await run(shell(tmp_path, max_output_bytes=most), command="printf ää€€€€€€€ää")
+    assert content(result)["stdout"] == words
+
+
+async def test_a_replacement_character_in_a_text_is_text(tmp_path: Path) -> None:
+    assert content(await run(shell(tmp_path), command="printf '\ufffd'"))["stdout"] == "\ufffd"
+
+
 # --- How it ends ---
 
 

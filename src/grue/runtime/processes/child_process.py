@@ -464,7 +464,7 @@ class Capture:
 
     def __init__(self, max_bytes: int) -> None:
         self.size = 0
-        self._half = max(1, max_bytes // 2)
+        self._half = max_bytes // 2
         self._head = bytearray()
         self._tail = bytearray()
 
@@ -474,7 +474,7 @@ class Capture:
         room = self._half - len(self._head)
         self._head += chunk[:room]
         self._tail += chunk[max(0, room) :]
-        del self._tail[: -self._half]
+        del self._tail[: max(0, len(self._tail) - self._half)]
 
     @property
     def dropped(self) -> int:
