@@ -31,6 +31,7 @@ may change in any version. Traces that contain them stay readable.
 
 from typing import TYPE_CHECKING, ClassVar, Literal, NewType, TypeAlias, Union
 
+import msgspec
 from msgspec import Struct, field
 
 from grue.policies import (
@@ -1816,3 +1817,7 @@ else:
         )
     ]
 """Every message above; the trace reader decodes into it."""
+
+# When msgspec first reads a class, it builds what it needs for that. If two threads do so at once, the
+# process crashes. So build it here, for all messages and what they hold: only one thread runs an import.
+msgspec.json.Decoder(AnyMessage)

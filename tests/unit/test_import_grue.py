@@ -38,6 +38,29 @@ def test_a_turn_without_mcp_never_loads_it() -> None:
     assert loaded_after("from grue import Runner, TurnRequest").isdisjoint(unneeded)
 
 
+def test_what_msgspec_needs_of_a_class_is_built_by_the_import() -> None:
+    """If two threads built it at the same time, at their first read of a class, the process would crash."""
+    code = (
+        "import sys\n"
+        "import msgspec\n"
+        "from grue import LlmSettings, policies\n"
+        "from grue.tracing.reading import known_kinds\n"
+        "built = []\n"
+        "def see(frame, event, _):\n"
+        "    if event == 'call' and frame.f_code.co_name == 'get_class_annotations':\n"
+        "        built.append(frame.f_locals['obj'].__name__)\n"
+        "names = ('TurnLimits', 'FailurePolicy', 'ToolPolicy', 'ContextPolicy', 'ToolSearch', 'Budget')\n"
+        "kinds = [*known_kinds().values(), LlmSettings, *(getattr(policies, name) for name in names)]\n"
+        "sys.setprofile(see)\n"
+        "for kind in kinds:\n"
+        "    msgspec.json.Decoder(kind)\n"
+        "sys.setprofile(None)\n"
+        "print(len(kinds) > 50, built)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True []\n"
+
+
 @each_case("module", [grue, grue.hosting, grue.hosts.skill_agent, grue.testing])
 def test_every_name_of_a_stub_can_be_imported(module: ModuleType) -> None:
     for name in module.__all__:

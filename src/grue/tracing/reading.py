@@ -124,6 +124,9 @@ def union_of(kinds: Iterable[type[Struct]]) -> Any:
     return functools.reduce(operator.or_, kinds)
 
 
+msgspec.json.Decoder(union_of(known_kinds().values()))  # see the end of `grue.messages`
+
+
 class EpisodeReader(TraceReader[EpisodeBody]):
     """Yield an episode's envelopes in order, one line in memory at a time; `open_episode` makes one.
 

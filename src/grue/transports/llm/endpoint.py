@@ -253,6 +253,9 @@ class LlmSettings(ModelSettings, metaclass=OwnKeywords, frozen=True, kw_only=Tru
         return f"LlmSettings({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
 
+msgspec.json.Decoder(LlmSettings)  # see the end of `grue.messages`
+
+
 class RequestPostponed(Exception):  # noqa: N818 - what has happened to the request
     """The request is stored under the id `item`, and its reply is read by a later process."""
 
