@@ -12,7 +12,17 @@ import pytest
 from msgspec.structs import replace
 from parked_turns import DELETE, Job, Stage, runner, wait_until_past
 
-from grue import Budget, Recorder, TraceWriter, TurnRequest, parked_turns
+from grue import (
+    Budget,
+    FunctionTools,
+    Recorder,
+    Runner,
+    ToolPolicy,
+    ToolRule,
+    TraceWriter,
+    TurnRequest,
+    parked_turns,
+)
 from grue.engine.conversations.recorded_conversation import resume_conversation
 from grue.errors import ApprovalPending, BudgetSpent, MCPConfigError, NothingToResume, TraceError
 from grue.messages import (
@@ -154,6 +164,40 @@ def test_without_a_decision_the_question_is_asked_again(job: Job, stage: Stage) 
     (said,) = stage.do(replace(job, action="resume"))
     assert deleted(job) == ["old.txt"]
     assert bodies(job, TurnCompleted)[0].requests == 3
+
+
+def test_questions_can_be_answered_one_after_the_other(tmp_path: Path) -> None:
+    """Also by changing one's mind about the first one. Between the answers the turn is parked again."""
+    made: list[str] = []
+    trace = tmp_path / "turn.jsonl"
+    calls = [tool_calls_reply(*(("box.look", {"at": at}) for at in "abc")), text_reply("done")]
+    rules = (ToolRule(tools=("box.*",), verdict="ask"),)
+    with ScriptedLlmServer(calls) as server:
+        how: dict[str, Any] = {
+            "llm": server.settings,
+            "servers": {"box": FunctionTools({"look": lambda at: made.append(at)})},
+            "tool_policy": ToolPolicy(rules=rules, parking=True),
+        }
+        with Runner(trace=trace, **how) as each, pytest.raises(ApprovalPending) as pending:
+            each.run_turn("Look.")
+        first, second, third = pending.value.questions
+        with Runner(**how) as each:
+            for decision in (first.deny(), second.deny(), first.approve()):
+                with pytest.raises(ApprovalPending):
+                    each.resume(trace, [decision])
+            assert each.resume(trace, [third.approve()]).response == "done"
+    assert made == ["a", "c"]
+
+
+def test_resume_refuses_what_is_no_decision(tmp_path: Path, llm: ScriptedLlmServer) -> None:
+    with Runner(llm=llm.settings) as each:
+        for given in (True, "yes", [True]):
+            with pytest.raises(
+                MCPConfigError, match=r"wants decisions, \[question.approve\(\), \.\.\.\], not"
+            ):
+                each.resume(tmp_path / "t.jsonl", given)  # type: ignore[arg-type]
+        with pytest.raises(MCPConfigError, match="turn= wants a number, not '1'"):
+            each.resume(tmp_path / "t.jsonl", turn="1")  # type: ignore[arg-type]
 
 
 def test_a_turn_of_this_process_is_resumed_and_counted_once(job: Job) -> None:

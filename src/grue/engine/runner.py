@@ -473,7 +473,8 @@ class Runner(AsyncToolAccess, Closing):
         # imported here, because few programs need it
         from grue.engine.conversations.resume import ResumeRequest, resumed_run
 
-        request = ResumeRequest(trace=trace, decisions=tuple(decisions), **asked)
+        given = tuple(decisions) if isinstance(decisions, Iterable) else (decisions,)
+        request = ResumeRequest(trace=trace, decisions=given, **asked)
         return resumed_run(request, self._settings(), self._memory, self._traces)
 
     def conversation(

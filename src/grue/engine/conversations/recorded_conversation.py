@@ -22,6 +22,7 @@ from grue.engine.conversations.kept_conversation import (
     is_parked_still,
 )
 from grue.errors import ConversationError, NothingToResume, TraceError
+from grue.policies import ApprovalDecision
 from grue.protocol.context.history import History, Ledger, SaidStep, take_step
 from grue.protocol.tool_loop import AGENT, NOTED_EVENTS, IllegalEvent, step
 from grue.protocol.turn.resuming import cut_off, tasks_of
@@ -381,6 +382,15 @@ class RecordedTurn:
         """Seconds left of the turn's time limit, in which parked time does not count; `None`: no limit."""
         limit_s = self.run.limits.turn_timeout_s
         return None if limit_s is None else max(0.001, limit_s - (self._last_s - self._began_s))
+
+    @property
+    def decided(self) -> tuple[ApprovalDecision, ...]:
+        """The decisions with which the turn was resumed, if it was parked again before a call was made."""
+        resumed, end = self.run.resumed, self.end
+        if resumed is None or not isinstance(end, m.TurnParked):
+            return ()
+        same_reply = (resumed.parked.batches, resumed.parked.calls) == (end.batches, end.calls)
+        return resumed.decisions if same_reply else ()
 
     @property
     def is_open(self) -> bool:

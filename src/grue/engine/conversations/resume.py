@@ -31,7 +31,8 @@ from grue.engine.conversations.recorded_conversation import (
 )
 from grue.engine.turn import EpisodeMemory, HostTurn, RestOfTurn, TurnRequest, TurnSettings
 from grue.engine.wiring import Wiring
-from grue.errors import ConversationError, MCPError, TraceError
+from grue.errors import ConversationError, MCPConfigError, MCPError, TraceError
+from grue.field_checks import shown
 from grue.policies import ApprovalDecision, Budget
 from grue.protocol.context.history import History
 from grue.protocol.tools.policy import read_decisions
@@ -53,6 +54,15 @@ class ResumeRequest(Struct, frozen=True, kw_only=True):
     answer: AnswerSpec[Any] | type | None = None
     on_delta: Callable[[m.TextDelta], None] | None = None
     conversation: KeptConversation | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.turn, int | None):
+            raise MCPConfigError(f"turn= wants a number, not {shown(self.turn)}.")
+        for each in self.decisions:
+            if not isinstance(each, ApprovalDecision):
+                raise MCPConfigError(
+                    f"resume() wants decisions, [question.approve(), ...], not {shown(each)}."
+                )
 
 
 def parked_turns(path: str | PathLike[str]) -> list[m.TurnParked]:
@@ -155,6 +165,8 @@ def _going_on(
     expired: bool,
 ) -> HostTurn[Any]:
     decisions = read_decisions(asked.decisions)
+    answered = {each.call_id for each in decisions}
+    decisions = (*decisions, *(each for each in part.decided if each.call_id not in answered))
     if expired:
         decisions = tuple(question.deny(EXPIRED) for question in where.parked.questions)
     begun = part.said_alone()
