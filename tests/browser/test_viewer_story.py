@@ -14,7 +14,20 @@ from viewer_traces import EpisodeTape, TurnTape, begin, long_episode
 from grue import LlmSettings, RetryPolicy, Runner, StdioServer
 from grue.errors import LLMError
 from grue.hosts.zork.facts import Observed
-from grue.messages import OfferTools, RequestCompletion, RunTurn, ToolMessage
+from grue.messages import (
+    CompletionReceived,
+    ConversationId,
+    DropCompletion,
+    OfferTools,
+    ReplyDropped,
+    RequestCompletion,
+    RewriteHistory,
+    RunTurn,
+    Shortened,
+    ToolMessage,
+    UserText,
+)
+from grue.protocol.context.history import LEFT_OUT
 from grue.testing.llm_server import ScriptedLlmServer, tool_calls_reply
 from grue.tracing.facts import EpisodeEnded
 from grue.tracing.viewer import write_html
@@ -218,6 +231,35 @@ def test_a_later_request_has_the_history_with_its_rewrites(open_page: Any, html:
     expect(view).to_contain_text("too dark")  # what turn 2 was told
     expect(view).not_to_contain_text("What would you do?")  # the server's own question
     expect(view.locator(".talk").last).to_contain_text("And then?")
+
+
+def test_a_request_has_neither_what_was_left_out_nor_a_dropped_reply(open_page: Any, tmp_path: Path) -> None:
+    talk = ConversationId("turn-1")
+    with EpisodeTape(tmp_path / "trace.jsonl") as tape:
+        tape.turn = 1
+        tape.say(RunTurn(turn=1, system="", user="the first text"), "host agent")
+        for number, (text, reply) in enumerate((("first", "one"), ("second", "two"), ("third", "gone")), 1):
+            request = RequestCompletion(
+                conversation=talk, request=number, new=(UserText(f"the {text} text"),), mode=OfferTools()
+            )
+            asked = tape.say(request, "agent llm")
+            came = CompletionReceived(request=number, content=f"the reply {reply}", finish_reason="stop")
+            tape.say(came, "llm agent", cause=asked)
+        dropped = DropCompletion(conversation=talk, request=3, reason="other tools")
+        tape.say(ReplyDropped(request=3), "llm agent", cause=tape.say(dropped, "agent llm"))
+        tape.say(RewriteHistory(conversation=talk, change=Shortened(0.9), reason="window"), "agent llm")
+        last = RequestCompletion(
+            conversation=talk, request=4, new=(UserText("the last text"),), mode=OfferTools()
+        )
+        tape.say(last, "agent llm")
+    write_html(tmp_path / "trace.jsonl", tmp_path / "page.html")
+    view = request_view(open_page(tmp_path / "page.html", at="request=11").page)
+    said = [" ".join(each.split()) for each in view.locator(".talk").all_inner_texts()]
+    shown = (
+        "the first text", LEFT_OUT, "the second text", "the reply two", "the third text", "the last text"
+    )  # fmt: skip
+    assert len(said) == len(shown)
+    assert all(text in each for text, each in zip(shown, said, strict=True))
 
 
 def test_parked_turns_sampling_and_rewrites_are_told(open_page: Any, html: Path) -> None:

@@ -444,6 +444,8 @@ class Row(Struct, frozen=True, kw_only=True, array_like=True):
     Attributes:
         repeats: For a reply, the share of its prompt that repeats an earlier prompt.
         broken: For a reply, where and why its prompt differs from that earlier prompt.
+        left_out: For a `RewriteHistory` that leaves out the oldest exchanges: how many entries of the history
+            after the first it has replaced.
     """
 
     seq: int
@@ -463,6 +465,7 @@ class Row(Struct, frozen=True, kw_only=True, array_like=True):
     body: str
     repeats: str = ""
     broken: str = ""
+    left_out: int = 0
 
 
 class EpisodePage(Struct, frozen=True, kw_only=True):
@@ -608,4 +611,5 @@ class PageFeed:
             body=written[:MAX_MESSAGE_CHARS],
             repeats="" if prompt is None or prompt.compared_with is None else f"{prompt.share:.0%} repeated",
             broken="" if prompt is None else told(prompt),
+            left_out=self._prompts.left_out if isinstance(body, m.RewriteHistory) else 0,
         )

@@ -168,9 +168,15 @@ class _Prompted(Struct, kw_only=True):
 
 
 class CachedPrompts:
-    """Compares each prompt of a trace with earlier ones. Call `see` with the trace's messages in order."""
+    """Compares each prompt of a trace with earlier ones. Call `see` with the trace's messages in order.
+
+    Attributes:
+        left_out: How many entries after the history's first one the latest rewrite has replaced by a note,
+            because the conversation was too long; 0: none.
+    """
 
     def __init__(self) -> None:
+        self.left_out = 0
         self._talks: dict[m.ConversationId, _Prompted] = {}
         self._turns: dict[int, m.ConversationId] = {}
         self._asked: dict[int, _Asked] = {}
@@ -312,12 +318,17 @@ class CachedPrompts:
         _blame(talk, form.cause)
 
     def _rewrite(self, body: m.HistoryRewritten | m.RewriteHistory, place: tuple[int, str]) -> None:
+        self.left_out = 0
         talk = self._talks.get(body.conversation)
         if talk is None:
             return
+        history = talk.encoded.history
         try:
             if isinstance(body, m.RewriteHistory):
+                before = [*history.entries]
                 talk.encoded.change(body.change)
+                if isinstance(body.change, m.Shortened) and history.entries != before:
+                    self.left_out = len(before) - len(history.entries) + 1
             else:
                 talk.encoded.rewrite(body.rewrite)
         except ValueError:

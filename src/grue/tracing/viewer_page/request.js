@@ -3,6 +3,7 @@
 // requests, by the rules of grue's protocol/context/history.py.
 
 const NOT_CALLED = "(not called)";
+const LEFT_OUT = "[Earlier parts of the conversation were left out here, because it was too long for the model.]";
 
 class Conversation {
   constructor() {
@@ -21,6 +22,10 @@ class Conversation {
     this.unread = { seq, content: reply.content ?? "", calls: reply.tool_calls ?? [] };
   }
 
+  forget() {
+    this.unread = null;
+  }
+
   close(end) {
     if (end?.unread) this.unread = null;
     if (!this.unread) return;
@@ -35,7 +40,12 @@ class Conversation {
     this.entries.splice(start, stop - start, ...made.map((entry) => ({ ...entry, rewritten: seq })));
   }
 
-  change(change, seq) {
+  /** Make the history shorter; `leftOut`: how many entries after the first were left out. */
+  change(change, seq, leftOut) {
+    if (change.type === "shortened") {
+      if (leftOut) this.entries.splice(1, leftOut, { seq, items: [{ type: "user", text: LEFT_OUT }], rewritten: seq });
+      return;
+    }
     if (change.type === "summarised") {
       this.entries.splice(1, this.entries.length - 1, { seq, items: change.items, rewritten: seq });
       return;
@@ -53,7 +63,7 @@ class Conversation {
   }
 }
 
-const OF_CONVERSATIONS = new Set(["RunTurn", "RequestCompletion", "CompletionReceived", "HistoryRewritten", "RewriteHistory", "TurnCompleted", "TurnFailed"]);
+const OF_CONVERSATIONS = new Set(["RunTurn", "RequestCompletion", "CompletionReceived", "DropCompletion", "ReplyDropped", "HistoryRewritten", "RewriteHistory", "TurnCompleted", "TurnFailed"]);
 
 /** Return the conversation up to a request, with the parts of the request itself. */
 function conversationAt(trace, request) {
@@ -74,8 +84,10 @@ function conversationAt(trace, request) {
       if (message === request) return { ...sent, body, missing: place.missing };
       if (!body.aside) ofRequest.set(message.seq, place);
     } else if (message.kind === "CompletionReceived") ofRequest.get(message.cause)?.keep(body, message.seq);
+    else if (message.kind === "DropCompletion") ofRequest.set(message.seq, talk(body.conversation));
+    else if (message.kind === "ReplyDropped") ofRequest.get(message.cause)?.forget();
     else if (message.kind === "HistoryRewritten") talk(body.conversation).rewrite(body.rewrite ?? { start: 0, stop: 0, entries: [] }, message.seq);
-    else if (message.kind === "RewriteHistory") talk(body.conversation).change(body.change ?? {}, message.seq);
+    else if (message.kind === "RewriteHistory") talk(body.conversation).change(body.change ?? {}, message.seq, message.leftOut);
     else ofTurn.get(message.cause)?.close(body);
   }
   return null;

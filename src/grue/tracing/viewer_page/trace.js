@@ -102,9 +102,9 @@ class Trace {
 }
 
 function newMessage(row) {
-  const [seq, t, at, turn, sender, receiver, cause, kind, summary, mark, grade, batch, redacted, chars, body, repeats = "", broken = ""] = row;
+  const [seq, t, at, turn, sender, receiver, cause, kind, summary, mark, grade, batch, redacted, chars, body, repeats = "", broken = "", leftOut = 0] = row;
   return {
-    seq, t, at, turn, sender, receiver, cause, kind, summary, mark, grade, batch, redacted, chars, body, repeats, broken,
+    seq, t, at, turn, sender, receiver, cause, kind, summary, mark, grade, batch, redacted, chars, body, repeats, broken, leftOut,
     effects: NONE, ends: NONE, activity: NONE, place: 0, haystack: null,
   };
 }
