@@ -7,6 +7,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from story_traces import full_story
 from transport_servers import faulty
 from viewer_traces import EpisodeTape, TurnTape, begin, long_episode
@@ -18,13 +19,16 @@ from grue.messages import (
     CompletionReceived,
     ConversationId,
     DropCompletion,
+    HistoryReference,
     OfferTools,
     ReplyDropped,
     RequestCompletion,
+    Resumption,
     RewriteHistory,
     RunTurn,
     Shortened,
     ToolMessage,
+    TurnParked,
     UserText,
 )
 from grue.protocol.context.history import LEFT_OUT
@@ -260,6 +264,34 @@ def test_a_request_has_neither_what_was_left_out_nor_a_dropped_reply(open_page: 
     )  # fmt: skip
     assert len(said) == len(shown)
     assert all(text in each for text, each in zip(shown, said, strict=True))
+
+
+def test_a_request_of_a_resumed_turn_has_what_was_said_before_it_was_parked(
+    open_page: Any, tmp_path: Path
+) -> None:
+    talk = ConversationId("talk")
+    with EpisodeTape(tmp_path / "trace.jsonl") as tape:
+        tape.turn = 1
+        run = RunTurn(
+            turn=1, system="", user="x", history=HistoryReference(conversation=talk, length=0, digest="")
+        )
+        begun = tape.say(run, "host agent")
+        for number, text in enumerate(("before", "after"), 1):
+            request = RequestCompletion(
+                conversation=talk, request=number, new=(UserText(text),), mode=OfferTools()
+            )
+            asked = tape.say(request, "agent llm")
+            if number == 1:
+                tape.say(CompletionReceived(request=1, content="the reply"), "llm agent", cause=asked)
+                tape.say(parked := TurnParked(turn=1), "agent host", cause=begun)
+                tape.say(replace(run, resumed=Resumption(parked=parked)), "host agent")
+    write_html(tmp_path / "trace.jsonl", tmp_path / "page.html")
+    view = request_view(open_page(tmp_path / "page.html", at="request=6").page)
+    assert [" ".join(each.split()) for each in view.locator(".talk").all_inner_texts()] == [
+        "user #2 before",
+        "assistant #3 the reply",
+        "user new #6 after",
+    ]
 
 
 def test_parked_turns_sampling_and_rewrites_are_told(open_page: Any, html: Path) -> None:

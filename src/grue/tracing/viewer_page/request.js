@@ -95,8 +95,7 @@ function conversationAt(trace, request) {
 
 function beginTurn(talks, talk, body) {
   const name = body.history?.conversation ?? `turn-${body.turn}`;
-  const begins = body.history ? !body.history.length : !body.resumed;
-  if (begins) talks.delete(name);
+  if (!body.resumed && !body.history?.length) talks.delete(name);
   const known = talks.has(name);
   const place = talk(name);
   if (!known && body.history?.length) place.missing = body.history.length;
