@@ -192,7 +192,7 @@ class Recorder:
 
     def redacted_body(self, body: B) -> B:
         """Return a message with all secrets replaced."""
-        valid, written = self._encoded(body)
+        valid, written = self.encoded(body)
         shown: B = (
             self._redaction.redact_message(written, valid)[1]
             if self._redaction.may_contain_secrets(written)
@@ -289,7 +289,7 @@ class Recorder:
             if piece or not self._observers:
                 written = b""
             else:
-                shown, written = self._encoded(body)
+                shown, written = self.encoded(body)
             self._seq += 1
             envelope = Envelope(
                 seq=self._seq,
@@ -334,10 +334,10 @@ class Recorder:
             self._seq -= 1
         elif self._observers:
             part = replace(envelope, body=replace(envelope.body, text=text))
-            valid, written = self._encoded(part.body)
+            valid, written = self.encoded(part.body)
             self._show(replace(part, body=valid), written)
 
-    def _encoded(self, body: Any) -> tuple[Any, bytes]:
+    def encoded(self, body: Any) -> tuple[Any, bytes]:
         """Replace lone surrogates by U+FFFD; return the message for the observers, and its JSON."""
         try:
             return body, self._encoder.encode(body)

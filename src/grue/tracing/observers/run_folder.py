@@ -121,7 +121,8 @@ class RunFolder(Closing):
     def write_result(self, result: object) -> None:
         """Write `result.json` atomically and without secrets."""
         target = self.path / RESULT_FILE
-        text = msgspec.json.format(self._recorder.redacted(msgspec.json.encode(result)), indent=2)
+        _, encoded = self._recorder.encoded(result)
+        text = msgspec.json.format(self._recorder.redacted(encoded), indent=2)
         try:
             write_whole(target, text + b"\n", draft=f"{RESULT_FILE}.part")
         except OSError as error:

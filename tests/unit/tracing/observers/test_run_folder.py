@@ -85,6 +85,13 @@ def test_a_result_is_that_of_the_last_end(path: Path) -> None:
     assert Past.read(path, over=("won",)).ended == end
 
 
+def test_a_result_may_hold_bytes_that_are_no_text(path: Path) -> None:
+    """The task of a command line, or the name of a file, can have a lone surrogate for each such byte."""
+    with RunFolder(path, Recorder(), episode_id="ep-1") as run:
+        run.write_result({"task": "caf\udce9"})
+    assert json.loads((path / "result.json").read_bytes()) == {"task": "caf\ufffd"}
+
+
 def test_an_episode_goes_on_in_the_same_files(path: Path) -> None:
     first, second = Tape(), Tape()
     with RunFolder(path, first.recorder, episode_id="ep-1"):
