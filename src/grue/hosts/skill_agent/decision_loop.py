@@ -188,9 +188,7 @@ class DecisionLoop:
 
     def _time_over(self) -> RunEnd | None:
         limit_s = self._run.config.limits.time_limit_seconds
-        if limit_s is None or self._run.left_s > 0:
-            return None
-        return RunEnd("time_limit", f"the run's time limit of {limit_s:g} s is reached")
+        return None if limit_s is None or self._run.left_s > 0 else _time_is_over(limit_s)
 
     def _next_reply(self) -> RunEnd | None:
         run, answered = self._run, self._answered
@@ -213,7 +211,8 @@ class DecisionLoop:
         except AnswerError as error:
             return self._unusable(str(error))
         except TurnTimedOut as error:
-            return RunEnd("time_limit", str(error))
+            limit_s = run.config.limits.time_limit_seconds
+            return RunEnd("time_limit", str(error)) if limit_s is None else _time_is_over(limit_s)
         except BudgetSpent as error:
             return RunEnd("budget", str(error))
         except MCPConfigError:
@@ -307,6 +306,10 @@ class DecisionLoop:
             return None
         failed = RunEnd("step_failed", f"step {result.step}, {result.action}, failed: {result.error}")
         return self._time_over() or failed
+
+
+def _time_is_over(limit_s: float) -> RunEnd:
+    return RunEnd("time_limit", f"the run's time limit of {limit_s:g} s is reached")
 
 
 def _has_finished(result: StepExecutionResult) -> bool:

@@ -161,6 +161,7 @@ def test_the_time_limit_ends_a_tool_call_too(recorder: Recorder) -> None:
 def test_the_time_limit_ends_a_turn_whose_endpoint_says_nothing() -> None:
     ran = run([LlmReply(then="hang")], config={"limits": RunLimits(time_limit_seconds=2)})
     assert (ran.result.reason, ran.result.turns, ran.statuses) == ("time_limit", 0, [])
+    assert ran.result.detail == "the run's time limit of 2 s is reached"
 
 
 def test_a_model_that_cannot_do_it_ends_the_run_as_given_up() -> None:
