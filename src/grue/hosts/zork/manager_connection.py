@@ -154,10 +154,7 @@ class ManagerConnection:
                 answer = await self._manager.call_tool(tool_name=name, arguments=arguments, **options)
         except TimeoutError as error:
             raise ToolTimedOutError(tool, timeout_s) from error
-        except (
-            Exception,
-            asyncio.CancelledError,
-        ) as error:  # whatever a foreign manager raises is a failed call
+        except (Exception, asyncio.CancelledError) as error:  # whatever a manager raises is a failed call
             if ends_the_task(error):
                 raise
             return tool_results.call_failed(str(error) or type(error).__name__)
