@@ -40,6 +40,11 @@ def number(case, episode):
     print("noise")
     return {"n": case["n"], "pid": os.getpid()}
 
+def waits(case, episode):
+    while not Path(case["go"]).exists():
+        time.sleep(0.01)
+    return 1
+
 def knows(case, episode):
     return float(os.environ["KNOWN"])
 
@@ -133,6 +138,21 @@ def test_workers_have_the_environment_that_the_program_has_now(
         monkeypatch.setenv("KNOWN", str(known))
         finished = Fleet(tmp_path / str(known), workers=1).map(f"{work}:knows", [{}])
         assert finished.tally.scores == {"score": (1, float(known))}
+
+
+def test_after_a_stop_no_other_episode_begins(tmp_path: Path, work: str) -> None:
+    go, place = tmp_path / "go", tmp_path / "fleet"
+
+    def watch(*_: object) -> None:
+        if (place / "stop").exists():  # the driver has seen it, and the next episode is with the engine
+            go.touch()
+        elif list(place.glob("*/*/attempt-1")):
+            (place / "stop").touch()
+
+    finished = Fleet(place, workers=1).map(
+        f"{work}:waits", [{"n": n, "go": str(go)} for n in range(4)], watch=watch
+    )
+    assert (finished.reason, finished.tally.done, len(list(place.glob("*/*/attempt-1")))) == ("stopped", 1, 1)
 
 
 def test_a_killed_worker_costs_an_attempt_and_a_hang_holds_no_slot(tmp_path: Path, work: str) -> None:

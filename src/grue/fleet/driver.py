@@ -435,6 +435,7 @@ class Driver:
 
     def _end(self, reason: Reason, why: str = "") -> None:
         self._stop = Finished(reason=reason, tally=self.tally, why=why)
+        self._engine.withdraw()
 
     def _require_folder(self) -> None:
         if not self._folder.path.is_dir():

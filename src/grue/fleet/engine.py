@@ -49,6 +49,9 @@ class Engine(Protocol):
     def submit(self, job: Task) -> None:
         """Queue an attempt, which is made as soon as a slot is free."""
 
+    def withdraw(self) -> None:
+        """Begin no queued attempt; report each as `Lost("cancelled")`. Those that run go on."""
+
     def cancel(self) -> None:
         """End all attempts. Each one that was still running or queued is reported as `Lost("cancelled")`."""
 

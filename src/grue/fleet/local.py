@@ -78,7 +78,7 @@ class LocalEngine:
         with born_without_interrupts():
             multiprocessing.forkserver.ensure_running()
         self._jobs: deque[Task] = deque()
-        self._cancelled = self._closed = False
+        self._withdrawn = self._cancelled = self._closed = False
         self._broken = 0
         self._failed: Lost | None = None
         self._start_at, self._failing_since = -math.inf, math.inf
@@ -98,6 +98,11 @@ class LocalEngine:
             return
         self._jobs.append(job)
         self._wake.send_bytes(b"job")
+
+    def withdraw(self) -> None:
+        """Begin no queued attempt; they are reported as `Lost("cancelled")`."""
+        self._withdrawn = True
+        self._wake.send_bytes(b"withdraw")
 
     def cancel(self) -> None:
         """End all attempts, which are then reported as `Lost("cancelled")`."""
@@ -121,6 +126,9 @@ class LocalEngine:
                 if self._cancelled:
                     self._cancelled = False
                     self._end_all(Lost("cancelled"))
+                if self._withdrawn:
+                    self._withdrawn = False
+                    self._return_queued(Lost("cancelled"))
                 if self._closed:
                     return
                 if self._failed is not None:
@@ -139,6 +147,9 @@ class LocalEngine:
     def _end_all(self, how: Lost) -> None:
         for worker in list(self._workers):
             self._drop(worker, how)
+        self._return_queued(how)
+
+    def _return_queued(self, how: Lost) -> None:
         while self._jobs:
             self.ended.put((self._jobs.popleft(), how))
 

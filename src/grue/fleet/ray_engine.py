@@ -123,6 +123,9 @@ class RayEngine:
                 return
         self.ended.put((job, self._failed))
 
+    def withdraw(self) -> None:
+        """Do nothing: an attempt that waits for a core cannot be told from one that has just begun."""
+
     def cancel(self) -> None:
         """End all attempts."""
         with self._lock:

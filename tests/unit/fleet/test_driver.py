@@ -60,6 +60,9 @@ class TellingEngine:
     def costs(self) -> Costs:
         return Costs(refused=self.refused)
 
+    def withdraw(self) -> None:
+        pass
+
     def cancel(self) -> None:
         for job in self._held:
             self.ended.put((job, Lost("cancelled")))
