@@ -244,7 +244,7 @@ def _print_rows(axes: list[str], rows: list[dict[str, Any]], ids: list[str]) -> 
         say("No episode has a score yet.")
         return
     names = list(dict.fromkeys(name for row in rows for name in row if name not in axes))
-    header = [*axes, *names, "n", "episode"]
+    header = [*map(printable, [*axes, *names]), "n", "episode"]
     lines = [
         [
             *(printable(str(row[axis]), _WIDEST) for axis in axes),

@@ -78,6 +78,18 @@ def test_a_score_with_the_name_of_a_setting_has_a_column_of_its_own(
     ]
 
 
+def test_a_name_that_a_work_has_made_up_stays_in_its_column(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = FleetFolder(tmp_path)
+    fleet.write_manifest(Manifest(total=1))
+    folder = fleet.episode("0" * 24)
+    attempt = folder.begin(CaseFile(work="m:f", version="1", settings={}))
+    folder.make_commit(attempt, AttemptEnd(outcome="scored", scores={"a\nb": 1.0}), version="1")
+    print_table(tmp_path, None, as_json=False)
+    assert capsys.readouterr().out.splitlines()[:2] == ["a\\nb  n  episode", "1     1  0000000000"]
+
+
 def test_a_mean_of_very_large_scores_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_fleet(tmp_path, lambda *_: 1.7e308, prompts=("short",), questions=2, repetitions=2)
     print_table(tmp_path, [], as_json=True)
