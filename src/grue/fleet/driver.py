@@ -393,6 +393,8 @@ class Driver:
         try:
             if timed_out:
                 folder.make_commit(attempt, end, version=grue.__version__)
+                if self._plan.keep == "results":
+                    folder.drop_trace()
             else:
                 folder.end(attempt, end)
         except FleetError as error:  # the episode's folder cannot be written

@@ -178,6 +178,15 @@ def test_an_episode_that_takes_too_long_has_failed(tmp_path: Path) -> None:
     assert (episode.commit.end.kind, episode.commit.end.error) == ("timed_out", "too long")
 
 
+def test_an_episode_that_takes_too_long_leaves_no_files_where_none_are_kept(tmp_path: Path) -> None:
+    engine = TellingEngine(lambda job, tries: Lost("timed_out", "too long"))
+    cases = replace(plan([{"n": 1}]), keep="results")
+    Driver(FleetFolder(tmp_path), cases, engine, lambda tally, running: None).run()
+    (episode,) = FleetFolder(tmp_path).episodes()
+    assert episode.commit is not None
+    assert episode.attempts() == []
+
+
 def test_a_worker_that_is_lost_after_its_commit_has_done_its_work(tmp_path: Path) -> None:
     def tell(job: Job, tries: int) -> Lost:
         folder = EpisodeFolder(job.folder)
