@@ -112,6 +112,7 @@ def test_what_a_scorer_raises_concerns_its_own_episode(project: Path) -> None:
         ("[scorer.a]\n", "give one of function, regex, schema, judge; it has none"),
         ("[scorer.a]\nregex = 'x'\njudge = 'y'", "it has regex, judge"),
         ("[scorer.'a/b']\nregex = 'x'", "use letters, digits"),
+        ("[scorer.human]\nregex = 'x'", "the scores that people give have this name"),
         ("[scorer.a]\nregex = 'x'\nversion = '../1'", "use letters, digits"),
         ("[scorer.a]\nschema = { type = 'thing' }", "no JSON Schema"),
         ("[scorer.a]\nschema = 'none.json'", "cannot read the schema none.json"),

@@ -31,7 +31,7 @@ from grue.fleet.request_count import RequestCount
 from grue.fleet.work import find_function
 from grue.hosting import GameConfiguration
 from grue.runtime.files import read_regular, write_whole
-from grue.tracing.marks import require_name
+from grue.tracing.marks import HUMAN, require_name
 
 KINDS = ("function", "regex", "schema", "judge")
 _SETTING = re.compile(r"\{([A-Za-z_]\w*)\}")
@@ -69,6 +69,8 @@ class Scorer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
         try:
             for word in (name, self.version):
                 require_name(word)
+            if name == HUMAN:
+                raise ValueError("the scores that people give have this name; choose another one")
             given = [kind for kind in KINDS if getattr(self, kind) is not None]
             if len(given) != 1:
                 raise ValueError(f"give one of {', '.join(KINDS)}; it has {', '.join(given) or 'none'}")
