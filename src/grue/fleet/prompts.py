@@ -173,13 +173,14 @@ def compare_prompts(
         progress: Show a progress bar on standard error, at a terminal or in a notebook.
 
     Raises:
-        MCPConfigError: There are fewer than two prompts or no cases, a case is not a pair, or `score` did not
-            return a finite number.
+        MCPConfigError: There are fewer than two prompts or no cases, the name of one is not a text, a case
+            is not a pair, or `score` did not return a finite number.
         MCPError: Every turn has failed. This is the error of the first turn.
         KeyboardInterrupt: Ctrl-C was pressed. The running turns are cancelled.
     """
     pairs = _pairs(cases)
-    if not isinstance(prompts, Mapping) or len(prompts) < 2:
+    names = list(prompts) if isinstance(prompts, Mapping) else []
+    if len(names) < 2 or not all(isinstance(name, str) for name in names):
         raise MCPConfigError(
             "prompts= wants two or more system texts by name, {'plain': '...', 'careful': '...'}."
         )

@@ -87,6 +87,7 @@ def test_if_every_turn_fails_the_reason_is_raised() -> None:
     [
         (["a", "b"], MAILS, "prompts= wants two or more system texts by name"),
         ({"a": "A."}, MAILS, "two or more"),
+        ({1: "A.", 2: "B."}, MAILS, "two or more"),
         (PROMPTS, {"text": True}, "cases= wants pairs"),
         (PROMPTS, [], "cases= is empty"),
         (PROMPTS, ["text"], r"Case 1 is 'text': write a pair, \('the text', what is expected\)"),
