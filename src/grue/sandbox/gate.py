@@ -128,6 +128,17 @@ class Gate:
         else:
             self._close()
 
+    def disown(self) -> None:
+        """In a forked child, close this copy's descriptors. The parent's gate goes on."""
+        if not self._ended:
+            # Ask for no lock: a thread of the parent may have held it during the fork.
+            self._ended = True
+            for each in (self._server, *self._open):
+                each.close()
+            for descriptor in (self._wake, self._waker, self._listener):
+                if descriptor is not None:
+                    os.close(descriptor)
+
     def _close(self) -> None:
         self._server.close()
         os.close(self._wake)

@@ -153,6 +153,11 @@ class Boxed:
             text, places.rules, refused, network=network, broken=places.broken, died=died, mark=self._mark
         )
 
+    def disown(self) -> None:
+        """In a forked child, close this copy's descriptors."""
+        if self.gate is not None:
+            self.gate.disown()
+
     def end(self) -> None:
         """Remove the scratch folder and close the gate. Call it when no process of the program is alive.
 

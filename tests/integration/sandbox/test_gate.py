@@ -307,6 +307,31 @@ def test_the_gate_ends_with_the_program() -> None:
     assert {thread.name for thread in threading.enumerate()} <= before | {"grue-proxy"}
 
 
+FORK = """
+import os, socket
+from grue.runtime.processes.process_group import ProcessRegistry
+from grue.sandbox.box import Sandbox
+def descriptors(): return {os.readlink(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd") if os.path.islink(f"/proc/self/fd/{each}")}
+before, registry = descriptors(), ProcessRegistry()
+group = registry.spawn("cat", (), dict(os.environ), None, Sandbox(network=("a.example",)))
+ours, theirs = socket.socketpair()
+group._boxed.gate._open.add(ours)
+if (child := os.fork()) == 0:
+    theirs.close()
+    print(sorted(each for each in descriptors() - before if "landlock" not in each), flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+print(group._boxed.gate._thread.is_alive(), ours.send(b"x"))
+group.end()
+group.close_descriptors()"""
+
+
+@needs_hosts
+def test_a_forked_child_keeps_no_descriptor_of_a_gate() -> None:
+    forked = boxes.python(None, FORK)
+    assert forked.stdout == "[]\nTrue 1\n", forked
+
+
 # --- the proxy alone, with a client that is admitted by hand ---
 
 

@@ -244,6 +244,8 @@ class ProcessGroup:
         """In a forked child, close this copy's descriptors. The parent's process group goes on running."""
         self._leader.returncode = 0
         self.close_descriptors()
+        if self._boxed is not None:
+            self._boxed.disown()
 
 
 class ProcessRegistry:
