@@ -269,7 +269,9 @@ def parse_json(text: str, source: Path) -> Document:
         MCPConfigError: `text` is not strict JSON. The error never quotes the text, which may have a secret.
     """
     try:
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_such_number)
+        value = json.loads(
+            text, object_pairs_hook=_unique, parse_constant=_no_such_number, parse_float=_finite
+        )
     except json.JSONDecodeError as exc:
         raise MCPConfigError(
             f"{source} is not valid JSON: line {exc.lineno}, column {exc.colno}: {exc.msg.rstrip(': ')}."
@@ -345,6 +347,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_such_number(name: str) -> None:
     raise ValueError(f"{name} is not a JSON value")
+
+
+def _finite(number: str) -> float:
+    # `json.dumps` would write an infinite number as Infinity, which is not JSON.
+    if math.isinf(value := float(number)):
+        raise ValueError("it has a number that is too large")
+    return value
 
 
 def _advice(text: str, position: int) -> str:

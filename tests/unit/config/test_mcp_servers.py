@@ -186,6 +186,7 @@ def test_r2_3_invalid_json_says_what_to_change(tmp_path: Path, text: str, advice
         ('{"mcpServers": {"a": {"command": "x"}, "a": {"command": "y"}}}', "the key 'a' occurs twice"),
         ('{"mcpServers": {"a": {"command": "x", "command": "y"}}}', "the key 'command' occurs twice"),
         ('{"mcpServers": {"a": NaN}}', "NaN is not a JSON value"),
+        ('{"x": 1e999}', "is not usable JSON: it has a number that is too large"),
         ("[" * 200_000, "nested too deeply"),
         ('{"a": ' + "9" * 5_000 + "}", "is not usable JSON"),
         ("[]", "should contain a JSON object with the key 'mcpServers'"),
