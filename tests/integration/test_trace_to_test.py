@@ -261,11 +261,13 @@ def test_what_cannot_be_told_as_a_test_is_refused(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine_too.py").write_text("def look(at: str) -> str:\n    return at\n")
     (tmp_path / "broken_one.py").write_text("raise OSError('no disk')\n")
+    (tmp_path / "exiting_one.py").write_text("raise SystemExit\n")
     for tools, says in (
         (("box",), "wants SERVER=MODULE:NAME"),
         (("attic=a:b",), "no server 'attic'"),
         (("box=nowhere.at_all:TOOLS",), "ModuleNotFoundError: No module named 'nowhere'"),
         (("box=broken_one:TOOLS",), "cannot be imported from this folder: OSError: no disk"),
+        (("box=exiting_one:TOOLS",), "cannot be imported from this folder: SystemExit"),
         (("box=mine_too:TOOLS",), "box=mine_too:TOOLS: module 'mine_too' has no attribute 'TOOLS'"),
         (("box=mine_too:look",), r"Write FunctionTools\(\[look\]\)"),
     ):

@@ -23,7 +23,7 @@ from msgspec import NODEFAULT, Struct, structs
 import grue
 from grue import errors
 from grue import messages as m
-from grue.cli.saying import say, shown_path
+from grue.cli.saying import say, shown_argument, shown_path
 from grue.engine.answers import unusable_answer
 from grue.engine.conversations.recorded_conversation import said_before
 from grue.engine.fork import RecordedRun, read_run
@@ -89,7 +89,7 @@ def to_test(
     except OSError as error:
         raise MCPConfigError(f"Cannot write {path}: {error.strerror}.", path=str(path)) from error
     fault = _fault(path, run.begun.turn) if run_once else ""
-    say(f"Wrote {shown_path(path)}. Run it with: python -m pytest {shown_path(path)}")
+    say(f"Wrote {shown_path(path)}. Run it with: python -m pytest {shown_argument(path)}")
     if fault:
         say(f"It does not pass now: {printable(fault, _SHORT)}", err=True)
     return not fault
@@ -174,7 +174,7 @@ def _imported(module: str, name: str, what: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except AttributeError as error:
         raise MCPConfigError(f"{what}: {printable(str(error), _SHORT)}.") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         cause = f"{type(error).__name__}: {printable(str(error), _SHORT)}"
         raise MCPConfigError(f"{what}: the module cannot be imported from this folder: {cause}.") from error
     finally:
