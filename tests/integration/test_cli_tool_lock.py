@@ -7,6 +7,10 @@ from typing import Any
 import pytest
 from commands import faulty, grue, write_servers
 
+from grue.cli.project import KnownServers
+from grue.cli.tools import approve
+from grue.messages import ServerName, ToolDefinition
+
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
 
 MCP = ("--mcp-config", "mcp.json")
@@ -85,6 +89,17 @@ def test_servers_that_are_not_asked_or_do_not_answer_keep_their_pins(tmp_path: P
     last = grue("tools", "--lock", *MCP, cwd=tmp_path)
     assert "- one.echo\n" in last.stdout
     assert set(locked(tmp_path)) == {"two"}
+
+
+def test_a_server_that_another_command_has_just_approved_keeps_its_pins(tmp_path: Path) -> None:
+    write_servers(tmp_path / "mcp.json", box=faulty())
+    before = KnownServers(source=str(tmp_path / "mcp.json"), servers={"box": faulty()})
+    write_servers(tmp_path / "mcp.json", box=faulty(), other=faulty())
+    tool = ToolDefinition(server=ServerName("other"), tool="look", input_schema={"type": "object"})
+    now = KnownServers(source=str(tmp_path / "mcp.json"), servers={"box": faulty(), "other": faulty()})
+    assert [*approve(now, {"other": (tool,)})][-1].endswith("1 tool approved, 1 new")
+    assert [*approve(before, {"box": ()})][-1].endswith("0 tools approved, nothing has changed")
+    assert set(locked(tmp_path)) == {"box", "other"}
 
 
 def test_without_a_file_of_servers_there_is_nothing_to_lock(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from grue.cli.tools import approve, described
 from grue.config import bundles, tool_lock_file
 from grue.config import server_descriptions as descriptions
 from grue.config.documents import parse_json, read_config_text
-from grue.config.mcp_servers import MCPConfig, edit_servers
+from grue.config.mcp_servers import MCPConfig, edit_servers, one_at_a_time
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import turn_limits
 from grue.engine.outside_turns.tool_client import ToolClient
@@ -262,14 +262,12 @@ def remove_server(name: str, mcp_config: Path | None) -> None:
         MCPConfigError: There is no such server, or a file cannot be changed.
     """
     path = mcp_config or GameConfiguration.of_project().mcp_config_path
-    left: list[str] = []
 
     def take(servers: dict[str, Any]) -> None:
         if name not in servers:
             names = printable(", ".join(servers)) or "none"
             raise MCPConfigError(f"There is no MCP server '{printable(name)}' in {path}. Known: {names}.")
         del servers[name]
-        left.extend(servers)
 
     if not path.exists():
         raise MCPConfigError(
@@ -279,8 +277,11 @@ def remove_server(name: str, mcp_config: Path | None) -> None:
     say(f"removed  {printable(name)} from {shown_path(path)}")
     lock = tool_lock_file.lock_path(path)
     if lock.exists():
-        tool_lock_file.write(lock, {}, keep=left)
-        tool_lock_file.write_listings(tool_lock_file.listing_path(lock), {}, keep=left)
+        with one_at_a_time(lock.parent):
+            locked = tool_lock_file.read_tool_lock(lock)
+            left = [each for each in (locked.servers if locked else ()) if each != name]
+            tool_lock_file.write(lock, {}, keep=left)
+            tool_lock_file.write_listings(tool_lock_file.listing_path(lock), {}, keep=left)
         say(f"removed  its approved tools from {shown_path(lock)}")
     for kind in (descriptions.BUNDLES, descriptions.PACKAGES):
         folder = path.parent / kind / name

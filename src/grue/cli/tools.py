@@ -16,6 +16,7 @@ from grue import messages as m
 from grue.cli.project import BUNDLED, KnownServers, known_servers, no_such_server
 from grue.cli.saying import GRUE, say, shown_path
 from grue.config import tool_lock_file
+from grue.config.mcp_servers import MCPConfig, one_at_a_time
 from grue.config.settings import GameConfiguration
 from grue.config.tool_lock_file import listing_path, write_listings
 from grue.config.wiring import on_tool_drift, turn_limits
@@ -80,10 +81,12 @@ def approve(known: KnownServers, listings: Listings, secret: Collection[str] = (
             "There is nothing to lock: no file of MCP servers is configured. Name one with --mcp-config."
         )
     path = tool_lock_file.lock_path(Path(known.source))
-    every = (*known.servers, *known.unusable)
-    changes = tool_lock_file.write(path, listings, keep=every)
     shown = {name: tools for name, tools in listings.items() if name not in secret}
-    write_listings(listing_path(path), shown, keep=[name for name in every if name not in secret])
+    with one_at_a_time(path.parent):
+        # Another `grue add` may have added and approved a server since `known` was read.
+        every = tuple(MCPConfig.from_file(Path(known.source)).mcpServers)
+        changes = tool_lock_file.write(path, listings, keep=every)
+        write_listings(listing_path(path), shown, keep=[name for name in every if name not in secret])
     approved = {name: lock_of(tools) for name, tools in listings.items()}
     for change in changes:
         yield _line(change, approved.get(change.server, {}).get(change.tool))

@@ -523,7 +523,7 @@ def edit_servers(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
     """
     path = path.resolve()  # change the file that a symbolic link points to
     try:
-        with _one_at_a_time(path.parent):
+        with one_at_a_time(path.parent):
             there = path.exists()
             text = read_config_text(path, if_missing=f"{path} has just been removed.") if there else "{}"
             document = parse_json(text, path)
@@ -541,7 +541,8 @@ def edit_servers(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
 
 
 @contextlib.contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Wait until no other program is in such a block for this folder. The block must not hold another one."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
