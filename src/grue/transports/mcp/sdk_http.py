@@ -17,6 +17,7 @@ import re
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import Any, Literal
 
 import anyio
@@ -198,6 +199,8 @@ def _data_and_others(event: bytes) -> tuple[bytes, bytes]:
 _EVENTS = "text/event-stream"
 _JSON = "application/json"
 _SESSION_ID = "mcp-session-id"
+_LAST_EVENT_ID = "last-event-id"
+_CANCELLED = "notifications/cancelled"
 _ERROR_TEXT_CHARS = 200
 _ERROR_TEXT_BYTES = 65_536
 _IDLE_S = 3.0
@@ -225,6 +228,7 @@ class HttpStream(MessageStream):
         remedy: What the user can do about the broken stream, if the fault says so.
         large: Answers too large for the SDK, by the id of the small message that stands in for each.
         sessionless: Whether requests leave out the session's id, although the server has given one.
+        cancelled: The requests that were cancelled. Their answers are not asked for again.
         declined: Why the address refused Streamable HTTP; `None` if it did not, or if SSE was configured.
     """
 
@@ -252,6 +256,7 @@ class HttpStream(MessageStream):
         self.transport: Literal["http", "sse"] = "sse" if server.transport == "sse" else "http"
         self.declined: WireFault | None = None
         self.sessionless = False
+        self.cancelled: set[int | str] = set()
         self._first: SessionMessage | None = None
         self._leaving = False
         self._finished = anyio.Event()
@@ -403,6 +408,10 @@ class HttpStream(MessageStream):
             self._arrived.send_nowait(item)
 
 
+_answering: ContextVar[int | str | None] = ContextVar("answering", default=None)
+"""The request that this task of the SDK's transport sends, and whose stream it resumes if it breaks off."""
+
+
 class _Client(httpx2.AsyncClient):
     """An HTTP client for one server. It raises no transport error, but returns a response in its place.
 
@@ -426,6 +435,13 @@ class _Client(httpx2.AsyncClient):
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         """Send a request. If it fails, report the fault to `HttpStream`; the SDK gets an empty response."""
         head = await _head(request)
+        if head.is_request:
+            _answering.set(head.id)
+        elif head.method == _CANCELLED:
+            cancellation = msgspec.json.decode(request.content, type=_Cancellation)
+            self._stream.cancelled.add(cancellation.params.request_id)
+        if _resumed(request) in self._stream.cancelled:
+            return httpx2.Response(405, request=request)
         if self._stream.sessionless:
             request.headers.pop(_SESSION_ID, None)
         limit_s = None if _is_awaited(request, head) else self._server.connect_timeout_s
@@ -475,8 +491,8 @@ class _Client(httpx2.AsyncClient):
             await response.aclose()
             return COMPRESSED
         if awaited and response.is_success and _content_type(response) == _EVENTS:
-            # The stream of a GET answers no request. The SDK's transport reads and closes it.
-            answered = head.id if request.method == "POST" else None
+            # The SDK's transport reads and closes the stream.
+            answered = head.id if request.method == "POST" else _resumed(request)
             limits = (self._max_message_bytes, self._max_event_bytes)
             stream = self._stream
             response.stream = FilteredEvents(response.stream, answered, stream.large, stream.notify, limits)
@@ -527,6 +543,16 @@ class _Client(httpx2.AsyncClient):
         return _empty_success(request)
 
 
+class _CancelledRequest(msgspec.Struct, frozen=True, rename="camel"):
+    request_id: int | str
+
+
+class _Cancellation(msgspec.Struct, frozen=True):
+    """A `notifications/cancelled`, as the SDK writes it."""
+
+    params: _CancelledRequest
+
+
 class _Head(msgspec.Struct, frozen=True):
     """The `id` and the `method` of a message. A request has both; a notification has no `id`."""
 
@@ -545,6 +571,11 @@ async def _head(request: httpx2.Request) -> _Head:
         return msgspec.json.decode(await request.aread(), type=_Head)
     except msgspec.DecodeError:
         return _Head()
+
+
+def _resumed(request: httpx2.Request) -> int | str | None:
+    """Return the request whose broken stream of events a GET resumes; `None`: it resumes none."""
+    return _answering.get() if _LAST_EVENT_ID in request.headers else None
 
 
 def _same_target(request: httpx2.Request, following: httpx2.Request) -> bool:

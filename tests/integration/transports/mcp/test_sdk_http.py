@@ -1,6 +1,11 @@
 """A server by URL that says too much: time limits hold, and large answers arrive."""
 
-from typing import Literal
+import contextlib
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Literal
 
 import anyio
 import pytest
@@ -66,3 +71,98 @@ async def test_an_answer_with_too_many_values_arrives_as_its_json_text(way: str)
     assert isinstance(result.content, str)
     assert result.content == '{"rows": [' + ", ".join(["[]"] * 250_000) + "]}"
     assert [notice.kind for notice in notices] == ["too_large"]
+
+
+class BreakingServer(ThreadingHTTPServer):
+    """Breaks off the stream of each call of `echo`, and answers the GET that resumes it.
+
+    `answers`: whether it sends the result then, with the request's id as a text; else it breaks off again.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, *, answers: bool) -> None:
+        super().__init__(("127.0.0.1", 0), _Breaking)
+        self.answers = answers
+        self.seen: list[str] = []
+        self.called: object = None
+
+
+class _Breaking(BaseHTTPRequestHandler):
+    server: BreakingServer
+
+    def do_POST(self) -> None:
+        asked: dict[str, Any] = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.server.seen.append(str(asked.get("method")))
+        result: object = {"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": _BREAKING}
+        match asked:
+            case {"method": "tools/call", "params": {"name": "echo"}}:
+                self.server.called = asked["id"]
+                self._say("text/event-stream", b"id: 1\nretry: 0\ndata: \n\n")
+                return
+            case {"method": "tools/call"}:
+                result = {"content": []}
+            case {"method": "tools/list"}:
+                result = {"tools": [{"name": name, "inputSchema": {}} for name in ("echo", "whole")]}
+            case {"method": "initialize"}:
+                pass
+            case _:
+                self._say("application/json", b"", 202)
+                return
+        self._say("application/json", _answer(asked["id"], result))
+
+    def do_GET(self) -> None:
+        if "last-event-id" not in self.headers:
+            self._say("text/plain", b"", 405)
+            return
+        self.server.seen.append("resume")
+        text = {"content": [{"type": "text", "text": "x" * 100_000}]}
+        data = _answer(str(self.server.called), text) if self.server.answers else b""
+        self._say("text/event-stream", b"id: 2\nretry: 0\ndata: " + data + b"\n\n")
+
+    def _say(self, kind: str, body: bytes, status: int = 200) -> None:
+        self.send_response(status)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None: ...
+
+
+_BREAKING = {"name": "breaking", "version": "1"}
+
+
+def _answer(request_id: object, result: object) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", "id": request_id, "result": result}).encode()
+
+
+@contextlib.contextmanager
+def breaking_server(*, answers: bool) -> Iterator[tuple[str, list[str]]]:
+    with BreakingServer(answers=answers) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}/mcp", server.seen
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+async def test_a_large_answer_on_a_resumed_stream_arrives_whatever_form_its_id_has() -> None:
+    with breaking_server(answers=True) as (url, _), anyio.fail_after(GUARD_S):
+        assert await called(url, "", GUARD_S) == ToolCallResult("x" * 100_000)
+
+
+async def test_the_stream_of_a_call_that_has_timed_out_is_not_resumed() -> None:
+    with breaking_server(answers=False) as (url, seen), anyio.fail_after(GUARD_S):
+        async with McpClient(HttpServer(name="far", url=url), ProcessRegistry()) as client:
+            await client.open(GUARD_S)
+            with pytest.raises(ToolTimedOutError):
+                await client.call("echo", {}, 0.3)
+            while "notifications/cancelled" not in seen:
+                await anyio.lowlevel.checkpoint()
+            for _ in range(20):
+                await client.call("whole", {}, GUARD_S)
+    after = seen[seen.index("notifications/cancelled") :]
+    assert after.count("resume") <= 1, "one may have been on its way"
