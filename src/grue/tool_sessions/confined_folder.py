@@ -5,6 +5,7 @@ can exchange a folder for a link between the check and the use of a path.
 """
 
 import errno
+import fcntl
 import hashlib
 import os
 import stat
@@ -98,8 +99,10 @@ class ConfinedFolder:
                 before = os.lstat(name, dir_fd=folder)
                 _require_file(path, before)
                 mode = stat.S_IMODE(before.st_mode)
-            # A file's draft always has this name, so the next write replaces a draft that a kill has left.
-            draft = f".{hashlib.sha256(name.encode()).hexdigest()[:16]}.part"
+            # A file's draft usually has this name, so the next write replaces a draft that a kill has left.
+            # If somebody else is writing in this folder, the draft may be theirs, so it gets a random name.
+            fixed = f".{hashlib.sha256(name.encode()).hexdigest()[:16]}.part"
+            draft = fixed if _is_only_writer(folder) else None
             write_whole(Path(name), content, mode=mode, fsync=True, draft=draft, dir_fd=folder)
         return len(content)
 
@@ -136,6 +139,15 @@ class ConfinedFolder:
             yield folder
         finally:
             os.close(folder)
+
+
+def _is_only_writer(folder: int) -> bool:
+    """Lock an open folder until its descriptor is closed; return whether that was possible."""
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # another writer has it, or the file system has no locks
+        return False
+    return True
 
 
 def _enter(name: str, folder: int) -> int:

@@ -5,6 +5,7 @@ import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -62,6 +63,21 @@ def test_a_file_is_replaced_whole_and_keeps_its_mode(folder: ConfinedFolder, roo
     with before:
         assert before.read() == "a,b\n", "a reader has the old text or the new one"
     assert names(root / "notes") == ["a.csv"]
+
+
+def test_two_writers_do_not_take_each_others_draft(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first writer stops just before its draft becomes the file; the second writes meanwhile."""
+    replace = os.replace
+
+    def second(*args: Any, **kwargs: Any) -> None:
+        monkeypatch.setattr(os, "replace", replace)
+        assert ConfinedFolder(root).write("a.txt", "second") == 6
+        replace(*args, **kwargs)
+
+    monkeypatch.setattr(os, "replace", second)
+    assert ConfinedFolder(root).write("a.txt", "first") == 5
+    assert (root / "a.txt").read_text() == "first"
+    assert names(root) == ["a.txt", "notes"]
 
 
 def test_a_write_that_fails_or_was_cut_off_leaves_no_draft(
