@@ -26,6 +26,8 @@ from grue.transports.mcp.oauth import Authorizer, Person
 from grue.transports.mcp.token_store import TokenRecord, token_store
 
 _PATH = "/callback"
+_ANSWERS = frozenset(("code", "error"))
+"""An authorization server sends one of these. A request with neither may come from any web page."""
 _MAX_VALUE = 4096
 _PAGE = "<!doctype html><meta charset=utf-8><title>grue</title><p>{words}</p>"
 
@@ -75,12 +77,13 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 10.0
 
     def do_GET(self) -> None:
-        """Keep the query of the first request to `_PATH`; answer any other request with 404."""
+        """Keep the query of the first request to `_PATH` that ends a login; answer any other with 404."""
         parts = urlsplit(self.path)
-        if parts.path != _PATH or not self.server.first.acquire(blocking=False):
+        query = parse_qs(parts.query)
+        ends_login = parts.path == _PATH and not _ANSWERS.isdisjoint(query)
+        if not ends_login or not self.server.first.acquire(blocking=False):
             self.send_error(404)
             return
-        query = parse_qs(parts.query)
         self.server.returned = returned = {name: values[0][:_MAX_VALUE] for name, values in query.items()}
         try:
             self._show_page(returned.get("error"))
@@ -88,7 +91,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.came.set()  # after the page is sent: the caller of `wait` now closes the server
 
     def _show_page(self, refused: str | None) -> None:
-        words = "You are logged in. You can close this window."
+        # The code has not been exchanged for a token yet, so whether the login succeeds is not known here.
+        words = "The login goes on in grue, which says how it ends. You can close this window."
         if refused:
             words = f"The login was refused: {html.escape(refused)}"
         page = _PAGE.format(words=words).encode()

@@ -41,6 +41,17 @@ def test_a_return_counts_before_its_page_is_written(monkeypatch: pytest.MonkeyPa
     assert returned["code"] == "first"
 
 
+def test_a_request_without_an_answer_is_no_return() -> None:
+    with Loopback() as loopback:
+        for query in ("", "?state=a", "?code="):
+            with pytest.raises(urllib.error.HTTPError):
+                urllib.request.urlopen(f"{loopback.uri}{query}", timeout=30)
+        page = urllib.request.urlopen(f"{loopback.uri}?code=first", timeout=30).read()
+        returned = loopback.wait(30)
+    assert returned == {"code": "first"}
+    assert b"logged in" not in page, "that is not known yet"
+
+
 def test_only_the_first_return_counts() -> None:
     with Loopback() as loopback:
         urllib.request.urlopen(f"{loopback.uri}?code=first", timeout=30).read()
