@@ -146,6 +146,12 @@ def test_what_cannot_be_offered_to_a_model_is_refused_at_once_and_named(function
         FunctionTools({"odd": function})
 
 
+@pytest.mark.parametrize("name", [1, None, ""])
+def test_what_is_no_name_is_refused(name: Any) -> None:
+    with pytest.raises(MCPConfigError, match="a tool's name is a text, not "):
+        FunctionTools({name: add})
+
+
 # --- Calls ---
 
 
