@@ -339,6 +339,8 @@ class McpClient:
         """Return the tools if the server has announced a change; `None`: no change, or listing failed.
 
         A failed listing only gives a notice: if the connection is broken, the next call reports the cause.
+        A listing that was refused is tried again by the next call of this method. One that has timed out is
+        not, because then each batch would wait that long.
         """
         from grue.transports.mcp import sdk
 
@@ -350,6 +352,7 @@ class McpClient:
             with anyio.fail_after(timeout_s):
                 return self._select(await self._list(link))
         except (TimeoutError, sdk.SdkError, RuntimeError, ValueError) as error:
+            link.stream.tools_changed |= not isinstance(error, TimeoutError)
             self._notify("bad_tool", f"listing its tools again failed: {first_fault(error)}")
             return None
 

@@ -18,6 +18,7 @@ from grue import (
     TurnRequest,
 )
 from grue.messages import AnyMessage, ServerNoted, SessionClosed, SessionOpened, ToolsChanged
+from grue.runtime.processes.process_group import ProcessRegistry
 from grue.runtime.trace.recorder import Envelope
 from grue.testing import faulty_server
 from grue.testing.leftovers import assert_nothing_left
@@ -25,6 +26,7 @@ from grue.testing.llm_server import LlmRequest, ScriptedLlmServer, text_reply, t
 from grue.tool_sessions.server_requests import Declined, ElicitationRequest
 from grue.tool_sessions.server_specs import ServerOptions
 from grue.tracing.facts import Fact
+from grue.transports.mcp.client import McpClient
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
 
@@ -240,8 +242,6 @@ async def _nests(request: ElicitationRequest) -> Any:
 def test_an_elicit_callback_that_fails_fails_only_the_call_of_a_newest_server(
     elicit: Any, words: str
 ) -> None:
-    import sys
-
     import modern_server
 
     server = StdioServer(name="modern", command=sys.executable, args=("-I", str(modern_server.__file__)))
@@ -255,6 +255,46 @@ def test_what_a_server_writes_to_stderr_is_in_the_trace_of_a_good_turn_too() -> 
     turn = Turn("--stderr", "warming up \x1b[31mslowly", replies=[ECHO, text_reply("done")])
     (closed,) = [body for body in turn.said if isinstance(body, SessionClosed)]
     assert closed.stderr_tail == "warming up slowly"
+
+
+_LISTS_LATE = """
+import json, sys
+listings = ["echo", None, "another"]
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked.get("id") is None:
+        continue
+    told = {"jsonrpc": "2.0", "id": asked["id"]}
+    if asked["method"] == "initialize":
+        server = {"name": "late", "version": "1"}
+        abilities = {"tools": {"listChanged": True}}
+        told["result"] = {"protocolVersion": "2025-06-18", "capabilities": abilities, "serverInfo": server}
+    elif asked["method"] == "tools/list":
+        name = listings.pop(0)
+        told["result"] = {"tools": [{"name": name, "inputSchema": {"type": "object"}}]}
+        if name is None:
+            del told["result"]
+            told["error"] = {"code": -32603, "message": "busy"}
+    else:
+        changed = {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}
+        print(json.dumps(changed))
+        told["result"] = {"content": []}
+    print(json.dumps(told), flush=True)
+"""
+
+
+@pytest.mark.anyio
+async def test_a_changed_listing_that_was_refused_is_asked_for_again(tmp_path: Path) -> None:
+    program = tmp_path / "late.py"
+    program.write_text(_LISTS_LATE)
+    server = StdioServer(name="late", command=sys.executable, args=("-I", str(program)))
+    async with McpClient(server, ProcessRegistry()) as client:
+        assert [tool.tool for tool in (await client.open(60)).tools] == ["echo"]
+        await client.call("echo", {}, 60)
+        assert await client.refresh_tools(60) is None, "it is refused"
+        changed = await client.refresh_tools(60)
+        assert [tool.tool for tool in changed or ()] == ["another"]
+        assert await client.refresh_tools(60) is None, "nothing has changed since"
 
 
 _NESTED_ANSWERS = """
