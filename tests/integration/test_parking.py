@@ -187,6 +187,9 @@ def test_questions_can_be_answered_one_after_the_other(tmp_path: Path) -> None:
                     each.resume(trace, [decision])
             assert each.resume(trace, [third.approve()]).response == "done"
     assert made == ["a", "c"]
+    with ScriptedLlmServer(calls) as server, Runner(llm=server.settings) as each:
+        settled = [call.settlement for call in each.fork(trace).tool_calls]
+    assert settled == ["returned", "denied", "returned"], "a fork gets the last answer to each question"
 
 
 def test_resume_refuses_what_is_no_decision(tmp_path: Path, llm: ScriptedLlmServer) -> None:

@@ -86,7 +86,7 @@ class TurnRecord:
         self._opened: dict[m.ServerName, list[tuple[int, Listing]]] = {}
         self._calls: dict[tuple[m.BatchId, m.CallId], RecordedCall] = {}
         self._questions: dict[str, _Question] = {}
-        self._decisions: dict[_Question, deque[ApprovalDecision]] = {}
+        self._decisions: dict[_Question, dict[str, ApprovalDecision]] = {}
         self._postponed: set[_Question] = set()
         self.disabled: dict[m.ServerName, str] = {}
         for envelope in envelopes:
@@ -145,7 +145,7 @@ class TurnRecord:
     def decision(self, question: ApprovalQuestion) -> ApprovalDecision | None:
         """Return a person's next recorded answer to this question; `None`: there is no further one."""
         left = self._decisions.get(_asked(question))
-        return _bound(left.popleft(), question) if left else None
+        return _bound(left.pop(next(iter(left))), question) if left else None
 
     def was_postponed(self, question: ApprovalQuestion) -> bool:
         """Return whether this question was left open when the recorded turn was parked."""
@@ -209,7 +209,7 @@ class TurnRecord:
         for decision in decisions:
             question = self._questions.get(decision.call_id)
             if question is not None:
-                self._decisions.setdefault(question, deque()).append(decision)
+                self._decisions.setdefault(question, {})[decision.call_id] = decision
                 self._postponed.discard(question)
 
 
