@@ -62,6 +62,10 @@ class InjectedTools:
     def __init__(self, invoke: InvokeMcpTool, listed: Iterable[McpTool] = ()) -> None:
         if not callable(invoke):
             raise MCPConfigError(f"invoke_mcp_tool is a function of a name and arguments, not {invoke!r}.")
+        if isinstance(listed, str | Mapping) or not isinstance(listed, Iterable):
+            raise MCPConfigError(
+                f"mcp_tools= wants a list of tools, not {listed!r:.80}: write mcp_tools=[...]."
+            )
         self.calls: list[McpCall] = []
         self._invoke = invoke
         self._tools = tuple(_definition(tool) for tool in listed)

@@ -100,6 +100,8 @@ def beside(tools: Tools) -> dict[str, ToolServer]:
         if taken is not None:
             raise MCPConfigError(f"The tools '{taken}' need another name: this one belongs to MCP tools.")
         return dict(tools)
+    if not isinstance(tools, Iterable):
+        raise MCPConfigError(f"tools= wants a list of functions, not {tools!r:.80}: write tools=[...].")
     functions: list[Callable[..., Any]] = []
     servers: dict[str, ToolServer] = {}
     for tool in tools:

@@ -157,6 +157,9 @@ def test_the_listed_tools_are_offered_however_they_are_written() -> None:
     ("how", "says"),
     [
         ({"invoke_mcp_tool": "fs.read"}, "invoke_mcp_tool is a function"),
+        ({"invoke_mcp_tool": fails, "mcp_tools": "files.read"}, "wants a list of tools, not 'files.read'"),
+        ({"invoke_mcp_tool": fails, "mcp_tools": {"name": "x"}}, "wants a list of tools"),
+        ({"tools": fails}, "tools= wants a list of functions"),
         ({"invoke_mcp_tool": fails, "mcp_tools": [{"title": "x"}]}, "is not a tool. Write a name"),
         ({"invoke_mcp_tool": fails, "mcp_tools": [{"name": "x", "inputSchema": "y"}]}, "is not a tool."),
         ({"mcp_tools": ["fs.read"]}, "mcp_tools= lists the tools of invoke_mcp_tool="),
