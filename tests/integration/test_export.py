@@ -17,6 +17,17 @@ from grue.cli.app import app
 from grue.errors import ApprovalPending
 from grue.fleet.export import Origin, trajectory
 from grue.fleet.folder import TRACE, AttemptEnd, FleetFolder, Manifest
+from grue.messages import (
+    CallId,
+    CompletionReceived,
+    RunTurn,
+    ToolCall,
+    ToolCallRecord,
+    ToolCallResult,
+    TurnCompleted,
+)
+from grue.runtime.trace.file import TraceWriter
+from grue.runtime.trace.recorder import Recorder
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 
 pytestmark = pytest.mark.made_up_trace  # one of them is damaged
@@ -272,3 +283,30 @@ def test_a_trajectory_has_the_turn_once_that_was_parked_and_resumed(tmp_path: Pa
     assert [each["source"] for each in steps] == ["system", "user", "agent", "agent", "agent"]
     observed = [each["observation"]["results"] for each in steps if "observation" in each]
     assert [[each["source_call_id"] for each in results] for results in observed] == [["a"], ["b"]]
+
+
+def test_a_trajectory_has_the_results_of_turns_that_ran_at_the_same_time(tmp_path: Path) -> None:
+    recorder, call = Recorder(), ToolCall(call_id=CallId("a"), name="functions.add", arguments="{}")
+    with TraceWriter(tmp_path / TRACE, episode="e") as writer:
+        recorder.add(writer)
+        turns = (1, 2)
+        for turn in turns:
+            recorder.record(RunTurn(turn=turn, system="s", user="u"), sender="host", turn=turn)
+        for turn in turns:
+            reply = CompletionReceived(request=1, content=None, tool_calls=(call,))
+            recorder.record(reply, sender="llm", turn=turn)
+        for turn in reversed(turns):
+            record = ToolCallRecord(
+                call_id=call.call_id,
+                name=call.name,
+                arguments="{}",
+                iteration=1,
+                settlement="returned",
+                result=ToolCallResult(content=f"of turn {turn}"),
+            )
+            end = TurnCompleted(turn=turn, kind="answered", tool_calls=(record,))
+            recorder.record(end, sender="agent", receiver="host", turn=turn)
+    steps = trajectory(tmp_path / TRACE, Origin(episode="e"))["steps"]
+    asked = [each for each in steps if each["source"] == "agent"]
+    for turn, step in zip(turns, asked, strict=True):
+        assert f"of turn {turn}" in step["observation"]["results"][0]["content"]

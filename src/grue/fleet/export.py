@@ -235,7 +235,7 @@ class _Trajectory(Struct):
     usage: m.Usage = m.Usage()
     system: str | None = None
     model: str = ""
-    calls: dict[m.CallId, dict[str, Any]] = field(default_factory=dict)
+    calls: dict[tuple[int, m.CallId], dict[str, Any]] = field(default_factory=dict)  # the key has the turn
 
     def add(self, envelope: EpisodeEnvelope, source: str, message: str, **more: Any) -> dict[str, Any]:
         step = {
@@ -251,8 +251,9 @@ class _Trajectory(Struct):
 
     def take(self, envelope: EpisodeEnvelope) -> None:
         match envelope.body:
-            case m.RunTurn(resumed=None, system=system, user=user):
-                self.calls.clear()  # the ids of calls are unique only within a turn
+            case m.RunTurn(resumed=None, turn=turn, system=system, user=user):
+                # Another run may have had a turn with this number, whose calls had the same ids.
+                self.calls = {key: step for key, step in self.calls.items() if key[0] != turn}
                 if system != self.system:
                     self.system = system
                     self.add(envelope, "system", system)
@@ -267,7 +268,7 @@ class _Trajectory(Struct):
                 self.reply(envelope, reply)
             case m.TurnCompleted() | m.TurnFailed() | m.TurnParked() as end:
                 for record in end.tool_calls:
-                    self.observe(record)
+                    self.observe(end.turn, record)
 
     def reply(self, envelope: EpisodeEnvelope, reply: m.CompletionReceived) -> None:
         usage, tokens = reply.usage, reply.tokens or m.ReplyTokens()
@@ -292,11 +293,11 @@ class _Trajectory(Struct):
         more: dict[str, Any] = {"model_name": reply.model or None, "reasoning_content": reply.reasoning}
         more |= {"tool_calls": calls or None, "metrics": _present(metrics)}
         step = self.add(envelope, "agent", reply.content or reply.refusal or "", **_present(more))
-        self.calls |= {call.call_id: step for call in reply.tool_calls}
+        self.calls |= {(envelope.turn, call.call_id): step for call in reply.tool_calls}
 
-    def observe(self, record: m.ToolCallRecord) -> None:
+    def observe(self, turn: int, record: m.ToolCallRecord) -> None:
         # A turn that was parked names its calls again when it ends.
-        step = self.calls.pop(record.call_id, None)
+        step = self.calls.pop((turn, record.call_id), None)
         if step is not None:
             content = msgspec.json.encode(record.result.to_dict()).decode()
             observed = step.setdefault("observation", {"results": []})
