@@ -278,7 +278,9 @@ class Gate:
             return self._connect_to_proxy(own, raw)
         allowed = self._allows(host, port) or (_is_loopback(host) and self._allows("localhost", port))
         if self._record:
-            self._see(host, port)
+            # No entry of `network` allows datagrams: these hosts are not worth naming.
+            if asked.socket.type == socket.SOCK_STREAM:
+                self._see(host, port)
         elif not allowed:
             self._refuse(host, port, "the program connects past the proxy, and this address is not listed")
             return errno.EACCES

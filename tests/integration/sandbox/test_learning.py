@@ -76,6 +76,17 @@ def test_the_box_that_was_learned_suffices_and_is_narrow(tmp_path: Path) -> None
     assert "PermissionError" in boxes.python(learned, f"open({str(tmp_path / 'in' / 'other')!r})").stderr
 
 
+def test_a_call_that_no_box_can_allow_opens_nothing(tmp_path: Path) -> None:
+    code = """
+import socket
+with socket.socket(type=socket.SOCK_DGRAM) as s: s.connect(("127.0.0.1", 53))
+try: open("")
+except FileNotFoundError as error: print(error.errno)"""
+    watch = Watch()
+    assert boxes.run(watching(watch), *ISOLATED, code, cwd=tmp_path).stdout == "2\n"
+    assert watch.proposal(cwd=str(tmp_path)) == Sandbox()
+
+
 def test_many_files_become_their_folder_and_a_home_folder_never(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
