@@ -528,6 +528,8 @@ class LlmEndpoint:
 
         With `tools`, the endpoint must take tools. `now_s` is on the event loop's clock.
         """
+        if len(self.chain) == 1:
+            return self
         return self.chain[first_to_ask([each.breaker for each in self.chain], now_s, self._places(tools))]
 
     def after(self, tried: "Sequence[LlmEndpoint]", now_s: float, *, tools: bool) -> "LlmEndpoint | None":
