@@ -248,6 +248,21 @@ def test_a_conversation_never_reads_the_result_of_another_one(tmp_path: Path, ho
     assert "\n1/3 ok" in answer
 
 
+def test_a_file_of_an_older_version_does_not_name_the_conversation_of_a_result(tmp_path: Path) -> None:
+    trace, saved = tmp_path / "t.jsonl", tmp_path / "talk.jsonl"
+    script = model(calls("log"), answers(), reads(first_line=1), answers("read"))
+    with ScriptedLlmServer(script) as server:
+        with runner_for(server, trace=trace) as runner, runner.conversation(path=saved) as talk:
+            talk.ask("Go.")
+        lines = [msgspec.json.decode(line) for line in saved.read_text().splitlines()]
+        recorded = [line for line in lines if line.get("type") == "recorded"]
+        assert [line.pop("conversation") for line in recorded]
+        saved.write_text("".join(f"{msgspec.json.encode(line).decode()}\n" for line in lines))
+        with runner_for(server) as later, Conversation.load(saved, later) as talk:
+            assert talk.ask("On?").response == "read"
+    assert "1/3" in str(server.requests[-1].messages[-1]["content"])
+
+
 def test_a_result_that_no_trace_and_no_process_holds_any_more_is_said_to_be_gone(tmp_path: Path) -> None:
     script = model(calls("log"), answers(), reads(first_line=1), answers("gone"))
     with ScriptedLlmServer(script) as server:

@@ -149,7 +149,9 @@ def _in_trace(
             continue
         if line.tag == "RunTurn":
             run = line.envelope().body
-            if isinstance(run, m.RunTurn) and (run.turn, conversation_of_turn(run)) in turns:
+            if isinstance(run, m.RunTurn) and not turns.isdisjoint(
+                ((run.turn, conversation_of_turn(run)), (run.turn, ""))
+            ):
                 ours.add(line.line.seq)
         elif line.line.cause in ours:
             ours.add(line.line.seq)
