@@ -121,14 +121,15 @@ class ManagerConnection:
         started = time.monotonic()
         either: tuple[asyncio.Future[Any], ...] = (self._opened, self._owner)
         try:
-            with anyio.fail_after(timeout_s + self.report_s):
+            with anyio.fail_after(timeout_s + self.report_s) as limit:
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not self._opened.done():
                 raise MCPError("the manager's own code cancelled it")
             tools = self._read(self._opened.result())
         except TimeoutError as error:
-            cause = str(error) or f"no answer to connect_session within {timeout_s:g} s"
-            raise self._failed(cause, started) from error
+            if not limit.cancelled_caught:  # the manager's own
+                raise self._failure(error, started) from error
+            raise self._failed(f"no answer to connect_session within {timeout_s:g} s", started) from error
         except Exception as error:
             if self._is_disabled():
                 return Listing(tools=(), protocol_version="")

@@ -363,6 +363,15 @@ async def test_a_connect_that_raises_is_told_and_not_disconnected() -> None:
     assert (failure.command, manager.disconnects) == ("Counting.connect_session()", 0)
 
 
+async def test_a_timeout_of_the_managers_own_is_not_told_as_the_start_up_limit() -> None:
+    manager = Counting()
+    manager.connect_error = TimeoutError()
+    async with connection(manager) as session:
+        with pytest.raises(ServerFailed) as raised:
+            await session.open(60)
+    assert raised.value.failure.cause == "TimeoutError"
+
+
 async def test_a_connect_that_hangs_is_cancelled_and_disconnected() -> None:
     manager = Counting(hangs_in="connect")
     async with connection(manager) as session:
