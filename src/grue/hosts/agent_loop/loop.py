@@ -80,8 +80,13 @@ Image: TypeAlias = str | PathLike[str] | bytes
 def prefixed(servers: Mapping[str, ToolServer]) -> dict[str, ToolServer]:
     """Return MCP servers under the names that an agent loop gives them, such as `mcp.files` for `files`.
 
-    Raises `MCPConfigError` if a name begins with `mcp.` already.
+    Raises `MCPConfigError` if a name begins with `mcp.` already, or the servers have no names.
     """
+    if not isinstance(servers, Mapping):
+        raise MCPConfigError(
+            f'servers= wants the servers by name, servers={{"files": StdioServer(...)}}, not a'
+            f" {type(servers).__name__}."
+        )
     taken = next((name for name in servers if _is_mcp(name)), None)
     if taken is not None:
         raise MCPConfigError(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, Field
 
-from grue import LlmSettings
+from grue import FunctionTools, LlmSettings
 from grue.errors import MCPConfigError
 from grue.hosts.agent_loop import AgentLoop
 from grue.messages import ToolDefinition
@@ -159,6 +159,7 @@ def test_the_listed_tools_are_offered_however_they_are_written() -> None:
         ({"invoke_mcp_tool": "fs.read"}, "invoke_mcp_tool is a function"),
         ({"invoke_mcp_tool": fails, "mcp_tools": "files.read"}, "wants a list of tools, not 'files.read'"),
         ({"invoke_mcp_tool": fails, "mcp_tools": {"name": "x"}}, "wants a list of tools"),
+        ({"servers": [FunctionTools([fails])]}, "servers= wants the servers by name"),
         ({"tools": fails}, "tools= wants a list of functions"),
         ({"invoke_mcp_tool": fails, "mcp_tools": [{"title": "x"}]}, "is not a tool. Write a name"),
         ({"invoke_mcp_tool": fails, "mcp_tools": [{"name": "x", "inputSchema": "y"}]}, "is not a tool."),
