@@ -96,7 +96,10 @@ class ScriptedModelTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
         try:
             asked = decode_body(body) | (dialect.told(path) or {})
             request = read_request(asked, dialect, strict_names=self._strict_names)
-            answer = completion(body, self._script(request))
+            said = self._script(request)
+            if not isinstance(said, Reply):
+                raise TypeError(f"a script returns a Reply, not {said!r:.80}: write Reply(...)")
+            answer = completion(body, said)
         except BadRequestError as error:
             return _json(400, dialect.error(400, _error(str(error), error.param, error.code)))
         content = dialect.from_chat(answer, asked)

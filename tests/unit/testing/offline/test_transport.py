@@ -9,6 +9,7 @@ from dialect_requests import as_chat, as_messages, as_responses, read_chat, read
 from offline_play import THINK, history
 
 from grue import LlmSettings, Runner
+from grue.errors import ActorCrashed
 from grue.hosts.zork.agent import SYSTEM_PROMPT
 from grue.hosts.zork.games.game import Observation
 from grue.hosts.zork.orchestrator import Move, context_text
@@ -203,6 +204,14 @@ def test_an_offline_endpoint_keeps_the_settings_that_are_not_of_the_real_endpoin
     with Runner(llm=endpoint) as runner:
         assert runner.run_turn("hello").response == "HELLO"
     assert offline_endpoint(lambda _: Said("hi"), model="other").settings.model == "other"
+
+
+def test_a_script_that_returns_no_reply_is_told_what_to_return():
+    with (
+        Runner(llm=offline_endpoint(lambda _: "hello")) as runner,
+        pytest.raises(ActorCrashed, match=r"a script returns a Reply, not 'hello': write Reply\(...\)"),
+    ):
+        runner.run_turn("hi")
 
 
 @pytest.mark.parametrize("at_terminal", [True, False])
