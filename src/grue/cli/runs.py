@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from grue.cli.saying import GRUE, say, say_page, shown_argument, shown_path
 from grue.errors import MCPConfigError, TraceError
-from grue.runtime.files import next_line, open_regular, read_regular
+from grue.runtime.files import open_regular, read_regular
 from grue.runtime.trace.format import TRACE_FILE
 from grue.tracing.facts import counted
 from grue.tracing.observers.run_folder import RESULT_FILE
@@ -153,7 +153,7 @@ def _is_trace(path: Path) -> bool:
         if path.suffix != ".jsonl":
             return False
         with open_regular(path) as file:
-            return next_line(file).startswith(_HEADER)
+            return file.read(len(_HEADER)) == _HEADER
     except OSError:
         return False
 

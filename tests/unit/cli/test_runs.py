@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,6 +46,19 @@ def test_a_folder_that_cannot_be_read_is_passed_over_among_others(closed: Path) 
 def test_a_folder_that_cannot_be_read_is_named(closed: Path) -> None:
     with pytest.raises(MCPConfigError, match=r"Cannot read the folder .*closed: Permission denied"):
         list_runs(closed)
+
+
+def test_no_more_of_a_file_is_read_than_tells_a_trace(tmp_path: Path) -> None:
+    other, trace = tmp_path / "other.jsonl", tmp_path / "trace.jsonl"
+    with other.open("wb") as file:
+        file.truncate(2**28)
+    trace.write_bytes(b'{"trace":"grue","format":1}\n')
+    tracemalloc.start()
+    try:
+        assert [*traces_in(tmp_path)] == [trace]
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_command_about_traces_loads_no_client_of_models() -> None:
