@@ -15,7 +15,7 @@ from grue.cli.fleet_view import require_fleet
 from grue.cli.saying import say, shown_argument
 from grue.fleet.driver import Finished, stop
 from grue.fleet.fleet import Fleet, FleetOptions
-from grue.fleet.folder import FleetFolder
+from grue.fleet.folder import FleetFolder, is_driven
 from grue.fleet.local import default_workers
 from grue.fleet.plan import SAMPLE, PlannedWork, read_plan
 from grue.fleet.sweep import Sweep, read_sweep
@@ -112,7 +112,11 @@ def stop_fleet(directory: Path) -> None:
     """
     require_fleet(directory)
     stop(directory)
-    say("The fleet stops after its running episodes. To go on, run its sweep again.")
+    if is_driven(FleetFolder(directory)):
+        say("The fleet stops after its running episodes. To go on, run its sweep again.")
+    else:
+        # A lock of another machine may not be seen here, but its driver sees the file.
+        say("No process of this machine runs the fleet. One on another stops after its running episodes.")
 
 
 def _summary(finished: Finished, options: FleetRunOptions) -> str:

@@ -330,6 +330,18 @@ def driver_lock(folder: FleetFolder) -> Iterator[None]:
         os.close(descriptor)
 
 
+def is_driven(folder: FleetFolder) -> bool:
+    """Return whether a driver on this machine has locked a fleet's folder."""
+    try:
+        with (folder.path / LOCK).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 @contextlib.contextmanager
 def _writing(place: Path, doing: str = "write") -> Iterator[None]:
     """Turn an `OSError` into a `FleetError` that names the place and the cause."""

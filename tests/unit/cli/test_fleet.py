@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from grue.cli.fleet import FleetRunOptions, run_fleet
+from grue.cli.fleet import FleetRunOptions, run_fleet, stop_fleet
 from grue.fleet import Finished, Fleet, Tally
+from grue.fleet.folder import MANIFEST, STOP, FleetFolder, driver_lock
 
 SWEEP = 'work = "zork"\nsettings = { offline = true, mcp = false }\n'
 
@@ -58,3 +59,19 @@ def test_a_run_succeeds_only_if_nothing_is_missing(
     options = FleetRunOptions(sweep=tmp_path / "sweep.toml", directory=tmp_path / "fleet")
     assert run_fleet(options) is succeeded
     assert words in capsys.readouterr().out
+
+
+def test_a_stop_tells_whether_a_process_runs_the_fleet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / MANIFEST).touch()
+    stop_fleet(tmp_path)
+    with driver_lock(FleetFolder(tmp_path)):
+        pass
+    stop_fleet(tmp_path)
+    assert capsys.readouterr().out.count("No process of this machine runs the fleet.") == 2
+    (tmp_path / STOP).unlink()
+    with driver_lock(FleetFolder(tmp_path)):
+        stop_fleet(tmp_path)
+    assert capsys.readouterr().out.startswith("The fleet stops after its running episodes.")
+    assert (tmp_path / STOP).exists()
