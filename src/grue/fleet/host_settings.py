@@ -33,19 +33,32 @@ def with_endpoint(settings: dict[str, Any]) -> dict[str, Any]:
     """Add the model, the base URL and a hash of `[tool.grue]` in `pyproject.toml` to a case's settings.
 
     Raises:
-        MCPConfigError: The endpoint needs a key, and none is set.
+        MCPConfigError: The base URL cannot be used, or the endpoint needs a key, and none is set.
     """
     completed = dict(settings)
     project = _project(Path.cwd(), _PROJECT.stat().st_mtime_ns if _PROJECT.is_file() else 0)
     if settings.get("offline"):
         completed.setdefault("model", MODEL)
+        require_usable(settings.get("base_url"))
     else:
         url = completed.setdefault("base_url", project.base_url)
         completed.setdefault("model", project.model)
+        require_usable(url)
         require_key(url, api_key(url, os.environ))
     if project.digest:
         completed["project"] = project.digest
     return completed
+
+
+@functools.lru_cache(maxsize=64)
+def require_usable(base_url: str | None) -> None:
+    """Check a case's base URL before it is written to disk; it may contain a password.
+
+    Raises:
+        MCPConfigError: An endpoint does not take the URL.
+    """
+    if base_url:
+        LlmEndpoint(LlmSettings(base_url=base_url, model=MODEL))
 
 
 def chosen_endpoint(llm: LlmSettings, base_url: str | None, model: str | None) -> LlmSettings:

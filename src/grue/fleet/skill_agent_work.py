@@ -23,6 +23,7 @@ from grue.fleet.host_settings import (
     continue_interrupted,
     files_digest,
     not_of_the_workspace,
+    require_usable,
 )
 from grue.fleet.work import Episode, contains, work
 from grue.hosts.skill_agent import AgentConfig, Orchestrator, RunResult, load_config
@@ -57,6 +58,7 @@ def completed(settings: dict[str, Any]) -> dict[str, Any]:
     try:
         case = msgspec.convert(settings, TaskCase)
         config, content = _agent(case.agent, Path(case.agent).stat().st_mtime_ns)
+        require_usable(case.base_url)
         llm = _llm(case, config).settings
         if not case.offline:
             require_key(llm.base_url, llm.api_key)

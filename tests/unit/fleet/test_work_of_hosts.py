@@ -89,6 +89,8 @@ def test_what_the_agent_works_on_makes_its_episode(tmp_path: Path, agent: str) -
     yaml.write_text(yaml.read_text() + "\n# changed\n")
     (tmp_path / "agent" / "workspace" / "notes" / "ada.csv").write_text("day,hours\n")
     assert before["model"] == "grue-offline-script"
+    with pytest.raises(FleetError, match="has a user or a password in it"):
+        completed("skill_agent", {**settings, "base_url": "http://me:hidden-word@localhost/v1"})
     assert completed("skill_agent", settings)["content"] != before["content"]
 
 
@@ -164,6 +166,8 @@ def test_the_projects_model_and_settings_make_the_episode(
         ("skill_agent", {"agent": "none.yaml"}, "Cannot read none.yaml: No such file"),
         ("skill_agent", {"agnt": "x"}, "unknown setting 'agnt'. Did you mean 'agent'"),
         ("zork", {"base_url": "https://openrouter.ai/api/v1"}, "There is no key for https://openrouter.ai"),
+        ("zork", {"base_url": "http://me:hidden-word@localhost/v1"}, "has a user or a password in it"),
+        ("agent_loop", {**TALK, "base_url": "http://localhost/v1?api_key=x"}, "has 'api_key' in its query"),
         ("zork", {"turns": "many"}, "turns: expected `int`, got `str`"),
     ],
 )
