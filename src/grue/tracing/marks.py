@@ -79,11 +79,16 @@ def write_mark(folder: Path, mark: Mark) -> Path:
 
     Raises:
         ValueError: The name or the version cannot be part of a file's name.
-        TraceError: The file cannot be written.
+        TraceError: The file cannot be written, or the run has as many marks as are read.
     """
     require_name(mark.scorer)
     require_name(mark.version)
     path = folder / SCORES / f"{mark.name}.json"
+    names = _names(folder)
+    if path.name not in names and len(names) >= _MOST_MARKS:
+        raise TraceError(
+            f"Cannot write {path}: {path.parent} has {len(names)} marks, and no more are read. Delete some."
+        )
     try:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         write_whole(path, msgspec.json.format(msgspec.json.encode(mark), indent=1) + b"\n")
@@ -94,12 +99,8 @@ def write_mark(folder: Path, mark: Mark) -> Path:
 
 def read_marks(folder: Path) -> list[Mark]:
     """Return the marks of a run, sorted by file name. A file that does not hold a mark is left out."""
-    try:
-        names = sorted(entry.name for entry in os.scandir(folder / SCORES) if entry.name.endswith(".json"))
-    except OSError:
-        return []
     marks = []
-    for name in names[:_MOST_MARKS]:
+    for name in _names(folder)[:_MOST_MARKS]:
         try:
             mark = msgspec.json.decode(read_regular(folder / SCORES / name, _MOST_BYTES), type=Mark)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -107,3 +108,10 @@ def read_marks(folder: Path) -> list[Mark]:
         if f"{mark.name}.json" == name:
             marks.append(mark)
     return marks
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(entry.name for entry in os.scandir(folder / SCORES) if entry.name.endswith(".json"))
+    except OSError:
+        return []

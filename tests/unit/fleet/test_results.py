@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from made_fleets import ended, make_fleet
 
-from grue.errors import FleetError
+from grue.errors import FleetError, TraceError
 from grue.fleet import Fleet
 from grue.fleet.folder import AttemptEnd, EpisodeFolder
 from grue.fleet.results import INDEX, Result, note_result, results
-from grue.tracing.marks import Mark, write_mark
+from grue.tracing.marks import Mark, read_marks, write_mark
 
 
 @pytest.fixture
@@ -92,6 +92,15 @@ def test_a_mark_is_seen_at_once_and_one_of_another_attempt_is_not(fleet: Path) -
     assert read(fleet)[0].scores == {
         "style@9": 0.25, "style@10": 1.0, "style": 1.0, "score@1": 0.1, "score": 0.5,
     }  # fmt: skip
+
+
+def test_a_mark_that_would_not_be_read_is_not_written(tmp_path: Path) -> None:
+    for number in range(100):
+        write_mark(tmp_path, Mark(scorer="style", version=str(number), score=0.5))
+    with pytest.raises(TraceError, match="has 100 marks, and no more are read"):
+        write_mark(tmp_path, Mark(scorer="tone", score=0.5))
+    write_mark(tmp_path, Mark(scorer="style", version="99", score=1.0))
+    assert sum(mark.score for mark in read_marks(tmp_path)) == 50.5
 
 
 def test_the_driver_notes_a_commit_without_reading_the_others(fleet: Path) -> None:
