@@ -49,6 +49,9 @@ ACCEPTED = "gzip, deflate"
 """The value of the `Accept-Encoding` header that is sent."""
 
 _GZIP = 16 + zlib.MAX_WBITS
+_MEMBER = b"\x1f\x8b"
+"""The first bytes of each part of a gzip body, which may have several parts."""
+
 _WINDOWS = {"gzip": (_GZIP,), "x-gzip": (_GZIP,), "deflate": (zlib.MAX_WBITS, -zlib.MAX_WBITS)}
 """The zlib window settings to try for each coding. Some servers send `deflate` without its zlib header."""
 
@@ -101,6 +104,7 @@ class _Stage:
         self._given = 0
         self._head = b""
         self._plain = False
+        self._rest: bytes | None = b""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         # Feed zlib in slices, because at every step it copies all input that it has not consumed.
@@ -109,9 +113,11 @@ class _Stage:
 
     def _slice(self, data: bytes) -> Iterator[bytes]:
         more = True
-        while more and not self._unzip.eof:
+        while more:
+            if self._unzip.eof and not (data := self._next_member(data)):
+                return
             piece = self._step(data)
-            data = b"" if self._plain else self._unzip.unconsumed_tail
+            data = b"" if self._plain else self._unzip.unused_data or self._unzip.unconsumed_tail
             # After a step with full output, zlib may hold more output although all input is consumed.
             more = bool(data) or len(piece) == STEP_BYTES
             self._given += len(piece)
@@ -119,6 +125,19 @@ class _Stage:
                 raise BodyTooLongError(f"longer than {self._max_bytes} bytes")
             if piece:
                 yield piece
+
+    def _next_member(self, data: bytes) -> bytes:
+        """Return the bytes from the start of the next gzip member on. Ignore any other bytes after a body."""
+        if self._rest is None or self._windows != (_GZIP,):
+            return b""
+        rest, self._rest = self._rest + data, None
+        if len(rest) < len(_MEMBER):
+            self._rest = rest
+        elif rest.startswith(_MEMBER):
+            self._rest = b""
+            self._unzip = zlib.decompressobj(_GZIP)
+            return rest
+        return b""
 
     def _step(self, data: bytes) -> bytes:
         if self._plain:

@@ -103,3 +103,15 @@ def test_a_body_that_breaks_in_the_middle_is_an_error() -> None:
 
 def test_what_follows_the_end_is_passed_over() -> None:
     assert unpacked(packed(b"look", "gzip") + b"padding", "gzip") == b"look"
+
+
+@given(st.lists(st.binary(max_size=100), min_size=1, max_size=4), PLACES)
+def test_all_members_of_a_gzip_body_are_read(parts: list[bytes], places: list[int]) -> None:
+    whole = b"".join(packed(part, "gzip") for part in parts)
+    assert unpacked(whole + b"\0\0", "gzip", 1_000, *places) == b"".join(parts)
+    assert unpacked(packed(whole, "gzip"), "gzip, gzip", 1_000, *places) == b"".join(parts)
+
+
+def test_the_members_of_a_gzip_body_share_its_limit() -> None:
+    with pytest.raises(BodyTooLongError):
+        unpacked(packed(b"\0" * 600, "gzip") * 2, "gzip", 1_000)
