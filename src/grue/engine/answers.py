@@ -364,12 +364,15 @@ def _dumped(value: Any) -> object:
 
 
 def _reason(error: Exception) -> str:
+    said = str(error) if isinstance(error, ValueError) else f"it cannot be read ({type(error).__name__})"
     errors: Any = getattr(error, "errors", None)
     if not callable(errors):
-        said = str(error) if isinstance(error, ValueError) else f"it cannot be read ({type(error).__name__})"
         return well_formed(said)
-    faults = [
-        ": ".join(filter(None, (".".join(str(part) for part in fault["loc"]), fault_text(fault["msg"]))))
-        for fault in errors()
-    ]
-    return well_formed("; ".join(faults))
+    try:
+        faults = [
+            ": ".join(filter(None, (".".join(map(str, fault["loc"])), fault_text(fault["msg"]))))
+            for fault in errors()
+        ]
+    except Exception:  # noqa: BLE001 - the method may be the host's own, and return anything
+        faults = []
+    return well_formed("; ".join(faults) or said)

@@ -54,6 +54,18 @@ def test_what_is_too_much_for_python_is_refused(error: type[Exception]) -> None:
     assert verdict.reason in ("too much", f"it cannot be read ({error.__name__})")
 
 
+@pytest.mark.parametrize("faults", [["no lamp"], [], {"lamp": ["none"]}, [{"loc": 1, "msg": "no"}], None])
+def test_an_error_whose_errors_are_not_those_of_pydantic_gives_its_own_text(faults: object) -> None:
+    class UnlitError(ValueError):
+        def errors(self) -> object:
+            return faults
+
+    def parse(text: str) -> str:
+        raise UnlitError("the room is dark")
+
+    assert AnswerCheck(AnswerSpec(parse))("look") == AnswerRefused(reason="the room is dark")
+
+
 def test_what_is_a_mistake_of_the_check_is_raised() -> None:
     def parse(text: str) -> str:
         raise KeyError(text)
