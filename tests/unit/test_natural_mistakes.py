@@ -232,6 +232,9 @@ def test_a_call_names_its_tool_by_a_text() -> None:
             client.call(3)  # type: ignore[arg-type]  # the mistake
         with pytest.raises(MCPError, match="timeout_s is a number of seconds, not '3'"):
             client.call("tools.now", timeout_s="3")  # type: ignore[arg-type]  # the mistake
+        for send in (client.call, client.request, client.request_all):
+            with pytest.raises(MCPError, match="timeout_s is a number of seconds, not nan"):
+                send("tools.now", "x", timeout_s=float("nan"))  # type: ignore[operator]
 
 
 def test_a_batch_says_which_requests_are_none() -> None:

@@ -3,6 +3,7 @@
 `server_sessions.py` is imported at the first such call, because the import would delay a runner's first turn.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeVar
@@ -146,8 +147,12 @@ class ToolAccess(ABC):
         """
         return self._outside_turns(self._requesting_all(server, method, params, timeout_s))
 
-    def _limit_s(self, timeout_s: float | None) -> float:
-        return self.limits.tool_call_timeout_s if timeout_s is None else timeout_s
+    def _limit_s(self, call: str, timeout_s: float | None) -> float:
+        if timeout_s is None:
+            return self.limits.tool_call_timeout_s
+        if not isinstance(timeout_s, int | float) or math.isnan(timeout_s):
+            raise MCPError(f"{call}: timeout_s is a number of seconds, not {timeout_s!r:.60}.")
+        return timeout_s
 
     def _calling(
         self,
@@ -161,14 +166,13 @@ class ToolAccess(ABC):
     ) -> "SessionWork[m.ToolCallResult]":
         if not isinstance(name, str):
             raise MCPError(f"call({name!r:.60}): a tool's name is a text, 'server.tool'.")
-        if not isinstance(timeout_s, int | float | None):
-            raise MCPError(f"call({name!r:.60}): timeout_s is a number of seconds, not {timeout_s!r:.60}.")
+        limit_s = self._limit_s(f"call({name!r:.60})", timeout_s)
         if not isinstance(arguments, Mapping | None):
             raise MCPError(
                 f"call({name!r:.60}): arguments are a dictionary, such as {{'text': 'hello'}}, not a"
                 f" {type(arguments).__name__}."
             )
-        limit_s, given = self._limit_s(timeout_s), json_object(arguments or {})
+        given = json_object(arguments or {})
 
         async def calling(sessions: "ServerSessions") -> m.ToolCallResult:
             try:
@@ -183,13 +187,13 @@ class ToolAccess(ABC):
     def _requesting(
         self, server: str, method: str, params: Mapping[str, object] | None, timeout_s: float | None
     ) -> "SessionWork[m.JsonObject]":
-        limit_s, given = self._limit_s(timeout_s), json_object(params or {})
+        limit_s, given = self._limit_s(f"request({server!r:.60})", timeout_s), json_object(params or {})
         return lambda sessions: sessions.request(server, method, given, limit_s)
 
     def _requesting_all(
         self, server: str, method: str, params: Mapping[str, object] | None, timeout_s: float | None
     ) -> "SessionWork[tuple[m.JsonObject, ...]]":
-        limit_s, given = self._limit_s(timeout_s), json_object(params or {})
+        limit_s, given = self._limit_s(f"request_all({server!r:.60})", timeout_s), json_object(params or {})
         return lambda sessions: sessions.request_all(server, method, given, limit_s)
 
 
