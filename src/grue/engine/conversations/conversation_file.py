@@ -193,6 +193,13 @@ class ConversationFile:
             self._file = LineFile(path, "conversation file")
         except TraceError as error:
             raise ConversationError(str(error), path=str(path)) from error
+        if not path.is_file():
+            # Writing to a pipe blocks as soon as it is full.
+            self._file.close()
+            raise ConversationError(
+                f"Cannot write the conversation file {path}: it is a pipe or a device, not a regular file.",
+                path=str(path),
+            )
         if not self._file.lock():
             self._file.close()
             raise ConversationError(

@@ -1,5 +1,6 @@
 """The file of a conversation: what is read of it, what is refused, and what is never touched."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -134,6 +135,12 @@ def test_a_file_belongs_to_one_conversation_at_a_time(tmp_path: Path) -> None:
     again.close()
     with pytest.raises(ConversationError, match="Cannot write the conversation file"):
         ConversationFile(tmp_path / "none" / "talk.jsonl")
+
+
+def test_a_pipe_is_refused_because_writing_to_it_would_block(tmp_path: Path) -> None:
+    os.mkfifo(path := tmp_path / "talk.jsonl")
+    with pytest.raises(ConversationError, match="it is a pipe or a device, not a regular file"):
+        ConversationFile(path)
 
 
 def test_what_cannot_be_written_any_more_is_said_to_be_in_memory_only(tmp_path: Path) -> None:
