@@ -30,6 +30,7 @@ from grue import messages as m
 from grue.errors import MCPConfigError, MCPError
 from grue.field_checks import check_settings, shown
 from grue.policies import NoticeKind, ToolAnnotations
+from grue.protocol.json_text import json_value
 from grue.protocol.tools import results as tool_results
 from grue.runtime.actor import Note
 from grue.runtime.loops.beside_loop import call_in_daemon_thread
@@ -754,9 +755,12 @@ async def _result_of(call: functools.partial[Any]) -> m.ToolCallResult:
             value = await call_in_daemon_thread(functools.partial(_in_thread, call))
             if inspect.isawaitable(value):
                 value = await value
+        plain = msgspec.to_builtins(value, enc_hook=_encodable)
         if isinstance(value, m.ToolCallResult):
-            return value
-        return tool_results.success(msgspec.to_builtins(value, enc_hook=_encodable))
+            blocks = tuple(map(json_value, plain.pop("blocks") or ()))
+            parts: dict[str, Any] = {name: json_value(part) for name, part in plain.items()}
+            return m.ToolCallResult(**parts | {"blocks": blocks})
+        return tool_results.success(plain)
     except BaseException as raised:
         error = single(raised)
         # Only a cancellation of this task and exceptions such as KeyboardInterrupt propagate.
