@@ -4,6 +4,7 @@ A Struct of settings calls `check_settings` in `__post_init__`, so that a wrong 
 written, and not in the middle of a turn. Its metaclass is `OwnKeywords`, which explains a wrong keyword.
 """
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from functools import cache, wraps
 from inspect import signature
@@ -173,6 +174,8 @@ def _number_fault(
         return ""
     limit = " above 0" if name in above_0 else ", 0 or more"
     or_none = ", or None" if NoneType in _members(declared) else ""
+    if _MOST <= value < math.inf:
+        return f" is {shown(value)}; it must be less than 2**63{or_none}"
     return f" is {shown(value)}; it must be a finite number{limit}{or_none}"
 
 

@@ -158,6 +158,11 @@ def request(**wrong: Any) -> TurnRequest[Any]:
             "tool_call_timeout_s is -1; it must be a finite",
         ),
         (lambda: TurnLimits(turn_timeout_s=math.inf), "it must be a finite number above 0, or None"),
+        (
+            lambda: ServerOptions(call_timeout_s=1e297),
+            "call_timeout_s is 1e+297; it must be less than 2**63, or None",
+        ),
+        (lambda: TurnLimits(turn_timeout_s=10**400), "; it must be less than 2**63, or None"),
         (lambda: TurnLimits(startup_timeouts_s={"files": 0}), "startup_timeouts_s is 0"),
         (
             lambda: FailurePolicy(first_connect="ignore"),
