@@ -8,6 +8,7 @@ import msgspec
 from grue.cli.trace import print_lines, table_width
 from grue.runtime.safe_text import printable
 from grue.tracing.columns import cut
+from grue.tracing.facts import counted
 from grue.tracing.prompt_cache import CachedPrompt, CacheReport, cache_report, told
 from grue.tracing.reading import open_episode
 from grue.tracing.show import printable_json
@@ -70,11 +71,12 @@ def _break(prompt: CachedPrompt) -> Iterator[str]:
 def _sums(report: CacheReport) -> Iterator[str]:
     totals = report.totals
     yield (
-        f"{totals.requests} requests, {totals.input_tokens:,} tokens in prompts: about"
+        f"{counted(totals.requests, 'request')}, {totals.input_tokens:,} tokens in prompts: about"
         f" {totals.repeated_tokens:,} were a repetition, {totals.cached_tokens:,} were billed as cached"
     )
     if totals.breaks:
-        yield f"{totals.breaks} requests break off: about {totals.paid_again:,} tokens were paid again"
+        verb = "request breaks" if totals.breaks == 1 else "requests break"
+        yield f"{totals.breaks} {verb} off: about {totals.paid_again:,} tokens were paid again"
     else:
         yield "No request breaks off"
     if any(not prompt.whole for prompt in report.prompts):

@@ -447,7 +447,7 @@ def test_the_command_prints_each_request_the_break_and_the_sums(
     assert f"house.look has another description (SessionOpened, message {cause})" in out
     assert "  now:    " in out
     assert "3 requests, 1,500 tokens in prompts" in out
-    assert "1 requests break off: about 4" in out
+    assert "1 request breaks off: about 4" in out
     cache(path, as_json=True)
     report = msgspec.json.decode(capsys.readouterr().out, type=CacheReport)
     assert (report.totals.breaks, report.totals.cached_tokens) == (1, 1200)
