@@ -226,6 +226,11 @@ def _default_agent(options: RunOptions) -> Path:
             say(f"The bundled example is now in the folder {copy}.", err=True)
     except OSError as error:
         raise MCPConfigError(f"Cannot write the example into {copy}: {error.strerror or error}.") from error
+    if not (copy / EXAMPLE.name).exists():
+        raise MCPConfigError(
+            f"The folder {copy} has no {EXAMPLE.name}. Rename or remove the folder, and {GRUE} run --offline"
+            " writes the example."
+        )
     return copy / EXAMPLE.name
 
 

@@ -80,6 +80,11 @@ def test_the_default_agent_and_what_is_missing(tmp_path: Path, monkeypatch: pyte
     assert copy.read_bytes() == EXAMPLE.read_bytes()
     assert run_module._default_agent(RunOptions(offline=True)) == copy, "it is used again, as it is now"
     assert copy.is_relative_to(Path())
+    copy.unlink()
+    with pytest.raises(
+        MCPConfigError, match=r"weekly-report has no agent\.yaml\. Rename or remove the folder"
+    ):
+        run_module._default_agent(RunOptions(offline=True))
     shutil.rmtree(copy.parent)
     monkeypatch.setattr(run_module, "EXAMPLE", tmp_path / "nowhere" / "agent.yaml")
     with pytest.raises(MCPConfigError, match=r"Cannot write the example into weekly-report"):
