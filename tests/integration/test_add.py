@@ -335,6 +335,18 @@ def test_remove_takes_no_folder_that_is_not_of_the_server(tmp_path: Path) -> Non
     assert "There is no MCP server 'x'" in grue("remove", "x", cwd=tmp_path).stderr
 
 
+def test_another_entry_that_is_invalid_keeps_nobody_from_removing_a_server(tmp_path: Path) -> None:
+    wrong = {"command": 3}
+    (tmp_path / "mcp_config.json").write_text(json.dumps({"mcpServers": {"wrong": wrong, "a": OTHER}}))
+    refused = grue("add", str(bundle(tmp_path)), "--yes", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "'wrong': command should be a string" in refused.stderr
+    assert not (tmp_path / "mcp_bundles").exists()
+    removed = grue("remove", "a", cwd=tmp_path)
+    assert removed.returncode == 0, removed.stderr
+    assert servers(tmp_path) == {"wrong": wrong}
+
+
 def test_a_package_gets_its_arguments_and_a_box_that_opens_them(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     shown = grue("add", "npm:@a/files@1.0", "--", "./docs", "--plain", cwd=tmp_path)

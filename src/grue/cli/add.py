@@ -212,6 +212,7 @@ def _add(
     def put(servers: dict[str, Any]) -> None:
         if name in servers:
             raise MCPConfigError(_taken(name, path))
+        MCPConfig.from_mapping(servers, source=path, place=lambda _: f"{path}: ")
         unpack()
         if descriptions.PACKAGES in str(entry.get("sandbox")):
             (path.parent / descriptions.PACKAGES / name).mkdir(parents=True, exist_ok=True)

@@ -515,11 +515,12 @@ class MCPConfig(BaseModel):
 def edit_servers(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
     """Change the servers of a file, which is created if it does not exist, and keep everything else in it.
 
-    `edit` changes the dictionary of the entries; if it raises, the file stays. A kill leaves either the old
-    file or the new one. If two programs change the file at once, one waits for the other.
+    `edit` changes the dictionary of the entries, which may be invalid; if it raises, the file stays. A kill
+    leaves either the old file or the new one. If two programs change the file at once, one waits for the
+    other.
 
     Raises:
-        MCPConfigError: The file is invalid, would become invalid, or cannot be written.
+        MCPConfigError: The file is no JSON object of servers, or cannot be written.
     """
     path = path.resolve()  # change the file that a symbolic link points to
     try:
@@ -532,7 +533,6 @@ def edit_servers(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
             if not isinstance(servers, dict):
                 raise MCPConfigError(f"{path}: {root!r} should be an object.", path=str(path))
             edit(servers)
-            MCPConfig.from_mapping(servers, source=path, place=lambda _: f"{path}: ")
             indent = re.search(r"\n([ \t]+)\"", text)
             new = json.dumps(document.value, indent=indent[1] if indent else 2, ensure_ascii=False)
             replace_file(path, f"{new}\n", mode=path.stat().st_mode & 0o777 if there else 0o666)
