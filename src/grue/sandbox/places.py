@@ -142,8 +142,9 @@ def own_folders(
 
 
 def home() -> str:
-    """Return the user's home folder, with links resolved."""
-    return real_once(os.path.expanduser("~"))  # noqa: PTH111
+    """Return the user's home folder, with links resolved; for a user without one `/nonexistent`."""
+    mine = os.path.expanduser("~")  # noqa: PTH111
+    return "/nonexistent" if mine == "~" else real_once(mine)
 
 
 @functools.cache

@@ -51,6 +51,15 @@ def test_the_home_folder_is_never_a_programs_own(home: Path) -> None:
     assert not is_too_wide(str(home / "work"))
 
 
+def test_a_user_without_a_home_folder_has_workspaces(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 9)
+    monkeypatch.chdir(home)
+    assert os.path.expanduser("~") == "~"  # noqa: PTH111
+    assert not is_too_wide(str(home))
+    assert is_too_wide("/home")
+
+
 def test_the_temporary_folder_is_never_a_programs_own(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
