@@ -390,6 +390,7 @@ def test_a_login_replaces_documents_that_cannot_be_read(guarded: Guarded, name: 
         ({"private_key": "no key"}, "Could not parse"),
         ({"private_key": "no key", "signing_algorithm": "none at all"}, "Algorithm not supported"),
         ({"client_secret": "s", "issuer": "no URL"}, "got 'no URL'"),
+        ({"private_key": "no key", "issuer": None}, "Could not parse"),  # of which the SDK warns, too
     ],
 )
 def test_settings_that_the_sdk_refuses_are_named(guarded: Guarded, changes: Any, words: str) -> None:

@@ -11,6 +11,7 @@ quote answers, which may hold tokens, so these errors are not shown.
 import functools
 import ssl
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 from urllib.parse import parse_qsl
@@ -34,6 +35,7 @@ from mcp.shared.auth import (
     OAuthToken,
     ProtectedResourceMetadata,
 )
+from mcp.shared.exceptions import MCPDeprecationWarning
 from msgspec import Struct
 from pydantic import AnyUrl, BaseModel, ValidationError
 
@@ -414,7 +416,9 @@ class Authorizer:
         Raises `AuthorizationRefused` if the settings cannot be used.
         """
         try:
-            return self._made_provider(record, person, scope)
+            # The SDK warns of settings without an issuer, and a program may turn warnings into errors.
+            with warnings.catch_warnings(action="ignore", category=MCPDeprecationWarning):
+                return self._made_provider(record, person, scope)
         except ValueError as error:
             raise AuthorizationRefused(oauth_fault(words_of(error))) from error
 
