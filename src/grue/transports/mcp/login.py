@@ -28,7 +28,6 @@ from grue.transports.mcp.token_store import TokenRecord, token_store
 _PATH = "/callback"
 _ANSWERS = frozenset(("code", "error"))
 """An authorization server sends one of these. A request with neither may come from any web page."""
-_MAX_VALUE = 4096
 _PAGE = "<!doctype html><meta charset=utf-8><title>grue</title><p>{words}</p>"
 
 
@@ -84,7 +83,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not ends_login or not self.server.first.acquire(blocking=False):
             self.send_error(404)
             return
-        self.server.returned = returned = {name: values[0][:_MAX_VALUE] for name, values in query.items()}
+        self.server.returned = returned = {name: values[0] for name, values in query.items()}
         try:
             self._show_page(returned.get("error"))
         finally:

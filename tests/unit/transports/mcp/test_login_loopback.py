@@ -52,6 +52,13 @@ def test_a_request_without_an_answer_is_no_return() -> None:
     assert b"logged in" not in page, "that is not known yet"
 
 
+def test_a_long_code_comes_whole() -> None:
+    with Loopback() as loopback:
+        urllib.request.urlopen(f"{loopback.uri}?code={'c' * 20_000}", timeout=30).read()
+        returned = loopback.wait(30)
+    assert returned == {"code": "c" * 20_000}
+
+
 def test_only_the_first_return_counts() -> None:
     with Loopback() as loopback:
         urllib.request.urlopen(f"{loopback.uri}?code=first", timeout=30).read()
