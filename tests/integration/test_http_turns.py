@@ -16,7 +16,8 @@ from http_servers import real_http_server
 from grue import FailurePolicy, HttpServer, LlmSettings, Runner, ServerOptions, TraceWriter, TurnRequest
 from grue.actors import mcp_session
 from grue.config.settings import GameConfiguration
-from grue.errors import MCPServerStartupError
+from grue.engine.outside_turns.tool_client import ToolClient
+from grue.errors import MCPError, MCPRequestError, MCPServerStartupError
 from grue.hosts.zork.agent import ZorkAgent
 from grue.hosts.zork.manager import MCPManager
 from grue.messages import ConnectFailed, PrewarmLost, SessionPrewarmed
@@ -188,3 +189,12 @@ def test_the_zork_agent_takes_a_server_by_url(llm: LlmSettings) -> None:
         agent.get_action_with_reasoning("West of House")
     assert agent.last_outcome is not None
     assert [call.name for call in agent.last_outcome.tool_calls] == ["far.echo"] * 2
+
+
+def test_a_method_that_is_no_valid_text_ends_no_session() -> None:
+    with real_http_server() as url, ToolClient({"far": HttpServer(name="far", url=url)}) as client:
+        with pytest.raises(MCPRequestError, match="refused x\N{REPLACEMENT CHARACTER}"):
+            client.request("far", "x\udc80")
+        with pytest.raises(MCPError, match="method is a text, such as"):
+            client.request("far", 3)  # type: ignore[arg-type]  # as the test says
+        assert client.call("far.echo", {"text": "hi"}).content == "hi"

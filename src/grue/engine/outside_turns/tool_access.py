@@ -12,6 +12,7 @@ from grue import messages as m
 from grue.errors import MCPError, MCPToolCallError
 from grue.policies import TurnLimits
 from grue.protocol.json_text import json_object
+from grue.runtime.safe_text import well_formed
 
 if TYPE_CHECKING:
     from grue.engine.outside_turns.server_sessions import ServerSessions, SessionWork
@@ -187,8 +188,12 @@ class ToolAccess(ABC):
     def _requesting(
         self, server: str, method: str, params: Mapping[str, object] | None, timeout_s: float | None
     ) -> "SessionWork[m.JsonObject]":
-        limit_s, given = self._limit_s(f"request({server!r:.60})", timeout_s), json_object(params or {})
-        return lambda sessions: sessions.request(server, method, given, limit_s)
+        where = f"request({server!r:.60})"
+        if not isinstance(method, str):
+            raise MCPError(f"{where}: method is a text, such as 'resources/list', not {method!r:.60}.")
+        sent = well_formed(method)
+        limit_s, given = self._limit_s(where, timeout_s), json_object(params or {})
+        return lambda sessions: sessions.request(server, sent, given, limit_s)
 
     def _requesting_all(
         self, server: str, method: str, params: Mapping[str, object] | None, timeout_s: float | None
