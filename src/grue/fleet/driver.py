@@ -39,7 +39,7 @@ from grue.fleet.folder import STOP, AttemptEnd, Commit, EpisodeFolder, FleetFold
 from grue.fleet.identity import Case, FileDigests, episode_id
 from grue.fleet.results import note_result
 from grue.fleet.sweep import Keep
-from grue.fleet.work import KnownWork
+from grue.fleet.work import KnownWork, forget_cached
 from grue.policies import Batching
 from grue.protocol.turn.prices import Price
 from grue.runtime.loops.interrupts import defer_interrupts, raise_deferred
@@ -233,6 +233,7 @@ class Driver:
     def _jobs(self) -> Iterator[Job]:
         """Yield a job for each episode that has to be played; count those that are done or given up."""
         work, digests = self._plan.work, FileDigests()
+        forget_cached()
         # Write the ids of the sweep's episodes before the first one is played, so that reports are about this
         # sweep even while it runs, or after it was killed.
         ids = self._ids(digests)

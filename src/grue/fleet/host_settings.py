@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from grue.fleet.folder import MANIFEST, TRACE
-from grue.fleet.work import Episode
+from grue.fleet.work import Episode, cached_in_a_run
 from grue.hosting import GameConfiguration
 from grue.testing.offline import MODEL
 from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings, api_key, require_key
@@ -141,7 +141,7 @@ class _Project(NamedTuple):
     digest: str
 
 
-@functools.lru_cache(maxsize=1)
+@cached_in_a_run
 def _project(folder: Path, changed_ns: int) -> _Project:
     """Return the settings in `pyproject.toml` of the working directory, cached until the file changes."""
     del folder

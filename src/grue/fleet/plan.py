@@ -9,7 +9,7 @@ from grue.fleet.broker import Amount
 from grue.fleet.folder import FleetFolder
 from grue.fleet.identity import Case, FileDigests, episode_id
 from grue.fleet.sweep import Sweep
-from grue.fleet.work import find_work
+from grue.fleet.work import find_work, forget_cached
 
 SAMPLE = 10
 """How many episodes have to be done before size and cost are estimated from them."""
@@ -36,6 +36,7 @@ def read_plan(sweep: Sweep, place: Path) -> PlannedWork:
     Raises `FleetError` if a case cannot be used.
     """
     work, folder, digests = find_work(sweep.work), FleetFolder(place), FileDigests()
+    forget_cached()
     total = missing = sized = 0
     size, assumed, spent = 0, 0.0, Amount()
     for planned in sweep.all_cases():

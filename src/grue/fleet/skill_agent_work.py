@@ -6,7 +6,6 @@ written file must contain). The scores: `score` (1: the model says that the task
 found), `turns`, `steps` and `requests`.
 """
 
-import functools
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +24,7 @@ from grue.fleet.host_settings import (
     not_of_the_workspace,
     require_usable,
 )
-from grue.fleet.work import Episode, contains, work
+from grue.fleet.work import Episode, cached_in_a_run, contains, work
 from grue.hosts.skill_agent import AgentConfig, Orchestrator, RunResult, load_config
 from grue.testing.offline import offline_endpoint, reply_to_task
 from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings, require_key
@@ -114,11 +113,11 @@ def _result(config: AgentConfig, case: TaskCase, episode: Episode, workspace: Pa
     return agent.run(case.task or config.task)
 
 
-@functools.lru_cache(maxsize=16)
+@cached_in_a_run
 def _agent(path: str, changed_ns: int) -> tuple[AgentConfig, str]:
     """Read an `agent.yaml`, and hash its skills and its workspace.
 
-    All cases share the cached result, as long as the file has the same `changed_ns`.
+    All cases of a run share the cached result, as long as the file has the same `changed_ns`.
     """
     del changed_ns
     config = load_config(path)

@@ -21,7 +21,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
 
 import msgspec
 from msgspec import Struct
@@ -66,6 +66,8 @@ _FUNCTION = re.compile(r".+:[^\W\d]\w*", re.DOTALL)
 Complete: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 Work: TypeAlias = Callable[[dict[str, Any], Episode], float | Mapping[str, float]]
 W = TypeVar("W", bound=Callable[..., Any])
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class KnownWork(Struct, frozen=True, kw_only=True):
@@ -98,6 +100,22 @@ class KnownWork(Struct, frozen=True, kw_only=True):
         if self.complete is None:
             return case
         return replace(case, settings=self.complete(case.settings))
+
+
+_caches: list[Callable[[], None]] = []
+
+
+def cached_in_a_run(function: Callable[P, T]) -> Callable[P, T]:
+    """Cache the results of a function that `complete` calls for each case, until `forget_cached`."""
+    cached = functools.lru_cache(maxsize=16)(function)
+    _caches.append(cached.cache_clear)
+    return cast("Callable[P, T]", cached)
+
+
+def forget_cached() -> None:
+    """Forget what `complete` has read for the cases of an earlier run: its files may have changed."""
+    for clear in _caches:
+        clear()
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from grue.errors import FleetError
 from grue.fleet.attempt import Attempted, Job, run_attempt
 from grue.fleet.folder import EpisodeFolder, FleetFolder
 from grue.fleet.identity import Case
+from grue.fleet.plan import read_plan
 from grue.fleet.sweep import read_sweep
 from grue.fleet.work import contains, find_work
 from grue.tool_sessions.confined_folder import ConfinedFolder
@@ -92,6 +93,19 @@ def test_what_the_agent_works_on_makes_its_episode(tmp_path: Path, agent: str) -
     with pytest.raises(FleetError, match="has a user or a password in it"):
         completed("skill_agent", {**settings, "base_url": "http://me:hidden-word@localhost/v1"})
     assert completed("skill_agent", settings)["content"] != before["content"]
+
+
+def test_a_second_sweep_of_a_program_sees_a_changed_workspace(tmp_path: Path, agent: str) -> None:
+    file, place = tmp_path / "one.toml", tmp_path / "fleet"
+    file.write_text(f'work = "skill_agent"\n[settings]\nagent = "{agent}"\noffline = true\nmcp = false\n')
+    sweep = read_sweep(file)
+    assert run_fleet(FleetRunOptions(sweep=file, directory=place, workers=1))
+    assert read_plan(sweep, place).missing == 0
+    (tmp_path / "agent" / "workspace" / "notes" / "ada.csv").write_text("day,hours\n")
+    assert read_plan(sweep, place).missing == 1
+    (tmp_path / "agent" / "workspace" / "notes" / "bob.csv").write_text("day,hours\n")
+    assert run_fleet(FleetRunOptions(sweep=file, directory=place, workers=1))
+    assert len([*FleetFolder(place).episodes()]) == 2
 
 
 def test_a_workspace_with_the_runs_and_links_in_it_is_copied_without_them(
