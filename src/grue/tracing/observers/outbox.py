@@ -4,7 +4,8 @@ The recorder never waits, and an exception in the observer's thread never reache
 full, the envelope is dropped and counted; one warning at the end gives the count.
 
 The thread starts with the first envelope. It ends with `close` or with the program. A process that was forked
-in the middle of an episode sends nothing, because the episode continues in its parent.
+in the middle of an episode sends nothing, because the episode continues in its parent. One that was forked
+before the first envelope sends nothing either, and warns.
 """
 
 import atexit
@@ -103,7 +104,14 @@ class Outbox:
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
         """Put `envelope` into the queue. Never waits and never raises."""
         del line
-        if self._closed or isinstance(envelope.body, m.TextDelta) or self._process != os.getpid():
+        if self._closed or isinstance(envelope.body, m.TextDelta):
+            return
+        if self._process != os.getpid():
+            if self._thread is None:  # no episode has begun in the parent
+                self._warn(
+                    f"{self._name}: this process sends nothing, because it was forked after the observer was"
+                    " made. Make the observer in this process."
+                )
             return
         if self._queue.qsize() >= self._bound:
             self._dropped += 1

@@ -199,6 +199,22 @@ assert outbox.statistics().taken == 1  # nothing is kept either
 """
 
 
+EARLY_FORK = """
+import os
+from grue.messages import AnswerRefused
+from grue.tracing.observers.outbox import Outbox
+from grue.runtime.trace.recorder import Recorder
+
+recorder = Recorder()
+recorder.add(Outbox(None, name="test", warn=lambda text: os.write(1, text.encode())))
+if os.fork() == 0:
+    for _ in range(2):
+        recorder.record(AnswerRefused(reason="child"), sender="x")
+    os._exit(0)
+os.wait()
+"""
+
+
 def run(script: str, warnings: str = "error") -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-W", warnings, "-c", script]
     return subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
@@ -214,3 +230,13 @@ def test_a_forked_process_ends_at_once_and_sends_nothing() -> None:
     done = run(AT_EXIT + FORK, warnings="ignore")  # that there are threads is the point
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split()) == ["before", "end", "parent"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_an_observer_that_was_made_before_a_fork_warns_once_in_the_child() -> None:
+    done = run(EARLY_FORK)
+    assert (done.stdout, done.stderr) == (
+        "test: this process sends nothing, because it was forked after the observer was made. Make the"
+        " observer in this process.",
+        "",
+    )
