@@ -16,11 +16,12 @@ from grue.config.wiring import llm_settings
 from grue.errors import LLMError, MCPConfigError
 from grue.fleet.host_settings import chosen_endpoint
 from grue.messages import CompletionReceived, ModelPassedOver, RunTurn, TextDelta, ThoughtsDropped
-from grue.policies import Budget, TurnLimits
+from grue.policies import Budget, ContextPolicy, TurnLimits
 from grue.protocol.chat_wire.formats import WireName
 from grue.protocol.turn.prices import Price
 from grue.testing import replay
 from grue.testing.llm_server import (
+    ContextWindow,
     LlmReply,
     LlmRequest,
     ScriptedLlmServer,
@@ -207,6 +208,28 @@ def test_a_later_turn_with_tools_does_not_begin_with_a_model_that_takes_none(
     assert [json.loads(request.raw)["model"] for request in second.requests] == ["c", "c", "qwq"]
     begun = [body.asks.model for body in bodies(path) if isinstance(body, RunTurn) and body.asks]
     assert begun == ["a", "c", "qwq"]
+
+
+def test_after_a_summary_by_a_model_that_takes_no_tools_another_model_gets_the_tools(tmp_path: Path) -> None:
+    def script(request: LlmRequest) -> LlmReply:
+        if "replaced by your summary" in str(request.messages[-1]["content"]):
+            return error_reply(503, "Not now.") if b'"a"' in request.raw else text_reply("Many rooms.")
+        done = "Many rooms." in str(request.messages) or not request.tool_names
+        return text_reply("done") if done else tool_calls_reply(("house.look", {"at": "here"}))
+
+    path = tmp_path / "trace.jsonl"
+    with ScriptedLlmServer(script, window=ContextWindow(3_000)) as server:
+        chain = [settings(server.base_url, model) for model in ("a", "qwq", "c")]
+        policy = ContextPolicy(window_tokens=3_000, reply_tokens=500)
+        servers = {"house": FunctionTools({"look": lambda at: "a room " * 900})}
+        with Runner(llm=chain, servers=servers, context=policy, trace=path) as runner:
+            assert runner.run_turn(TurnRequest[str](user="Look.")).kind == "answered"
+        asked = [json.loads(request.raw) for request in server.requests]
+    last = [(body["model"], "tools" in body) for body in asked[-4:]]
+    assert last == [("a", False), ("a", False), ("qwq", False), ("c", True)]
+    passed = [(body.model, body.asks.model) for body in bodies(path) if isinstance(body, ModelPassedOver)]
+    assert passed == [("a", "qwq"), ("qwq", "c")]
+    assert replay(path) == 1
 
 
 def test_the_cost_of_each_reply_is_that_of_the_model_that_gave_it(tmp_path: Path) -> None:

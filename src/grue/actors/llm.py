@@ -591,9 +591,12 @@ class LlmActor(Actor[m.LlmCommand]):
     async def _ask(self, command: m.RequestCompletion, envelope: Envelope[m.LlmCommand]) -> _Asked:
         """Add a request's items and tools to its conversation, without sending anything yet."""
         begun = anyio.current_time()
+        say = functools.partial(self._note, sender=self.name, cause=envelope.seq)
+        offers = isinstance(command.mode, m.OfferTools)
         if not self._has_chosen:
-            offers = isinstance(command.mode, m.OfferTools)
             self._endpoint, self._has_chosen = self._chain.first(begun, tools=offers), True
+        elif offers and len(self._chain.chain) > 1 and not self._endpoint.takes_tools:
+            self._leave_without_tools(command, begun, say)
         lent = self._conversation(command.conversation)
         profile, model = self._endpoint.profile, self._endpoint.settings.model
         if (lent.encoded.profile, lent.encoded.model) != (profile, model):
@@ -601,7 +604,6 @@ class LlmActor(Actor[m.LlmCommand]):
         before = lent.encoded.tools
         conversation = await lent.ask(command, long=self._long_reply or envelope.is_long)
 
-        say = functools.partial(self._note, sender=self.name, cause=envelope.seq)
         if lent is self._lent and not command.aside:
             self._report_thoughts(lent, say)
         changed = None if command.aside else offer_changed(command, before, lent.encoded.tools)
@@ -610,6 +612,24 @@ class LlmActor(Actor[m.LlmCommand]):
         retry = None if len(self._chain.chain) == 1 else _patience(self._endpoint)
         asking = Asking(self._endpoint, conversation, command, say, self._on_sent, retry=retry)
         return _Asked(command, conversation, lent, asking, begun)
+
+    def _leave_without_tools(
+        self, command: m.RequestCompletion, now_s: float, say: Callable[[m.LlmNote], object]
+    ) -> None:
+        """From now on ask a model that takes tools. The current one was asked without any, for a summary."""
+        left, following = self._endpoint, self._chain.first(now_s, tools=True)
+        if following is left or not following.takes_tools:
+            return
+        self._endpoint, asked = following, left.asked()
+        say(
+            m.ModelPassedOver(
+                request=command.request,
+                model=asked.model,
+                address=asked.address,
+                reason="it takes no tools",
+                asks=following.asked(),
+            )
+        )
 
     async def _answer(
         self, asked: _Asked, reply: Reply | m.LlmFailure
