@@ -117,6 +117,8 @@ def test_what_is_wrong_is_refused_before_anything_starts(tmp_path: Path, folder:
         (("--set", "llm.speed=1"), "There is no setting llm.speed. The settings are"),
         (("--set", "llm.temperature=hot"), "--set llm.temperature: Expected `float | null`, got `str`."),
         (("--base-url", "nowhere"), "The base URL must start with http:// or https://"),
+        (("--base-url", "http://me:hidden@localhost/v1"), "The base URL has a user or a password in it"),
+        (("--set", "llm.base_url=http://me:hidden@localhost/v1"), "has a user or a password in it"),
     ]
     for options, says in rows:
         done = grue("fleet", "fork", str(folder), *options, "--dir", str(tmp_path / "f"), cwd=tmp_path)

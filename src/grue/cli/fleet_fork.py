@@ -17,6 +17,7 @@ from grue.fleet.fleet import Fleet
 from grue.fleet.fork_work import TurnToFork, cases_of, condition, fork_again, turns_in
 from grue.runtime.trace.format import TRACE_FILE
 from grue.tracing.facts import counted
+from grue.transports.llm.endpoint import LlmEndpoint
 
 
 class FleetForkOptions(Struct, frozen=True, kw_only=True):
@@ -77,7 +78,7 @@ def _check(turn: TurnToFork, fork: ForkOptions, change: Change) -> None:
     """Raise an error if the change cannot be made to this turn: then it cannot be made to any turn."""
     recorded = read_run(turn.trace, turn.turn, turn.at)
     refuse_script(recorded, fork)
-    model_for(recorded.asks, change.llm, fork.model, fork.base_url)
+    LlmEndpoint(model_for(recorded.asks, change.llm, fork.model, fork.base_url))
     changed_turn(recorded.begun, change.changes)
 
 
