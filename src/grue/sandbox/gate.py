@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
 from msgspec import Struct
@@ -46,6 +46,8 @@ _HEAD_S, _CONNECT_S, _IDLE_S = 10.0, 15.0, 600.0
 _MOST_BYTES = 1 << 30
 _CHUNK = 65_536
 _ADMITTED_S = 5.0
+_EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+_PAUSE_S = 0.1
 _MOST_REFUSALS = 20
 _LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost")
 _SHARED = ipaddress.ip_network("100.64.0.0/10")
@@ -246,22 +248,33 @@ class Gate:
         """Start a thread that connects, if connecting may block. Return whether it was started."""
         leads_on = self._unix if asked.place is None else asked.place != ("127.0.0.1", self.port)
         waits = leads_on and os.get_blocking(asked.socket.fileno())
+        return waits and self._starts(asked.socket, "grue-connect", lambda: self._wait_for(key, asked))
+
+    def _starts(self, of: socket.socket, name: str, work: Callable[[], None]) -> bool:
+        """Start a thread for a connection, and return whether there can be one more."""
         with self._changed:
-            if not waits or self._ended or self._count >= _MOST_CONNECTIONS:
+            if self._ended or self._count >= _MOST_CONNECTIONS:
                 return False
             self._count += 1
-            self._open.add(asked.socket)
-        threading.Thread(target=self._wait_for, args=(key, asked), name="grue-connect", daemon=True).start()
+            self._open.add(of)
+        try:
+            threading.Thread(target=work, name=name, daemon=True).start()
+        except RuntimeError:  # the process may have no more threads
+            self._leave(of)
+            return False
         return True
+
+    def _leave(self, of: socket.socket) -> None:
+        with self._changed:
+            self._count -= 1
+            self._open.discard(of)
 
     def _wait_for(self, key: int, asked: "_Asked") -> None:
         try:
             error = self._connect(asked)
         except OSError as failed:
             error = failed.errno or errno.EACCES
-        with self._changed:
-            self._count -= 1
-            self._open.discard(asked.socket)
+        self._leave(asked.socket)
         asked.socket.close()
         self._reply(key, error)
 
@@ -300,16 +313,13 @@ class Gate:
     def _accept(self) -> None:
         try:
             client, (_, port) = self._server.accept()
-        except OSError:
+        except OSError as failed:
+            if failed.errno in _EXHAUSTED:
+                time.sleep(_PAUSE_S)  # the connection goes on waiting: do not try again and again at once
             return
-        with self._changed:
-            if self._ended or self._count >= _MOST_CONNECTIONS:
-                client.close()
-                return
-            self._count += 1
-            self._open.add(client)
         client.setblocking(True)
-        threading.Thread(target=self._serve, args=(client, port), name="grue-proxy", daemon=True).start()
+        if not self._starts(client, "grue-proxy", lambda: self._serve(client, port)):
+            client.close()
 
     def _serve(self, client: socket.socket, port: int) -> None:
         try:
@@ -320,9 +330,7 @@ class Gate:
         except (OSError, ValueError):
             pass  # the client or the host has closed its connection, or has sent nothing for too long
         finally:
-            with self._changed:
-                self._count -= 1
-                self._open.discard(client)
+            self._leave(client)
 
     def _is_admitted(self, port: int) -> bool:
         with self._changed:

@@ -1,11 +1,15 @@
 # ruff: noqa: E501 - tables
+import errno
+import os
 import select
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import boxes
 import pytest
@@ -353,6 +357,42 @@ def test_a_connection_that_is_made_while_the_gate_ends_is_closed() -> None:
         thread.join(GUARD_S)
         assert not thread.is_alive()
         assert far.recv(1) == b""
+
+
+def test_without_another_thread_a_gate_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    gate = Gate((), unix=True)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with socket.create_connection(("127.0.0.1", gate.port), GUARD_S) as client:
+        assert select.select([gate._server], [], [], GUARD_S)[0]
+        gate._accept()
+        assert client.recv(1) == b""
+    with socket.socket(socket.AF_UNIX) as own:
+        asked = gates._Asked(own, socket.AF_UNIX.to_bytes(2, sys.byteorder) + b"/nowhere", os.getpid())
+        assert not gate._hands_over(1, asked)
+    assert (gate._count, gate._open) == (0, set())
+    gate.end()
+
+
+@pytest.mark.parametrize(("code", "pauses"), [(errno.EMFILE, 1), (errno.ECONNABORTED, 0)])
+def test_without_another_descriptor_a_gate_does_not_spin(
+    code: int, pauses: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+
+    class Exhausted:
+        def accept(self) -> None:
+            raise OSError(code, os.strerror(code))
+
+    gate = Gate(())
+    with monkeypatch.context() as patched:
+        patched.setattr(gates, "time", SimpleNamespace(sleep=slept.append))
+        patched.setattr(gate, "_server", Exhausted())
+        gate._accept()
+    assert len(slept) == pauses
+    gate.end()
 
 
 @pytest.fixture
