@@ -154,6 +154,8 @@ def replacing(
     Raises:
         OSError: The file cannot be written; the old file stays.
     """
+    if str(path.parent) == "/dev":  # root could replace `/dev/stdout` or `/dev/null` by a file
+        raise OSError(errno.EINVAL, "it is among the devices")
     made = draft_beside(path) if draft is None else path.with_name(draft)
     if draft is not None:
         with suppress(FileNotFoundError):

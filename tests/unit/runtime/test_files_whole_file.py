@@ -109,3 +109,14 @@ def test_files_are_put_in_place_here_only() -> None:
     puts = re.compile(r"os\.(replace|rename|link)\(|\.rename\(|\bmkstemp\b|\.replace\((path|target)\)")
     found = {str(path.relative_to(source)) for path in source.rglob("*.py") if puts.search(path.read_text())}
     assert found - OWN_PROTOCOLS == {"runtime/files.py"}
+
+
+def test_a_name_of_a_device_is_not_replaced_by_a_file() -> None:
+    path = Path("/dev/grue-test")  # in place of `/dev/stdout`, which is a link to a regular file at times
+    try:
+        with pytest.raises(OSError, match="it is among the devices"):
+            write_whole(path, b"page")
+        assert not path.exists()
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
