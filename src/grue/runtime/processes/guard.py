@@ -69,13 +69,16 @@ class GuardUnavailableWarning(RuntimeWarning):
 
 
 class HostGuard:
-    """The guard of this process. It starts at its first use and is replaced if it dies. Thread-safe."""
+    """The guard of this process. It starts at its first use and is replaced if it dies. Thread-safe.
+
+    If it cannot start, the next use tries again.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._list: set[int | str] = set()
         self._shell: subprocess.Popen[bytes] | None = None
-        self._unavailable = False
+        self._warned = False
 
     @property
     def pid(self) -> int | None:
@@ -142,18 +145,20 @@ class HostGuard:
             os.write(self._shell.stdin.fileno(), os.fsencode(f"{line}\n"))
 
     def _ensure_running(self) -> bool:
-        if self._unavailable or (self._shell is not None and self._shell.poll() is None):
+        if self._shell is not None and self._shell.poll() is None:
             return False
         self._discard()
         try:
             self._shell = _start_shell()
         except OSError as error:
-            self._unavailable = True
-            warnings.warn(
-                f"No guard for server processes ({error}): they would survive if this program were killed.",
-                GuardUnavailableWarning,
-                stacklevel=2,
-            )
+            if not self._warned:
+                self._warned = True
+                warnings.warn(
+                    f"No guard for server processes ({error}): they would survive if this program were"
+                    " killed.",
+                    GuardUnavailableWarning,
+                    stacklevel=2,
+                )
             return False
         for listed in self._list:
             self._write(f"+{listed}")

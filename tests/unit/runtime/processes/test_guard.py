@@ -1,5 +1,6 @@
 """The guard with real processes: groups of `sleep` that nobody else ends."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -180,6 +181,23 @@ def test_without_a_shell_it_warns_once_and_goes_on(guard: HostGuard, monkeypatch
     guard.watch(2**22 + 2)
     guard.release(2**22 + 1)
     assert guard.pid is None
+
+
+def test_it_starts_when_it_can_again(
+    guard: HostGuard, sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_descriptor() -> subprocess.Popen[bytes]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(guard_module, "_start_shell", no_descriptor)
+        with pytest.warns(GuardUnavailableWarning, match="Too many open files"):
+            guard.watch(sleeper.pid)
+    guard.watch(2**22 + 1)
+    guard.release(2**22 + 1)
+    assert guard.pid is not None
+    guard.end()
+    wait_until(lambda: not live_members(sleeper.pid))
 
 
 def test_interpreter_exit_ends_it_quietly() -> None:
