@@ -267,11 +267,12 @@ class Redaction:
         pieces = (written[start : start + _PIECE + reach] for start in steps(0, len(written), _PIECE))
         return any(self._index.may_match(piece) or may_contain_credentials(piece) for piece in pieces)
 
-    def redact_json(self, written: bytes) -> bytes:
-        """Return the JSON text `written` with all secrets replaced."""
+    def redact_json(self, written: bytes, *, numbers: bool = False) -> bytes:
+        """Return the JSON text `written` with all secrets in strings replaced, with `numbers` everywhere."""
         if not self.may_contain_secrets(written):
             return written
-        return _replaced(written, in_strings(written, self._spans(written, in_json=True)), _as_json)
+        select = in_strings_and_numbers if numbers else in_strings
+        return _replaced(written, select(written, self._spans(written, in_json=True)), _as_json)
 
     def redact_text(self, text: str) -> str:
         """Return a plain text with all secrets replaced. Lone surrogates stay as they are."""

@@ -182,9 +182,12 @@ class Recorder:
         """
         self._redaction.hide(name, value)
 
-    def redacted(self, written: bytes) -> bytes:
-        """Return JSON with all secrets replaced."""
-        return self._redaction.redact_json(written)
+    def redacted(self, written: bytes, *, numbers: bool = False) -> bytes:
+        """Return JSON with all secrets in strings replaced.
+
+        With `numbers`, a number that contains a secret becomes a string with the placeholder.
+        """
+        return self._redaction.redact_json(written, numbers=numbers)
 
     def redacted_text(self, text: str) -> str:
         """Return a text with all secrets replaced."""

@@ -122,7 +122,12 @@ class RunFolder(Closing):
         """Write `result.json` atomically and without secrets."""
         target = self.path / RESULT_FILE
         _, encoded = self._recorder.encoded(result)
-        text = msgspec.json.format(self._recorder.redacted(encoded), indent=2)
+        shown = self._recorder.redacted(encoded, numbers=True)
+        try:
+            msgspec.json.decode(shown, type=type(result))
+        except (msgspec.ValidationError, TypeError):  # the result's type requires one of these numbers
+            shown = self._recorder.redacted(encoded)
+        text = msgspec.json.format(shown, indent=2)
         try:
             write_whole(target, text + b"\n", draft=f"{RESULT_FILE}.part")
         except OSError as error:
@@ -143,7 +148,7 @@ class RunFolder(Closing):
         last = re.sub(r"[^A-Za-z0-9._-]+", "_", last)
         target = self.path / above / last
         hidden = (
-            self._recorder.redacted(content)
+            self._recorder.redacted(content, numbers=True)
             if last.endswith(".json")
             else self._recorder.redacted_text(content.decode("utf-8", "replace")).encode()
         )

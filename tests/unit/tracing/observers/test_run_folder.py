@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Struct
 from recorded_turns import Called, Play, Tape
 
 from grue.engine.episode_past import Past
@@ -90,6 +91,24 @@ def test_a_result_may_hold_bytes_that_are_no_text(path: Path) -> None:
     with RunFolder(path, Recorder(), episode_id="ep-1") as run:
         run.write_result({"task": "caf\udce9"})
     assert json.loads((path / "result.json").read_bytes()) == {"task": "caf\ufffd"}
+
+
+class Counted(Struct):
+    turns: int
+    found: object
+
+
+def test_a_secret_that_is_a_number_is_in_no_file_of_the_folder(path: Path) -> None:
+    recorder = Recorder(secrets={"pin": "4711"})
+    with RunFolder(path, recorder, episode_id="ep-1") as run:
+        kept = run.keep("artifacts/found.json", b'{"pin": 4711, "other": 4712}')
+        run.write_result(Counted(1, {"pin": 4711, "other": 4712}))
+        shown = {"pin": "[redacted:pin]", "other": 4712}
+        assert json.loads((path / "result.json").read_bytes()) == {"turns": 1, "found": shown}
+        assert json.loads((path / kept).read_bytes()) == shown
+        run.write_result(Counted(4711, "the PIN 4711"))
+    needed = {"turns": 4711, "found": "the PIN [redacted:pin]"}
+    assert json.loads((path / "result.json").read_bytes()) == needed, "the type wants a number"
 
 
 def test_an_episode_goes_on_in_the_same_files(path: Path) -> None:
