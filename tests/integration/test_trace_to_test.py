@@ -12,7 +12,7 @@ from commands import forked, grue
 from forked_turns import Box, model, records, runner
 from msgspec.structs import replace
 
-from grue import FunctionTools, Runner, ToolPolicy, ToolRule, TurnLimits, TurnRequest
+from grue import FunctionTools, Runner, ToolPolicy, ToolRule, TurnLimits, TurnRequest, tool
 from grue.cli.trace_to_test import to_test
 from grue.errors import AnswerError, ConversationError, LLMError, MCPConfigError
 from grue.messages import (
@@ -25,7 +25,7 @@ from grue.messages import (
     Usage,
     UserText,
 )
-from grue.policies import ApprovalDecision, ApprovalQuestion
+from grue.policies import ApprovalDecision, ApprovalQuestion, ToolAnnotations
 from grue.protocol.tools.lock import ToolLock, lock_of
 from grue.runtime.trace.recorder import Recorder
 from grue.testing.decisions import Called, assert_answer, assert_calls
@@ -136,6 +136,40 @@ def test_what_has_happened_to_a_call_happens_in_the_test(
         runner(server, "chat_completions", trace, servers=servers, **how) as each,
     ):
         each.run_turn(TurnRequest(user="Sell it."))
+    assert to_test(trace, None, (), path), path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("names", "value"), [(["from"], "a"), (["of-x", "at"], "a"), (["__at", "recorded"], "a"), ([], None)]
+)
+def test_arguments_that_no_function_can_have_are_given_to_the_stand_in(
+    tmp_path: Path, names: list[str], value: str | None
+) -> None:
+    shop = FakeToolServer("shop")
+    shop.answers("look", "dust", schema={"type": "object", "properties": {name: {} for name in names}})
+    trace, path = tmp_path / "a.jsonl", tmp_path / "test_a.py"
+    call = tool_calls_reply(("shop.look", dict.fromkeys(names or ["more"], value)))
+    with (
+        ScriptedLlmServer([call, "x"]) as server,
+        runner(server, "chat_completions", trace, servers={"shop": shop}) as each,
+    ):
+        assert each.run_turn(TurnRequest(user="Look.")).tool_calls[0].result.content == "dust"
+    assert to_test(trace, None, (), path), path.read_text()
+
+
+def test_the_stand_in_of_a_trusted_tool_has_its_annotations(tmp_path: Path) -> None:
+    @tool(annotations=ToolAnnotations(read_only=True))
+    def look(at: str) -> str:
+        return f"{at}: dust"
+
+    reads = ToolPolicy(rules=(ToolRule(read_only=True), ToolRule(verdict="deny")))
+    trace, path = tmp_path / "a.jsonl", tmp_path / "test_a.py"
+    servers = {"shop": FunctionTools([look])}
+    with (
+        ScriptedLlmServer([LOOK, "x"]) as server,
+        runner(server, "chat_completions", trace, servers=servers, tool_policy=reads) as each,
+    ):
+        assert each.run_turn(TurnRequest(user="Look.")).tool_calls[0].settlement == "returned"
     assert to_test(trace, None, (), path), path.read_text()
 
 

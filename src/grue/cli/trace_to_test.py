@@ -198,6 +198,7 @@ def _lines(
     tools = {server: mine[place] for server, place in named.items()}
     body = [*_body(run, tools, mine[spec] if spec else "", path)]
     used = set(re.findall(r"\b[A-Za-z]\w+", "\n".join(body)))
+    marks = any(line.startswith("@tool(") for line in body)
     yield f'"""Turn {begun.turn} of {_word(run.episode)}, as it was recorded: it {_ended(end)}.'
     yield ""
     yield from _ABOUT
@@ -213,7 +214,7 @@ def _lines(
         imported = (name if name == known else f"{name} as {known}" for name, known in own)
         yield f"from {module} import {', '.join(imported)}"
     for package in _PACKAGES:
-        names = sorted(used & {*_names(package)})
+        names = sorted(used & {*_names(package)} | ({"tool"} if package is grue and marks else set()))
         used -= {*names}
         if names:
             yield f"from {package.__name__} import {', '.join(names)}"
@@ -237,7 +238,7 @@ _PACKAGES = (grue, errors, m, decisions, llm_server)
 _OWN = re.findall(
     r"\w+",
     "SYSTEM USER REPLIES HISTORY APPROVED CHANGED ANSWERS REFUSED RECORDED MADE recorded recorded_answer"
-    " servers scripted_llm llm request runner outcome cut Any Path pytest",
+    " servers scripted_llm llm request runner outcome cut tool Any Path pytest",
 )
 """Names that a written test has besides those that it imports from grue."""
 
@@ -379,6 +380,7 @@ def _servers(run: RecordedRun, named: dict[str, str]) -> Iterator[str]:
     tools = [each for each in listed if any(call.name == each.name for call in calls)]
     if calls and not tools and not named:
         tools = listed[:1]  # a turn that offers no tools skips every call
+    by_function = [each for each in tools if not _takes_more(each, calls)]
     functions = _functions(tools)
     if tools:
         yield "RECORDED: list[tuple[str, Any, Any]] = ["
@@ -388,8 +390,8 @@ def _servers(run: RecordedRun, named: dict[str, str]) -> Iterator[str]:
                 result = error or _literal(call.result.content)
                 yield f"    ({call.name!r}, {_literal(_sent(call))}, {result}),"
         yield from _RECORDED
-    for tool in tools:
-        yield from _stand_in(tool, functions[tool.name])
+    for tool in by_function:
+        yield from _stand_in(tool, functions[tool.name], run)
     yield from ("", "", "def servers() -> dict[str, Any]:")
     if tools:
         yield '    """Return the tools. Those called recorded_... stand for your own: put yours there."""'
@@ -399,8 +401,16 @@ def _servers(run: RecordedRun, named: dict[str, str]) -> Iterator[str]:
         if server in named:
             yield f"        {server!r}: {named[server]},"
             continue
-        mine = ", ".join(f"{each.tool!r}: {functions[each.name]}" for each in tools if each.server == server)
-        yield f"        {server!r}: FunctionTools({{{mine}}}),"
+        mine = [each for each in tools if each.server == server]
+        own = [each for each in mine if each in by_function]
+        by_name = ", ".join(f"{each.tool!r}: {functions[each.name]}" for each in own)
+        if own == mine:
+            yield f"        {server!r}: FunctionTools({{{by_name}}}),"
+            continue
+        yield f"        {server!r}: FunctionTools("
+        yield f"            {{{by_name}}},"
+        yield f"            catch_all=lambda name, arguments: recorded({f'{server}.'!r} + name, **arguments),"
+        yield "        ),"
     yield "    }"
 
 
@@ -421,22 +431,45 @@ _RECORDED = (
 )
 
 
+def _given(call: m.ToolCallRecord) -> object:
+    return arguments_of(call) if call.changed_arguments is None else call.changed_arguments
+
+
 def _sent(call: m.ToolCallRecord) -> object:
-    sent = arguments_of(call) if call.changed_arguments is None else call.changed_arguments
+    sent = _given(call)
     if not isinstance(sent, dict):
         return sent
     # A function gets `None` for an argument that is left out, so the two are not told apart.
     return {key: value for key, value in sent.items() if value is not None}
 
 
-def _stand_in(tool: m.ToolDefinition, function: str) -> Iterator[str]:
+def _parameters(tool: m.ToolDefinition) -> list[str]:
     properties: Any = tool.input_schema.get("properties") or {}
+    return [
+        name
+        for name in properties
+        if name.isidentifier() and not iskeyword(name) and not name.startswith("__") and name != "recorded"
+    ]
+
+
+def _takes_more(tool: m.ToolDefinition, calls: Sequence[m.ToolCallRecord]) -> bool:
+    """Return whether a call that returned has an argument that a function cannot have as a parameter."""
+    names = {*_parameters(tool)}
+    returned = [_given(each) for each in calls if each.name == tool.name and each.settlement == "returned"]
+    return any(isinstance(given, dict) and not names.issuperset(given) for given in returned)
+
+
+def _stand_in(tool: m.ToolDefinition, function: str, run: RecordedRun) -> Iterator[str]:
+    names = _parameters(tool)
     required: Any = tool.input_schema.get("required") or []
-    names = [name for name in properties if name.isidentifier() and not iskeyword(name)]
     ordered = sorted(names, key=lambda name: name not in required)
     parameters = ", ".join(f"{name}: Any" + ("" if name in required else " = None") for name in ordered)
     passed = "".join(f", {name}={name}" for name in ordered)
-    yield from ("", "", f"def {function}({parameters}) -> Any:")
+    yield from ("", "")
+    # A policy trusts the annotations of functions, so those of a server that it does not trust are left out.
+    if tool.annotations is not None and (tool.trusted or tool.server in run.begun.tool_policy.trusted):
+        yield f"@tool(annotations={_literal(tool.annotations)})"
+    yield f"def {function}({parameters}) -> Any:"
     yield f"    return recorded({tool.name!r}{passed})"
 
 
