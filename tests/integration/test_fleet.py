@@ -21,6 +21,7 @@ from grue.fleet import Fleet, FleetBudget, FleetOptions, Price, ServerCap, local
 from grue.fleet.accounts import read_ledger
 from grue.fleet.attempt import Attempted, Job
 from grue.fleet.broker import Limits
+from grue.fleet.driver import stop
 from grue.fleet.folder import FleetFolder
 from grue.fleet.local import LocalEngine
 from grue.testing.llm_server import ScriptedLlmServer, text_reply
@@ -153,6 +154,20 @@ def test_after_a_stop_no_other_episode_begins(tmp_path: Path, work: str) -> None
         f"{work}:waits", [{"n": n, "go": str(go)} for n in range(4)], watch=watch
     )
     assert (finished.reason, finished.tally.done, len(list(place.glob("*/*/attempt-1")))) == ("stopped", 1, 1)
+
+
+def test_a_stop_while_a_fleet_starts_counts_and_one_before_that_does_not(
+    tmp_path: Path, work: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def engine(folder: FleetFolder, *rest: Any, **more: Any) -> LocalEngine:
+        stop(folder.path)
+        return LocalEngine(folder, *rest, **more)
+
+    fleet = Fleet(tmp_path / "fleet", workers=1)
+    with monkeypatch.context() as patch:
+        patch.setattr("grue.fleet.fleet.LocalEngine", engine)
+        assert fleet.map(f"{work}:number", [{"n": 1}]).reason == "stopped"
+    assert fleet.map(f"{work}:number", [{"n": 1}]).reason == "finished"
 
 
 def test_a_killed_worker_costs_an_attempt_and_a_hang_holds_no_slot(tmp_path: Path, work: str) -> None:

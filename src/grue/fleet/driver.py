@@ -183,7 +183,6 @@ class Driver:
                 or no worker can be started.
         """
         self.tally.total = sum(1 for _ in self._plan.cases())
-        (self._folder.path / STOP).unlink(missing_ok=True)
         # A Ctrl-C between recording a job as running and submitting it, or between taking an ended job from
         # the queue and counting it, would leave a job that counts as running for ever. So `KeyboardInterrupt`
         # is deferred, and raised only at the beginning of a round in `_do`.

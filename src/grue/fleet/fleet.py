@@ -19,7 +19,7 @@ from grue.fleet.broker import Costs, FleetBudget, Limits, Rate
 from grue.fleet.compare import Cell, Comparison, Options, compare, setting_word
 from grue.fleet.driver import Driver, Finished, Plan, Tally
 from grue.fleet.engine import Engine
-from grue.fleet.folder import FleetFolder, Manifest, driver_lock
+from grue.fleet.folder import STOP, FleetFolder, Manifest, driver_lock
 from grue.fleet.identity import Case, fault_of
 from grue.fleet.local import LocalEngine, default_workers
 from grue.fleet.main_program import refuse_to_start_again
@@ -262,6 +262,7 @@ class Fleet:
 
     def _run(self, plan: Plan, axes: list[str], *, retry: bool, watch: Watch | None) -> Finished:
         with driver_lock(self.folder):
+            (self.folder.path / STOP).unlink(missing_ok=True)  # of an earlier run
             before = self._work_before()
             if before not in ("", plan.work.name):
                 raise FleetError(

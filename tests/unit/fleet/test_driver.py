@@ -221,6 +221,7 @@ def test_stop_lets_running_episodes_end_and_starts_no_others(tmp_path: Path) -> 
     finished, engine = run(tmp_path, lambda job, tries: SCORED, count=100, watch=watch)
     assert (finished.reason, finished.tally.running) == ("stopped", 0)
     assert finished.tally.done == len(engine.jobs) < 20
+    (tmp_path / "stop").unlink()
     assert run(tmp_path, lambda job, tries: SCORED, count=100)[0].tally.done == 100
 
 
