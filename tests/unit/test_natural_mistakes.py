@@ -251,12 +251,13 @@ def test_a_list_is_taken_where_a_tuple_is_declared() -> None:
     assert ServerOptions(include=["read"]).include == ("read",)  # type: ignore[arg-type]  # what people write
 
 
-def test_a_call_wants_a_dictionary() -> None:
-    with (
-        ToolClient({"tools": FunctionTools([now])}) as client,
-        pytest.raises(MCPError, match="not a list"),
-    ):
-        client.call("tools.now", ["a"])  # type: ignore[arg-type]  # the mistake
+def test_a_call_and_a_request_want_a_dictionary() -> None:
+    with ToolClient({"tools": FunctionTools([now])}) as client:
+        with pytest.raises(MCPError, match=r"arguments are a dictionary, .* not a list"):
+            client.call("tools.now", ["a"])  # type: ignore[arg-type]  # the mistake
+        for send in (client.request, client.request_all):
+            with pytest.raises(MCPError, match=r"params are a dictionary, .* not a list"):
+                send("tools", "prompts/list", ["a"])  # type: ignore[operator]  # the mistake
 
 
 def test_no_error_shows_an_argument() -> None:

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+def _object(what: str, given: Mapping[str, object] | None) -> m.JsonObject:
+    if not isinstance(given, Mapping | None):
+        raise MCPError(f"{what} are a dictionary, such as {{'text': 'hello'}}, not a {type(given).__name__}.")
+    return json_object(given or {})
+
+
 class ToolAccess(ABC):
     """Calls of tools, and requests to their servers, outside turns. Blocking.
 
@@ -168,12 +174,7 @@ class ToolAccess(ABC):
         if not isinstance(name, str):
             raise MCPError(f"call({name!r:.60}): a tool's name is a text, 'server.tool'.")
         limit_s = self._limit_s(f"call({name!r:.60})", timeout_s)
-        if not isinstance(arguments, Mapping | None):
-            raise MCPError(
-                f"call({name!r:.60}): arguments are a dictionary, such as {{'text': 'hello'}}, not a"
-                f" {type(arguments).__name__}."
-            )
-        given = json_object(arguments or {})
+        given = _object(f"call({name!r:.60}): arguments", arguments)
 
         async def calling(sessions: "ServerSessions") -> m.ToolCallResult:
             try:
@@ -192,13 +193,14 @@ class ToolAccess(ABC):
         if not isinstance(method, str):
             raise MCPError(f"{where}: method is a text, such as 'resources/list', not {method!r:.60}.")
         sent = well_formed(method)
-        limit_s, given = self._limit_s(where, timeout_s), json_object(params or {})
+        limit_s, given = self._limit_s(where, timeout_s), _object(f"{where}: params", params)
         return lambda sessions: sessions.request(server, sent, given, limit_s)
 
     def _requesting_all(
         self, server: str, method: str, params: Mapping[str, object] | None, timeout_s: float | None
     ) -> "SessionWork[tuple[m.JsonObject, ...]]":
-        limit_s, given = self._limit_s(f"request_all({server!r:.60})", timeout_s), json_object(params or {})
+        where = f"request_all({server!r:.60})"
+        limit_s, given = self._limit_s(where, timeout_s), _object(f"{where}: params", params)
         return lambda sessions: sessions.request_all(server, method, given, limit_s)
 
 
