@@ -19,7 +19,6 @@ Actions are carried out after their turn, so the turn does not record them. Reco
 such as `StepEnded` in `facts.py`.
 """
 
-import asyncio
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import wait
@@ -40,8 +39,6 @@ AGENT = "agent"
 StepStatus: TypeAlias = Literal["completed", "failed", "denied", "skipped", "interrupted"]
 
 _MOST_ACTIONS = 50
-_LEAVES = (SystemExit, GeneratorExit, asyncio.CancelledError)
-"""What would end the caller, and not only the action in its thread."""
 _NO_ACTIONS = 'it is not a JSON object {"actions": [{"type": ..., "params": {...}}]}'
 
 
@@ -267,7 +264,6 @@ class ActionTypes:
         Raises:
             ValueError: There is no such action, the parameters are wrong, or the function has raised it.
             TimeoutError: The limit was reached. The action may have had an effect.
-            RuntimeError: The function has called `sys.exit`.
             Exception: Whatever else the function raises.
         """
         converted, run = self.params(name, params), self.types[name].run
@@ -279,9 +275,6 @@ class ActionTypes:
                 f"The action {name} was not done after {timeout_s:.3g} s, when its time was over. It may have"
                 " had an effect, and may still have one."
             )
-        error = result.exception()
-        if isinstance(error, _LEAVES):
-            raise RuntimeError(f"the action {name} has raised {type(error).__name__}: {error}") from error
         return result.result()
 
 
