@@ -109,10 +109,15 @@ class Gate:
         return {**found, "NO_PROXY": direct, "no_proxy": direct, "NODE_USE_ENV_PROXY": "1"}
 
     def serve(self, listener: int) -> None:
-        """Start to decide about the program's system calls that the seccomp filter reports on `listener`."""
+        """Start to decide about the program's system calls that the seccomp filter reports on `listener`.
+
+        Raises:
+            RuntimeError: No further thread can be started.
+        """
         self._listener = listener
-        self._thread = threading.Thread(target=self._wait, name="grue-gate", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._wait, name="grue-gate", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def end(self) -> None:
         """Close the proxy and all its connections. Repeatable."""

@@ -340,6 +340,10 @@ def _make_ahead(system: tuple[Rule, ...], *, any_network: bool) -> None:
         close_ruleset(made.ruleset)
 
 
+def _no_thread(full: RuntimeError) -> SandboxError:
+    return SandboxError(f"A box needs a thread of its own: {full}.")
+
+
 class ConfinedThread(Generic[Started]):
     """A thread that calls `confined`, which puts it into a box, and then `start`.
 
@@ -357,6 +361,7 @@ class ConfinedThread(Generic[Started]):
         self._start_it = start
         self._afterwards = afterwards
         self._listener: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._served: queue.SimpleQueue[SandboxError | None] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         self._goes_on: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._runs = allocate_lock()
@@ -366,7 +371,7 @@ class ConfinedThread(Generic[Started]):
     def call(self, serve: Callable[[int], object] | None) -> Started:
         """Start the thread, wait until it has called `start`, and return the result of `start`.
 
-        `serve` gets the descriptor of the filter's listener while `start` runs, because a system call in
+        `serve` gets the descriptor of the filter's listener before `start` runs, because a system call in
         `start` may wait for the listener's answer. `serve` runs in the caller's thread: a thread that the
         confined thread starts would be confined, too.
         """
@@ -375,11 +380,17 @@ class ConfinedThread(Generic[Started]):
             start_new_thread(self._run, ())
         except RuntimeError as full:  # no further thread can be started
             self._runs.release()
-            raise SandboxError(f"A box needs a thread of its own: {full}.") from full
+            raise _no_thread(full) from full
         if serve is not None:
             listener = self._listener.get()
             if listener is not None:
-                serve(listener)
+                failed = None
+                try:
+                    serve(listener)
+                except RuntimeError as full:
+                    failed = _no_thread(full)
+                finally:
+                    self._served.put(failed)
         error = self._ended.get()
         if error is not None:
             raise error
@@ -406,7 +417,11 @@ class ConfinedThread(Generic[Started]):
             if _thread_of_the_system() == self._asked_in:
                 # With gevent, this code runs in the host's own thread, which would stay confined.
                 raise SandboxError("Threads are greenlets here, and a box needs a thread of its own.")
-            self._listener.put(self._confined())
+            listener = self._confined()
+            self._listener.put(listener)
+            refused = None if listener is None else self._served.get()
+            if refused is not None:
+                raise refused
             self._result = self._start_it()
         except BaseException as error:  # noqa: BLE001 - `call` raises it in the caller's thread
             self._listener.put(None)

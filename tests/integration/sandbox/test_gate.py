@@ -15,10 +15,12 @@ import boxes
 import pytest
 from promises import GUARD_S
 
+from grue.errors import SandboxError
 from grue.runtime.processes.process_group import ProcessRegistry
 from grue.sandbox import gate as gates
 from grue.sandbox.box import HostPort, Sandbox
 from grue.sandbox.gate import Gate
+from grue.sandbox.launch import ConfinedThread
 from grue.sandbox.learning import Watch, watching
 
 needs_hosts = boxes.needs_hosts
@@ -313,6 +315,7 @@ def test_the_gate_ends_with_the_program() -> None:
 
 FORK = """
 import os, socket
+from grue.errors import SandboxError
 from grue.runtime.processes.process_group import ProcessRegistry
 from grue.sandbox.box import Sandbox
 def descriptors(): return {os.readlink(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd") if os.path.islink(f"/proc/self/fd/{each}")}
@@ -374,6 +377,25 @@ def test_without_another_thread_a_gate_goes_on(monkeypatch: pytest.MonkeyPatch) 
         assert not gate._hands_over(1, asked)
     assert (gate._count, gate._open) == (0, set())
     gate.end()
+
+
+def test_where_no_thread_can_start_for_its_gate_no_program_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    started: list[str] = []
+    listener, other = os.pipe()
+    gate = Gate(())
+    thread = ConfinedThread(lambda: listener, lambda: started.append("cat"))
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(SandboxError, match="needs a thread of its own: can't start new thread"):
+        thread.call(gate.serve)
+    assert started == []
+    gate.end()
+    thread.end()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.close(listener)
+    os.close(other)
 
 
 @pytest.mark.parametrize(("code", "pauses"), [(errno.EMFILE, 1), (errno.ECONNABORTED, 0)])
