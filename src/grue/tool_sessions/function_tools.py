@@ -598,7 +598,9 @@ class FunctionTools(HostFunctions):
         self.functions = dict(functions) if isinstance(functions, Mapping) else _by_name(functions)
         for name, function in self.functions.items():
             if not isinstance(name, str) or not name:
-                raise MCPConfigError(f"FunctionTools: a tool's name is a text, not {shown(name)}.")
+                raise MCPConfigError(
+                    f"FunctionTools: in functions=, a tool's name is a text, not {shown(name)}."
+                )
             _refuse_what_cannot_be_called(name, function)
         self.catch_all = catch_all
         self._served = {name: _function(name, function) for name, function in self.functions.items()}
