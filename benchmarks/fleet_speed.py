@@ -144,6 +144,9 @@ class _NoEngine:
         end = AttemptEnd(outcome="scored", scores={"score": 1.0})
         self.ended.put((job, Attempted(end=end, attempt="attempt-1", committed=True)))
 
+    def withdraw(self) -> None:
+        """Do nothing."""
+
     def cancel(self) -> None:
         """Do nothing."""
 
