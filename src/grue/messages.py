@@ -116,8 +116,7 @@ class Message(Struct, frozen=True, kw_only=True, tag=True, gc=False):
     """Base of every message."""
 
     compared: ClassVar[bool] = True
-    """Whether `grue trace diff` compares this kind. `False`: runs may differ in such messages by chance, or
-    always do."""
+    """Whether `grue trace diff` compares messages of this kind. Not if runs may differ in them anyway."""
 
 
 class ToSession(Message, frozen=True, kw_only=True):

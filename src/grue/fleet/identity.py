@@ -57,9 +57,9 @@ def episode_id(work: str, version: str, case: Case, files: Mapping[str, str]) ->
 
 
 def _secret_name(name: str, value: object, *, inside: bool = False) -> str:
-    """Return the name of the first text in a setting whose name suggests a secret; empty if there is none.
+    """Find the first text in a setting that has a secret's name, and return that name; empty: there is none.
 
-    Numbers, such as that of `max_tokens`, are no secrets.
+    Numbers are no secrets, such as the value of `max_tokens`.
     """
     found: Iterable[str] = ()
     match value:

@@ -47,7 +47,7 @@ class WorkerSaid(Struct, frozen=True, omit_defaults=True):
 
 
 class Place(Struct, frozen=True):
-    """What all workers share: the broker's address, the limits, and what they take over from the driver."""
+    """What every worker gets from the driver. `path` is `sys.path`, and `folder` the working directory."""
 
     address: str
     limits: Limits

@@ -302,7 +302,7 @@ class KeptConversation:
 
     @property
     def refers(self) -> bool:
-        """Whether the model can read the rest of a tool result that was cut (`read_result`)."""
+        """Whether the model has been told how to read the rest of a result that was cut (`read_result`)."""
         return self._told_handles or offers(self.tools, READ_RESULT)
 
     @property

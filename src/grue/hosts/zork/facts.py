@@ -208,7 +208,7 @@ class Decided(Fact, frozen=True, kw_only=True):
 
 
 class Remembered(Fact, frozen=True, kw_only=True):
-    """What a move did at a place: a text that the model is shown when the player is there again."""
+    """What a move did at a place. The model is shown the text when the player is at that place again."""
 
     between_turns: ClassVar[bool] = True
 

@@ -90,9 +90,9 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def resuming(self) -> m.Resumption | None:
-        """What a resumed turn takes over; `None` once the turn has sent a new batch of tool calls.
+        """What a resumed turn has from before it was parked; `None`: none, or it has sent calls since.
 
-        This keeps a reconnect from repeating the calls of the new batch.
+        Otherwise a reconnect would make the parked calls again.
         """
         resumed = self.run.resumed
         return resumed if resumed is not None and resumed.parked.batches == self.batches else None
