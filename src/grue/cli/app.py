@@ -96,8 +96,8 @@ _Start = Annotated[
         "begins.\n\n"
         "beside_turn: still earlier, while the previous turn waits for the model. The server may then miss "
         "what the previous turn's tool calls change.\n\n"
-        "The first turn has no previous one: with after_turn and beside_turn, its server starts as start in "
-        "pyproject.toml says, or else as with beside_if_locked.",
+        "With after_turn and beside_turn, the first turn, which has no previous one, starts its server as "
+        "the key start in pyproject.toml says, or without that key like beside_if_locked.",
         show_default="start under tool.grue.mcp in pyproject.toml, else beside_if_locked",
     ),
 ]
@@ -417,7 +417,14 @@ def remove(
 @app.command()
 def chat(
     context: typer.Context,
-    offline: Offline = False,
+    offline: Annotated[
+        bool,
+        typer.Option(
+            "--offline",
+            help="Use a script in place of an LLM; needs no API key. It makes the tool calls that you type "
+            "as call TOOL {JSON}, and repeats their results.",
+        ),
+    ] = False,
     model: Model = None,
     base_url: BaseUrl = None,
     mcp_config: McpConfig = None,
@@ -540,7 +547,8 @@ def run(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Run folder: where the trace, the logs and whole results of tools are written.",
+            help="Run folder: where the trace and the logs are written, and the full results of tools that "
+            "the model got shortened.",
             show_default="a new folder in runs",
         ),
     ] = None,
@@ -599,7 +607,8 @@ _At = Annotated[
         metavar="N",
         help="Number of the first message that is not taken from the trace; `grue trace show` prints "
         "the numbers. A fork can begin at a request to the model, at the tool calls of a reply, or at the "
-        "check of an answer. If message N is none of these, it begins at the nearest of them before N.",
+        "check whether an answer is valid. If message N is none of these, it begins at the nearest of them "
+        "before N.",
         show_default="the first message of the turn; with --tool-result: just before the first tool calls "
         "whose result is replaced",
     ),
@@ -608,8 +617,9 @@ _ToolResult = Annotated[
     list[str] | None,
     typer.Option(
         metavar="CALL=FILE",
-        help="Give the recorded call with the id CALL the result in FILE: a text, or JSON if its name "
-        "ends in .json; repeatable. `grue trace show --whole` prints the ids.",
+        help="Give the recorded call with the id CALL the result in FILE: a text, or if its name ends in "
+        ".json any JSON value, such as what a function of yours would return; repeatable. `grue trace show "
+        "--whole` prints the ids.",
     ),
 ]
 _OtherTools = Annotated[

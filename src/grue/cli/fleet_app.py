@@ -147,8 +147,9 @@ _Where = Annotated[
         help='Fork only turns that meet this condition, such as "tool ~ ^shop and calls > 3". Its '
         "parts, joined by and, are NAME OPERATOR VALUE. The operators are =, !=, > and < (for numbers), "
         "and ~ (the regular expression VALUE is found in what NAME stands for). The names are:\n\n"
-        "tool: the name of a tool that the turn called; error: the text of an error of such a call. Of "
-        "several calls, one has to meet a part, and not always the same one; with !=, all have to.\n\n"
+        "tool: the name of a tool that the turn called; error: the text of an error of such a call. If "
+        "the turn made several calls, one of them must meet the part; with !=, all must. Two parts can be "
+        "met by two different calls.\n\n"
         "calls, requests: how many tool calls and requests to the model the turn made.\n\n"
         "model: the model's name; system: the system prompt; user: the user's text; answer: the model's "
         "answer.\n\n"
@@ -381,16 +382,16 @@ def compare(
 ) -> None:
     """Compare two sets of episodes: is B better than A, is it worse, or can that not be told?
 
-    Each episode of A is compared with the episode of B that has the same
-    settings, such as question and seed, except for base_url and for those that
-    tell A from B, such as model. Together they are called a case here. A case
-    that only A or only B has is left out. The mean difference B - A of the cases
-    is printed with a confidence interval. With fewer than 15 cases, or without
-    the packages numpy and scipy, there is no interval, and a sign test decides.
+    A and B are compared case by case. A case is here what has the same settings
+    in A and in B, such as a question and a seed; base_url does not count, nor do
+    the settings that A and B differ in, such as model. A case that only A or only
+    B has is left out. The mean difference B - A of the cases is printed with a
+    confidence interval. With fewer than 15 cases, or without the packages numpy
+    and scipy, there is no interval, and a sign test decides.
 
-    If each case was run several times (repetitions in SWEEP.toml), two chances
-    are compared too: that at least one of N runs passes (pass@N), and that all
-    pass (pass^N). --pass says which scores pass.
+    If each case was run several times (repetitions in SWEEP.toml), its scores
+    are averaged, and two chances are compared too: that at least one of N runs
+    passes (pass@N), and that all pass (pass^N). --pass says which scores pass.
     """
     from grue.cli.fleet_view import print_comparison
     from grue.fleet.compare import Options
@@ -421,7 +422,7 @@ def score(
             help="MODULE:FUNCTION: a function of yours. It gets a grue.fleet.FinishedEpisode, and "
             "returns a number: the score, which is called FUNCTION.\n\n"
             "FILE.toml: a file with a table scorer.NAME for each score to compute. The table has one "
-            "of these keys:\n\n"
+            "of these keys; the answer is that of the episode's last turn:\n\n"
             "regex: a regular expression such as '\\[0-9]'. The score is 1 if it is found in the answer, "
             "else 0.\n\n"
             'schema: a JSON Schema, such as {type = "object"}. The score is 1 if the answer fits it, else '

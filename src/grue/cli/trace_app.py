@@ -157,10 +157,10 @@ def trace_cache(
 
     Compares the prompt of each request with those of earlier requests, byte by
     byte, and names the first difference and the message that caused it. In the
-    printed table, `repeats` is the part of a prompt that repeats an earlier one,
-    `cached` is the part that the provider has read from its cache, according to
-    its reply, and `again` is the number of tokens that could have been cached
-    but were paid again.
+    printed table, `repeats` is the percentage of a prompt that is the same as the
+    beginning of an earlier prompt, `cached` is the percentage that the provider
+    has read from its cache, according to its reply, and `again` is the number of
+    tokens that could have been cached but were paid again.
     """
     from grue.cli.trace_cache import cache
 
@@ -378,8 +378,7 @@ def trace_to_test(
             metavar="MODULE:NAME",
             help="Let the test parse the model's replies with your own code: NAME in MODULE is what your "
             "program gives as TurnRequest(answer=...), such as the class in my_agent:Move.",
-            show_default="replies are not parsed: for each reply, the test uses the answer that was recorded "
-            "as parsed from it",
+            show_default="the test does not parse replies, but takes the parsed answers from the trace",
         ),
     ] = None,
     out: Annotated[
