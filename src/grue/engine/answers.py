@@ -212,6 +212,7 @@ class _Reader:
     def __init__(self, name: str, schema: m.JsonObject, convert: Callable[[object], Any]) -> None:
         self.name = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_")[:64] or "answer"
         self._convert = convert
+        schema = _inlined(schema)
         self._bare = _is_bare(schema)
         self.schema = _wrapped(schema) if self._bare else schema
 
@@ -233,7 +234,9 @@ class _Reader:
             if not self._bare:
                 yield found
                 # A strict schema makes every property required, so a model writes `null` to leave one out.
-                yield {key: value for key, value in found.items() if value is not None}
+                some = {key: value for key, value in found.items() if value is not None}
+                yield some
+                yield _without_nulls(some)
             elif "value" in found:
                 yield found["value"]
         if self._bare:
@@ -241,6 +244,14 @@ class _Reader:
             with suppress(ValueError):
                 yield strict_value(bare)
             yield bare
+
+
+def _without_nulls(value: object) -> object:
+    if isinstance(value, list):
+        return [_without_nulls(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    return value
 
 
 def _is_bare(schema: m.JsonObject) -> bool:
@@ -295,7 +306,7 @@ def _new_reader(type_: Any) -> _Reader:
             " Struct, a dataclass, a TypedDict, or a type such as list[int]; or an AnswerSpec with a `parse`"
             " of your own."
         ) from error
-    return _Reader(name, _inlined(schema), partial(msgspec.convert, type=type_, strict=not has_meta))
+    return _Reader(name, schema, partial(msgspec.convert, type=type_, strict=not has_meta))
 
 
 def _has_meta(type_: Any, seen: list[object]) -> bool:
@@ -317,12 +328,12 @@ _known_reader = lru_cache(256)(_new_reader)
 
 def _inlined(schema: m.JsonObject) -> m.JsonObject:
     """Return a schema whose root is not a `$ref`, because some endpoints refuse a `$ref` there."""
-    reference = schema.get("$ref")
-    if not isinstance(reference, str):
+    reference, definitions = schema.get("$ref"), schema.get("$defs")
+    if not isinstance(reference, str) or not isinstance(definitions, dict):
         return schema
-    definitions = schema.get("$defs", {})
-    assert isinstance(definitions, dict), "msgspec writes an object"
-    root = definitions[reference.rpartition("/")[2]]
+    root = definitions.get(reference.removeprefix("#/$defs/"))
+    if not isinstance(root, dict):
+        return schema
     referred = b"#/$defs/" in msgspec.json.encode(root)
     return {**root, "$defs": definitions} if referred else dict(root)
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypedDict
 import msgspec
 import pytest
 from case_tables import each_case
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, RootModel
 
 from grue import AnswerSpec, FunctionTools, LlmSettings, Runner, TurnRequest
 from grue.engine.answers import as_json
@@ -33,6 +33,18 @@ class Record(msgspec.Struct):
 
 class Tree(msgspec.Struct):
     inner: "list[Tree]"
+
+
+class Branch(BaseModel):
+    size: int = 1
+    inner: "list[Branch]"
+
+
+class Forest(RootModel["list[Forest]"]):
+    pass
+
+
+BRANCH = Branch(inner=[Branch(inner=[])])
 
 
 @dataclass
@@ -73,6 +85,9 @@ class Colour(enum.Enum):
         (Model, 'Here: {"a": 1, "b": null}', Model(a=1), {"a": 1, "b": None}),
         (Record, '```json\n{"a": 1}\n```', Record(1), {"a": 1}),
         (Tree, '{"inner": [{"inner": []}]}', Tree([Tree([])]), {"inner": [{"inner": []}]}),
+        (Branch, '{"inner": [{"inner": []}]}', BRANCH, BRANCH.model_dump()),
+        (Branch, '{"size": 1, "inner": [{"size": null, "inner": []}]}', BRANCH, BRANCH.model_dump()),
+        (Forest, '{"value": [[], []]}', Forest([Forest([]), Forest([])]), [[], []]),
         (Data, '{"a": 1}', Data(1), {"a": 1}),
         (Typed, '{"a": 1}', {"a": 1}, {"a": 1}),
         (Colour, '{"value": "red"}', Colour.RED, "red"),
