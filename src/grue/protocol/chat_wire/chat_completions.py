@@ -433,6 +433,8 @@ class ChatAssembler:
             self.held += w.weight(details)
             self._details += details
         for name in _TEXTS:
+            if name == "reasoning" and delta.get("reasoning_content"):
+                continue  # vLLM and some gateways send the same thoughts under both names
             said = delta.get(name)
             text = _text(said, name)
             self.held += 0 if said is None or isinstance(said, str) else w.weight(said)

@@ -209,6 +209,12 @@ def test_pieces_of_calls(pieces: list[object], calls: list[tuple[str, str, str]]
     assert calls_of(*pieces) == calls
 
 
+def test_thoughts_that_come_under_two_names_are_shown_once() -> None:
+    both = chunk("stop", content="ok", reasoning_content="hm", reasoning="hm")
+    _, deltas = assembled("chat_completions", [f"data: {json.dumps(both)}\n\n".encode()])
+    assert [(delta.part, delta.text) for delta in deltas] == [("content", "ok"), ("reasoning", "hm")]
+
+
 def test_what_a_streamed_call_carries_beside_its_arguments_is_kept() -> None:
     signed = {"google": {"thought_signature": "s"}}
     reply = outcome(
