@@ -261,8 +261,10 @@ def _of_status(status: int, text: str) -> FailureReason:
             return "overloaded"
         case 404 if says(r"\bmodel\b", text):
             return "model"
-        case 401 | 407:
+        case 401:
             return "key"
+        case 407:
+            return "connection"
         case 403:
             return "permission"
         case 404 | 405:
@@ -585,7 +587,12 @@ def _remedy(
         # The endpoint had been reached, so the base URL is right.
         case "connection" if fault.kind != "unreachable":
             return "Try again later; if it happens again, check the network and the proxies."
-        case "connection" if is_loopback(base_url):
+        case "connection" if "CERTIFICATE_VERIFY_FAILED" in fault.message:
+            return (
+                "Check the base URL and the server's certificate. If an authority of your own has signed it,"
+                " set SSL_CERT_FILE to the file of that authority's certificate."
+            )
+        case "connection" if is_loopback(base_url) and not says(r"\[SSL|environment sets", fault.message):
             return f"Is the server running? Start it, or correct the base URL.{DOCTOR_CHECKS}"
         case "connection":
             return "Check the base URL, the network and the proxy settings."

@@ -166,6 +166,17 @@ def test_a_429_about_money_is_final_and_says_so() -> None:
         (Fault(kind="unreachable", message=""), "http://127.0.0.1:1/v1", "Is the server running?"),
         (Fault(kind="unreachable", message=""), "http://[::1]:1/v1", "Is the server running?"),
         (Fault(kind="unreachable", message=""), "https://x/v1", "Check the base URL, the network"),
+        (fault_of_status(407, b"Who are you?"), "http://x/v1", "and the proxy settings"),
+        (
+            Fault(kind="unreachable", message="[SSL: CERTIFICATE_VERIFY_FAILED] self-signed"),
+            "https://localhost/v1",
+            "set SSL_CERT_FILE",
+        ),
+        (
+            Fault(kind="unreachable", message="[SSL: WRONG_VERSION_NUMBER]"),
+            "https://localhost/v1",
+            "Check the base URL, the network",
+        ),
         (Fault(kind="timed_out", message=""), "https://x/v1", "Raise timeout_seconds"),
         (Fault(kind="invalid_reply", status=200, message=""), "https://x/v1", "usually ends in /v1"),
         (Fault(kind="damaged", status=200, message=""), "https://x/v1", "the proxies and gateways"),
