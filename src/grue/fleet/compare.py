@@ -43,7 +43,9 @@ from grue.fleet.statistics import (
     LEAST_CASES,
     SELDOM,
     Interval,
+    difference_of,
     mean_intervals,
+    mean_of,
     pass_all,
     pass_at,
     require_libraries,
@@ -219,7 +221,7 @@ class CaseChange(Struct, frozen=True, kw_only=True):
     @property
     def difference(self) -> float:
         """B minus A."""
-        return self.b - self.a
+        return difference_of(self.a, self.b)
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
@@ -539,7 +541,7 @@ class _Cases:
             known = [value for value in values if value is not None]
             if len(known) < len(values):
                 return None
-            means.append(sum(known) / len(known))
+            means.append(mean_of(known))
         return means
 
 
@@ -568,7 +570,8 @@ def _signs(sides: _Sides, keys: Sequence[str], groups: list[int] | None, options
     gains: defaultdict[int, float] = defaultdict(float)
     means = (side.means(keys, side.score) or [] for side in sides)
     for number, (a, b) in enumerate(zip(*means, strict=True)):
-        gains[number if groups is None else groups[number]] += a - b if options.lower_is_better else b - a
+        gain = difference_of(b, a) if options.lower_is_better else difference_of(a, b)
+        gains[number if groups is None else groups[number]] += gain
     values = gains.values()
     return sum(each > _TINY for each in values), sum(each < -_TINY for each in values)
 
@@ -588,11 +591,11 @@ def _measures(
         for name, (a, b) in figures
         if a is not None and b is not None and (name == "score" or any((*a, *b)))
     ]
-    between = [[y - x for x, y in zip(a, b, strict=True)] for _, a, b in known]
+    between = [list(map(difference_of, a, b)) for _, a, b in known]
     if bare:
         count = len(keys) if groups is None else len(set(groups))
         nan = math.nan
-        differences = [Interval(sum(each) / len(each), nan, nan, nan, count) for each in between]
+        differences = [Interval(mean_of(each), nan, nan, nan, count) for each in between]
     else:
         differences = mean_intervals(between, groups)
     score = differences[0]
@@ -601,8 +604,8 @@ def _measures(
         wide = _NONE_OF / score.groups * span
         differences[0] = replace(score, low=-wide, high=wide)
     return [
-        Measure(name=name, a=sum(a) / len(a), b=sum(b) / len(b), difference=difference)
-        for (name, a, b), difference in zip(known, differences, strict=True)
+        Measure(name=name, a=mean_of(a), b=mean_of(b), difference=each)
+        for (name, a, b), each in zip(known, differences, strict=True)
     ]
 
 

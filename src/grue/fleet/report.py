@@ -18,7 +18,7 @@ from grue.fleet.failures import WORDS, around, group_failures
 from grue.fleet.folder import MANIFEST, FleetFolder, Manifest, no_fleet
 from grue.fleet.passing import Passing, failed_score, score_of
 from grue.fleet.results import Result, latest_results, require_score, require_settings
-from grue.fleet.statistics import LEAST_CASES, mean_interval
+from grue.fleet.statistics import LEAST_CASES, mean_interval, mean_of
 from grue.runtime.files import replacing
 from grue.runtime.safe_text import printable
 from grue.tracing.page_file import embedded, page_parts, refuse_foreign
@@ -202,14 +202,14 @@ def _cell(name: str, found: list[Result], scale: _Scale, axes: Sequence[str]) ->
         value = scale.of(each)
         if value is not None:
             by_case.setdefault(_case(each, axes), []).append(value)
-    means = [sum(values) / len(values) for values in by_case.values()]
+    means = [mean_of(values) for values in by_case.values()]
     row = _CellRow(
         name=printable(name, _MOST_LABEL) if name else "all episodes",
         episodes=sum(each.played for each in found),
         failed=sum(each.outcome == "failed" for each in found),
         missing=sum(not each.played for each in found),
         cases=len(means),
-        mean=sum(means) / len(means) if means else None,
+        mean=mean_of(means) if means else None,
     )
     if len(means) < LEAST_CASES:
         return row

@@ -15,6 +15,7 @@ numpy and scipy come with the extra `evaluate`; the sign test needs neither.
 """
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
@@ -40,6 +41,10 @@ _MOST_KEPT = 250
 """With at most so many groups, the samples' draws are kept for the next interval. They take up to 4 MB."""
 
 _TINY = 1e-12
+_LARGE = 1e90
+"""Larger values are divided before they are squared or cubed, which would overflow."""
+
+_LARGEST = sys.float_info.max
 
 
 class Interval(Struct, frozen=True):
@@ -84,6 +89,19 @@ def sign_test(better: int, worse: int) -> float:
     return min(1.0, 2.0 * share)
 
 
+def mean_of(values: Sequence[float]) -> float:
+    """Return the mean of values. It does not depend on their order, and does not overflow."""
+    unit = max(1.0, max(map(abs, values)) / _LARGE)
+    return math.fsum(value / unit for value in values) / len(values) * unit
+
+
+def difference_of(a: float, b: float) -> float:
+    """Return B minus A; 0 if the two differ only because sums of fractions are rounded."""
+    if abs(b - a) <= _TINY * max(1.0, abs(a), abs(b)):
+        return 0.0
+    return max(-_LARGEST, min(_LARGEST, b - a))
+
+
 def mean_interval(values: Sequence[float], groups: Sequence[int] | None = None) -> Interval:
     """Return the mean of `values` with its confidence interval. `groups` is as for `mean_intervals`."""
     return mean_intervals([values], groups)[0]
@@ -101,6 +119,8 @@ def mean_intervals(figures: Sequence[Sequence[float]], groups: Sequence[int] | N
     """
     np, special = require_libraries()
     each = np.asarray(figures, dtype=float)
+    units = np.maximum(1.0, np.abs(each).max(axis=1) / _LARGE)
+    each = each / units[:, None]
     if groups is None:
         sums, sizes = each, np.ones(each.shape[1])
     else:
@@ -117,14 +137,15 @@ def mean_intervals(figures: Sequence[Sequence[float]], groups: Sequence[int] | N
     student = float(special.stdtrit(count - 1, (1 + LEVEL) / 2))
     drawn = _resampled(np, sums, sizes)
     found = []
-    for mean, pull, samples in zip(means.tolist(), pulls, drawn.T, strict=True):
+    for middle, unit, pull, samples in zip(means.tolist(), units.tolist(), pulls, drawn.T, strict=True):
         error = float(math.sqrt((pull**2).sum() / (count - 1) / count))
-        if error <= _TINY * max(1.0, abs(mean)):
-            found.append(Interval(mean, mean, mean, 0.0, count))
-            continue
-        low, high = _bca(np, special, samples, mean, pull, student)
-        reach = student * error
-        found.append(Interval(mean, min(low, mean - reach), max(high, mean + reach), error, count))
+        if error <= _TINY * max(1.0, abs(middle)):
+            low = high = middle
+            error = 0.0
+        else:
+            low, high = _bca(np, special, samples, middle, pull, student)
+            low, high = min(low, middle - student * error), max(high, middle + student * error)
+        found.append(Interval(middle * unit, low * unit, high * unit, error * unit, count))
     return found
 
 

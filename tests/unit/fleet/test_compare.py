@@ -1,5 +1,6 @@
 """Comparing two cells: what is paired, what counts, and what is said of it."""
 
+import itertools
 import math
 import random
 import re
@@ -120,6 +121,29 @@ def test_cases_that_are_all_equal_are_not_called_equal(tmp_path: Path) -> None:
     assert found.measures[0].difference.high == pytest.approx(0.1)
     assert found.is_worse(0.05) is None
     assert found.is_worse(0.2) is False
+
+
+@pytest.mark.parametrize("long", [[0.3, 0.2, 0.1], [0.0, 0.2, 0.4]])
+def test_equal_means_are_no_difference_although_their_sums_are_rounded(
+    tmp_path: Path, long: list[float]
+) -> None:
+    scores = {"short": itertools.cycle([0.1, 0.2, 0.3]), "long": itertools.cycle(long)}
+    make_fleet(tmp_path, lambda _, prompt, question: next(scores[prompt]), repetitions=3)
+    found = by_prompt(tmp_path)
+    assert (found.verdict, found.measures[0].difference.mean) == ("cannot be told", 0.0)
+    assert "No case has another mean score" in str(found)
+
+
+@pytest.mark.parametrize("questions", [5, 30])
+def test_scores_are_compared_however_large_they_are(tmp_path: Path, questions: int) -> None:
+    most = sys.float_info.max
+    make_fleet(
+        tmp_path,
+        lambda _, prompt, question: most if prompt == "long" else -float(question),
+        questions=questions,
+    )
+    found = by_prompt(tmp_path)
+    assert (found.verdict, found.measures[0].b) == ("better" if questions > 5 else "cannot be told", most)
 
 
 def test_of_fewer_than_15_cases_the_sign_test_decides_however_often_they_are_repeated(
