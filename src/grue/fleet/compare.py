@@ -323,7 +323,8 @@ def verdict_of(found: Comparison) -> list[str]:
             f" {found.more_episodes:,} episodes. Further repetitions of the same cases help less."
         )
     else:
-        said.append("Four times as many cases find half of that.")
+        part = "half" if difference.error else "a quarter"
+        said.append(f"Four times as many cases find {part} of that.")
     return said
 
 
@@ -600,7 +601,9 @@ def _measures(
         differences = mean_intervals(between, groups)
     score = differences[0]
     if not score.error and not score.mean:
-        span = 1.0 if min(scores) >= 0 and max(scores) <= 1 else max(scores) - min(scores)
+        # An episode may always fail. If all have the same score, this is the only other score that is known.
+        possible = [*scores, options.failed_as or 0.0]
+        span = 1.0 if min(possible) >= 0 and max(possible) <= 1 else max(possible) - min(possible)
         wide = _NONE_OF / score.groups * span
         differences[0] = replace(score, low=-wide, high=wide)
     return [

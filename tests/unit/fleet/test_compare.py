@@ -123,6 +123,14 @@ def test_cases_that_are_all_equal_are_not_called_equal(tmp_path: Path) -> None:
     assert found.is_worse(0.2) is False
 
 
+def test_scores_that_are_always_5_are_not_called_equal(tmp_path: Path) -> None:
+    make_fleet(tmp_path, lambda *_: 5.0)
+    found = by_prompt(tmp_path, Options(margin=0.05))
+    assert (found.measures[0].difference.low, found.measures[0].difference.high) == (-0.5, 0.5)
+    assert found.is_worse(0.05) is None
+    assert "Four times as many cases find a quarter of that." in str(by_prompt(tmp_path))
+
+
 @pytest.mark.parametrize("long", [[0.3, 0.2, 0.1], [0.0, 0.2, 0.4]])
 def test_equal_means_are_no_difference_although_their_sums_are_rounded(
     tmp_path: Path, long: list[float]
