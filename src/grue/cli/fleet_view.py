@@ -162,7 +162,7 @@ def print_comparison(
     found = compare(a, b, options)
     worse = None if options.margin is None else found.is_worse(options.margin)
     if as_json:
-        say_json({**msgspec.to_builtins(found), "worse": worse})
+        say_json({**msgspec.to_builtins(found), "is_worse": worse})
     else:
         say(found.text(commands=True, everything=show_all))
         if options.margin is not None:

@@ -32,7 +32,8 @@ def test_the_verdict_stands_with_its_interval_and_the_cases(better: Path) -> Non
     assert said.count("grue fleet show") == 2 * 5
     assert compared(better, "--all").count("grue fleet show") > 2 * 20
     found = json.loads(compared(better, "--json"))
-    assert (found["verdict"], found["worse"], len(found["changes"])) == ("better", None, 30)
+    assert (found["verdict"], found["is_worse"], len(found["changes"])) == ("better", None, 30)
+    assert (found["better"] > 10, found["worse"]) == (True, 0)
 
 
 def test_the_status_is_for_ci(better: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
