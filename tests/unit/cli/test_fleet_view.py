@@ -44,6 +44,15 @@ def test_a_damaged_file_concerns_its_own_episode(
     assert ("1 episodes cannot be read" in printed) == (damaged != "attempt-1/attempt.json")
 
 
+def test_an_episode_without_an_answer_is_not_of_another_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_fleet(tmp_path, lambda *_: FAILED, prompts=["a"], questions=1, repetitions=1)
+    make_fleet(tmp_path, lambda *_: 1.0, prompts=["b"], questions=1, repetitions=1, seed=2)
+    print_status(tmp_path, as_json=False)
+    assert "several" not in capsys.readouterr().out
+
+
 def test_an_episode_whose_files_were_not_kept_is_shown_with_its_result(tmp_path: Path) -> None:
     fleet = FleetFolder(tmp_path)
     fleet.write_manifest(Manifest(total=1))
