@@ -75,9 +75,8 @@ class StepRunner:
                 action.type, action.params, self._context, timeout_s=max(run.left_s, 0.0)
             )
         except Exception as error:  # noqa: BLE001 - an action may be a program's own; it fails, and the run goes on
-            return action.ended("failed", error=error_text(error))
-        most = run.config.limits.result_chars
-        shown = output if action.type in SILENT else tool_results.without_middle(output, most)
+            return action.ended("failed", error=self.cut(error_text(error)))
+        shown = output if action.type in SILENT else self.cut(output)
         artifact = "" if shown == output else self._keep(action, "txt", output.encode("utf-8", "replace"))
         return action.ended("completed", output=shown, artifact=artifact)
 
@@ -108,7 +107,7 @@ class StepRunner:
         status: StepStatus = "failed" if result.is_error else "completed"
         about |= {"is_error": result.is_error, "duration_ms": round(_since(began) * 1000, 3)}
         run.note(McpToolCallCompleted(**about, status=status, artifact=artifact), run.turn)
-        shown = tool_results.without_middle(result.raw_text, run.config.limits.result_chars)
+        shown = self.cut(result.raw_text)
         told = {"error": shown} if result.is_error else {"output": shown}
         return action.ended(status, artifact=artifact, **told)
 
@@ -117,7 +116,11 @@ class StepRunner:
     ) -> StepExecutionResult:
         failed = McpToolCallFailed(**about, error=error, duration_ms=round(lasted_s * 1000, 3))
         self._run.note(failed, self._run.turn)
-        return action.ended("failed", error=error)
+        return action.ended("failed", error=self.cut(error))
+
+    def cut(self, text: str) -> str:
+        """Return a text without its middle if it is longer than the model may be shown."""
+        return tool_results.without_middle(text, self._run.config.limits.result_chars)
 
     def _keep(self, action: PlannedAction, kind: str, content: bytes) -> str:
         """Write a whole result to a file of the run folder; return its name, or "" if it was not kept."""
@@ -247,7 +250,7 @@ class DecisionLoop:
         """Record a failed step for a reply that is unusable even after a correction was asked for."""
         self._keep(ActionReply([]))
         failed = PlannedAction(step=len(self._run.results) + 1, type=_UNUSABLE, params={})
-        return self._after(self._steps.end(failed.ended("failed", error=error)))
+        return self._after(self._steps.end(failed.ended("failed", error=self._steps.cut(error))))
 
     def _carry_out(self, plan: ActionsPlanned) -> RunEnd | None:
         run = self._run

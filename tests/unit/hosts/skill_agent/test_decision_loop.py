@@ -47,6 +47,20 @@ def test_a_failed_step_is_shown_to_the_model_and_the_rest_goes_on() -> None:
     assert [each.get("error", each.get("output")) for each in ran.results()] == ["no voice", "HEY"]
 
 
+def test_the_model_is_shown_no_more_of_an_error_than_of_a_result() -> None:
+    def complain(params: Word, context: ActionContext) -> str:
+        raise ValueError("a" * 500 + "b" * 500)
+
+    actions = ActionRegistry()
+    actions.add("shout", Word, complain)
+    unknown = act(("c" * 1000, {}))
+    limits = {"limits": RunLimits(result_chars=200)}
+    ran = run([act(SHOUT), unknown, unknown, act(finish())], actions=actions, config=limits)
+    raised, unusable, _ = ran.result.steps
+    assert raised.error == f"{'a' * 100}… [cut: 800 of 1000 characters] …{'b' * 100}"
+    assert len(unusable.error) < 300
+
+
 def test_a_failed_step_can_end_the_run_and_the_rest_is_skipped() -> None:
     actions, _ = flaky(failures=1)
     ran = run([act(SHOUT, SHOUT)], actions=actions, config={"on_step_failure": "stop"})
