@@ -174,14 +174,23 @@ class ActionTypes:
                 kill.
 
         Raises:
-            MCPConfigError: There is an action of that name, or `params` is not a Struct.
+            MCPConfigError: There is an action of that name, or `params` is not a Struct that JSON Schema can
+                describe as an object.
         """
         if name in self.types:
             raise MCPConfigError(f"There is an action {name!r} already: choose another name.")
         if not (isinstance(params, type) and issubclass(params, Struct)):
             raise MCPConfigError(f"The parameters of the action {name!r} should be a msgspec.Struct.")
         said = description or (run.__doc__ or "").strip().partition("\n")[0]
-        self.types[name] = ActionType(name, params, run, said, annotations or ToolAnnotations())
+        kind = ActionType(name, params, run, said, annotations or ToolAnnotations())
+        try:
+            kind.described()
+        except (KeyError, TypeError) as error:
+            raise MCPConfigError(
+                f"The parameters of the action {name!r} have no JSON Schema of an object: {params.__name__}"
+                " should not be array_like, and its fields should be of types that JSON has, such as str."
+            ) from error
+        self.types[name] = kind
 
     def answer_spec(self, offered: Iterable[ActionType] | None = None) -> AnswerSpec[ActionReply]:
         """Return the schema of a valid reply, and its parser. A reply has one or more actions.

@@ -24,6 +24,14 @@ class Move(Struct):
     steps: int = 1
 
 
+class Pair(Struct, array_like=True):
+    first: int
+
+
+class Target(Struct):
+    path: Path
+
+
 def move(params: Move, world: list[str]) -> str:
     """Take a step.
 
@@ -138,6 +146,11 @@ def test_a_name_that_is_taken_and_parameters_that_are_no_struct_are_refused() ->
         registry().add("move", Move, move)
     with pytest.raises(MCPConfigError, match=r"should be a msgspec\.Struct"):
         registry().add("other", dict, move)  # type: ignore[arg-type]
+    for params in (Pair, Target):
+        with pytest.raises(
+            MCPConfigError, match=f"'other' have no JSON Schema of an object: {params.__name__}"
+        ):
+            registry().add("other", params, move)
 
 
 class Desk(Struct):
