@@ -122,12 +122,13 @@ def front_matter(text: str, path: Path) -> tuple[YamlDocument, str]:
         MCPConfigError: The file has no front matter, or it is not YAML; the error names the line.
         MissingDependencyError: The package `pyyaml` is absent.
     """
-    lines = text.splitlines()
-    if not lines or lines[0].strip() != "---":
+    # `splitlines` would also split at form feeds and the like, which belong to the text.
+    lines = text.replace("\r\n", "\n").split("\n")
+    if lines[0].strip() != "---":
         raise _malformed(path, 1, "a skill begins with '---', then its name and description")
-    end = next((number for number, line in enumerate(lines[1:], 1) if line.strip() == "---"), None)
+    end = next((number for number, line in enumerate(lines[1:], 1) if line.rstrip() == "---"), None)
     if end is None:
-        raise _malformed(path, len(lines), "the front matter is not closed by a line '---'")
+        raise _malformed(path, len(text.splitlines()), "the front matter is not closed by a line '---'")
     front = parse_yaml("\n".join(lines[1:end]), path, first_line=2)
     return front, "\n".join(lines[end + 1 :]).strip()
 

@@ -53,6 +53,12 @@ def test_a_list_of_tools_a_missing_name_and_a_byte_order_mark_are_understood(tmp
     assert read_skill(write(tmp_path, "b", "---\ndescription: x\n---\n")).allowed is None
 
 
+def test_only_a_line_of_three_hyphens_at_the_margin_ends_the_front_matter(tmp_path: Path) -> None:
+    text = "---\r\ndescription: |\r\n  Rules:\r\n  ---\r\n  and more\r\n--- \r\npage\f1\u2028end\r\nlast"
+    skill = read_skill(write(tmp_path, "rules", text))
+    assert (skill.description, skill.text) == ("Rules: --- and more", "page\f1\u2028end\nlast")
+
+
 @pytest.mark.parametrize(
     ("text", "line", "said"),
     [
