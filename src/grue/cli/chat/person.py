@@ -109,21 +109,21 @@ class Field(Struct, frozen=True, kw_only=True):
 
     Attributes:
         kind: The type of the field's value, as JSON Schema names it.
-        options: The values to choose from; empty if the user can type any.
+        options: The values to choose from, and how each is shown; empty if the user can type any.
         default: The value that an empty input stands for, as text.
     """
 
     name: str
     label: str
     kind: str = "string"
-    options: tuple[str, ...] = ()
+    options: Mapping[str, str] = {}
     default: str = ""
     required: bool = False
 
     @property
     def prompt(self) -> str:
         """The text before the cursor, such as `Colour (red | blue), may be empty: `."""
-        choice = f" ({' | '.join(self.options)})" if self.options else ""
+        choice = f" ({' | '.join(self.options.values())})" if self.options else ""
         may = "" if self.required else ", may be empty"
         kind = "" if self.kind == "string" else f", {self.kind}"
         return printable(f"{self.label}{choice}{kind}{may}: ", _LABEL_CHARS)
@@ -135,15 +135,32 @@ def fields_of(schema: m.JsonObject) -> Iterator[Field]:
     required = schema.get("required")
     for name, described in list(properties.items() if isinstance(properties, dict) else ())[:_MOST_FIELDS]:
         about: Mapping[str, Any] = described if isinstance(described, dict) else {}
-        default, options = about.get("default"), about.get("enum")
+        default, options = about.get("default"), _options(about)
+        if options and isinstance(default, list):
+            default = ", ".join(map(str, default))
         yield Field(
             name=name,
             label=str(about.get("title") or about.get("description") or name),
             kind=str(about.get("type") or "string"),
-            options=tuple(map(str, options)) if isinstance(options, list) else (),
+            options=options,
             default="" if default is None else default if isinstance(default, str) else json.dumps(default),
             required=isinstance(required, list) and name in required,
         )
+
+
+def _options(about: Mapping[str, Any]) -> dict[str, str]:
+    """Return the choices of a field, in each form of MCP: one or several values, with titles or without."""
+    several = about.get("items")
+    if isinstance(several, dict):
+        about = several
+    plain, titled = about.get("enum"), about.get("oneOf", about.get("anyOf"))
+    if isinstance(plain, list):
+        return {str(value): str(value) for value in plain}
+    return {
+        str(each["const"]): f"{each['const']}: {each.get('title', '')}"
+        for each in (titled if isinstance(titled, list) else ())
+        if isinstance(each, dict) and "const" in each
+    }
 
 
 def value_of(field: Field, text: str) -> Any:
@@ -153,9 +170,12 @@ def value_of(field: Field, text: str) -> Any:
         ValueError: The field cannot have this value. The message says what is expected.
     """
     if field.options:
-        if text not in field.options:
-            raise ValueError(f"choose one of {', '.join(field.options)}")
-        return text
+        several = field.kind == "array"
+        chosen = [each.strip() for each in text.split(",") if each.strip()] if several else [text]
+        if not field.options.keys() >= {*chosen}:
+            form = "some of these, separated by commas:" if several else "one of"
+            raise ValueError(f"choose {form} {', '.join(field.options)}")
+        return chosen if several else text
     match field.kind:
         case "boolean":
             if text.lower() not in _TRUE | _FALSE:

@@ -27,6 +27,29 @@ def test_fields_have_what_the_schema_says() -> None:
     assert wrong.prompt == "wrong, may be empty: ", "what is no list of values is passed over"
 
 
+def test_each_form_of_a_choice_shows_its_values_and_takes_no_other() -> None:
+    titled = [{"const": "a", "title": "First"}, {"const": "b", "title": "Second"}, "odd", {"title": "odd"}]
+    schema = {
+        "properties": {
+            "one": {"type": "string", "oneOf": titled},
+            "some": {"type": "array", "items": {"enum": ["a", "b"]}, "default": ["a", "b"]},
+            "more": {"type": "array", "items": {"anyOf": titled}},
+            "wrong": {"type": "array", "items": {"anyOf": 5}},
+        }
+    }
+    one, some, more, wrong = fields_of(schema)
+    assert one.prompt == "one (a: First | b: Second), may be empty: "
+    assert some.prompt == "some (a | b), array, may be empty: "
+    assert more.prompt == "more (a: First | b: Second), array, may be empty: "
+    assert value_of(one, "b") == "b"
+    assert value_of(some, some.default) == ["a", "b"]
+    assert value_of(more, "b") == ["b"]
+    assert value_of(wrong, '["x"]') == ["x"]
+    for field, text in ((one, "First"), (some, "a, c"), (more, '["a"]')):
+        with pytest.raises(ValueError, match="choose"):
+            value_of(field, text)
+
+
 @pytest.mark.parametrize("schema", [{}, {"properties": 3}, {"properties": {}, "required": 7}])
 def test_a_form_without_fields_has_none(schema: dict[str, Any]) -> None:
     assert list(fields_of(schema)) == []
@@ -64,7 +87,7 @@ def test_a_text_becomes_a_value(kind: str, text: str, value: object) -> None:
         (Field(name="x", label="x", kind="object"), '{"x": NaN}'),
         (Field(name="x", label="x", kind="boolean"), "maybe"),
         (Field(name="x", label="x", kind="array"), "[1"),
-        (Field(name="x", label="x", options=("a", "b")), "c"),
+        (Field(name="x", label="x", options={"a": "a", "b": "b"}), "c"),
     ],
 )
 def test_another_text_is_refused(field: Field, text: str) -> None:
