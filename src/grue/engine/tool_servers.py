@@ -469,7 +469,7 @@ _FORMS: dict[str, tuple[Any, str]] = {
     "recorder": (Recorder, 'recorder=Recorder(); to write a trace, trace="runs"'),
     "trace": (str | os.PathLike, 'trace="runs" or trace="bot.jsonl"'),
     "approve": (Callable, "approve=function, which is called with the questions"),
-    "elicit": (Callable, "elicit=function, which is called with the server's question"),
+    "elicit": (Callable, "elicit=function, an async def, which is called with the server's question"),
     "process_limits": (ProcessLimits, "process_limits=ProcessLimits(...)"),
     "tool_lock": (ToolLock, "tool_lock=ToolLock(...)"),
 }

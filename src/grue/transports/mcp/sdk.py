@@ -7,6 +7,7 @@ and cancellations would not take effect.
 """
 
 import asyncio
+import inspect
 import json
 import logging
 from collections.abc import Mapping
@@ -140,7 +141,7 @@ class Link:
         offered = self._abilities
         return {
             "sampling_callback": None if offered.sample is None else self._sample,
-            "elicitation_callback": None if offered.elicit is None else self._elicit,
+            "elicitation_callback": None if offered.elicit is None else self._elicit_or_refuse,
             "list_roots_callback": None if offered.roots is None else self._list_roots,
         }
 
@@ -167,8 +168,18 @@ class Link:
         text = types.TextContent(type="text", text=answer.text)
         return types.CreateMessageResult(role="assistant", content=text, model=answer.model)
 
-    async def _elicit(self, context: object, params: types.ElicitRequestParams) -> types.ElicitResult:
+    async def _elicit_or_refuse(
+        self, context: object, params: types.ElicitRequestParams
+    ) -> types.ElicitResult | types.ErrorData:
+        """Ask the user. If the host's code fails, the trace gets its words, and the server does not."""
         del context
+        try:
+            return await self._elicit(params)
+        except Exception as error:  # noqa: BLE001 - of the host's code, or an answer that is not usable
+            self._notify("noise", f"the host could not ask for the input: {first_fault(error)}")
+            return types.ErrorData(code=types.INTERNAL_ERROR, message="the user could not be asked")
+
+    async def _elicit(self, params: types.ElicitRequestParams) -> types.ElicitResult:
         assert self._abilities.elicit is not None, "only then is this a callback"
         if self._free_slots.value == 0:
             return types.ElicitResult(action="decline")
@@ -188,7 +199,7 @@ class Link:
         Otherwise the exception would end the session, or a `TimeoutError` be taken for the call's own.
         """
         try:
-            return await self._elicit(None, params)
+            return await self._elicit(params)
         except Exception as error:
             why = f"the host could not ask for the input that it wants: {first_fault(error)}"
             raise SdkError(types.INTERNAL_ERROR, why) from error
@@ -201,7 +212,10 @@ class Link:
         """
         assert self._abilities.elicit is not None, "only then is this called"
         try:
-            return await self._abilities.elicit(request)
+            asked = self._abilities.elicit(request)
+            if not inspect.isawaitable(asked):
+                raise TypeError("elicit= wants a coroutine function: write async def")
+            return await asked
         except KeyboardInterrupt as error:
             self._interrupt = error
             for scope in self._waiting:

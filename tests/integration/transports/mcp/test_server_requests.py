@@ -153,6 +153,29 @@ def test_an_elicit_callback_that_fails_answers_the_server_and_the_turn_goes_on(
     assert "error" in answer or answer["result"] == {"action": "decline"}
 
 
+async def _tells_a_secret(request: ElicitationRequest) -> Any:
+    raise OSError("no route to postgres://me:pw@db")
+
+
+def _is_no_coroutine_function(request: ElicitationRequest) -> Any:
+    return {"name": "Ada"}
+
+
+@pytest.mark.parametrize(
+    ("elicit", "words"),
+    [(_tells_a_secret, "no route to postgres:"), (_is_no_coroutine_function, "wants a coroutine function")],
+)
+def test_why_an_elicit_callback_failed_is_told_to_the_trace_and_not_to_the_server(
+    tmp_path: Path, elicit: Any, words: str
+) -> None:
+    log = tmp_path / "log"
+    asking = ("--ask", "elicitation", "--record", str(log))
+    turn = Turn(*asking, replies=[ECHO, text_reply("done")], elicit=elicit)
+    (answer,) = answers_to_server(log)
+    assert answer["error"]["message"] == "the user could not be asked"
+    assert any(isinstance(body, ServerNoted) and words in body.text for body in turn.said)
+
+
 def test_ctrl_c_in_an_elicit_callback_ends_the_turn_after_its_session_was_closed() -> None:
     async def elicit(request: ElicitationRequest) -> Declined:
         raise KeyboardInterrupt
