@@ -5,6 +5,7 @@
   block every thread of the host, and take many times the memory.
 """
 
+import codecs
 import json
 import math
 import re
@@ -38,7 +39,12 @@ _ID_AT_END = re.compile(rb"[{,]\s*" + _ID + rb"\s*(?:,\s*" + _VERSION + rb"\s*)?
 
 def read_message(line: bytes) -> types.JSONRPCMessage | None:
     """Return the message of a line, or `None` if it is not a message. Never raises."""
-    return _message_of(_decode(line))
+    return _message_of(_decode(without_mark(line)))
+
+
+def without_mark(text: bytes) -> bytes:
+    """Return UTF-8 text without the byte order mark that programs in .NET may write before it."""
+    return text.removeprefix(codecs.BOM_UTF8)
 
 
 async def read_any_message(line: bytes) -> types.JSONRPCMessage | None:
@@ -47,7 +53,7 @@ async def read_any_message(line: bytes) -> types.JSONRPCMessage | None:
         return read_message(line)
     # Decode in a thread, so that the event loop can go on: most of the work is Python code, during which
     # the interpreter switches threads.
-    value = await aside(_decode_large, line)
+    value = await aside(_decode_large, without_mark(line))
     return _message_of(value)
 
 

@@ -53,7 +53,13 @@ from grue.transports.mcp.http_faults import (
     too_long_fault,
     transport_fault,
 )
-from grue.transports.mcp.incoming import is_usable, read_any_message, refusal_of, refusal_of_cut
+from grue.transports.mcp.incoming import (
+    is_usable,
+    read_any_message,
+    refusal_of,
+    refusal_of_cut,
+    without_mark,
+)
 from grue.transports.mcp.library_logs import library_logs_to
 from grue.transports.mcp.message_stream import MAX_UNASKED, MessageStream, encode_message
 
@@ -130,9 +136,11 @@ class FilteredEvents(httpx2.AsyncByteStream):
         self._pace = Pace()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        begun = False
         async for chunk in self._source:
             self._pace.paused()
-            self._events.feed(chunk)
+            self._events.feed(chunk if begun else without_mark(chunk))
+            begun = True
             async for event in self._complete_events():
                 yield event
         rest = self._events.rest()

@@ -45,6 +45,12 @@ def test_nan_does_not_lose_the_answer() -> None:
     assert str(answer(b'{"jsonrpc":"2.0","id":1,"result":{"n": NaN}}')["n"]) == "nan"
 
 
+@pytest.mark.parametrize("length", [1, 20_000])
+def test_a_byte_order_mark_does_not_lose_the_answer(length: int) -> None:
+    line = b'\xef\xbb\xbf{"jsonrpc":"2.0","id":1,"result":{"t":"' + b"x" * length + b'"}}'
+    assert isinstance(anyio.run(read_any_message, line), JSONRPCResponse)
+
+
 @pytest.mark.parametrize(
     "members", [b'"result":null', b'"result":[1]', b'"result":"x"', b'"error":"x"', b'"x":1']
 )

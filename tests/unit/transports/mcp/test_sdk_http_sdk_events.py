@@ -34,3 +34,11 @@ async def test_an_event_keeps_its_id_whatever_its_size(size: int) -> None:
         b"id: 42",
         b"retry: 10",
     ]
+
+
+async def test_a_byte_order_mark_before_the_first_event_does_not_lose_it() -> None:
+    from grue.transports.mcp.sdk_http import FilteredEvents
+
+    source = Source(b"\xef\xbb\xbfdata: 1\n\n", b"data: 2\n\n")
+    events = FilteredEvents(source, 7, {}, lambda *_: None, (2**22, 2**23))
+    assert b"".join([event async for event in events]) == b"data: 1\n\ndata: 2\n\n"
