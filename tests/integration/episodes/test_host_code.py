@@ -12,10 +12,11 @@ from fault_turns import Mode
 from rows import first_of
 from worded_turns import WordedModel, ask
 
-from grue import AnswerSpec, FunctionTools, Recorder, Runner, TurnOutcome, TurnRequest
+from grue import AnswerSpec, FunctionTools, Recorder, Runner, StdioServer, TurnOutcome, TurnRequest
 from grue.errors import ActorCrashed, AnswerError
-from grue.messages import CompletionReceived
+from grue.messages import CompletionReceived, SessionOpened
 from grue.runtime.actor import ActorFailed
+from grue.testing import faulty_server
 from grue.testing.llm_server import ScriptedLlmServer, tool_calls_reply
 
 # --- What is raised, and what comes of it ---
@@ -57,11 +58,11 @@ def raising(error: BaseException) -> Callable[..., Any]:
     return fail
 
 
-def watched(error: BaseException) -> Recorder:
+def watched(error: BaseException, at: type[Any] = CompletionReceived) -> Recorder:
     recorder = Recorder()
 
     def fail(envelope: Any, _line: bytes) -> None:
-        if isinstance(envelope.body, CompletionReceived):
+        if isinstance(envelope.body, at):
             raise error
 
     recorder.add(fail)
@@ -122,6 +123,21 @@ def test_what_is_to_end_the_program_is_raised_itself(
                 with pytest.raises(expected):
                     way(runner, ask(f"call f.{name}"))
                 assert way(runner, ask()).response == "done", "what it interrupted is cleaned up"
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt("own")])
+def test_what_is_to_end_the_program_is_raised_itself_while_a_server_process_is_open(
+    model: WordedModel, error: BaseException
+) -> None:
+    command, *args = faulty_server.argv()
+    recorder = watched(error, SessionOpened)
+    servers = {"faulty": StdioServer(command=command, args=tuple(args))}
+    with (
+        model.runner("turn", servers=servers, recorder=recorder) as runner,
+        pytest.raises(type(error)) as left,
+    ):
+        runner.run_turn(ask())
+    assert left.value is error
 
 
 @pytest.mark.parametrize("way", first_of(WAYS))

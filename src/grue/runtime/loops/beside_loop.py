@@ -178,8 +178,8 @@ class Pace:
 
 
 def leaves_no_time(exc_type: type[BaseException] | None) -> bool:
-    """Return whether an exception ends the event loop at once, so that nothing can be awaited any more."""
-    return exc_type is not None and issubclass(exc_type, KeyboardInterrupt | SystemExit | GeneratorExit)
+    """Return whether an exception closes the coroutine, which therefore cannot await anything any more."""
+    return exc_type is not None and issubclass(exc_type, GeneratorExit)
 
 
 class BackgroundTasks:

@@ -140,8 +140,8 @@ class ChildProcess:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        if exc_type is not None and issubclass(exc_type, anyio.get_cancelled_exc_class()):
-            self._limits = self._limits.when_cancelled()
+        if exc_type is not None and not issubclass(exc_type, Exception):
+            self._limits = self._limits.when_cancelled()  # it is cancelled, or the program is to end
         try:
             if not leaves_no_time(exc_type):
                 await self._leave()
