@@ -327,10 +327,11 @@ def _ask(
     turn: Turn, reply: s.JudgedReply, decisions: tuple[ApprovalDecision, ...], notes: tuple[m.TurnNote, ...]
 ) -> Transition:
     """Ask about the calls that `decisions` does not answer. If it answers all of them, start the calls."""
-    questions = _questions(turn, reply)
-    accepted, ignored = settled_decisions(questions, decisions)
+    # A decision counts even if the policy has changed since the question, and allows the call now.
+    answered = frozenset(each.call_id for each in decisions)
+    accepted, ignored = settled_decisions(_questions(turn, reply, answered), decisions)
     notes = (*notes, *ignored)
-    state = s.AwaitingApproval(turn, reply, _without(questions, accepted), accepted)
+    state = s.AwaitingApproval(turn, reply, _without(_questions(turn, reply), accepted), accepted)
     if not state.questions:
         return _send(turn, reply, accepted, notes)
     return state, (*notes, m.AskApproval(questions=state.questions))
@@ -372,12 +373,15 @@ def parked_at_questions(state: s.AwaitingApproval, expires_at: float | None = No
     )
 
 
-def _questions(turn: Turn, reply: s.JudgedReply) -> tuple[ApprovalQuestion, ...]:
+def _questions(
+    turn: Turn, reply: s.JudgedReply, answered: frozenset[str] = frozenset()
+) -> tuple[ApprovalQuestion, ...]:
+    """Return a question about each call that a person is to be asked about, or that is in `answered`."""
     show = turn.run.show_schemas
     return tuple(
         question_about(each.call.call_id, each.tool, each.arguments, each.terms.reason, show_schema=show)
         for each in reply.open
-        if each.terms.verdict == "ask"
+        if each.terms.verdict == "ask" or each.call.call_id in answered
     )
 
 

@@ -385,6 +385,16 @@ def test_a_tool_that_changed_is_asked_about_again() -> None:
     assert sent(walk) == []
 
 
+def test_a_decision_counts_in_a_resumed_turn_whose_policy_allows_the_call_by_now() -> None:
+    end = parked("a.look", "b.think", "a.think")
+    look, think = end.questions
+    where = Resumption(parked=end, decisions=(look.deny("no"), think.change({"about": "doors"})))
+    walk = Walk(under(resumed=where), opened("a"), opened("b"), returned(2), returned(3, batch=2))
+    assert sent(walk) == [("c2", {"about": "doors"}), ("c3", {})]
+    assert told(walk)["c1"] == '{"error":"Tool call denied: no","content":null}'
+    assert walk.of(DecisionIgnored) == []
+
+
 def test_a_call_that_nobody_is_asked_about_is_not_made_in_a_resumed_turn_if_its_tool_has_changed() -> None:
     end = parked("a.look", "a.think", "b.think")
     (look, think) = end.questions
