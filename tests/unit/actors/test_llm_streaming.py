@@ -182,6 +182,7 @@ async def test_a_stream_is_given_up_in_time(reply: LlmReply, limits: dict[str, f
         failed, _ = await asked_script([reply], retry=retry)
     assert isinstance(failed, CompletionFailed)
     assert (failed.failure.kind, failed.failure.message) == ("timed_out", message)
+    assert f"RetryPolicy({next(iter(limits))}=...)" in failed.failure.remedy
 
 
 async def test_a_stream_that_never_pauses_long_may_take_longer_than_a_pause() -> None:

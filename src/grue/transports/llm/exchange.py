@@ -552,29 +552,32 @@ async def _exchanged(
     begun = anyio.current_time()
     try:
         with anyio.move_on_after(patience.timeout_s):
-            reply = await _within(patience.first_byte_timeout_s, sending, "no reply began within")
+            limit_s = patience.first_byte_timeout_s
+            reply = await _within(limit_s, sending, "no reply began within", "first_byte_timeout_s")
             try:
                 return await _received(reply, patience, streamed, begun)
             finally:
                 with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
                     await reply.close()
     except _TooSlow as slow:
-        return Fault(kind="timed_out", message=str(slow))
+        words, setting = slow.args
+        remedy = f"Raise RetryPolicy({setting}=...), which is set in code, or choose a faster model."
+        return Fault(kind="timed_out", message=words, remedy=remedy)
     except (TimeoutError, ExchangeError) as error:
         return fault_of(error, patience.timeout_s)
     return fault_of(TimeoutError(), patience.timeout_s)
 
 
 class _TooSlow(Exception):  # noqa: N818 - never leaves this module
-    """A part of an exchange took too long, such as the first byte of the reply. The text says which part."""
+    """A part of an exchange took too long. The arguments: a text that says which, and the limit's setting."""
 
 
-async def _within(limit_s: float | None, waiting: Awaitable[T], otherwise: str) -> T:
+async def _within(limit_s: float | None, waiting: Awaitable[T], otherwise: str, setting: str) -> T:
     if limit_s is None:
         return await waiting
     with anyio.move_on_after(limit_s):
         return await waiting
-    raise _TooSlow(f"{otherwise} {limit_s:g} s")
+    raise _TooSlow(f"{otherwise} {limit_s:g} s", setting)
 
 
 async def _received(
@@ -619,7 +622,8 @@ async def refusal(reply: HttpReply) -> Answered:
 async def _take_all(incoming: "_Incoming", chunks: AsyncIterator[bytes], idle_s: float | None) -> None:
     try:
         while not incoming.finished:
-            chunk = await _within(idle_s, anext(chunks, None), "the stream paused for more than")
+            following = anext(chunks, None)
+            chunk = await _within(idle_s, following, "the stream paused for more than", "idle_timeout_s")
             if chunk is None:
                 return
             await incoming.take(chunk)
