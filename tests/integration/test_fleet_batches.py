@@ -123,11 +123,13 @@ def test_a_fleet_that_was_stopped_goes_on_with_what_waits(tmp_path: Path) -> Non
     assert len(llm.requests) == 12
 
 
-def test_a_budget_holds_before_anything_is_sent(tmp_path: Path) -> None:
+def test_a_budget_holds_and_what_it_has_paid_for_is_sent(tmp_path: Path) -> None:
     with ScriptedLlmServer(counting) as llm:
-        finished = run(llm, tmp_path, budget=FleetBudget(requests=5))
-        assert finished.reason == "budget"
-        assert len(llm.requests) <= 5
+        for requests in (2, 5):
+            finished = run(llm, tmp_path, budget=FleetBudget(requests=requests))
+            assert (finished.reason, finished.tally.waiting, len(llm.requests)) == ("budget", 0, requests)
+        assert run(llm, tmp_path).tally.scores["score"] == (3, 3.0)
+        assert max(llm.batches.asked.values()) == 1
 
 
 def test_a_provider_that_takes_no_batch_ends_the_run(tmp_path: Path) -> None:

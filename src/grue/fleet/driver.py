@@ -32,7 +32,7 @@ from msgspec.structs import replace
 import grue
 from grue.errors import FleetError, TraceError
 from grue.fleet.attempt import Attempted, Job, Task
-from grue.fleet.batches import FleetBatches, ask_failed_again
+from grue.fleet.batches import REQUESTS, FleetBatches, ask_failed_again
 from grue.fleet.broker import Amount
 from grue.fleet.engine import Engine, Lost
 from grue.fleet.folder import STOP, AttemptEnd, Commit, EpisodeFolder, FleetFolder
@@ -171,6 +171,9 @@ class Driver:
         self._stop: Finished | None = None
         self._batches = None if plan.batching is None else FleetBatches(folder.path, plan.batching)
         self._waiting: dict[str, Task] = {}
+        # Why the budget refuses requests, if there are batches. The requests that wait for them are paid for,
+        # so their episodes go on, and only then the run ends.
+        self._refused = ""
 
     def run(self) -> Finished:
         """Play the episodes without a result. Blocks until they are done, or the fleet pauses or is stopped.
@@ -192,6 +195,8 @@ class Driver:
         finally:
             if self._batches is not None:
                 self._batches.close()
+        if self._refused and self._stop is None:
+            self._end("budget", self._refused)
         self.tally.others = self._others()
         self._watch(self.tally, self._playing())
         return self._stop or Finished(reason="finished", tally=self.tally)
@@ -221,7 +226,7 @@ class Driver:
         """Submit jobs until the engine has a few more jobs than slots; return `False` if no job is left."""
         room = self._engine.slots + min(self._engine.slots, 4)
         while len(self._running) < room and self._stop is None:
-            job = self._again.popleft() if self._again else next(jobs, None)
+            job = self._again.popleft() if self._again else None if self._refused else next(jobs, None)
             if job is None:
                 return False
             self._running[job.folder.name] = time.monotonic()
@@ -347,6 +352,8 @@ class Driver:
             note_result(self._folder.path, job.folder)
         end = self._end_without_commit(folder, ended) if commit is None else commit.end
         if end is None:
+            if self._refused and (job.folder / REQUESTS).exists():
+                self._again.append(job)  # it was withdrawn before it could read the replies that are paid for
             return
         try:
             if self._batches is not None and end.outcome == "waiting":
@@ -404,8 +411,11 @@ class Driver:
     def _unpaid(self) -> None:
         self.tally.unpaid += 1
         refused = self._engine.costs().refused
-        if refused and self._stop is None:
+        if refused and self._stop is None and self._batches is None:
             self._end("budget", refused)
+        elif refused and not self._refused:
+            self._refused = refused
+            self._engine.withdraw()
 
     def _try_again(self, job: Task, end: AttemptEnd) -> None:
         id_ = job.folder.name
@@ -421,7 +431,7 @@ class Driver:
         self.tally.give_up(id_, why)
 
     def _pause_if_all_fail(self, end: AttemptEnd) -> None:
-        if self._stop is not None or not end.kind:
+        if self._stop is not None or self._refused or not end.kind:
             return
         if len(self._last) == SAME_FAILURES and len(set(self._last)) == 1:
             where = f" at {end.endpoint}" if end.endpoint else ""
