@@ -17,6 +17,7 @@ from grue.fleet.broker import FleetBudget
 from grue.fleet.driver import Finished
 from grue.fleet.fleet import FleetOptions
 from grue.fleet.work import Episode
+from grue.protocol.turn.prices import Price
 from grue.testing.llm_server import ScriptedLlmServer
 
 TURNS = 2
@@ -28,7 +29,8 @@ def ask(case: dict[str, Any], episode: Episode) -> float:
         damaged.unlink(missing_ok=True)
         os.mkfifo(damaged) if case.get("pipe") else damaged.write_text('{"key": 1}\n')
     tools = noting(Path(case["effects"]))
-    with Runner(llm=settings(case["url"], api_key=None), servers={"f": tools}, trace=episode.trace) as runner:
+    llm = settings(case["url"], api_key=None, max_tokens=case.get("max_tokens"))
+    with Runner(llm=llm, servers={"f": tools}, trace=episode.trace) as runner:
         right = 0
         for turn in range(TURNS):
             text = f"case {case['n']} turn {turn}{random.random() if case.get('chance') else ''}"
@@ -130,6 +132,13 @@ def test_a_budget_holds_and_what_it_has_paid_for_is_sent(tmp_path: Path) -> None
             assert (finished.reason, finished.tally.waiting, len(llm.requests)) == ("budget", 0, requests)
         assert run(llm, tmp_path).tally.scores["score"] == (3, 3.0)
         assert max(llm.batches.asked.values()) == 1
+
+
+def test_a_budget_is_of_the_price_of_batches(tmp_path: Path) -> None:
+    """Each of 12 requests may cost 1000 tokens at half the price, 0.001 dollars."""
+    budget = FleetBudget(money_usd=0.0125, prices={"m": Price(input=0, output=2)})
+    with ScriptedLlmServer(counting) as llm:
+        assert run(llm, tmp_path, budget=budget, case={"max_tokens": 1000}).reason == "finished"
 
 
 def test_a_provider_that_takes_no_batch_ends_the_run(tmp_path: Path) -> None:

@@ -132,7 +132,11 @@ class Fleet:
         self._workers = workers
         self._engine = engine
         self._options = options or FleetOptions()
-        self._limits = Limits(budget or FleetBudget(), rate or Rate(), self._options.servers)
+        budget = budget or FleetBudget()
+        if self._options.batching is not None:
+            prices = {name: price.in_batches for name, price in budget.prices.items()}
+            budget = msgspec.structs.replace(budget, prices=prices)
+        self._limits = Limits(budget, rate or Rate(), self._options.servers)
 
     def map(
         self,
@@ -247,16 +251,13 @@ class Fleet:
         *,
         whole: bool = False,
     ) -> Plan:
-        prices, batching = self._limits.budget.prices, self._options.batching
-        if batching is not None:
-            prices = {name: price.in_batches for name, price in prices.items()}
         return Plan(
             work=work,
             version=version or work.version,
             cases=cases,
             keep=self._options.keep,
-            prices=prices,
-            batching=batching,
+            prices=self._limits.budget.prices,
+            batching=self._options.batching,
             whole=whole,
         )
 
