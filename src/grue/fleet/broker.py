@@ -317,9 +317,6 @@ class Broker(Struct):
             return Amount(1)  # an endpoint charges nothing for a request that it refuses
         if outcome.input_tokens is None or outcome.output_tokens is None:
             return reserved
-        price = price_of(self.limits.budget.prices, model)
-        money = outcome.cost_usd
-        if money is None and price is not None:
-            money = (outcome.input_tokens * price.input + outcome.output_tokens * price.output) / 1e6
+        money = outcome.cost_by(price_of(self.limits.budget.prices, model))
         tokens = outcome.input_tokens + outcome.output_tokens
         return Amount(1, tokens, reserved.money_usd if money is None else money)

@@ -51,12 +51,10 @@ class RequestCount:
 
     def add(self, model: str, outcome: RequestOutcome) -> None:
         """Count a request that has ended, with its cost."""
-        price, money = price_of(self._prices, model), outcome.cost_usd
-        prompt, reply = outcome.input_tokens or 0, outcome.output_tokens or 0
-        if money is None and price is not None:
-            money = (prompt * price.input + reply * price.output) / 1e6
+        money = outcome.cost_by(price_of(self._prices, model))
+        tokens = (outcome.input_tokens or 0) + (outcome.output_tokens or 0)
         with self._lock:
-            self.spent += Amount(int(outcome.sent), prompt + reply, money or 0.0)
+            self.spent += Amount(int(outcome.sent), tokens, money or 0.0)
 
 
 class _Counted:

@@ -41,6 +41,14 @@ def test_a_request_reserves_the_most_it_can_cost_and_is_charged_what_it_cost() -
     assert (broker.spent, broker.reserved) == (Amount(1, 300, 0.0004), Amount(0, 0, 0.0))
 
 
+def test_tokens_from_the_cache_are_charged_with_their_own_price() -> None:
+    broker = Broker(
+        Limits(FleetBudget(money_usd=1.0, prices={"m": Price(input=1.0, output=2.0, cached=0.1)}))
+    )
+    said = RequestOutcome(status=200, input_tokens=200, output_tokens=100, cached_tokens=100)
+    assert broker.settle(granted(broker), said, "m", 1.0).money_usd == pytest.approx(0.00031)
+
+
 def test_what_the_endpoint_says_it_cost_counts_before_the_price() -> None:
     broker = Broker(Limits(FleetBudget(money_usd=1.0, prices=PRICES)))
     said = RequestOutcome(status=200, input_tokens=1, output_tokens=1, cost_usd=0.5)

@@ -14,7 +14,7 @@ from grue.transports.llm.exchange import (
 )
 
 WANTED = WantedRequest(model="m", prompt_bytes=10)
-PRICES = {"m": Price(input=1.0, output=2.0)}
+PRICES = {"m": Price(input=1.0, output=2.0, cached=0.1)}
 
 
 class Gate:
@@ -37,6 +37,7 @@ def test_tokens_and_money_are_counted_and_the_broker_hears_of_them() -> None:
     outcomes = [
         RequestOutcome(status=200, input_tokens=100, output_tokens=10),
         RequestOutcome(status=200, input_tokens=1, output_tokens=1, cost_usd=0.5),
+        RequestOutcome(status=200, input_tokens=100, output_tokens=10, cached_tokens=90),
         RequestOutcome(status=429),
         RequestOutcome(sent=False),
     ]
@@ -44,7 +45,7 @@ def test_tokens_and_money_are_counted_and_the_broker_hears_of_them() -> None:
         permit = anyio.run(count.admit, WANTED)
         assert not isinstance(permit, str)
         permit.settle(outcome)
-    assert count.spent == Amount(3, 112, pytest.approx(0.50012))
+    assert count.spent == Amount(4, 222, pytest.approx(0.500159))
     assert gate.settled == outcomes
 
 

@@ -32,10 +32,12 @@ import httpx
 from msgspec import Struct
 from msgspec.structs import replace
 
+from grue import messages as m
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.server_events import DamagedStream, EventLines, OversizedStream, ServerEvent
 from grue.protocol.chat_wire.wire_format import Assembler, Delta, Reply, cost
 from grue.protocol.retry import RetryPolicy, asked_wait
+from grue.protocol.turn.prices import Price, with_cost
 
 T = TypeVar("T")
 
@@ -861,7 +863,18 @@ class RequestOutcome(Struct, frozen=True, kw_only=True):
     retry_after_s: float | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
+    cached_tokens: int = 0
     cost_usd: float | None = None
+
+    def cost_by(self, price: Price | None) -> float | None:
+        """Return the cost in US dollars: the reported one, or else by `price`; `None`: neither is known."""
+        usage = m.Usage(
+            input_tokens=self.input_tokens or 0,
+            output_tokens=self.output_tokens or 0,
+            cached_tokens=self.cached_tokens,
+            cost_usd=self.cost_usd,
+        )
+        return with_cost(usage, None, price).cost_usd
 
 
 class Permit(Protocol):
@@ -916,5 +929,6 @@ def request_outcome(answer: Answered | Fault, reply: Reply | Fault) -> RequestOu
         retry_after_s=reply.retry_after_s if isinstance(reply, Fault) else None,
         input_tokens=None if usage is None else usage.input_tokens,
         output_tokens=None if usage is None else usage.output_tokens,
+        cached_tokens=0 if usage is None else usage.cached_tokens,
         cost_usd=None if usage is None else usage.cost_usd,
     )
