@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ import grue
 from grue import messages as m
 from grue.errors import ActorCrashed, FleetError, LLMError, MCPServerStartupError, TraceError
 from grue.fleet.batches import waiting_in
-from grue.fleet.course import read_course
+from grue.fleet.broker import Amount
+from grue.fleet.course import read_course, read_spent
 from grue.fleet.folder import TRACE, AttemptEnd, CaseFile, EpisodeFolder
 from grue.fleet.identity import Case, FileDigests
 from grue.fleet.request_count import requests_counted
@@ -161,6 +162,20 @@ def run_attempt(job: Job) -> Attempted:
     elif job.keep == "results" or (job.keep == "failed" and end.outcome == "scored"):
         folder.drop_trace()
     return Attempted(end=end, attempt=attempt.name, committed=committed)
+
+
+def end_of_late(attempt: Path, why: str, after_s: float, prices: Mapping[str, Price]) -> AttemptEnd:
+    """Return the end of an attempt whose worker was killed after its time limit, with what its trace says."""
+    course = read_course(attempt / TRACE)
+    return AttemptEnd(
+        outcome="failed",
+        kind="timed_out",
+        error=why,
+        model=_answering_model(attempt / TRACE),
+        duration_s=after_s,
+        spent=Amount() if course is None else read_spent(attempt / TRACE, prices),
+        course=course,
+    )
 
 
 def _require_same_files(job: Job, known: KnownWork) -> None:

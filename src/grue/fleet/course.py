@@ -4,6 +4,7 @@ The summary is made once, when the attempt has ended, and becomes part of the re
 episodes can be compared and grouped without their traces.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from msgspec import Struct
 
 from grue import messages as m
 from grue.errors import TraceError
+from grue.fleet.broker import Amount
+from grue.protocol.turn.prices import Price, price_of, with_cost
 from grue.runtime.safe_text import printable
 from grue.tracing.facts import EpisodeEnded
 from grue.tracing.message_words import summarize
@@ -20,6 +23,7 @@ from grue.tracing.reading import open_episode
 _MOST_BYTES = 512 * 2**20
 _MOST_TEXT = 500
 _MOST_ANSWER = 2**20
+_PAID = ("RunTurn", "RequestCompletion", "CompletionReceived", "CompletionFailed")
 
 
 class Course(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -120,6 +124,24 @@ def _take(found: dict[str, Any], envelope: Any) -> None:
 def _add(found: dict[str, Any], **counts: int) -> None:
     for name, count in counts.items():
         found[name] = found.get(name, 0) + count
+
+
+def read_spent(trace: Path, prices: Mapping[str, Price]) -> Amount:
+    """Return what the requests in a trace have cost, as far as it is known, up to any damage."""
+    spent, model = Amount(), ""
+    try:
+        for line in open_episode(trace).lines():
+            match line.envelope().body if line.tag in _PAID else None:
+                case m.RunTurn(asks=asks) if asks is not None:
+                    model = asks.model
+                case m.RequestCompletion():
+                    spent += Amount(1)
+                case m.CompletionReceived(usage=usage) | m.CompletionFailed(usage=usage):
+                    money = with_cost(usage, None, price_of(prices, model)).cost_usd
+                    spent += Amount(0, usage.input_tokens + usage.output_tokens, money or 0.0)
+    except (TraceError, OSError):
+        pass  # use what was read before the damage
+    return spent
 
 
 def read_said(trace: Path) -> LastExchange:

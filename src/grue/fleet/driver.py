@@ -31,7 +31,7 @@ from msgspec.structs import replace
 
 import grue
 from grue.errors import FleetError, TraceError
-from grue.fleet.attempt import Attempted, Job, Task
+from grue.fleet.attempt import Attempted, Job, Task, end_of_late
 from grue.fleet.batches import REQUESTS, FleetBatches, ask_failed_again
 from grue.fleet.broker import Amount
 from grue.fleet.engine import Engine, Lost
@@ -390,15 +390,13 @@ class Driver:
             raise FleetError(ended.why)
         if ended.kind == "cancelled":
             return None
-        timed_out = ended.kind == "timed_out"
-        end = AttemptEnd(
-            outcome="failed" if timed_out else "infrastructure", kind=ended.kind, error=ended.why
-        )
+        end = AttemptEnd(outcome="infrastructure", kind=ended.kind, error=ended.why)
         attempt = next((path for _, path in reversed(folder.attempts()) if folder.end_of(path) is None), None)
         if attempt is None:
-            return replace(end, outcome="infrastructure")
+            return end
         try:
-            if timed_out:
+            if ended.kind == "timed_out":
+                end = end_of_late(attempt, ended.why, ended.after_s, self._plan.prices)
                 folder.make_commit(attempt, end, version=grue.__version__)
                 if self._plan.keep == "results":
                     folder.drop_trace()

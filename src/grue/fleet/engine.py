@@ -23,10 +23,12 @@ class Lost(Struct, frozen=True):
             than allowed. `cancelled`: by the driver. `error`: the attempt could not be made or recorded.
             `unable`: no worker can be started.
         why: The reason, as a sentence; empty for `cancelled`.
+        after_s: How long a timed-out attempt took.
     """
 
     kind: LossKind
     why: str = ""
+    after_s: float = 0.0
 
 
 Ended: TypeAlias = tuple[Task, Attempted | Lost]

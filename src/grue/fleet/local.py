@@ -209,9 +209,8 @@ class LocalEngine:
                 worker, Lost("died", f"its worker process ended with status {worker.process.exitcode}")
             )
         elif time.monotonic() > worker.until:
-            self._drop(
-                worker, Lost("timed_out", f"the episode did not end within {self._timeout_s or 0:g} s")
-            )
+            limit_s = self._timeout_s or 0.0
+            self._drop(worker, Lost("timed_out", f"the episode did not end within {limit_s:g} s", limit_s))
 
     def _hear(self, worker: "_Worker") -> None:
         """Read a worker's report, if a whole one has arrived; raises `ValueError` or `RecursionError`."""

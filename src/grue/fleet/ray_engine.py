@@ -192,7 +192,7 @@ class RayEngine:
         for reference in late:
             self._ray.cancel(reference, force=True)
             why = f"the episode did not end within {self._timeout_s:g} s"
-            self._end(reference, Lost("timed_out", why))
+            self._end(reference, Lost("timed_out", why, self._timeout_s or 0.0))
 
     def _end(self, reference: Any, outcome: Attempted | Lost) -> None:
         with self._lock:

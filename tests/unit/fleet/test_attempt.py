@@ -8,11 +8,15 @@ from typing import Any
 import anyio
 import pytest
 
+from grue import LlmSettings, Runner, TurnRequest
 from grue.errors import FleetError, LLMError, MCPServerStartupError
-from grue.fleet.attempt import Attempted, Job, run_attempt
-from grue.fleet.folder import AttemptEnd, CaseFile, EpisodeFolder
+from grue.fleet.attempt import Attempted, Job, end_of_late, run_attempt
+from grue.fleet.broker import Amount
+from grue.fleet.folder import TRACE, AttemptEnd, CaseFile, EpisodeFolder
 from grue.fleet.identity import Case, FileDigests
 from grue.fleet.work import Episode
+from grue.protocol.turn.prices import Price
+from grue.testing.llm_server import ScriptedLlmServer
 from grue.transports.llm.exchange import Permit, WantedRequest, request_gate, set_request_gate
 
 SECRET = "not-to-be-seen-0123456789"
@@ -195,6 +199,21 @@ def test_a_work_does_not_get_an_attempt_that_has_ended(tmp_path: Path, end: Any)
     else:
         folder.end(attempt, AttemptEnd(outcome=end))
     assert attempted(tmp_path, "after_an_interruption").end.scores == {"score": 0.0}
+
+
+def test_an_attempt_that_took_too_long_ends_with_what_its_trace_says(tmp_path: Path) -> None:
+    with ScriptedLlmServer(["a", "b"]) as llm:
+        settings = LlmSettings(base_url=llm.base_url, model="m")
+        with Runner(llm=settings, trace=tmp_path / TRACE) as runner:
+            for text in ("one", "two"):
+                runner.run_turn(TurnRequest(text))
+    written = (tmp_path / TRACE).read_bytes()
+    (tmp_path / TRACE).write_bytes(written[: written.rindex(b"TurnCompleted")])
+    end = end_of_late(tmp_path, "too long", 2.5, {"m": Price(input=1000, output=2000)})
+    assert (end.outcome, end.duration_s, end.model) == ("failed", 2.5, "scripted")
+    assert end.spent == Amount(2, 30, pytest.approx(0.04))
+    assert end.course is not None
+    assert end.course.turns == 2
 
 
 def test_the_zork_host_plays_and_goes_on_from_an_interrupted_attempt(tmp_path: Path) -> None:

@@ -171,11 +171,12 @@ def test_attempts_of_an_earlier_run_count(tmp_path: Path) -> None:
 
 
 def test_an_episode_that_takes_too_long_has_failed(tmp_path: Path) -> None:
-    finished, engine = run(tmp_path, lambda job, tries: Lost("timed_out", "too long"), count=1)
+    finished, engine = run(tmp_path, lambda job, tries: Lost("timed_out", "too long", 2.5), count=1)
     (episode,) = FleetFolder(tmp_path).episodes()
     assert (finished.tally.failed, len(engine.jobs)) == (1, 1)
     assert episode.commit is not None
-    assert (episode.commit.end.kind, episode.commit.end.error) == ("timed_out", "too long")
+    end = episode.commit.end
+    assert (end.kind, end.error, end.duration_s) == ("timed_out", "too long", 2.5)
 
 
 def test_an_episode_that_takes_too_long_leaves_no_files_where_none_are_kept(tmp_path: Path) -> None:
