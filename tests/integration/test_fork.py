@@ -48,6 +48,7 @@ from grue.messages import (
     TurnParked,
 )
 from grue.protocol.turn.prices import Spent
+from grue.testing.fake_tools import FakeToolServer
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 from grue.tracing.diff import diff
 from grue.tracing.reading import open_episode, read_episode
@@ -78,8 +79,11 @@ def other(request: LlmRequest) -> LlmReply:
 
 
 def seq_of(trace: Path, kind: str, number: int = 1) -> int:
-    found = [each.seq for each in read_episode(trace).envelopes if type(each.body).__name__ == kind]
-    return found[number - 1]
+    return seqs_of(trace, kind)[number - 1]
+
+
+def seqs_of(trace: Path, kind: str) -> list[int]:
+    return [each.seq for each in read_episode(trace).envelopes if type(each.body).__name__ == kind]
 
 
 def bodies(trace: Path, kind: Any) -> list[Any]:
@@ -206,6 +210,48 @@ def test_other_tools_are_offered(
     assert sorted(offered) == ["box.delete", "box.look", "shed.look"]
     assert offered["box.look"]["description"] == "Look."
     sound(tmp_path / "b.jsonl")
+
+
+class _Growing(FakeToolServer):
+    """Lists another tool after each call of `grow`."""
+
+    async def call(self, tool: str, arguments: dict[str, object], timeout_s: float) -> ToolCallResult:
+        result = await super().call(tool, arguments, timeout_s)
+        if tool == "grow":
+            self.answers(f"new{len(self.calls)}")
+        return result
+
+
+def test_changed_tools_are_offered_where_the_recorded_turn_got_them(tmp_path: Path) -> None:
+    """With the result of a call, between two calls of a reply, and at a reply's first call."""
+    box = _Growing("box")
+    box.answers("grow", 1, 2, 3)
+    box.answers("look", "dust")
+    replies = [["look"], ["grow"], ["grow", "look"], ["look"], ["look"]]
+
+    def thinking(request: LlmRequest) -> LlmReply:
+        told = sum(message["role"] == "assistant" for message in request.messages)
+        if told in (0, 3):
+            box.answers(f"thought{told}")  # the model thinks, and the server changes its list meanwhile
+        if told == len(replies):
+            return text_reply("done")
+        calls = [(f"box.{name}", {}) for name in replies[told]]
+        return tool_calls_reply(*calls, ids=[f"c{told}.{number}" for number in range(len(calls))])
+
+    with ScriptedLlmServer(thinking) as server:
+        with runner(server, WIRE, tmp_path / "a.jsonl", servers={"box": box}) as each:
+            each.run_turn(TurnRequest(user="Go."))
+        offered = [request.tool_names for request in server.requests]
+        assert [len(names) for names in offered] == [2, 3, 4, 5, 6, 6]
+        for number, place in enumerate((None, *seqs_of(tmp_path / "a.jsonl", "RequestCompletion"))):
+            server.requests.clear()
+            with runner(server, WIRE, tmp_path / f"{number}.jsonl") as each:
+                each.fork(tmp_path / "a.jsonl", at=place)
+            sent = [request.tool_names for request in server.requests]
+            assert sent == offered[len(offered) - len(sent) :], place
+            assert [
+                *diff(open_episode(tmp_path / "a.jsonl"), open_episode(tmp_path / f"{number}.jsonl"))
+            ] == []
 
 
 def test_a_call_that_the_record_lacks_fails_the_fork_and_is_not_made(tmp_path: Path, recorded: Path) -> None:

@@ -47,7 +47,6 @@ class RecordedCall(Struct):
     Attributes:
         seq: Number of the message with the call's result or failure; 0: the trace has no such message.
         settlement: The message with the call's result or failure.
-        listed: The tools that the server listed after the call, if they had changed.
         redacted: A secret was removed from the result.
     """
 
@@ -55,13 +54,26 @@ class RecordedCall(Struct):
     call: m.ServerCall
     seq: int = 0
     settlement: m.Settlement | None = None
-    listed: tuple[m.ToolDefinition, ...] | None = None
     redacted: bool = False
 
     @property
     def key(self) -> _Key:
         """What a fork's call must have in common with this recorded call to get the recorded result."""
         return self.server, self.call.tool, digest(self.call.arguments)
+
+
+class _Relisting(Struct, frozen=True):
+    """A changed list of tools that the recorded turn got from a server.
+
+    Attributes:
+        call: The last call that had been sent to the server; `None`: there was none.
+        again: It came at the beginning of the batch after that call, and not with the call's own result.
+    """
+
+    seq: int
+    tools: tuple[m.ToolDefinition, ...]
+    call: RecordedCall | None
+    again: bool
 
 
 class TurnRecord:
@@ -85,6 +97,9 @@ class TurnRecord:
         self._listings = listings
         self._opened: dict[m.ServerName, list[tuple[int, Listing]]] = {}
         self._calls: dict[tuple[m.BatchId, m.CallId], RecordedCall] = {}
+        self._sent: dict[m.ServerName, RecordedCall] = {}
+        self._begun: set[m.ServerName] = set()  # servers that have a batch of which no call was sent yet
+        self._relistings: dict[m.ServerName, list[_Relisting]] = {}
         self._questions: dict[str, _Question] = {}
         self._decisions: dict[_Question, dict[str, ApprovalDecision]] = {}
         self._postponed: set[_Question] = set()
@@ -120,6 +135,29 @@ class TurnRecord:
         if tools is None:
             return listing
         return Listing(tools=tools, protocol_version=listing.protocol_version if listing else "")
+
+    def relisted(
+        self, server: m.ServerName, call: RecordedCall | None
+    ) -> list[tuple[m.ToolDefinition, ...] | None]:
+        """Return what a server answers when it is asked for changed tools after `call`: once, and once more.
+
+        `call` is the last one that was answered; `None`: the fork has opened the session. An answer is `None`
+        if the tools have not changed. Each changed list is returned once.
+        """
+        answers: list[tuple[m.ToolDefinition, ...] | None] = [None, None]
+        left = [] if server in self._listings else self._relistings.pop(server, [])
+        for each in left:
+            if (
+                call is None
+                and each.seq > self._after
+                and (each.call is None or each.call.seq <= self._after)
+            ):
+                answers[0] = each.tools
+            elif call is not None and each.call is call:
+                answers[each.again] = each.tools
+            else:
+                self._relistings.setdefault(server, []).append(each)
+        return answers
 
     def next(self, server: m.ServerName, tool: str, arguments: m.JsonObject) -> RecordedCall | None:
         """Return the recorded call that `take` would return, without taking it."""
@@ -174,6 +212,11 @@ class TurnRecord:
                 self.disabled[server] = reason
             case m.CallTools(server=server, batch=batch, calls=calls):
                 self._calls |= {(batch, call.call_id): RecordedCall(server, call) for call in calls}
+                self._begun.add(server)
+            case m.ToolCalled(server=server, batch=batch, call_id=call_id):
+                self._begun.discard(server)
+                if (batch, call_id) in self._calls:
+                    self._sent[server] = self._calls[batch, call_id]
             case m.ToolsChanged(server=server, tools=tools):
                 self._relist(server, tools, envelope.seq)
             case m.AskApproval(questions=questions):
@@ -196,9 +239,8 @@ class TurnRecord:
 
     def _relist(self, server: m.ServerName, tools: tuple[m.ToolDefinition, ...], seq: int) -> None:
         self._offer(server, tools, seq)
-        settled = [each for each in self._calls.values() if each.server == server and each.seq]
-        if settled:
-            max(settled, key=lambda each: each.seq).listed = tools
+        relisting = _Relisting(seq, tools, self._sent.get(server), again=server in self._begun)
+        self._relistings.setdefault(server, []).append(relisting)
 
     def _offer(self, server: m.ServerName, tools: tuple[m.ToolDefinition, ...], seq: int) -> None:
         before = self._opened.get(server)
@@ -318,7 +360,7 @@ class RecordedConnection:
         self._down: ServerFailed | None = None
         self._entered = False
         self._tools: tuple[m.ToolDefinition, ...] = ()
-        self._relisted: tuple[m.ToolDefinition, ...] | None = None
+        self._relisted: list[tuple[m.ToolDefinition, ...] | None] = []
 
     async def __aenter__(self) -> Self:
         if self._live is not None:
@@ -350,6 +392,7 @@ class RecordedConnection:
         if listing is None:
             raise self._fork.missed(f"it opens the server {self._server}, which had listed no tools yet")
         self._tools = listing.tools
+        self._relisted = self._fork.record.relisted(self._server, None)
         return listing
 
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
@@ -360,7 +403,7 @@ class RecordedConnection:
         """
         found = self._fork.record.take(self._server, tool, arguments)
         if found is not None:
-            self._relisted = found.listed
+            self._relisted = self._fork.record.relisted(self._server, found)
             return self._as_recorded(found, tool)
         return await self._miss(tool, arguments, timeout_s)
 
@@ -389,10 +432,9 @@ class RecordedConnection:
         return await finish_task(self._live, tool, task, timeout_s)
 
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
-        """Return the tools that the server listed after the last answered call; `None`: no new list."""
+        """Return the tools that the server listed at this place of the recorded turn; `None`: no new list."""
         del timeout_s
-        relisted, self._relisted = self._relisted, None
-        return relisted
+        return self._relisted.pop(0) if self._relisted else None
 
     def exclusive(self) -> contextlib.AbstractAsyncContextManager[object]:
         """Return a context manager in which other users of the live server's session wait."""
