@@ -12,7 +12,7 @@ from commands import forked, grue
 from forked_turns import Box, model, records, runner
 from msgspec.structs import replace
 
-from grue import FunctionTools, Runner, ToolPolicy, ToolRule, TurnLimits, TurnRequest, tool
+from grue import FunctionTools, Runner, ToolPolicy, ToolRule, ToolSearch, TurnLimits, TurnRequest, tool
 from grue.cli.trace_to_test import to_test
 from grue.errors import AnswerError, ConversationError, LLMError, MCPConfigError
 from grue.messages import (
@@ -118,6 +118,15 @@ def others(questions: tuple[ApprovalQuestion, ...]) -> list[ApprovalDecision]:
             [tool_calls_reply((f"shop.{LONG}_1", {}), (f"shop.{LONG}_2", {})), "x"], {}, id="long names"
         ),
         pytest.param([text_reply("par", finish_reason="content_filter"), "x"], {}, id="stopped reply"),
+        pytest.param(
+            [
+                tool_calls_reply(("find_tools", {"query": "look"})),
+                tool_calls_reply(("call_tool", {"name": "shop.look", "arguments": {"at": "a"}})),
+                "x",
+            ],
+            {"tool_search": ToolSearch(above=3)},
+            id="found tool",
+        ),
     ],
 )
 def test_what_has_happened_to_a_call_happens_in_the_test(

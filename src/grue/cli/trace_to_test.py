@@ -32,6 +32,7 @@ from grue.errors import MCPConfigError
 from grue.policies import ApprovalDecision, FailurePolicy, ToolPolicy, TurnLimits
 from grue.protocol.context.history import items_of
 from grue.protocol.tool_loop import AGENT
+from grue.protocol.tools.built_in import CALL_TOOL, find_tools
 from grue.runtime.files import write_whole
 from grue.runtime.safe_text import printable
 from grue.runtime.secrets.redaction import Redaction
@@ -42,6 +43,8 @@ from grue.tracing.message_words import failure_words
 
 _SHORT = 300
 """Longest result that a test asserts, in characters; people do not read longer ones."""
+
+_FIND_TOOLS = find_tools(()).name
 
 _NOT_AGAIN = ("timed_out", "died", "interrupted")
 
@@ -290,7 +293,8 @@ def _body(run: RecordedRun, named: dict[str, str], spec: str, path: Path) -> Ite
     if answer and not spec:
         yield from _readings(run)
     yield from _servers(run, named)
-    yield from _test(run, _end(run), path, answer, history=bool(history))
+    stood_in = any(server not in named for server in run.begun.servers)
+    yield from _test(run, _end(run), path, answer, history=bool(history), stood_in=stood_in)
 
 
 def _recorded_spec(run: RecordedRun) -> str:
@@ -496,7 +500,7 @@ def _decided(run: RecordedRun) -> Iterator[ApprovalDecision]:
 
 
 def _test(
-    run: RecordedRun, end: m.TurnEnd | None, path: Path, answer: str, *, history: bool
+    run: RecordedRun, end: m.TurnEnd | None, path: Path, answer: str, *, history: bool, stood_in: bool
 ) -> Iterator[str]:
     begun = run.begun
     yield from ("", "", f"def test_turn_{begun.turn}(scripted_llm: Any) -> None:")
@@ -519,7 +523,7 @@ def _test(
     yield "    runner = Runner("
     yield "        llm=llm,"
     yield "        servers=servers(),"
-    yield from _settings(run)
+    yield from _settings(run, stood_in=stood_in)
     yield "    )"
     if isinstance(end, m.TurnCompleted):
         yield "    with runner:"
@@ -527,7 +531,7 @@ def _test(
         yield "    assert_calls("
         yield "        outcome,"
         for call in end.tool_calls:
-            yield f"        {_called(call)},"
+            yield f"        {_called(call, asserted=not stood_in or call.name != _FIND_TOOLS)},"
         yield "    )"
         fallback = ", fallback=True" if end.kind == "fallback" else ""
         yield f"    assert_answer(outcome, {_literal(end.answer)}{fallback})"
@@ -554,8 +558,12 @@ def _cuts(run: RecordedRun, end: m.TurnCompleted) -> Iterator[str]:
         yield f"    assert cut == {cut!r}, 'which results the model read cut'"
 
 
-def _settings(run: RecordedRun) -> Iterator[str]:
+def _settings(run: RecordedRun, *, stood_in: bool) -> Iterator[str]:
     begun = run.begun
+    search = begun.tool_search
+    if search is not None and stood_in and _has_searched(run):
+        # Only the tools that were called have stand-ins, which may be too few for a search.
+        search = structs.replace(search, above=0)
     limits = structs.replace(
         begun.limits, **{name: getattr(TurnLimits(), name) for name in _SET_BY_THE_RUNNER}
     )
@@ -565,7 +573,7 @@ def _settings(run: RecordedRun) -> Iterator[str]:
         ("policy", begun.policy, FailurePolicy()),
         ("tool_policy", rules, ToolPolicy()),
         ("context", begun.context, None),
-        ("tool_search", begun.tool_search, None),
+        ("tool_search", search, None),
     ):
         if value != usual:
             yield f"        {name}={_literal(value)},"
@@ -577,11 +585,16 @@ def _settings(run: RecordedRun) -> Iterator[str]:
         yield "        ],"
 
 
-def _called(call: m.ToolCallRecord) -> str:
+def _has_searched(run: RecordedRun) -> bool:
+    replies = (each.body for each in run.envelopes if isinstance(each.body, m.CompletionReceived))
+    return any(call.name in (_FIND_TOOLS, CALL_TOOL.name) for reply in replies for call in reply.tool_calls)
+
+
+def _called(call: m.ToolCallRecord, *, asserted: bool) -> str:
     parts = [repr(call.name), _literal(arguments_of(call))]
     if call.settlement != "returned":
         parts.append(f"settlement={call.settlement!r}")
-    elif not call.result.is_error and len(_literal(call.result.content)) <= _SHORT:
+    elif asserted and not call.result.is_error and len(_literal(call.result.content)) <= _SHORT:
         parts.append(f"result={_literal(call.result.content)}")
     return f"Called({', '.join(parts)})"
 
