@@ -162,6 +162,8 @@ MIN_SECRET = 8
 _FURTHER_SAMPLING = ("seed", "frequency_penalty", "presence_penalty", "n", "service_tier")
 """Fields of `extra_body` that spans have names for."""
 
+_HEADER_NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
+
 _SCHEME_MISSING = "The base URL must start with http:// or https://, followed by a host."
 
 
@@ -748,7 +750,7 @@ def _headers(settings: LlmSettings, profile: WireProfile) -> dict[str, str]:
     extra = {
         name: value.strip()
         for name, value in settings.extra_headers.items()
-        if name.lower() != "content-length"
+        if name.lower() not in ("content-length", "transfer-encoding")
     }
     given = {name.lower() for name in extra}
     headers = {
@@ -762,7 +764,7 @@ def _headers(settings: LlmSettings, profile: WireProfile) -> dict[str, str]:
     headers = {name: value for name, value in headers.items() if name.lower() not in given} | extra
     for name, value in headers.items():
         # Check this here, because the error of the HTTP library would quote the value.
-        if not (name.isascii() and value.isascii() and f"{name}{value}".isprintable()):
+        if not (_HEADER_NAME.fullmatch(name) and value.isascii() and value.isprintable()):
             what = "API key" if name in own else f"header {name!a}"
             raise MCPConfigError(f"The {what} holds characters that no HTTP header can carry.")
     return headers

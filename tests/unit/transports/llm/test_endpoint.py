@@ -102,6 +102,12 @@ def test_a_header_that_cannot_be_sent_is_refused_without_its_value() -> None:
     assert "cret" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["", "X Token", "X-Token:", "X-T\u00f6ken", "X-Token\n"])
+def test_a_name_that_no_header_can_have_is_refused_before_a_request(name: str) -> None:
+    with pytest.raises(MCPConfigError, match="no HTTP header can carry"):
+        LlmEndpoint(LlmSettings(model="m", extra_headers={name: "a"}))
+
+
 @pytest.mark.parametrize(
     ("extra_body", "named"),
     [
@@ -244,7 +250,11 @@ def test_each_request_has_its_host_and_its_length_once() -> None:
         host = server.base_url.split("/")[2]
         anyio.run(post_once, endpoint)
         named = LlmEndpoint(
-            LlmSettings(base_url=server.base_url, model="m", extra_headers={"host": "llm.example"})
+            LlmSettings(
+                base_url=server.base_url,
+                model="m",
+                extra_headers={"host": "llm.example", "Transfer-Encoding": "chunked"},
+            )
         )
         anyio.run(post_once, named)
     assert [request.headers["host"] for request in server.requests] == [host, "llm.example"]
