@@ -314,11 +314,13 @@ async def test_a_reply_without_end_is_cut_off(limit: str, monkeypatch: pytest.Mo
         "invalid_reply",
         "the reply is longer than 1000 bytes",
     )
+    assert failed.failure.remedy == "Set max_tokens, or choose another model."
 
 
 async def test_a_reply_that_cannot_be_decompressed() -> None:
     failed, _ = await failure_of(lambda _: LlmReply(headers={"Content-Encoding": "gzip"}, body=b"no gzip"))
     assert failed.failure.kind == "invalid_reply"
+    assert failed.failure.remedy == "Check the proxies and gateways before the endpoint."
 
 
 async def test_a_cancelled_request_ends_at_once() -> None:

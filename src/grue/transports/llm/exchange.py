@@ -638,13 +638,13 @@ def _unreadable(error: EncodingError | OversizedStream | DamagedStream, status: 
     match error:
         case DamagedStream():
             return Fault(kind="damaged", status=status, message=f"the stream is damaged: {error}")
-        case OversizedStream():
-            return Fault(kind="invalid_reply", status=status, message=str(error))
-        case BodyTooLongError():
-            return Fault(kind="invalid_reply", status=status, message=f"the reply is {error}")
+        case OversizedStream() | BodyTooLongError():
+            words = f"the reply is {error}" if isinstance(error, BodyTooLongError) else str(error)
+            remedy = "Set max_tokens, or choose another model."
         case _:
             words = f"the reply cannot be decompressed: {error}"
-            return Fault(kind="invalid_reply", status=status, message=words)
+            remedy = "Check the proxies and gateways before the endpoint."
+    return Fault(kind="invalid_reply", status=status, message=words, remedy=remedy)
 
 
 async def decompressed(reply: HttpReply, most_bytes: int = MAX_REPLY_BYTES) -> AsyncIterator[bytes]:
