@@ -198,7 +198,7 @@ class ServerOptions(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
 
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_HEADER_VALUE = re.compile(r"[\t\x20-\x7e\xa0-\xff]*")
+_HEADER_VALUE = re.compile(r"[\t\x20-\x7e]*")
 _OPAQUE = re.compile(r"(?=.*\d)[A-Za-z0-9_~.%-]{20,}")
 """A part of a path that looks like a key and not a word. Some hosts give each user a secret URL."""
 

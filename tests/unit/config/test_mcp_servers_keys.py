@@ -157,6 +157,10 @@ def test_keys_without_effect_on_a_kind_of_server_are_named(tmp_path: Path) -> No
             {"url": "http://h", "headers": {"X": "${KEY}"}},
             "the header 'X' has a character that cannot be sent",
         ),
+        (
+            {"url": "http://h", "headers": {"X": "hunter2\u00e9"}},
+            "the header 'X' has a character that cannot be sent",
+        ),
     ],
 )
 def test_an_address_or_header_that_cannot_be_used_is_named(
