@@ -137,14 +137,24 @@ def read_tools(page: Mapping[str, Any], server: m.ServerName, notify: Notify) ->
             server=server,
             tool=tool["name"],
             description=well_formed(tool.get("description") or ""),
-            input_schema=json_object(tool["inputSchema"]),
-            output_schema=json_object(output_schema) if isinstance(output_schema, dict) else None,
+            input_schema=json_object(_without_nulls(tool["inputSchema"])),
+            output_schema=(
+                json_object(_without_nulls(output_schema)) if isinstance(output_schema, dict) else None
+            ),
             annotations=_annotations(tool.get("annotations")),
         )
         if len(msgspec.json.encode(definition)) > MAX_TOOL_BYTES:
             notify("bad_tool", f"{tool['name']}: its definition is longer than {MAX_TOOL_BYTES} bytes")
             continue
         yield definition
+
+
+def _without_nulls(schema: m.JsonObject) -> m.JsonObject:
+    """Return a schema without keywords that are `null`, as servers in Go write an empty list or map.
+
+    An endpoint refuses the whole request for one `"required": null`.
+    """
+    return {key: value for key, value in schema.items() if value is not None}
 
 
 def as_listed(tool: m.ToolDefinition) -> m.JsonObject:

@@ -50,6 +50,13 @@ def test_a_tool_is_read_with_all_its_parts() -> None:
     ]
 
 
+def test_a_keyword_of_a_schema_that_is_null_is_left_out() -> None:
+    """A provider refuses a whole request for one of them."""
+    empty = {"type": "object", "properties": None, "required": None}
+    ((tool,), faults) = read([{**GOOD, "inputSchema": empty, "outputSchema": empty}])
+    assert (tool.input_schema, tool.output_schema, faults) == ({"type": "object"}, {"type": "object"}, [])
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
