@@ -101,11 +101,16 @@ def sse_also_refused(declined: WireFault | None, fault: WireFault) -> WireFault:
     return WireFault(cause, ends_session=True, remedy=fault.remedy)
 
 
-def redirect_fault(status: int, location: str) -> WireFault:
-    """Return the fault for a redirect that is not followed; `location` is its target, without secrets."""
+def redirect_fault(status: int, location: str, *, same_place: bool) -> WireFault:
+    """Return the fault for a redirect that is not followed; `location` is its target, without secrets.
+
+    `same_place`: the target has the host and port of the configured address.
+    """
+    why = "what is sent is meant for the configured address only"
+    if same_place:
+        why = "it would turn the request into a GET"
     return WireFault(
-        f"the server redirects to {location} (HTTP {status}), which is not followed:"
-        " what is sent is meant for the configured address only",
+        f"the server redirects to {location} (HTTP {status}), which is not followed: {why}",
         ends_session=True,
         remedy=f"If {location} is the server that is meant, make it the `url`.",
     )

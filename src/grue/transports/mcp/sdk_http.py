@@ -508,7 +508,8 @@ class _Client(httpx2.AsyncClient):
         try:
             if awaited and following is not None:
                 url = following.url.copy_with(userinfo=b"", query=None, fragment=None)
-                return redirect_fault(response.status_code, plain_text(str(url)))
+                same_place = _same_place(request.url, url)
+                return redirect_fault(response.status_code, plain_text(str(url)), same_place=same_place)
             # A GET asks for an event stream with the server's own messages. This answer is no event stream.
             if response.is_success and request.method == "GET":
                 return content_fault(response.status_code, _content_type(response))
@@ -588,8 +589,12 @@ def _resumed(request: httpx2.Request) -> int | str | None:
 
 def _same_target(request: httpx2.Request, following: httpx2.Request) -> bool:
     before, after = request.url, following.url
-    same = (before.scheme, before.host, before.port) == (after.scheme, after.host, after.port)
-    return same and request.method == following.method and after.userinfo in (b"", before.userinfo)
+    same = _same_place(before, after) and request.method == following.method
+    return same and after.userinfo in (b"", before.userinfo)
+
+
+def _same_place(one: httpx2.URL, other: httpx2.URL) -> bool:
+    return (one.scheme, one.host, one.port) == (other.scheme, other.host, other.port)
 
 
 def _empty_success(request: httpx2.Request) -> httpx2.Response:

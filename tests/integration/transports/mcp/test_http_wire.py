@@ -284,7 +284,11 @@ async def test_r6_1_a_plain_server_has_no_secure_connection() -> None:
     [
         ("--status call=404", "session lost: the server does not know this session any more"),
         ("--status call=401", "the server does not accept the credentials (HTTP 401 Unauthorized)"),
-        ("--status call=302 --location http://other/x", "the server redirects to http://other/x (HTTP 302)"),
+        (
+            "--status call=302 --location http://other/x",
+            "the server redirects to http://other/x (HTTP 302), which is not followed: what is sent is meant",
+        ),
+        ("--status call=301 --location /x", "which is not followed: it would turn the request into a GET"),
         ("--legacy --status call=404", "session lost"),
     ],
 )
