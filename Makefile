@@ -79,6 +79,7 @@ check: $(VENV)/.dev ## what CI checks beside the tests: lint, types, import rule
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	MYPYPATH=benchmarks:benchmarks/peers:tests/support $(BIN)/mypy --follow-imports=silent benchmarks/*.py tools/*.py
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_sizes.py
 

@@ -16,9 +16,10 @@ from pathlib import Path
 import psutil
 from measuring import Bar, Effort, Section, figure
 
-from grue.fleet.attempt import Attempted, Job
+from grue.fleet.attempt import Attempted, Task
+from grue.fleet.broker import Costs
 from grue.fleet.driver import Driver, Plan
-from grue.fleet.engine import Costs, Ended
+from grue.fleet.engine import Ended
 from grue.fleet.fleet import Fleet
 from grue.fleet.folder import AttemptEnd, FleetFolder
 from grue.fleet.sweep import Span, Sweep
@@ -139,7 +140,7 @@ class _NoEngine:
         """Return nothing."""
         return Costs()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: Task) -> None:
         """End it."""
         end = AttemptEnd(outcome="scored", scores={"score": 1.0})
         self.ended.put((job, Attempted(end=end, attempt="attempt-1", committed=True)))

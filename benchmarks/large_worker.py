@@ -103,7 +103,7 @@ class Ticks:
             run(handle)
             self.step_ms = max(self.step_ms, (time.thread_time() - worked) * 1e3)
 
-        asyncio.Handle._run = timed  # type: ignore[method-assign]  # noqa: SLF001 - likewise
+        asyncio.Handle._run = timed  # type: ignore[assignment, method-assign]  # noqa: SLF001 - likewise
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:

@@ -20,7 +20,7 @@ def manager_section(effort: Effort) -> Section:
     server = StdioServer(name="plain", command=sys.executable, args=(str(PLAIN),))
     with McpManager() as manager, ToolClient({"plain": server}) as client:
         (tool,) = (each.name for each in manager.connect_all({"plain": server}))
-        sides = {
+        sides: dict[str, Callable[[], object]] = {
             "client": partial(client.call, f"plain.{tool}", {"text": "x"}, 10),
             "manager": partial(manager.call_tool, tool, {"text": "x"}, 10),
         }

@@ -13,7 +13,8 @@ from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.processes.process_group import ProcessRegistry
 from grue.testing import faulty_server
 from grue.tool_sessions.server_specs import StdioServer
-from grue.transports.mcp.client import ClientOptions, McpClient
+from grue.transports.mcp.client import McpClient
+from grue.transports.mcp.client_options import ClientOptions
 
 PLAIN = Path(__file__).parent / "servers" / "plain_server.py"
 CALLS = 200

@@ -99,7 +99,7 @@ class TurnModules:
                 sys.setprofile(self._call)
                 runner.run_turn(TurnRequest(user="Go on."))
                 sys.setprofile(None)
-                threading.setprofile(None)  # type: ignore[arg-type]  # as its documentation says
+                threading.setprofile(None)
         self.loaded = {name for name in sys.modules if _of_a_turn(name)}
 
     def _call(self, frame: FrameType, event: str, _: object) -> None:

@@ -55,7 +55,8 @@ def filled(readme: str, **blocks: str) -> str:
     """Return the README with each block between its markers, in a fence of its own."""
     for name, text in blocks.items():
         marked = re.compile(rf"(<!-- {name}:begin -->\n).*?(<!-- {name}:end -->)", re.DOTALL)
-        readme, count = marked.subn(lambda m, text=text: f"{m[1]}```\n{text}\n```\n{m[2]}", readme)
+        block = f"```\n{text}\n```\n".replace("\\", r"\\")
+        readme, count = marked.subn(rf"\g<1>{block}\g<2>", readme)
         if count != 1:
             raise SystemExit(f"docs/what-you-see.md has {count} blocks called {name}; one is wanted.")
     return readme

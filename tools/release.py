@@ -25,7 +25,7 @@ def notes_for(tag: str, *, version: str, changelog: str) -> str:
         raise ValueError(f"CHANGELOG.md has lines under Unreleased: move them to {version}.")
     if not sections.get(version, "").strip():
         raise ValueError(f"CHANGELOG.md says nothing of {version}.")
-    return sections[version].strip() + "\n"
+    return f"{sections[version].strip()}\n"
 
 
 def _main(tag: str) -> None:
