@@ -37,7 +37,7 @@ from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.processes.process_group import ProcessRegistry
 from grue.runtime.safe_text import printable
 from grue.runtime.secrets.secret_forms import secrets_in
-from grue.runtime.trace.file import TraceOptions, TraceWriter
+from grue.runtime.trace.file import TraceOptions, TraceWriter, refuse_unreadable
 from grue.runtime.trace.format import TRACE_FILE
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.runtime.version import __version__
@@ -316,5 +316,6 @@ def _write_file(path: Path, recorder: Recorder) -> Callable[[], None]:
     writer = TraceWriter(path, episode=episode, options=TraceOptions(version=__version__))
     for name, value in secrets_in(os.environ).items():
         recorder.hide(name, value)
+    recorder.add(refuse_unreadable)
     recorder.add(writer)
     return writer.close

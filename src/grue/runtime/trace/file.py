@@ -218,6 +218,15 @@ class TraceOptions(Struct, frozen=True, kw_only=True):
         check_settings(self)
 
 
+def refuse_unreadable(envelope: Envelope[Any], line: bytes) -> None:
+    """Observe a recorder before a writer does, and raise `TraceError` for what `grue trace` cannot read."""
+    if not (b'"body":{"type":' in line and type(envelope.turn) is int and isinstance(envelope.sender, str)):
+        raise TraceError(
+            f"{type(envelope.body).__name__} cannot be recorded: the trace could not be read any more. Record"
+            " a Fact, or another message with a tag; sender= is a text and turn= an int."
+        )
+
+
 class TraceWriter(Closing):
     """Write a trace file that only its owner can read. Use it as an observer of a `Recorder`.
 

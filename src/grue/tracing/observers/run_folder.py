@@ -30,7 +30,7 @@ from grue.runtime.files import LineFile, cut_half_line, write_whole
 from grue.runtime.loops.closing import Closing
 from grue.runtime.safe_text import printable
 from grue.runtime.secrets.secret_forms import secrets_in
-from grue.runtime.trace.file import TraceOptions, TraceWriter
+from grue.runtime.trace.file import TraceOptions, TraceWriter, refuse_unreadable
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.runtime.version import __version__
 from grue.tracing.facts import EpisodeResumed, EpisodeStarted
@@ -92,7 +92,14 @@ class RunFolder(Closing):
             recorder.hide(name, value)
         self._place = (path / "trace.jsonl").absolute()
         self._outside = options.outside
-        for observer in (self._remove_old_result, self._trace, events, log, self._require_place):
+        for observer in (
+            refuse_unreadable,
+            self._remove_old_result,
+            self._trace,
+            events,
+            log,
+            self._require_place,
+        ):
             recorder.add(observer)
 
     def _remove_old_result(self, envelope: Envelope[Any], line: bytes) -> None:

@@ -2,7 +2,9 @@
 
 import json
 import stat
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,6 +13,7 @@ from msgspec import Struct
 from recorded_turns import Called, Play, Tape
 
 from grue.engine.episode_past import Past
+from grue.engine.wiring import OwnTrace
 from grue.errors import TraceError
 from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted, Observed
 from grue.messages import RunTurn
@@ -58,6 +61,35 @@ def test_a_decision_is_in_the_trace_before_the_host_may_act_upon_it(path: Path) 
         play(tape, 1)
         last = read_episode(path).envelopes[-1].body
         assert isinstance(last, Decided)
+
+
+class Untagged(Struct):
+    number: int
+
+
+@pytest.mark.parametrize("file", ["run", "trace.jsonl"])
+@pytest.mark.parametrize(
+    ("body", "sent"),
+    [
+        ("a text", {}),
+        ({"number": 2}, {}),
+        (Untagged(2), {}),
+        (STARTED, {"turn": "1"}),
+        (STARTED, {"turn": True}),
+        (STARTED, {"sender": 5}),
+    ],
+)
+def test_a_record_that_no_reader_would_take_is_refused(
+    tmp_path: Path, file: str, body: object, sent: dict[str, Any]
+) -> None:
+    recorder = Recorder()
+    path = tmp_path / file
+    with RunFolder(path, recorder, episode_id="e") if file == "run" else closing(OwnTrace(path, recorder)):
+        recorder.record(STARTED, sender="host")
+        with pytest.raises(TraceError, match="could not be read any more"):
+            recorder.record(body, **{"sender": "host", **sent})
+        recorder.record(STARTED, sender="host")
+    assert [envelope.body for envelope in read_episode(path).envelopes] == [STARTED, STARTED]
 
 
 def test_flush_writes_what_no_host_has_said(path: Path) -> None:
