@@ -173,6 +173,7 @@ def request(**wrong: Any) -> TurnRequest[Any]:
         (lambda: http(headers={"A": 1}), "HttpServer: headers[...]: Expected `str`, got `int`"),
         (lambda: request(turn_timeout_s=0), "turn_timeout_s= wants a number, above 0, or None, not 0"),
         (lambda: request(turn=-1), "turn= wants a number, 0 or more"),
+        (lambda: request(turn=True), "turn= wants a number, not True"),
         (lambda: request(context=32_000), "context= wants ContextPolicy(...), not int"),
         (lambda: request(history=3), "history=outcome.said"),
         (lambda: request(history=[UserText(3)]), "UserText('...')"),

@@ -261,7 +261,7 @@ def _right_form(request: TurnRequest[Any]) -> str:
         return "history= wants what grue.messages has: UserText('...'), AssistantReply(...), ToolMessage(...)"
     for name, kind, least in (("turn", int, "0 or more"), ("turn_timeout_s", int | float, "above 0")):
         value = given[name]
-        if not isinstance(value, kind | None):
+        if not isinstance(value, kind | None) or isinstance(value, bool):
             return f"{name}= wants a number, not {shown(value)}"
         if value is not None and not is_usable(value, above_0=name != "turn"):
             return f"{name}= wants a number, {least}, or None, not {shown(value)}"

@@ -56,7 +56,7 @@ class ResumeRequest(Struct, frozen=True, kw_only=True):
     conversation: KeptConversation | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.turn, int | None):
+        if not isinstance(self.turn, int | None) or isinstance(self.turn, bool):
             raise MCPConfigError(f"turn= wants a number, not {shown(self.turn)}.")
         for each in self.decisions:
             if not isinstance(each, ApprovalDecision):
