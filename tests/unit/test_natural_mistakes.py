@@ -1,5 +1,6 @@
 """What people write first, and what they are told: refused where it is made, with the right form."""
 
+import functools
 import math
 import re
 from collections.abc import Callable
@@ -49,6 +50,9 @@ def now() -> float:
     raise AssertionError("it was called")
 
 
+DEEP: dict[str, Any] = functools.reduce(lambda inner, _: {"a": inner}, range(5_000), {})
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -56,6 +60,7 @@ def now() -> float:
         ({"llm": {"model": "m"}}, "llm= wants LlmSettings(base_url=..., model=...)"),
         ({"llm": LlmSettings}, "llm= wants LlmSettings(base_url=..., model=...)"),
         ({"llm": 42}, "llm= wants LlmSettings(base_url=..., model=...)"),
+        ({"llm": LlmSettings(model="m", extra_body=DEEP)}, "llm=LlmSettings(...) is nested too deeply."),
         ({"llm": "qwen3"}, "LlmSettings(base_url=..., model='qwen3')"),
         ({"limits": 30}, "limits= wants TurnLimits(...), not int 30"),
         ({"budget": 5}, "budget= wants Budget(...), not int 5"),

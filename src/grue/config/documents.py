@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -31,6 +31,11 @@ KeyPath = tuple[int | str, ...]
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>[^`]*)`")
 _PLAIN = "tag:yaml.org,2002:"
+SECRETS_ELSEWHERE = dict.fromkeys(
+    ("api_key", "key", "token"),
+    "Keys are not written into files: set GRUE_API_KEY, or the provider's own variable, in the environment.",
+)
+"""What to do instead of setting these keys, by key."""
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _MOST_LEVELS = 100
 
@@ -95,10 +100,12 @@ class YamlDocument(Document):
             keys, problem = problem_of(error)
             unknown = _UNKNOWN.match(problem)
             if unknown is None:
-                raise self.error(keys, f"{dotted(keys)}{': ' if keys else ''}{problem}.") from error
+                wanted = choices(problem, kind, keys)
+                raise self.error(keys, f"{dotted(keys)}{': ' if keys else ''}{problem}{wanted}.") from error
             key, known = unknown["key"], _fields(kind, keys)
             keys = (*keys, key)
-            text = f"unknown key {dotted(keys)!r}. Did you mean {nearest(key, known)!r}?"
+            meant = SECRETS_ELSEWHERE.get(key) or f"Did you mean {nearest(key, known)!r}?"
+            text = f"unknown key {dotted(keys)!r}. {meant}"
             raise self.error(keys, f"{text} Known keys: {', '.join(known)}.") from error
 
 
@@ -423,9 +430,29 @@ def parse_yaml(text: str, path: Path, *, first_line: int = 1) -> YamlDocument:
 
 def _fields(kind: Any, keys: KeyPath) -> tuple[str, ...]:
     """Return the field names of the Struct at `keys` in a Struct of the type `kind`."""
+    return tuple(field.encode_name for field in msgspec.structs.fields(_struct_in(_declared(kind, keys))))
+
+
+def _declared(kind: Any, keys: KeyPath) -> Any:
     for key in filter(lambda key: isinstance(key, str), keys):
-        kind = _struct_in(next(each.type for each in msgspec.structs.fields(kind) if each.encode_name == key))
-    return tuple(field.encode_name for field in msgspec.structs.fields(kind))
+        fields = msgspec.structs.fields(_struct_in(kind))
+        kind = next(each.type for each in fields if each.encode_name == key)
+    return kind
+
+
+def choices(problem: str, kind: Any, keys: KeyPath) -> str:
+    """Return what a value may be, if msgspec says that it is none of several; otherwise an empty text.
+
+    `keys` is the path to the value in a Struct of the type `kind`.
+    """
+    if not problem.startswith("Invalid enum value"):
+        return ""
+    declared = _declared(kind, keys)
+    known = [repr(each) for each in get_args(declared) if isinstance(each, str)]
+    for part in get_args(declared):
+        known += map(repr, get_args(part)) if get_origin(part) is Literal else ()
+        known += ["a list"] if get_origin(part) is list else ()
+    return f"; it should be {' or '.join(known)}" if known else ""
 
 
 def _struct_in(declared: Any) -> Any:

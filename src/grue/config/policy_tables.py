@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from grue.config.documents import KeyPath, nearest, problem_of
+from grue.config.documents import KeyPath, choices, nearest, problem_of
 from grue.errors import MCPConfigError
 from grue.policies import ContextPolicy, ToolPolicy, ToolRule, ToolSearch
 from grue.protocol.tools.policy import check_policy
@@ -85,7 +85,7 @@ def _converted(table: Mapping[str, Any], kind: type[P]) -> P:
         return msgspec.convert(table, kind)
     except msgspec.ValidationError as error:
         keys, words = problem_of(error)
-        raise _error(keys, f"{_said(keys)}{words}.") from error
+        raise _error(keys, f"{_said(keys)}{words}{choices(words, kind, keys)}.") from error
 
 
 def _refuse_unknown(table: Mapping[str, Any], kind: type[Struct], within: KeyPath) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from grue.config.documents import Document, nearest, parse_toml, read_config_text
+from grue.config.documents import SECRETS_ELSEWHERE, Document, nearest, parse_toml, read_config_text
 from grue.errors import MCPConfigError
 
 GRUE, ZORKGPT = "tool.grue", "tool.zorkgpt"
@@ -169,11 +169,7 @@ PLACES = {name: place for place, names in _OTHER_NAMES.items() for name in (plac
 """grue's table and key of a setting, by each of its names."""
 
 _ELSEWHERE = {
-    **dict.fromkeys(
-        ("api_key", "key", "token"),
-        "Keys are not written into files: set GRUE_API_KEY, or the provider's own variable, in the"
-        " environment.",
-    ),
+    **SECRETS_ELSEWHERE,
     **dict.fromkeys(
         ("servers", "mcp_servers", "mcpServers"),
         "MCP servers are configured in mcp_config.json: `grue init` writes one.",

@@ -436,4 +436,7 @@ def _what_is_wrong(error: ErrorDetails) -> str:
         return f"{wanted}."
     if error["type"] in ("unexpected_keyword_argument", "no_such_attribute"):
         return "is not a setting."
-    return f"is {toml_kind(error['input'])}; it {wanted}."
+    inside = error["loc"][1:]
+    if inside and inside[-1] != "[key]":
+        return f"has {toml_kind(error['input'])} under {inside[0]!r}; it {wanted}."
+    return f"{'has the key' if inside else 'is'} {toml_kind(error['input'])}; it {wanted}."

@@ -511,3 +511,5 @@ def check_fields(argument: str, given: Struct) -> None:
         msgspec.convert(msgspec.to_builtins(given), kind)
     except (msgspec.ValidationError, TypeError) as error:
         raise MCPConfigError(f"{argument}={kind.__name__}(...): {fault_of(error)}.") from error
+    except RecursionError as error:
+        raise MCPConfigError(f"{argument}={kind.__name__}(...) is nested too deeply.") from error

@@ -57,7 +57,11 @@ def test_without_the_table_everything_is_allowed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "line", "fault"),
     [
-        ('verdict = "perhaps"', 4, "rules, number 2, verdict: Invalid enum value 'perhaps'"),
+        (
+            'verdict = "perhaps"',
+            4,
+            "rules, number 2, verdict: Invalid enum value 'perhaps'; it should be 'allow' or",
+        ),
         ("parallel = 1", 4, "rules, number 2, parallel: Expected `bool`, got `int`"),
         ('tool = "a.*"', 4, "rules, number 2: unknown key 'tool'. Did you mean 'tools'"),
         ("tools = []", 3, "rule 2: tools should be"),

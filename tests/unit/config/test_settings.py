@@ -300,6 +300,12 @@ def test_invalid_toml_is_told_with_line_and_column(tmp_path: Path, text: str, li
     assert str(error).startswith(f"{tmp_path / 'pyproject.toml'} is not valid TOML: ")
 
 
+def test_a_wrong_value_inside_a_table_of_the_users_is_named(tmp_path: Path) -> None:
+    text = '[tool.grue.llm]\nextra_headers = {X-Team = 7, "" = "a"}'
+    assert "extra_headers has 7 under 'X-Team'; it should be" in str(refusal(tmp_path, text))
+    assert "extra_headers has the key the text ''; it should have" in str(refusal(tmp_path, text))
+
+
 @pytest.mark.parametrize("text", ["a = " + "[" * 20_000, "a = " + "9" * 5_000, "a = 2026-02-31"])
 def test_toml_beyond_all_limits_is_a_configuration_error(tmp_path: Path, text: str) -> None:
     assert re.search(r"is not (usable|valid) TOML", str(refusal(tmp_path, text)))

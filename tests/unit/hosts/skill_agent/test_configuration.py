@@ -119,7 +119,13 @@ def test_with_mcp_off_the_variables_of_servers_need_not_be_set(tmp_path: Path) -
         ("policy:\n  rules:\n    - tools: a\n    - verdit: ask", 4, "unknown key 'verdit'"),
         ("model:\n  temperature: -1", 2, "model.temperature is -1"),
         ("model:\n  base_url: ftp://x", 2, "model.base_url should be an http:// or https:// URL"),
-        ("on_step_failure: give_up", 1, "on_step_failure: Invalid enum value 'give_up'"),
+        ("on_step_failure: give_up", 1, "'give_up'; it should be 'continue' or 'stop' or 'retry'."),
+        (
+            "shell:\n  commands: ls",
+            2,
+            "shell.commands: Invalid enum value 'ls'; it should be 'any' or a list.",
+        ),
+        ("model:\n  api_key: sk-1", 2, "'model.api_key'. Keys are not written into files: set GRUE_API_KEY"),
         ("[1]", 1, "Expected `object`, got `array`"),
     ],
 )
