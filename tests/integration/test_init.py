@@ -3,11 +3,13 @@
 import json
 import os
 import pty
+import runpy
 import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import promises
 import pytest
@@ -144,6 +146,19 @@ def test_servers_of_another_host_come_without_their_secrets(tmp_path: Path, home
     assert "set      GITHUB_TOKEN in the environment, for the server github" in made.stdout
     assert "the name is taken" in made.stderr
     assert SECRET not in made.stdout + made.stderr + "".join(written(tmp_path).values())
+
+
+def test_the_written_test_needs_no_key_of_a_copied_server(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init.start_project(tmp_path / "bot", [home / ".cursor" / "mcp.json"])
+    monkeypatch.delenv("GITHUB_TOKEN", raising=False)
+    config = tmp_path / "bot" / "mcp_config.json"
+    monkeypatch.setitem(sys.modules, "agent", SimpleNamespace(CONFIG=config, Answer=None, ask=None))
+    assert "${GITHUB_TOKEN}" in config.read_text()
+    runpy.run_path(str(tmp_path / "bot" / "test_agent.py"))["test_the_configuration_of_servers_is_valid"](
+        monkeypatch
+    )
 
 
 def test_nothing_is_overwritten(tmp_path: Path, home: Path) -> None:
