@@ -421,8 +421,13 @@ def _resolve(command: str, env: Mapping[str, str], cwd: str | None) -> str:
     """Return the program's absolute path, or raise a clearer error than a spawn would."""
     base = cwd or "."
     # Use strings: `Path`s take ten times as long, and the server cannot start before this is done.
-    if not os.path.isdir(base):  # noqa: PTH112
-        raise SpawnError(f"The working directory {cwd} does not exist.")
+    # A process can start in the host's own directory even if no path leads there any more.
+    if cwd:
+        try:
+            os.stat(f"{cwd}/.")  # noqa: PTH116
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise SpawnError(f"The working directory {cwd} cannot be used: {why}.") from error
     if "/" in command:
         path = os.path.join(base, command)  # noqa: PTH118
         found = path if os.path.isfile(path) and os.access(path, os.X_OK) else None  # noqa: PTH113

@@ -160,8 +160,12 @@ def test_r6_1_a_command_that_cannot_be_started_fails_before_the_spawn(command: s
 def test_other_refusals_are_spawn_errors_too() -> None:
     registry = ProcessRegistry()
     with assert_nothing_left():
-        with pytest.raises(SpawnError, match="/no/such/dir"):
+        with pytest.raises(SpawnError, match="/no/such/dir cannot be used: No such file or directory"):
             sh(registry, "exit", cwd="/no/such/dir")
+        with pytest.raises(SpawnError, match=f"{__file__} cannot be used: Not a directory"):
+            sh(registry, "exit", cwd=__file__)
+        with pytest.raises(SpawnError, match="cannot be used: .*null"):
+            sh(registry, "exit", cwd="/\0")
         with pytest.raises(SpawnError, match="null"):
             registry.spawn("sh", ("a\0b",), ENV, None)
         with pytest.raises(SpawnError, match="too long"):
