@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 import venv
 from collections.abc import Sequence
 from pathlib import Path
@@ -140,6 +141,20 @@ def test_the_lines_that_install_grue_work_with_the_wheel(installed: Installed, t
             assert "grue 0" in run(folder, [folder / "venv" / "bin" / "grue", "--version"], here)
         else:
             assert "0 of 100 points" in run(folder, [here / words[0], *words[1:], "--turns", "2"], here)
+
+
+def test_the_oldest_versions_that_it_asks_for_are_enough(installed: Installed, tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    asked = [*project["dependencies"], *project["optional-dependencies"]["mcp"]]
+    install = ["pip", "install", "--quiet", "--resolution", "lowest-direct", "--python", tmp_path / "venv"]
+    run(tmp_path, [Path(sys.executable).parent / "uv", *install, installed.wheel, *asked], installed.programs)
+    programs = tmp_path / "venv" / "bin"
+    assert "0 of 100 points" in run(
+        tmp_path, [programs / "grue", "play", "--offline", "--turns", "1"], programs
+    )
+    answer = "import msgspec, grue; grue.AnswerSpec.of(msgspec.defstruct('Answer', [('yes', bool)]))"
+    run(tmp_path, [programs / "python", "-c", answer], programs)
 
 
 def test_the_source_distribution_has_no_path_of_this_machine(installed: Installed) -> None:
