@@ -2,9 +2,10 @@
 
 import contextlib
 import threading
+import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast, get_args
 
 import anyio
@@ -14,13 +15,20 @@ from msgspec.structs import replace
 
 from grue.actors.sampling import CurrentSampler
 from grue.engine.turn_actors import TurnResources
-from grue.errors import MCPConfigError, MCPError
+from grue.errors import MCPConfigError, MCPError, TurnCancelled
 from grue.field_checks import shown
 from grue.policies import DEFAULT_START, Keep, Start, StartAhead, StartWhen, starts_ahead
 from grue.runtime.forks import here_and_in_children
 from grue.runtime.loading import importing
-from grue.runtime.loops.interrupts import INTERRUPT_GRACE_S, defer_interrupts, refuse_reentry
-from grue.runtime.loops.loop_thread import Call, EpisodeLoop
+from grue.runtime.loops.interrupts import (
+    INTERRUPT_GRACE_S,
+    Interruptible,
+    WorkInterrupted,
+    defer_interrupts,
+    refuse_reentry,
+    wait_for,
+)
+from grue.runtime.loops.loop_thread import Call, EpisodeLoop, ErrorTexts
 from grue.runtime.loops.sync_edge import run_blocking, warn_if_blocking
 from grue.runtime.processes.process_group import ProcessRegistry
 from grue.runtime.trace.recorder import Recorder
@@ -246,6 +254,15 @@ def with_default(start: Start | None, when: StartWhen) -> Start:
     return cast("StartAhead", start), when
 
 
+class _Alone:
+    """Work that runs in a loop of its own, or in the loop of its async caller; made in that loop's thread."""
+
+    def __init__(self) -> None:
+        self.thread = threading.current_thread()
+        self.work = Interruptible()
+        self.ended: Future[None] = Future()
+
+
 class CurrentEpisode:
     """Runs the turns of a runner, and its tool calls outside turns. Thread-safe.
 
@@ -273,6 +290,7 @@ class CurrentEpisode:
     def _make_lock(self) -> None:
         # Reentrant: a signal handler may close the runner in a thread that holds the lock.
         self._lock = threading.RLock()
+        self._alone: set[_Alone] = set()  # a forked child does not run those of its parent
 
     def run(self, work: Work[T]) -> T:
         """Run a turn and return its result, blocking.
@@ -280,7 +298,7 @@ class CurrentEpisode:
         In an episode's loop, the turns that were submitted before run first.
         """
         if not self.lasting and self._episode is None:
-            return _run_alone(work, "Runner.run_turn_async")
+            return _run_alone(self._until_closed(work), "Runner.run_turn_async")
         episode = self._running(users=1)
         try:
             return episode.call(work)
@@ -290,17 +308,19 @@ class CurrentEpisode:
     async def run_async(self, work: Work[T]) -> T:
         """Run a turn as `run` does, without blocking the caller's loop."""
         if not self.lasting:
-            return await _run_alone_async(work)
+            return await _run_alone_async(self._until_closed(work))
         return await self._running().call_async(work)
 
     def run_outside_turns(self, work: Work[T]) -> T:
         """Run `work`, which makes tool calls outside turns. Blocks; starts at once, even if a turn runs."""
-        return self.run_beside(work) if self.lasting else _run_alone(work, "the async twin of this method")
+        if self.lasting:
+            return self.run_beside(work)
+        return _run_alone(self._until_closed(work), "the async twin of this method")
 
     async def run_outside_turns_async(self, work: Work[T]) -> T:
         """Run work as `run_outside_turns` does, without blocking the caller's loop."""
         if not self.lasting:
-            return await _run_alone_async(work)
+            return await _run_alone_async(self._until_closed(work))
         return await self._running().beside_async(work)
 
     def submit(self, work: Work[T]) -> Call[T]:
@@ -326,11 +346,40 @@ class CurrentEpisode:
             self._leave(episode)
 
     def close(self) -> None:
-        """End the loop within seconds. Later work starts a new one."""
+        """Cancel all work, and end the loop, within seconds. Later work starts a new one.
+
+        Work in the caller's own loop is cancelled but not waited for.
+        """
         with self._lock:
             episode = self._detach()
+            alone = list(self._alone)
+        for each in alone:
+            each.work.interrupt()
         if episode is not None:
             episode.close()
+        deadline = time.monotonic() + INTERRUPT_GRACE_S
+        with defer_interrupts():
+            for each in alone:
+                if each.thread is not threading.current_thread():
+                    wait_for(each.ended, deadline - time.monotonic())
+
+    def _until_closed(self, work: Work[T]) -> Work[T]:
+        """Return `work` for a loop that is not an episode's. If `close` is called, it is cancelled."""
+
+        async def run(resources: TurnResources) -> T:
+            alone = _Alone()
+            with self._lock:
+                self._alone.add(alone)
+            try:
+                return await alone.work.run(lambda: work(resources))
+            except WorkInterrupted:
+                raise TurnCancelled(ErrorTexts().ended_early) from None
+            finally:
+                with self._lock:
+                    self._alone.discard(alone)
+                alone.ended.set_result(None)
+
+        return run
 
     async def _keep(self, working: Awaitable[T]) -> T:
         return await working

@@ -4,6 +4,8 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -16,7 +18,10 @@ from worded_turns import WordedModel, ask
 import grue.engine.current_episode
 from grue import AnswerSpec, FunctionTools, MCPError
 from grue.engine.current_episode import Episode
+from grue.errors import TurnCancelled
+from grue.messages import TurnFailed
 from grue.runtime.loops import loop_thread as episode_loop
+from grue.tracing.reading import read_episode
 
 WITHIN_S = 60.0
 
@@ -67,6 +72,36 @@ def test_a_loop_that_began_while_another_one_was_closed_ends_with_its_runner(mod
     del closing, runner
     wait_until(collected(lost))
     wait_until(lambda: not episode_loop._running_loops)
+
+
+def test_closing_the_runner_cancels_the_turns_that_other_threads_run(
+    model: WordedModel, mode: Mode, tmp_path: Path
+) -> None:
+    runner = model.runner(mode, trace=tmp_path / "trace.jsonl")
+    with ThreadPoolExecutor() as threads:
+        turn = threads.submit(runner.run_turn, ask("wait"))
+        wait_until(lambda: model.server.requests)
+        runner.close()
+        with pytest.raises(TurnCancelled):
+            turn.result(WITHIN_S)
+    assert isinstance(read_episode(tmp_path).envelopes[-1].body, TurnFailed), "the trace has its end"
+
+
+def test_closing_the_runner_cancels_a_turn_of_the_same_event_loop(model: WordedModel, mode: Mode) -> None:
+    runner = model.runner(mode)
+
+    async def close() -> None:
+        while not model.server.requests:  # noqa: ASYNC110 - set by another thread
+            await anyio.sleep(0.001)
+        runner.close()
+
+    async def run() -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(close)
+            with pytest.raises(TurnCancelled):
+                await runner.run_turn_async(ask("wait"))
+
+    anyio.run(run)
 
 
 class Host:
