@@ -1,5 +1,6 @@
 """Turns that wait for a person: parked, and resumed by another process, whatever happens to either."""
 
+import contextlib
 import random
 import shutil
 import threading
@@ -190,6 +191,36 @@ def test_questions_can_be_answered_one_after_the_other(tmp_path: Path) -> None:
     with ScriptedLlmServer(calls) as server, Runner(llm=server.settings) as each:
         settled = [call.settlement for call in each.fork(trace).tool_calls]
     assert settled == ["returned", "denied", "returned"], "a fork gets the last answer to each question"
+
+
+@pytest.mark.parametrize("same_runner", [True, False])
+def test_a_turn_after_a_resume_leaves_the_other_parked_turns_of_the_trace(
+    tmp_path: Path, same_runner: bool
+) -> None:
+    def model(request: LlmRequest) -> LlmReply:
+        asks = request.messages[-1]["content"] == "Look."
+        return tool_calls_reply(("box.look", {})) if asks else text_reply("done")
+
+    trace, rule = tmp_path / "turn.jsonl", ToolRule(tools=("box.*",), verdict="ask")
+    with ScriptedLlmServer(model) as server, contextlib.ExitStack() as open_:
+        how: dict[str, Any] = {
+            "llm": server.settings,
+            "servers": {"box": FunctionTools({"look": lambda: "dust"})},
+            "tool_policy": ToolPolicy(rules=(rule,), parking=True),
+        }
+        each = open_.enter_context(Runner(trace=trace, **how))
+        for _ in range(3):
+            with pytest.raises(ApprovalPending):
+                each.run_turn("Look.")
+        if not same_runner:
+            each.close()
+            each = open_.enter_context(Runner(**how))
+        for turn in (1, 2):
+            parked = parked_turns(trace)[0]
+            each.resume(trace, [question.approve() for question in parked.questions], turn=turn)
+            assert each.turn == turn
+            assert each.run_turn("Hello.").turn == each.turn == 3 + turn
+        assert [left.turn for left in parked_turns(trace)] == [3]
 
 
 def test_resume_refuses_what_is_no_decision(tmp_path: Path, llm: ScriptedLlmServer) -> None:

@@ -427,7 +427,7 @@ class EpisodeMemory:
     """
 
     def __init__(self) -> None:
-        self.turn = 0
+        self.turn = self._highest = 0
         self.connections: Mapping[m.ServerName, Settled] = {}
         here_and_in_children(self._make_lock)
 
@@ -435,10 +435,16 @@ class EpisodeMemory:
         self._lock = threading.Lock()
 
     def start(self, number: int | None) -> int:
-        """Begin a turn and return its number. `None`: the last turn's plus 1."""
+        """Begin a turn and return its number. `None`: the highest number so far plus 1."""
         with self._lock:
-            self.turn = self.turn + 1 if number is None else number
+            self.turn = self._highest + 1 if number is None else number
+            self._highest = max(self._highest, self.turn)
             return self.turn
+
+    def skip(self, number: int) -> None:
+        """Give none of the numbers up to `number` to a later turn: the trace has turns with these numbers."""
+        with self._lock:
+            self._highest = max(self._highest, number)
 
     def learn(self, connections: Mapping[m.ServerName, Settled]) -> None:
         """Replace the connection states of these servers."""

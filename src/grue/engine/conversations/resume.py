@@ -123,7 +123,9 @@ def resumed_turn(
         with under_way.resuming:
             settings.wiring.recorder.settle()
             writer.flush()
-            part = chosen(read_turns(asked.trace), asked.turn, asked.trace)
+            parts = read_turns(asked.trace)
+            part = chosen(parts, asked.turn, asked.trace)
+            memory.skip(max(parts))
             under_way.require_ended(part.run.turn)
             running.enter_context(under_way.running(part.run.turn))
         where = part.resumption(asked.trace)
