@@ -209,11 +209,13 @@ class Asking:
         self.unreported = before + most_usage(len(body), per_token, limit, self._price)
         reply = await self._posted(body, streamed, permit)
         self.unreported = before
-        if isinstance(reply, Fault) and reply.received:
-            # Providers bill the part of a broken reply that has arrived. Estimate its tokens: a reply states
-            # its usage only at its end.
+        if isinstance(reply, Fault) and (reply.received or reply.usage.input_tokens):
+            # Providers bill the part of a broken reply that has arrived. If the reply does not state its
+            # usage, which stands at its end, estimate the tokens.
             tokens = math.ceil(reply.received / per_token)
-            lost = most_usage(len(body), per_token, tokens, self._price)
+            estimate = most_usage(len(body), per_token, tokens, self._price)
+            stated = with_cost(reply.usage, None, self._price)
+            lost = stated if stated.input_tokens else estimate
             self._lost, self.unreported = self._lost + lost, before + lost
         if shown:
             for part, text in self._thoughts.flush():
@@ -270,6 +272,8 @@ class Asking:
                 if isinstance(answer, Answered) and answer.first_chunk_s is not None:
                     facts = replace(facts, first_chunk_s=answer.first_chunk_s)
                 reply = replace(reply, prompt_tokens=reply.usage.input_tokens, usage=usage, facts=facts)
+            elif isinstance(answer, Answered):
+                reply = replace(reply, received=answer.received)
             outcome = request_outcome(answer, reply)
             if self._room is not None:
                 self._room.read(self._endpoint.settings.model, outcome)

@@ -430,13 +430,27 @@ async def test_an_endless_reply_that_is_not_streamed_is_asked_for_again_once_too
     assert "max_tokens" in failed.failure.remedy
 
 
-async def test_what_a_reply_that_broke_off_has_cost_counts_with_the_next_one() -> None:
-    broken = replace(text_reply("one two three four five six seven"), then="drop", after=0.7)
+STATED = b'data: {"choices":[{"delta":{},"finish_reason":"error"}],"usage":{"prompt_tokens":90}}\n\n'
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        replace(text_reply("one two three four five six seven"), then="drop", after=0.7),
+        replace(text_reply("one two three four five six seven"), amid="error"),
+        LlmReply(headers={"Content-Type": "text/event-stream"}, body=STATED),
+    ],
+    ids=["cut off", "ended by an error", "ended with its usage"],
+)
+async def test_what_a_reply_that_broke_off_has_cost_counts_with_the_next_one(broken: LlmReply) -> None:
     with ScriptedLlmServer([broken, text_reply("ok")]) as server:
-        async with desk(LlmEndpoint(settings_for(server.base_url))) as agent:
+        retry = RetryPolicy(initial_delay_s=0.0)
+        async with desk(LlmEndpoint(settings_for(server.base_url, retry=retry))) as agent:
             reply = await agent.reply(stream=True)
     assert reply.content == "ok"
-    assert (reply.usage.input_tokens, reply.usage.output_tokens) > (10, 5)
+    assert reply.usage.input_tokens > 10
+    if broken.body == STATED:
+        assert reply.usage.input_tokens == 100
 
 
 async def test_marked_thoughts_are_streamed_as_reasoning() -> None:

@@ -293,6 +293,7 @@ class Fault(Struct, frozen=True, kw_only=True):
         reason: `None`: it follows from `kind` and `status`.
         retry_after_s: The wait that the endpoint asked for, in a header or in its text.
         received: Characters of a streamed reply that had arrived before the failure. They are billed.
+        usage: What the broken reply has cost, if the endpoint says so.
         used_up: Whether the time limit of the whole request (`RetryPolicy.timeout_s`) has passed.
         remedy: What the user can do; empty for the usual advice for this reason.
     """
@@ -303,6 +304,7 @@ class Fault(Struct, frozen=True, kw_only=True):
     reason: FailureReason | None = None
     retry_after_s: float | None = None
     received: int = 0
+    usage: m.Usage = m.Usage()
     used_up: bool = False
     remedy: str = ""
 

@@ -196,7 +196,8 @@ def as_it_ended(reply: Reply) -> Reply | Fault:
     """
     reason = (reply.finish_reason or "").strip().lower()
     if reason in _BROKEN:
-        return Fault(kind="unavailable", status=200, message=f"the reply broke off: {reason}")
+        words = f"the reply broke off: {reason}"
+        return Fault(kind="unavailable", status=200, message=words, usage=reply.usage)
     if reply.refusal:
         return replace(reply, tool_calls=())
     if not reason or reason in _WHOLE or not (reply.tool_calls or _STOPPED.search(reason)):

@@ -469,6 +469,7 @@ class Answered(Struct, frozen=True):
         retry_after_s: The delay that the endpoint asks for before the next request.
         cost_usd: What the completion has cost, if a header of the reply says so (LiteLLM's proxy sends one).
         first_chunk_s: For a streamed reply, the time from the request to its first event.
+        received: Characters of text in a streamed reply.
         location: Target of a redirect. Redirects are not followed, since that would send the key elsewhere.
     """
 
@@ -477,6 +478,7 @@ class Answered(Struct, frozen=True):
     retry_after_s: float | None = None
     cost_usd: float | None = None
     first_chunk_s: float | None = None
+    received: int = 0
     location: str | None = None
 
 
@@ -600,7 +602,7 @@ async def _received(
     first_chunk_s = None if incoming.first_event_at is None else incoming.first_event_at - begun
     if body is None:
         return Fault(kind="unavailable", message="the stream ended before the reply did")
-    return _answered(reply, body, first_chunk_s)
+    return _answered(reply, body, first_chunk_s, incoming.said)
 
 
 async def refusal(reply: HttpReply) -> Answered:
@@ -669,7 +671,7 @@ def _cost(header: str | None) -> float | None:
         return None
 
 
-def _answered(reply: HttpReply, body: bytes, first_chunk_s: float | None) -> Answered:
+def _answered(reply: HttpReply, body: bytes, first_chunk_s: float | None, received: int = 0) -> Answered:
     headers = reply.headers
     return Answered(
         status=reply.status,
@@ -677,6 +679,7 @@ def _answered(reply: HttpReply, body: bytes, first_chunk_s: float | None) -> Ans
         retry_after_s=asked_wait(headers, time.time()) if reply.status >= 400 else None,
         cost_usd=_cost(headers.get(_COST_HEADER)),
         first_chunk_s=first_chunk_s,
+        received=received,
         location=headers.get("location"),
     )
 
@@ -684,7 +687,8 @@ def _answered(reply: HttpReply, body: bytes, first_chunk_s: float | None) -> Ans
 class _Incoming:
     """A reply while it arrives. It counts as a stream if events arrive, whatever its content type is.
 
-    `named`: the content type is `text/event-stream`. `first_event_at` is on the event loop's clock.
+    `named`: the content type is `text/event-stream`. `first_event_at` is on the event loop's clock. `said`:
+    characters of text so far.
     """
 
     def __init__(self, streamed: Streamed | None, *, named: bool) -> None:
@@ -695,6 +699,7 @@ class _Incoming:
         self._events = 0
         self._plain = bytearray()
         self.first_event_at: float | None = None
+        self.said = 0
 
     @property
     def finished(self) -> bool:
@@ -730,6 +735,7 @@ class _Incoming:
             # Show text that arrived before a fault, too. If the request is retried, a `TextDelta` with
             # `restart` tells observers to discard it.
             for delta in _joined(deltas):
+                self.said += len(delta.text)
                 self.streamed.show(delta)
 
     async def body(self) -> bytes | None:
