@@ -42,12 +42,16 @@ class Commands(TyperGroup):
     """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command. For a word in `_MEANT`, the error says what to write instead."""
+        """Find the command. For a word in `_MEANT`, the error says what to write instead.
+
+        In a group such as `grue trace`, only commands of this group can be meant.
+        """
         try:
             return super().resolve_command(ctx, args)
         except _UsageError as error:
-            if args[0] in _MEANT:
-                vars(error)["message"] = f"No such command '{args[0]}'. Write: {GRUE} {_MEANT[args[0]]}"
+            meant = _MEANT.get(args[0], "")
+            if meant and (ctx.parent is None or meant.startswith(f"{ctx.info_name} ")):
+                vars(error)["message"] = f"No such command '{args[0]}'. Write: {GRUE} {meant}"
             raise
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
