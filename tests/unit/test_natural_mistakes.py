@@ -173,6 +173,10 @@ def request(**wrong: Any) -> TurnRequest[Any]:
             lambda: FailurePolicy(first_connect="ignore"),
             "first_connect is one of raise, disable, not 'ignore'",
         ),
+        (
+            lambda: ServerOptions(roots=("/srv",)),
+            "roots[0] is '/srv'; it must be a URI that begins with file",
+        ),
         (lambda: ServerOptions(include="read"), "ServerOptions: include: Expected `array | null`"),
         (lambda: stdio(env={"PORT": 8000}), "StdioServer: env[...]: Expected `str`, got `int`"),
         (lambda: http(headers={"A": 1}), "HttpServer: headers[...]: Expected `str`, got `int`"),

@@ -157,6 +157,12 @@ class ServerOptions(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
             only=[name for name in self.__struct_fields__ if name != "start"],
             above_0=("call_timeout_s", "startup_timeout_s"),
         )
+        for number, root in enumerate(self.roots or ()):
+            if not root.startswith("file:///"):
+                raise MCPConfigError(
+                    f"ServerOptions: roots[{number}] is {shown(root)}; it must be a URI that begins with file:///."
+                    ' For a folder: Path("docs").resolve().as_uri()'
+                )
         if self.start is None or self.start in get_args(StartWhen):
             return
         if self.start in get_args(StartAhead):
