@@ -215,7 +215,10 @@ class Link:
             asked = self._abilities.elicit(request)
             if not inspect.isawaitable(asked):
                 raise TypeError("elicit= wants a coroutine function: write async def")
-            return await asked
+            answer = await asked
+            if not isinstance(answer, dict | Declined):
+                raise TypeError(f"elicit= returns a dict or Declined(reason), not {type(answer).__name__}")
+            return answer
         except KeyboardInterrupt as error:
             self._interrupt = error
             for scope in self._waiting:

@@ -161,9 +161,17 @@ def _is_no_coroutine_function(request: ElicitationRequest) -> Any:
     return {"name": "Ada"}
 
 
+async def _returns_nothing(request: ElicitationRequest) -> Any:
+    return None
+
+
 @pytest.mark.parametrize(
     ("elicit", "words"),
-    [(_tells_a_secret, "no route to postgres:"), (_is_no_coroutine_function, "wants a coroutine function")],
+    [
+        (_tells_a_secret, "no route to postgres:"),
+        (_is_no_coroutine_function, "wants a coroutine function"),
+        (_returns_nothing, "returns a dict or Declined(reason), not NoneType"),
+    ],
 )
 def test_why_an_elicit_callback_failed_is_told_to_the_trace_and_not_to_the_server(
     tmp_path: Path, elicit: Any, words: str
