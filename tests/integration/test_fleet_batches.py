@@ -11,6 +11,7 @@ import waiting_batch
 from waiting_batch import batching, counting, noting, settings
 
 from grue import Runner, TurnRequest
+from grue.errors import FleetError
 from grue.fleet import Fleet
 from grue.fleet.batches import REPLIES
 from grue.fleet.broker import FleetBudget
@@ -18,7 +19,7 @@ from grue.fleet.driver import Finished
 from grue.fleet.fleet import FleetOptions
 from grue.fleet.work import Episode
 from grue.protocol.turn.prices import Price
-from grue.testing.llm_server import ScriptedLlmServer
+from grue.testing.llm_server import LlmReply, ScriptedLlmServer, error_reply
 
 TURNS = 2
 
@@ -125,6 +126,18 @@ def test_a_fleet_that_was_stopped_goes_on_with_what_waits(tmp_path: Path) -> Non
     assert len(llm.requests) == 12
 
 
+def test_a_fleet_can_be_stopped_while_its_provider_is_down(tmp_path: Path) -> None:
+    def down(method: str, path: str, times: int) -> LlmReply:
+        (tmp_path / "fleet" / "stop").touch()
+        return error_reply(503, "down")
+
+    options = FleetOptions(batching=batching(tmp_path, patience_s=30))
+    with ScriptedLlmServer(counting) as llm:
+        llm.batches.faults.in_place = down
+        made = Fleet(tmp_path / "fleet", workers=2, options=options)
+        assert made.map(work(tmp_path), cases(llm, tmp_path, 1)).reason == "stopped"
+
+
 def test_a_budget_holds_and_what_it_has_paid_for_is_sent(tmp_path: Path) -> None:
     with ScriptedLlmServer(counting) as llm:
         for requests in (2, 5):
@@ -142,9 +155,6 @@ def test_a_budget_is_of_the_price_of_batches(tmp_path: Path) -> None:
 
 
 def test_a_provider_that_takes_no_batch_ends_the_run(tmp_path: Path) -> None:
-    from grue.errors import FleetError
-    from grue.testing.llm_server import error_reply
-
     with ScriptedLlmServer(counting) as llm:
         llm.batches.faults.in_place = lambda method, path, times: error_reply(
             401, "Incorrect API key provided"

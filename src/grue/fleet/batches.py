@@ -13,12 +13,14 @@ make the same requests in each attempt; otherwise the episode has failed.
     DIR/batches/MODEL/         the requests of all episodes, see `transports/llm/batch_folder.py`
 """
 
+import asyncio
 import contextlib
 import hashlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,6 +36,7 @@ from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.formats import FORMATS, WireName
 from grue.protocol.chat_wire.profile import shown_endpoint
 from grue.runtime.files import LineFile, read_regular
+from grue.runtime.loops.interrupts import Interruptible, WorkInterrupted
 from grue.transports.llm.batch_desk import BatchDesk, BatchRefused
 from grue.transports.llm.batch_folder import BatchFolder, BatchManifest
 from grue.transports.llm.endpoint import (
@@ -47,6 +50,8 @@ from grue.transports.llm.exchange import Answered, RequestOutcome, WantedRequest
 
 REQUESTS, REPLIES, BATCHES = "requests.jsonl", "replies.jsonl", "batches"
 T = TypeVar("T")
+
+_LOOK_S = 0.2
 
 
 class _AskedOnFile(Struct, frozen=True, kw_only=True):
@@ -203,11 +208,12 @@ class FleetBatches:
             keys[item] = each.key
         self._waiting[episode.name] = (episode, keys)
 
-    def step(self, *, send: bool) -> list[str]:
+    def step(self, *, send: bool, stopped: Callable[[], bool] = lambda: False) -> list[str]:
         """Ask the providers for replies. Return the ids of the episodes that have all their replies now.
 
         Nothing is asked or sent until the next poll is due. With `send`, the waiting requests are sent too:
         the driver does this only when it has nothing else to do, so that each batch is as large as possible.
+        When `stopped` returns `True`, a provider that does not answer is waited for no longer.
 
         Raises:
             FleetError: A provider accepts no batch, or could not be reached for a long time.
@@ -216,7 +222,7 @@ class FleetBatches:
         if not self._waiting or not (send or now >= self._look_at):
             return []
         if now >= self._look_at:
-            settled = anyio.run(self._send_and_look, send)
+            settled = anyio.run(_until, stopped, partial(self._send_and_look, send))
             self._delay_s = self._batching.first_look_s if settled else self._delay_s * 1.5
             self._delay_s = min(self._delay_s, self._batching.look_every_s)
             self._look_at = time.monotonic() + self._delay_s
@@ -273,6 +279,23 @@ class FleetBatches:
             files = BatchFolder(place, manifest, form, most_items=self._batching.most_items)
             self._files[name] = files, LlmEndpoint(settings)
         return self._files[name]
+
+
+async def _until(stopped: Callable[[], bool], function: Callable[[], Awaitable[list[str]]]) -> list[str]:
+    """Return what `function` returns. When `stopped` returns `True`, cancel it and return an empty list."""
+    work, loop = Interruptible(), asyncio.get_running_loop()
+
+    def look() -> None:
+        if stopped():
+            work.interrupt()
+        else:
+            loop.call_later(_LOOK_S, look)
+
+    look()
+    try:
+        return await work.run(function)
+    except WorkInterrupted:
+        return []
 
 
 def _lines(path: Path, kind: type[T]) -> list[T]:

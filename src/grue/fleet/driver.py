@@ -42,7 +42,7 @@ from grue.fleet.sweep import Keep
 from grue.fleet.work import KnownWork, forget_cached
 from grue.policies import Batching
 from grue.protocol.turn.prices import Price
-from grue.runtime.loops.interrupts import defer_interrupts, raise_deferred
+from grue.runtime.loops.interrupts import defer_interrupts, is_deferred, raise_deferred
 
 ATTEMPTS = 3
 SAME_FAILURES = 20
@@ -218,7 +218,7 @@ class Driver:
         """Queue each episode whose replies have arrived. With `send`, also send the requests that wait."""
         if self._batches is None or self._stop is not None:
             return
-        for id_ in self._batches.step(send=send):
+        for id_ in self._batches.step(send=send, stopped=lambda: is_deferred() or self._is_stopped()):
             self._again.append(self._waiting.pop(id_))
         self.tally.waiting = len(self._waiting)
 
@@ -325,10 +325,13 @@ class Driver:
                 self._ended(*self._engine.ended.get_nowait())
         except queue.Empty:
             pass
-        if self._stop is None and (self._folder.path / STOP).exists():
+        if self._stop is None and self._is_stopped():
             self._end("stopped")
         self._require_folder()
         self._watch(self.tally, self._playing())
+
+    def _is_stopped(self) -> bool:
+        return (self._folder.path / STOP).exists()
 
     def _playing(self) -> dict[str, float]:
         """Return the id and the time of submission of each episode that is being played.

@@ -257,14 +257,24 @@ def raise_deferred() -> None:
         raise KeyboardInterrupt
 
 
+def is_deferred() -> bool:
+    """Return whether there is a Ctrl-C that `defer_interrupts` has deferred, and that nothing has raised."""
+    return _with_presses() is not None
+
+
 def _take_deferred() -> bool:
     """Return whether a Ctrl-C was deferred, and subtract it from the count."""
-    handler = signal.getsignal(signal.SIGINT)
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if not (in_main_thread and isinstance(handler, _PressCounter) and handler.deferred):
+    handler = _with_presses()
+    if handler is None:
         return False
     handler.deferred -= 1
     return True
+
+
+def _with_presses() -> _PressCounter | None:
+    handler = signal.getsignal(signal.SIGINT)
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    return handler if in_main_thread and isinstance(handler, _PressCounter) and handler.deferred else None
 
 
 @contextlib.contextmanager
