@@ -148,7 +148,7 @@ class SavedConversation(Struct):
     history: History
     learned: Learned | None = None
     mark: TurnMark | None = None
-    recorded: tuple[TurnRecorded, ...] = ()
+    recorded: list[TurnRecorded] = []
     lines: tuple[Line, ...] = ()
     cut_short: bool = False
     size: int = 0
@@ -163,7 +163,7 @@ class SavedConversation(Struct):
             case TurnMark():
                 self.mark = None if line.state == "over" else line
             case TurnRecorded():
-                self.recorded = (*self.recorded, line)
+                self.recorded.append(line)
             case m.Said() | m.AssistantReply() if self.restored < self.header.entries:
                 self.restored += 1
                 history.restore(line)

@@ -115,9 +115,11 @@ class EarlierResults:
             kept = self._kept.get(call_id)
         if kept is not None:
             return kept[1]
-        for trace in dict.fromkeys(each.trace for each in reversed(self._turns)):
-            turns = {(each.turn, each.conversation) for each in self._turns if each.trace == trace}
-            found = _in_trace(Path(trace), turns, call_id)
+        turns: dict[str, set[tuple[int, m.ConversationId]]] = {}
+        for each in reversed(self._turns):
+            turns.setdefault(each.trace, set()).add((each.turn, each.conversation))
+        for trace, ours in turns.items():
+            found = _in_trace(Path(trace), ours, call_id)
             if found is not None:
                 return found
         return None

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from growth import assert_linear
 
 from grue.engine.conversations.conversation_file import (
     FORMAT,
@@ -13,6 +14,7 @@ from grue.engine.conversations.conversation_file import (
     Dropped,
     FileHeader,
     Learned,
+    TurnRecorded,
     read_conversation,
 )
 from grue.errors import ConversationError
@@ -69,6 +71,14 @@ def test_entries_that_were_counted_before_are_not_counted_again(tmp_path: Path) 
     history = read_conversation(path).history
     assert history.ledger is not None
     assert (history.ledger.length, len(history.entries), history.call_ids) == (9, 1, {"old"})
+
+
+def test_a_conversation_with_many_recorded_turns_is_read_in_linear_time() -> None:
+    def text(turns: int) -> bytes:
+        lines = (HEADER, *(TurnRecorded(turn, "t") for turn in range(turns)))
+        return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+
+    assert_linear(lambda text: read_conversation(Path("the text"), text), 16_000, text)
 
 
 def test_a_last_line_that_is_cut_short_is_left_out_and_then_taken_away(tmp_path: Path) -> None:

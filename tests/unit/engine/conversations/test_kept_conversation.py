@@ -6,7 +6,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from grue.engine.conversations.kept_conversation import KeptConversation, TurnPast, given_conversation
+from grue.engine.conversations.conversation_file import TurnRecorded
+from grue.engine.conversations.kept_conversation import (
+    EarlierResults,
+    KeptConversation,
+    TurnPast,
+    given_conversation,
+)
 from grue.engine.wiring import EndpointActors, Wiring, wire
 from grue.errors import ConversationBusy, ConversationError, MCPError
 from grue.messages import (
@@ -222,3 +228,21 @@ def test_a_history_that_cannot_be_used_is_refused() -> None:
     call = ToolCall(call_id=CallId("x"), name="a.b", arguments="{}")
     given = [AssistantReply(tool_calls=(call,)), ToolMessage(CallId("x"), "1")]
     assert given_conversation("turn-1", "s", given).history.call_ids == {"x"}
+
+
+class CountedText(str):
+    """Counts how often such texts are compared."""
+
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        CountedText.compared += 1
+        return super().__eq__(other)
+
+
+def test_a_result_is_looked_for_in_many_traces_without_comparing_each_with_each(tmp_path: Path) -> None:
+    traces = [CountedText(tmp_path / f"{turn}") for turn in range(100)]
+    results = EarlierResults(TurnRecorded(turn, trace) for turn, trace in enumerate(traces))
+    assert results.find(CallId("c")) is None
+    assert CountedText.compared < len(traces)
