@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from commands import bodies, faulty, grue, server_pids, write_servers
 
+from grue.cli.app import app
+from grue.errors import GameError
+from grue.hosts.zork.games.house import HouseGame
 from grue.testing.llm_server import ScriptedLlmServer, error_reply, text_reply
 
 WITHOUT_MCP = """
@@ -282,3 +285,18 @@ def test_an_unreadable_trace_is_said_to_be_one(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     says(grue("trace", "show", "notes.txt", cwd=tmp_path), 1, "is not a grue trace")
     says(grue("trace", "show", "nowhere", cwd=tmp_path), 1, "nowhere")
+
+
+def test_a_game_that_breaks_is_a_failure_and_no_wrong_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(self: HouseGame, command: str) -> None:
+        raise GameError("The interpreter died.")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(HouseGame, "step", broken)
+    with pytest.raises(SystemExit) as ended:
+        app(["play", "--offline", "--no-mcp", "--quiet", "--run-dir", "run"])
+    assert ended.value.code == 1
+    assert "grue: The interpreter died." in capsys.readouterr().err
+    assert json.loads((tmp_path / "run" / "result.json").read_bytes())["reason"] == "failed"

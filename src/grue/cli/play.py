@@ -19,7 +19,7 @@ from grue.cli.saying import GRUE, say, shown_argument, shown_path
 from grue.config.mcp_servers import missing_servers
 from grue.config.settings import GameConfiguration
 from grue.engine.approval import ask_at_terminal
-from grue.errors import MCPConfigError, TraceError
+from grue.errors import GameError, MCPConfigError, MCPError, TraceError
 from grue.hosts.zork.bundled import BUNDLED_NAME, bundled_server
 from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.games.catalogue import open_game
@@ -105,10 +105,14 @@ def _played(
             say(f"grue: {change.text}.", err=True)
     try:
         orchestrator.play_episode()
-    except BaseException:
+    except BaseException as error:
         # Write the result file also after an error. If that fails, raise the first error all the same.
         with suppress(TraceError):
             _finish(orchestrator, folder, view, options)
+        if isinstance(
+            error, GameError
+        ):  # the game broke in the middle; a `GameError` means that none was begun
+            raise MCPError(str(error)) from error
         raise
     return _finish(orchestrator, folder, view, options)
 
