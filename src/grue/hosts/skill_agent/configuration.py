@@ -11,6 +11,7 @@ from grue import LlmSettings, ShellTool, ToolPolicy
 from grue.config.documents import YamlDocument
 from grue.config.yaml_tables import ModelTable, ServersTable, model_of, policy_of, servers_of
 from grue.errors import MCPConfigError
+from grue.field_checks import check_settings
 from grue.hosting import LlmEndpoint, ToolServer, read_yaml
 from grue.hosts.skill_agent.mcp_manager import OnConnectFailure
 from grue.hosts.skill_agent.registry import AGENT
@@ -20,6 +21,19 @@ OnStepFailure: TypeAlias = Literal["continue", "stop", "retry"]
 SHELL = "shell"
 """The server name of the tool that runs commands: `shell.run`."""
 
+_CHECKED = (
+    "task",
+    "mcp_enabled",
+    "tool_call_timeout_s",
+    "on_connect_failure",
+    "reconnect",
+    "limits",
+    "on_step_failure",
+    "retries",
+    "policy",
+    "restrict_tools",
+    "instructions",
+)
 _TAKEN = "the name is taken by the agent's own actions"
 _Count = Annotated[int, Meta(ge=1)]
 _Above0 = Annotated[float, Meta(gt=0)]
@@ -46,6 +60,9 @@ class RunLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tokens: _Count | None = None
     cost_usd: _Above0 | None = None
     result_chars: Annotated[int, Meta(ge=200)] = 20_000
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
 
 class AgentConfig(Struct, kw_only=True):
@@ -98,6 +115,9 @@ class AgentConfig(Struct, kw_only=True):
     path: Path | None = None
 
     def __post_init__(self) -> None:
+        check_settings(self, only=_CHECKED, above_0=("tool_call_timeout_s",))
+        self.workspace = Path(self.workspace)
+        self.skills = None if self.skills is None else Path(self.skills)
         if AGENT in self.servers:
             raise MCPConfigError(f"AgentConfig: servers.{AGENT}: {_TAKEN}.")
 

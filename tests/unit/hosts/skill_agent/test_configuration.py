@@ -1,15 +1,17 @@
 """`agent.yaml`: S's example, every setting, and errors that name line and key."""
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import boxes
 import pytest
 from skill_runs import act, call, finish, run
 
-from grue import ShellTool, StdioServer, ToolPolicy, ToolRule
+from grue import LlmSettings, ShellTool, StdioServer, ToolPolicy, ToolRule
 from grue.errors import MCPConfigError
-from grue.hosts.skill_agent import load_config
+from grue.hosts.skill_agent import AgentConfig, RunLimits, load_config
 
 DOCUMENT = """\
 mcp:
@@ -176,3 +178,25 @@ def test_commands_of_the_agent_and_what_they_start_stay_in_their_box(tmp_path: P
 def test_a_shell_that_cannot_be_used_is_an_error_with_its_key(tmp_path: Path, shell: str, said: str) -> None:
     with pytest.raises(MCPConfigError, match=said):
         load_config(write(tmp_path, f"model: {{name: m}}\n{shell}\n"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"limits": {"max_turns": 3}}, "limits= wants RunLimits(...), not dict"),
+        ({"policy": None}, "policy= wants ToolPolicy(...)"),
+        ({"on_step_failure": "abort"}, "on_step_failure is one of continue, stop, retry, not 'abort'"),
+        ({"retries": "2"}, "retries: Expected `int`, got `str`"),
+        ({"tool_call_timeout_s": 0}, "tool_call_timeout_s is 0; it must be a finite number above 0"),
+    ],
+)
+def test_a_setting_made_in_python_is_checked_too(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(MCPConfigError, match=re.escape(f"AgentConfig: {said}")):
+        AgentConfig(llm=LlmSettings(model="m"), **settings)
+    with pytest.raises(MCPConfigError, match="RunLimits: max_turns: Expected `int` >= 1"):
+        RunLimits(max_turns=0)
+
+
+def test_folders_may_be_texts(tmp_path: Path) -> None:
+    config = AgentConfig(llm=LlmSettings(model="m"), workspace=str(tmp_path), skills="skills")  # type: ignore[arg-type]
+    assert (config.workspace, config.skills) == (tmp_path, Path("skills"))
