@@ -435,7 +435,10 @@ class ConfinedThread(Generic[Started]):
 
 
 def _thread_of_the_system() -> str:
-    return os.readlink("/proc/thread-self")  # noqa: PTH115
+    try:
+        return os.readlink("/proc/thread-self")  # noqa: PTH115
+    except OSError as error:
+        raise SandboxError("A box needs /proc, which is not mounted here.") from error
 
 
 def _lower(pid: int, which: int, value: int) -> None:

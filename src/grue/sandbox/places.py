@@ -163,6 +163,8 @@ def real_path(path: str) -> str:
         return os.path.realpath(path)
     try:
         found = os.readlink(f"/proc/self/fd/{place}")  # noqa: PTH115
+    except OSError:  # /proc is not mounted
+        return os.path.realpath(path)
     finally:
         os.close(place)
     return os.path.realpath(path) if found[0] != "/" or found.endswith(" (deleted)") else found

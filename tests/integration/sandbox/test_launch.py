@@ -459,6 +459,17 @@ def test_greenlets_are_refused_before_the_box_closes_around_the_host(monkeypatch
 
 
 @boxes.needs_boxes
+def test_without_proc_a_box_says_that_it_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_mounted(path: str) -> str:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+    monkeypatch.setattr(os, "readlink", not_mounted)
+    monkeypatch.setattr(os.path, "realpath", os.path.abspath)
+    with assert_nothing_left(), pytest.raises(SpawnError, match="A box needs /proc, which is not mounted"):
+        boxes.run(Sandbox(), "true")
+
+
+@boxes.needs_boxes
 def test_nobody_else_may_look_into_a_scratch_folder() -> None:
     started = launch.boxed(Sandbox(), program="/bin/true", args=(), env=dict(os.environ), cwd="/")
     before = os.umask(0)
