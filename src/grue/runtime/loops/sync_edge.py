@@ -121,8 +121,11 @@ def start_thread(thread: threading.Thread) -> None:
     """Start a thread.
 
     Raises:
-        MCPError: The system has no threads or no memory left. The system's error is the `__cause__`.
+        MCPError: The system has no threads or no memory left; the system's error is the `__cause__`. Or the
+            interpreter is shutting down: Python 3.11 would then wait for ever for the new thread.
     """
+    if sys.is_finalizing():
+        raise MCPError("No thread could be started: Python is shutting down. Functions of atexit still can.")
     try:
         thread.start()
     except (RuntimeError, MemoryError) as error:

@@ -13,6 +13,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from grue.errors import MCPError
 from grue.runtime.loops import sync_edge
 from grue.runtime.loops.sync_edge import BlockingInsideEventLoopWarning, run_blocking
 
@@ -192,6 +193,14 @@ def test_several_threads_may_call_at_once() -> None:
     for thread in threads:
         thread.join(60)
     assert found == [42] * 4
+
+
+def test_no_thread_is_awaited_while_the_interpreter_shuts_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    thread = threading.Thread(target=print)
+    monkeypatch.setattr(sys, "is_finalizing", lambda: True)
+    with pytest.raises(MCPError, match="Python is shutting down"):
+        sync_edge.start_thread(thread)
+    assert thread.ident is None
 
 
 def test_it_works_without_a_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
