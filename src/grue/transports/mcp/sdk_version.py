@@ -4,6 +4,7 @@ import contextlib
 import functools
 import re
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from grue.errors import MissingDependencyError
@@ -14,10 +15,14 @@ def require_mcp() -> None:
     """Check that the MCP SDK is installed and new enough, without importing it.
 
     Raises:
-        MissingDependencyError: The SDK is missing or too old. The text has the command that installs it.
+        MissingDependencyError: The SDK is missing or too old; the text has the command that installs it.
+            Or a file called `mcp.py` hides it.
 
     Source: R14.4
     """
+    found = PathFinder.find_spec("mcp")
+    if found is not None and found.submodule_search_locations is None:
+        raise MissingDependencyError(f"{found.origin} hides the package mcp. Give the file another name.")
     version = _version_by_folder() or _version_by_metadata()
     if not version:
         raise MissingDependencyError(

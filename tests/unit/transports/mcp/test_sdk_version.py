@@ -52,6 +52,15 @@ def test_places_that_cannot_be_looked_at_are_passed_over(
     require_mcp()
 
 
+def test_a_file_of_the_program_that_hides_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mcp.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(MissingDependencyError, match=f"{tmp_path}/mcp.py hides the package mcp"):
+        require_mcp()
+
+
 def test_r14_4_without_it_the_error_has_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [])
     with pytest.raises(importlib.metadata.PackageNotFoundError):
