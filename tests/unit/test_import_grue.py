@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -123,3 +124,18 @@ def test_the_patterns_of_refusals_and_marks_are_compiled_when_they_are_needed() 
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=150, check=True
     )
     assert done.stdout.split() == ["0", "True"]
+
+
+def test_a_name_whose_module_cannot_be_imported_is_not_said_to_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a file `httpx.py` in the folder of a program: it lacks what grue takes from the package."""
+    (tmp_path / "front.py").write_text(
+        "from grue.runtime.lazy_names import lazy_names\n"
+        "__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)\n"
+    )
+    (tmp_path / "front.pyi").write_text("from no_home import Name as Name\n")
+    (tmp_path / "no_home.py").write_text("import sys\nsys.no_such_thing\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ImportError, match="cannot import no_home: module 'sys' has no attribute"):
+        exec("from front import Name", {})

@@ -24,7 +24,10 @@ def lazy_names(module: str, file: str) -> tuple[object, object, list[str]]:
             # an ImportError without our hint. Elsewhere `hasattr` needs an AttributeError.
             importing = sys._getframe(1).f_code.co_name == "_handle_fromlist"  # noqa: SLF001 - the only way to tell
             raise ImportError(text, name=module) if importing and elsewhere else AttributeError(text)
-        home = importlib.import_module(homes[name])
+        try:
+            home = importlib.import_module(homes[name])
+        except AttributeError as error:  # Python would say that grue has no such name
+            raise ImportError(f"cannot import {homes[name]}: {error}", name=module) from error
         value = getattr(home, name, None) or importlib.import_module(f"{home.__name__}.{name}")
         setattr(sys.modules[module], name, value)
         return value
