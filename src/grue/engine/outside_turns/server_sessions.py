@@ -222,19 +222,22 @@ class ServerSessions:
     ) -> tuple[m.JsonObject, ...]:
         """Send a listing request, such as `resources/list`, page by page; return the items of all pages.
 
-        The listing ends also when a cursor is repeated, and after 100 pages. Raises `ValueError` if the
-        method's results have no pages.
+        The listing ends also when a cursor is repeated, and after 100 pages. A page that a server repeats for
+        the cursor of its last page counts once. Raises `ValueError` if the method's results have no pages.
         """
         member = _PAGED.get(method)
         if member is None:
             raise ValueError(f"{method!r} has no pages. Requests with pages: {', '.join(_PAGED)}.")
         items: list[m.JsonObject] = []
         seen: set[str] = set()
+        before: object = None
         for _ in range(_MAX_PAGES):
             page = await self.request(server, method, params, timeout_s)
-            listed = page.get(member)
+            listed, cursor = page.get(member), page.get("nextCursor")
+            if isinstance(cursor, str) and cursor in seen and listed == before:
+                break
+            before = listed
             items += [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
-            cursor = page.get("nextCursor")
             if not isinstance(cursor, str) or cursor in seen:
                 break
             seen.add(cursor)

@@ -70,7 +70,8 @@ async def read_pages(
 ) -> ListedTools:
     """Read all pages of a listing. After a repeated cursor or `max_pages` pages, return what was read.
 
-    The errors of `ask` are not caught. What is left out is reported by `bad_tool` notices.
+    The errors of `ask` are not caught. What is left out is reported by `bad_tool` notices. A page that a
+    server repeats for the cursor of its last page, such as an empty one, is not reported.
 
     Raises:
         ValueError: A page has no list of tools at all.
@@ -83,8 +84,9 @@ async def read_pages(
     private = False
     for _ in range(max_pages):
         page = await ask({} if cursor is None else {"cursor": cursor})
+        before = len(tools)
         for tool in read_tools(page, server, notify):
-            if tools.setdefault(tool.tool, tool) is not tool:
+            if tools.setdefault(tool.tool, tool) != tool:
                 notify("bad_tool", f"{tool.tool}: listed twice, the first one counts")
         as_tasks.update(_only_as_tasks(page))
         stated = _ttl_s(page)
@@ -95,7 +97,8 @@ async def read_pages(
         if not isinstance(following, str):
             break
         if following in cursors:
-            notify("bad_tool", f"the listing repeats the cursor {following!r}")
+            if following != cursor or len(tools) > before:
+                notify("bad_tool", f"the listing repeats the cursor {following!r}")
             break
         cursors.add(following)
         cursor = following

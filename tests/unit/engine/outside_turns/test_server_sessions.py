@@ -79,8 +79,9 @@ async def test_all_pages_are_read_in_one_session_with_the_other_parameters() -> 
 @pytest.mark.parametrize(
     ("page", "items"),
     [
-        ({"prompts": [{}], "nextCursor": "same"}, 2),
-        ({"prompts": "none", "nextCursor": 7}, 0),
+        ({"prompts": [{}], "nextCursor": "same"}, 1),
+        ({"prompts": [{}, {}], "nextCursor": ""}, 2),
+        ({"prompts": "none", "nextCursor": [7]}, 0),
         ({}, 0),
     ],
 )

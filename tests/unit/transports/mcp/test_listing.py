@@ -123,3 +123,19 @@ def test_how_long_a_listing_holds_is_the_shortest_time_that_a_page_states(
 
     listed = asyncio.run(read_pages(ask, SERVER, 10, lambda _kind, _text: None))
     assert (listed.ttl_s, listed.private) == (ttl_s, private)
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_a_server_that_repeats_its_only_page_lists_its_tools_once_and_without_a_notice(other: bool) -> None:
+    """As servers do that write an empty cursor on their last page."""
+    pages = [{"tools": [GOOD], "nextCursor": ""}] * 2
+    if other:
+        pages[1] = {"tools": [GOOD | {"description": "other"}], "nextCursor": ""}
+    faults: list[str] = []
+
+    async def ask(params: JsonObject) -> JsonObject:
+        return pages[len(params)]
+
+    listed = asyncio.run(read_pages(ask, SERVER, 10, lambda _kind, text: faults.append(text)))
+    assert [tool.tool for tool in listed.tools] == ["a.b"]
+    assert faults == (["a.b: listed twice, the first one counts"] if other else [])
