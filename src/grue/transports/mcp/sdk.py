@@ -413,7 +413,8 @@ class Link:
         self._notify("log", f"{params.level}: {text}")
 
     async def _progress(self, progress: float, total: float | None, message: str | None) -> None:
-        share = f"{progress:g}" if total is None else f"{progress:g}/{total:g}"
+        # Many servers count bytes: show all digits, and not 1.23457e+06.
+        share = f"{progress:.15g}" if total is None else f"{progress:.15g}/{total:.15g}"
         self._notify("progress", f"{share} {message}" if message else share)
 
 
