@@ -209,6 +209,8 @@ def play(
     from grue.cli.play_options import PlayOptions
 
     take_interrupts()
+    _refuse_both("--no-mcp", "--mcp-config", both=no_mcp and mcp_config is not None)
+    _refuse_both("--quiet", "--json", both=quiet and as_json)
     if resume is not None:
         _refuse_beside_resume(context)
     options = PlayOptions(
@@ -232,6 +234,11 @@ def play(
         output="quiet" if quiet else "json" if as_json else "live",
     )
     return play_episode(options).succeeded
+
+
+def _refuse_both(first: str, second: str, *, both: bool) -> None:
+    if both:
+        raise MCPConfigError(f"{first} and {second} contradict each other: remove one of them.")
 
 
 _WITH_RESUME = (
@@ -481,6 +488,7 @@ def chat(
     from grue.cli.chat.program import chat as run_chat
 
     take_interrupts()
+    _refuse_both("--no-mcp", "--mcp-config", both=no_mcp and mcp_config is not None)
     if resume is not None:
         _refuse_beside_resume(context)
     options = ChatOptions(
@@ -579,6 +587,7 @@ def run(
     from grue.cli.run import STATUSES, RunOptions, run_task
 
     take_interrupts()
+    _refuse_both("--quiet", "--json", both=quiet and as_json)
     if resume is not None:
         _refuse_beside_resume(context)
     if agent is not None and task is None and not agent.endswith((".yaml", ".yml")):

@@ -94,6 +94,21 @@ def test_a_configuration_that_cannot_be_used_exits_with_two(run: CliRunner) -> N
     assert "grue: The file of MCP servers nowhere.json was not found." in refused.output
 
 
+@pytest.mark.parametrize("command", ["play", "chat"])
+def test_servers_and_none_are_not_asked_for_together(run: CliRunner, command: str) -> None:
+    refused = run.invoke(app, [command, "--offline", "--no-mcp", "--mcp-config", "nowhere.json"])
+    assert refused.exit_code == 2
+    assert "grue: --no-mcp and --mcp-config contradict each other: remove one of them." in refused.output
+
+
+@pytest.mark.parametrize("command", ["play", "run"])
+def test_a_program_that_wants_json_gets_no_text_in_its_place(run: CliRunner, command: str) -> None:
+    refused = run.invoke(app, [command, "--offline", "--json", "--quiet"])
+    assert refused.exit_code == 2
+    assert "grue: --quiet and --json contradict each other: remove one of them." in refused.output
+    assert not list(Path().iterdir())
+
+
 def test_debugging_shows_where_an_error_came_from(run: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRUE_DEBUG", "1")
     assert "Traceback" in run.invoke(app, ["play", "--offline", "--game", "chess"]).output
