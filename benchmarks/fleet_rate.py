@@ -79,7 +79,7 @@ def measured(seconds: float) -> Section:
         ],
         {
             "requests that arrived": str(len(arrived)),
-            "requests in the ledger": str(spent),
+            "requests that the ledger has counted": str(spent),
             "seconds from the first to the last": f"{lasted:.1f}",
             "answers 429": str(sum(status == 429 for _, status in arrived)),
         },

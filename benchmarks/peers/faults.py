@@ -73,8 +73,8 @@ FAULTS = [
     Fault("daemon", "the server leaves a daemon (double fork, setsid)", ("--daemon",)),
     Fault("stderr", "the server writes 10 MB to stderr", ("--flood-stderr", "10000000")),
     Fault("noise", "the server writes 50 lines of garbage before each answer", ("--noise", "50")),
-    Fault("utf8", "its answer is not UTF-8", ("--invalid-utf8",)),
-    Fault("huge", "its answer has 20 MB", ("--huge-result", "20000000")),
+    Fault("utf8", "the server's answer is not UTF-8", ("--invalid-utf8",)),
+    Fault("huge", "the server's answer has 20 MB", ("--huge-result", "20000000")),
     Fault("wrong-id", "the server answers with an id that no request has", ("--wrong-id",)),
     Fault(
         "closes", "the server closes its output in the call, and keeps running", ("--close-stdout-at", "call")

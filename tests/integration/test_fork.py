@@ -320,7 +320,7 @@ def read_only() -> str:
 
 
 def _results(each: Runner, trace: Path) -> list[Any]:
-    """Return the results of a fork's calls; none if it left the record."""
+    """Return the results of a fork's calls; none if it no longer follows the record."""
     try:
         return [call.result.content for call in each.fork(trace).tool_calls]
     except ForkMissed:

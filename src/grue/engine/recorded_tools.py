@@ -284,8 +284,8 @@ class ForkSettings(Struct, frozen=True, kw_only=True):
         """Return the error for a call or a question that has no recorded answer; `what` describes it."""
         more = " Or have somebody at the terminal to ask." if self.misses == "ask" else ""
         return ForkMissed(
-            f"The fork of {self.where} left the record: {what}, and the record has no answer to that."
-            " Nothing was called. If the effects of the call are wanted, fork it with --misses call"
+            f"The fork of {self.where} no longer follows the record: {what}, and the record has no answer "
+            "to that. Nothing was called. If the effects of the call are wanted, fork it with --misses call"
             f' (in Python misses="call").{more}'
         )
 
