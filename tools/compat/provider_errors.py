@@ -51,13 +51,14 @@ them. For {right} of them grue does what the test data says is right. The test d
 `tests/unit/protocol/chat_wire/provider_errors.jsonl`, which has each error in full;
 `python tools/compat/provider_errors.py` writes this page from it.
 
-`reason` is the word in `LLMError.reason`. The last column says whether grue sends the request again:
+`reason` is the word in `LLMError.reason`; with status 500 it is `overloaded`, unless the endpoint's error
+code or text has a reason that grue knows. The last column says whether grue sends the request again:
 
 - *no*: the completion fails at once.
 - *after N s*: grue waits for the time that the reply names in a header or in its text.
 - *with backoff*: grue waits 1, 2, 4, … seconds, as `RetryPolicy` says.
-- *at once, changed*: grue omits the field that the endpoint refuses, or streams, or uses another wire
-  format.
+- *at once, changed*: grue omits the field that the endpoint refuses, puts a line of text in place of images,
+  streams, or uses another wire format.
 
 If the reply asks for a wait of more than ten minutes (`RetryPolicy.max_asked_delay_s`), grue does not wait:
 the completion fails, and `LLMError.retry_after_s` says how long the wait would be.
