@@ -497,21 +497,22 @@ def test_the_command(tmp_path: Path, server: ScriptedLlmServer, recorded: Path) 
     (tmp_path / "door.json").write_text(json.dumps({"seen": "a troll"}))
     done = grue(
         "fork", str(recorded), "--model", "other", "--system", "system.txt", "--set", "llm.temperature=0.5",
-        "--set", "max_tool_iterations=5", "--tool-result", "b1=door.json", "--run-dir", "forked",
+        "--set", "max_tool_iterations=5", "--tool-result", "b1=door.json", "--run-dir", "my fork",
         cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "After 3" in done.stdout
-    assert "trace diff" in done.stderr
+    assert f"trace diff {recorded} 'my fork'\n" in done.stderr
+    assert f"trace html {recorded} 'my fork' --open" in done.stderr
     request = server.requests[0]
     assert (request.body["model"], request.body["temperature"]) == ("other", 0.5)
     assert "troll" in request.messages[-1]["content"]
-    compared = grue("trace", "diff", str(recorded), "forked", cwd=tmp_path)
+    compared = grue("trace", "diff", str(recorded), "my fork", cwd=tmp_path)
     assert "differ from turn 1 on" in compared.stdout
     assert "another system text" in compared.stdout
-    shown = grue("trace", "show", "forked", cwd=tmp_path)
+    shown = grue("trace", "show", "my fork", cwd=tmp_path)
     assert "a fork of turn 1 of a" in shown.stdout
-    page = grue("trace", "html", str(recorded), "forked", "--out", "page.html", cwd=tmp_path)
+    page = grue("trace", "html", str(recorded), "my fork", "--out", "page.html", cwd=tmp_path)
     assert "differ from turn 1 on" in page.stdout
     nowhere = grue("fork", str(recorded), "--run-dir", f"{recorded}/x", cwd=tmp_path)
     assert f"grue: Cannot create the run folder {recorded}/x: Not a directory." in nowhere.stderr

@@ -8,7 +8,7 @@ from msgspec import Struct
 from grue.cli.fleet_progress import FleetProgress
 from grue.cli.fork import Change, ForkOptions, change_of, refuse_script
 from grue.cli.runs import RUNS
-from grue.cli.saying import GRUE, say, shown_path
+from grue.cli.saying import GRUE, say, shown_argument
 from grue.config.wiring import model_for
 from grue.engine.fork import changed_turn, read_run
 from grue.errors import FleetError
@@ -69,8 +69,7 @@ def fork_fleet(options: FleetForkOptions) -> bool:
     view.end(finished.tally)
     tally = finished.tally
     say(f"{finished.reason}: {tally.done:,} of {tally.total:,} episodes are done; {tally.failed:,} failed.")
-    shown = shown_path(place)
-    say(f"To compare: {GRUE} fleet compare {shown}:fork=recorded :fork=changed")
+    say(f"To compare: {GRUE} fleet compare {shown_argument(place)}:fork=recorded :fork=changed")
     return finished.reason == "finished" and not tally.given_up and not tally.unpaid
 
 

@@ -114,7 +114,7 @@ def fork_turn(options: ForkOptions) -> None:
     else:
         say_json(outcome.response)
     calls = counted(len(outcome.tool_calls), "tool call")
-    mine, yours = shown_path(options.trace), shown_path(folder)
+    mine, yours = shown_argument(options.trace), shown_argument(folder)
     kind = f"{outcome.kind} ({printable(outcome.reason)})" if outcome.reason else outcome.kind
     say(f"\n{kind}; {counted(outcome.requests, 'request')}, {calls}, {llm.model}", err=True)
     say(f"To compare: {GRUE} trace diff {mine} {yours}", err=True)

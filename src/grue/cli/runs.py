@@ -89,7 +89,7 @@ def _of_fleet(folder: Path) -> str:
     fleets = [each for each in (folder, *sorted(folder.iterdir())) if holds(each, MANIFEST)]
     if not fleets:
         return ""
-    place = shown_path(fleets[0])
+    place = shown_argument(fleets[0])
     return (
         f" {place} is a fleet: {GRUE} fleet table {place} and {GRUE} fleet failures {place} list its"
         f" episodes, and {GRUE} fleet show {place} ID names the trace of one."
