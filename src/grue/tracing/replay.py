@@ -44,6 +44,7 @@ from grue.protocol.turn.connection import (
     ConnectRequested,
     ConnectSucceeded,
     Disabled,
+    IllegalConnectionEvent,
     Proven,
     ReportDisabled,
     ReportStartupFailure,
@@ -495,7 +496,7 @@ class _Session:
         if isinstance(first, m.McpDisabled) and not first.newly:
             # The host itself has disabled the server. No other message records the reason.
             self._connection, at_s = Disabled(first.reason), 0.0
-        order: ConnectionCommand | None = self._step(ConnectRequested(command.policy, at_s))
+        order: ConnectionCommand | None = self._step(ConnectRequested(command.policy, at_s), cause)
         while isinstance(order, Attempt):
             order = self._attempt(order, cause)
         match order:
@@ -520,14 +521,14 @@ class _Session:
         recorded = self._sent[0]
         match recorded.body:
             case m.ConnectFailed() as failed:
-                order = self._step(AttemptFailed(failed.failure))
+                order = self._step(AttemptFailed(failed.failure), cause)
                 then = {Attempt: "retry", ReportStartupFailure: "raise"}.get(type(order), "disable")
                 self._expect(replace(failed, attempt=attempt.number, then=then), cause)
                 return order
             case m.SessionOpened() as opened:
                 self._connected = True
                 self._expect(replace(opened, attempt=attempt.number), cause)
-                return self._step(ConnectSucceeded())
+                return self._step(ConnectSucceeded(), cause)
             case _:
                 reason = f"connect attempt {attempt.number} should follow here, but it is not in the trace"
                 raise _Diverged(self._turn.unexpected(recorded, reason, after=cause))
@@ -589,8 +590,13 @@ class _Session:
         self._sent.popleft()
         self.compared += 1
 
-    def _step(self, event: ConnectRequested | ConnectSucceeded | AttemptFailed) -> ConnectionCommand:
-        self._connection, order = connection_step(self._connection, event)
+    def _step(
+        self, event: ConnectRequested | ConnectSucceeded | AttemptFailed, cause: EpisodeEnvelope
+    ) -> ConnectionCommand:
+        try:
+            self._connection, order = connection_step(self._connection, event)
+        except IllegalConnectionEvent as error:
+            raise _Diverged(self._turn.unexpected(cause, str(error))) from error
         return order
 
 

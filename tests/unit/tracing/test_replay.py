@@ -165,6 +165,16 @@ def test_an_event_that_the_machine_does_not_take_is_told(tmp_path: Path) -> None
     assert any("nobody's" in line for line in divergence.lines("recorded", "replayed"))
 
 
+def test_a_session_that_is_opened_again_while_it_opens_is_told(tmp_path: Path) -> None:
+    """As in a trace of forks of one turn that ran at the same time: their messages are not told apart."""
+    envelopes = scene("tools", tmp_path)
+    place = place_of(envelopes, OpenSession)
+    again = msgspec.structs.replace(envelopes[place], seq=place_of(envelopes, SessionOpened) + 1)
+    divergence = first(replay([*envelopes[: place + 1], again]))
+    assert divergence.left is again
+    assert "ConnectRequested in state Connecting" in divergence.reason
+
+
 @pytest.mark.made_up_trace
 def test_an_event_from_before_its_turn_began_is_told(tmp_path: Path) -> None:
     envelopes = scene("deadline", tmp_path)
